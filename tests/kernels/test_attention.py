@@ -10,7 +10,7 @@ from torch import Tensor
 from orca.kernels.contract.reference import ContextRow, attend_reference
 from orca.kernels.device import kernels_of
 from orca.kernels.plain import PlainKernels
-from support.kernels.attention_steps import HEADS, STEPS, random_step, sight_of
+from support.kernels.attention_steps import HEADS, STEPS, random_step, view_of
 from support.kernels.gpu import GpuKernels
 from support.pairs import covered
 
@@ -36,7 +36,7 @@ def ragged(
     window: int | None = None,
 ) -> Any:
     _, lines, block_tokens, head_dim = cache.shape
-    seen = sight_of(tables, kv_of_query, head_dim, cache.dtype, block_tokens, kv_heads=lines // 2, window=window)
+    seen = view_of(tables, kv_of_query, head_dim, cache.dtype, block_tokens, kv_heads=lines // 2, window=window)
     return KINDS[kind].attention(rows, seen)
 
 

@@ -21,7 +21,7 @@ from orca.kernels.cpu.product.panel import HEAD_DIM, PANELS, THREADS, panel_of
 from orca.kernels.cpu.product.product import PackedWeight
 from orca.kernels.cpu.product.tile import Tile, tile_of
 from orca.kernels.cpu.team import intrinsics
-from orca.kernels.cpu.team.team import Rows, recorded, vary
+from orca.kernels.cpu.team.team import RowCount, bind_rows, record_calls
 from orca.kernels.device import kernels_of
 from orca.kernels.plain import PlainKernels
 from support.kernels.torch_threads import computing_threads
@@ -124,7 +124,7 @@ def test_products_of_a_recording_on_as_many_rows_as_it_is_told(inputs: int, tile
     norm = NormParameters(some(inputs, dtype=dtype, seed=4), 1e-5, some(inputs, dtype=dtype, seed=5))
     panels = PackedWeight(some(96, inputs, dtype=dtype) / inputs**0.5, some(96, dtype=dtype, seed=1), tile=used)
     gated = PackedWeight(some(96, inputs, dtype=dtype) / inputs**0.5, is_gated=True, tile=used)
-    rows, x, added = Rows(600), some(600, inputs, dtype=dtype, seed=2), torch.zeros(600, 96, dtype=dtype)
+    rows, x, added = RowCount(600), some(600, inputs, dtype=dtype, seed=2), torch.zeros(600, 96, dtype=dtype)
     slots, cache = torch.arange(600).flip(0), torch.zeros(40, 2, 16, 16, dtype=dtype)
 
     def products(x: Tensor, added: Tensor, slots: Tensor, cache: Tensor) -> list[Tensor]:
@@ -133,18 +133,18 @@ def test_products_of_a_recording_on_as_many_rows_as_it_is_told(inputs: int, tile
         active = panels.product(x, norm, Activation.GELU)
         return [kept, active, gated.gated_product(x), panels.float32_product(x, norm)]
 
-    with recorded() as recording:
-        vary(rows, x, added, slots)
+    with record_calls() as recording:
+        bind_rows(rows, x, added, slots)
         made = products(x, added, slots, cache)
-    for rows.now in (600, 1, 257, 14, 0):
+    for rows.current in (600, 1, 257, 14, 0):
         for each in (*made, added, cache):
             each.zero_()
         recording.run()
         alone = [torch.zeros_like(each) for each in (added, cache)]
-        expected = products(x[: rows.now], alone[0][: rows.now], slots[: rows.now], alone[1])
+        expected = products(x[: rows.current], alone[0][: rows.current], slots[: rows.current], alone[1])
         for each, other in zip(made, expected, strict=True):
-            assert torch.equal(each[: rows.now], other)
-            assert not each[rows.now :].any()
+            assert torch.equal(each[: rows.current], other)
+            assert not each[rows.current :].any()
         assert all(torch.equal(each, other) for each, other in zip((added, cache), alone, strict=True))
 
 
@@ -253,7 +253,6 @@ _ON_HASWELL = """
 import torch
 from orca.kernels.device import kernels_of
 from orca.kernels.cpu.product.product import PackedWeight
-from orca.kernels.cpu.team.team import Rows, recorded, vary
 from orca.kernels.plain import PlainKernels
 from orca.kernels.contract.reference import NormParameters
 

@@ -16,7 +16,7 @@ from orca.kernels.device import kernels_of
 from orca.kernels.gpu.attention import SPLIT
 from orca.kernels.gpu.kernels import TritonKernels
 from orca.kernels.gpu.recording import GraphInputs, GraphRecorder
-from support.kernels.attention_steps import random_step, sight_of
+from support.kernels.attention_steps import random_step, view_of
 from support.kernels.gpu import DEVICE
 
 CPU = torch.device("cpu")
@@ -79,7 +79,7 @@ def test_a_recording_computes_the_step_that_it_is_told_of(
     there_qkv, there_cache = qkv.to(device), cache.to(device)
     size = RecordingSize(len(rows), None)
     inputs = recorder.inputs(size, lines, slots=len(cache) * BLOCK_TOKENS, block_tokens=BLOCK_TOKENS)
-    attention = inputs.attention(sight_of(lines.tables, HEADS, 12, torch.float32, BLOCK_TOKENS, window=window))
+    attention = inputs.attention(view_of(lines.tables, HEADS, 12, torch.float32, BLOCK_TOKENS, window=window))
 
     def compute() -> tuple[Tensor | None, ...]:
         inputs.build([there_qkv])
@@ -127,8 +127,8 @@ def test_a_recording_on_a_cpu_computes_steps_with_chunks_of_any_size(window: int
     _, cache, _, tables = random_step(contexts, 4, 2, 12, torch.float32, BLOCK_TOKENS)
     lines = lines_of(tables.clone(), CPU)
     inputs = recorder.inputs(RecordingSize(200, 16), lines, slots=len(cache) * BLOCK_TOKENS, block_tokens=BLOCK_TOKENS)
-    sight = sight_of(lines.tables, HEADS, 12, torch.float32, BLOCK_TOKENS, window=window)
-    attention, wanted_only = inputs.attention(sight), inputs.attention(sight, wanted_only=True)
+    view = view_of(lines.tables, HEADS, 12, torch.float32, BLOCK_TOKENS, window=window)
+    attention, wanted_only = inputs.attention(view), inputs.attention(view, wanted_only=True)
     qkv = torch.zeros(200, 8, 12)
     kernels = kernels_of(CPU)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from orca.core.domain.request import SamplingParams
-from orca.kernels.contract.sampling_lines import IN_PROMPT, Integer, LineSettings, SamplingLines
-from orca.kernels.contract.sampling_reference import Drawn, changed, sample_reference, uniform
+from orca.kernels.contract.sampling_lines import IN_PROMPT, IntColumn, LineSettings, SamplingLines
+from orca.kernels.contract.sampling_reference import ReferenceDraw, adjusted_logits, sample_reference, uniform
 from orca.worker.stage.host_sampler import Draw, SamplingState, sample
 from orca.worker.stage.random_numbers import uniforms
 from orca.worker.stage.sampling import line_settings
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 PENALISED = LineSettings(frequency_penalty=0.5)
 
 
-def reference_row(logits: list[float], settings: LineSettings, index: int = 0) -> Drawn:
+def reference_row(logits: list[float], settings: LineSettings, index: int = 0) -> ReferenceDraw:
     state = SamplingLines(1, len(logits), CPU)
     state.put(0, settings)
     [row] = sample_reference(torch.tensor([logits]), torch.tensor([0]), torch.tensor([index]), state)
@@ -63,13 +63,13 @@ def test_the_reference_of_penalties() -> None:
     settings = LineSettings(repetition_penalty=2.0, presence_penalty=0.25, frequency_penalty=0.5)
     state = SamplingLines(1, 5, CPU)
     state.put(0, settings, prompt=(0, 1), output=(1, 2, 2))
-    values = changed(torch.tensor([4.0, -4.0, 4.0, 4.0, -4.0]), 0, 3, state)
+    values = adjusted_logits(torch.tensor([4.0, -4.0, 4.0, 4.0, -4.0]), 0, 3, state)
     assert values.tolist() == [2.0, -8.0 - 0.25 - 0.5, 2.0 - 0.25 - 1.0, 4.0, -4.0]
 
 
 def test_a_row_allows_what_rounding_could_have_drawn_and_nothing_else() -> None:
     cumulated = torch.tensor([0.3, 0.5, 0.5, 1.0], dtype=torch.float64)
-    row = Drawn(1, 0.0, 0.30001, cumulated > 0, cumulated, 1.0)
+    row = ReferenceDraw(1, 0.0, 0.30001, cumulated > 0, cumulated, 1.0)
     assert [row.allows(token, 1e-4) for token in range(4)] == [True, True, False, False]
     assert [row.allows(token, 1e-6) for token in range(4)] == [False, True, False, False]
 
@@ -81,7 +81,7 @@ def test_random_numbers_are_those_of_the_stage() -> None:
 
 def test_a_table_that_grows_keeps_its_lines_and_says_that_it_moved() -> None:
     state = lines_of(every_case(), 40, CPU)
-    names = ("numbers", "integers", "bias_tokens", "bias", "masked", "fed")
+    names = ("numbers", "integers", "bias_tokens", "bias", "masked", "last_tokens")
     before, generation = {name: getattr(state, name).clone() for name in names}, state.generation
     state.grow(100)
     assert state.generation > generation
@@ -136,7 +136,7 @@ def test_more_penalised_lines_than_there_were_rows_for_keep_their_counts() -> No
         state.put(line, PENALISED, prompt=(line,), output=(49,))
     assert state.generation > generation
     assert len(state.counts) > 40 > rows
-    held = (state.integers[:, Integer.COUNT_ROW] - 1).tolist()
+    held = (state.integers[:, IntColumn.COUNT_ROW] - 1).tolist()
     assert len(set(held)) == 40
     for line, row in enumerate(held):
         assert state.counts[row].nonzero().flatten().tolist() == [line, 49]

@@ -17,7 +17,7 @@ import torch
 from numba import carray
 
 from orca.kernels.cpu.team import code, team
-from orca.kernels.cpu.team.intrinsics import elements, join, real, take
+from orca.kernels.cpu.team.intrinsics import float_argument, next_task, pointer, thread_number
 from orca.kernels.cpu.team.team import Kernel
 from support.kernels.torch_threads import computing_threads
 
@@ -25,22 +25,22 @@ from support.kernels.torch_threads import computing_threads
 def _sign_tasks(args: Any) -> None:
     """Each task is signed by the thread that took it; none is taken before `most` threads have joined, or some time."""
     tasks, most = args[4], args[5]
-    signed = carray(elements(args[2], np.int64), (tasks,))
-    joined = carray(elements(args[3], np.int64), (most,))
-    number = join(args)
+    signed = carray(pointer(args[2], np.int64), (tasks,))
+    joined = carray(pointer(args[3], np.int64), (most,))
+    number = thread_number(args)
     joined[number] += 1
     for _ in range(10_000_000_000):
         if joined.sum() == most:
             break
-    task = take(args)
+    task = next_task(args)
     while task < tasks:
         signed[task] += 1 + number
-        task = take(args)
+        task = next_task(args)
 
 
 def _halve(args: Any) -> None:
-    if take(args) == 0:
-        carray(elements(args[2], np.float64), (1,))[0] = real(args[3]) / 2
+    if next_task(args) == 0:
+        carray(pointer(args[2], np.float64), (1,))[0] = float_argument(args[3]) / 2
 
 
 @pytest.fixture
@@ -94,22 +94,22 @@ def test_a_single_task_wakes_no_thread() -> None:
 
 
 def test_threads_that_need_a_kernel_at_once_have_it_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = []
-    made = team.compiled
+    compile_body = []
+    made = team.compile_body
 
     def made_late(name: str, body: Any) -> Any:
         """Long after the other threads came."""
-        compiled.append(name)
+        compile_body.append(name)
         sleep(0.05)
         return made(name, body)
 
     team.compile_launches()
-    monkeypatch.setattr(team, "compiled", made_late)
+    monkeypatch.setattr(team, "compile_body", made_late)
     kernel, halves = Kernel("halve", _halve), torch.zeros(4, dtype=torch.float64)
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda place: kernel(1, halves[place].data_ptr(), 1.0), range(4)))
     assert halves.tolist() == [0.5] * 4
-    assert len(compiled) == 1
+    assert len(compile_body) == 1
 
 
 def test_a_cut_file_of_an_earlier_process_costs_a_compilation_and_no_more(
@@ -139,7 +139,7 @@ from torch import float32
 from orca.kernels.cpu.team import code
 from orca.kernels.cpu.product.tile import Tile
 from orca.kernels.cpu.product.vector_product import kernel
-code.TURN_SECONDS_MAX = 200.0  # however slow this machine is
+code.LOCK_SECONDS_MAX = 200.0  # however slow this machine is
 kernel(float32, float32, Tile(lanes=4, rows=1, pairs=False)).compile()
 print(code.has_compiled())
 """
@@ -163,7 +163,7 @@ def test_a_process_that_hangs_with_a_kernel_is_not_waited_for_for_ever(monkeypat
     assert kept_in is not None
     place = kept_in / "halve"
     place.mkdir()
-    monkeypatch.setattr(code, "TURN_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(code, "LOCK_SECONDS_MAX", 0.2)
     hung = os.open(place, os.O_RDONLY)
     fcntl.flock(hung, fcntl.LOCK_EX)
     begun = monotonic()

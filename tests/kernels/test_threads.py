@@ -16,7 +16,7 @@ from numba import carray
 
 from orca.kernels.cpu.team import team as team_module
 from orca.kernels.cpu.team import threads
-from orca.kernels.cpu.team.intrinsics import elements, join, take
+from orca.kernels.cpu.team.intrinsics import next_task, pointer, thread_number
 from orca.kernels.cpu.team.team import Kernel, Team
 from support.kernels.torch_threads import computing_threads
 
@@ -26,13 +26,13 @@ THREADS = 4
 def _count_tasks(args: Any) -> None:
     """Each task and each thread is counted where its number is."""
     tasks, most = args[4], args[5]
-    done = carray(elements(args[2], np.int64), (tasks,))
-    joined = carray(elements(args[3], np.int64), (most,))
-    joined[join(args)] += 1
-    task = take(args)
+    done = carray(pointer(args[2], np.int64), (tasks,))
+    joined = carray(pointer(args[3], np.int64), (most,))
+    joined[thread_number(args)] += 1
+    task = next_task(args)
     while task < tasks:
         done[task] += 1
-        task = take(args)
+        task = next_task(args)
 
 
 COUNT = Kernel("count", _count_tasks)
@@ -78,7 +78,7 @@ def test_each_task_is_done_once_call_after_call() -> None:
 
 
 def test_a_call_is_done_though_no_helper_comes(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "_attend", lambda _state: None)
+    monkeypatch.setattr(team, "_run_helper", lambda _state: None)
     assert counted(1000) == ([1] * 1000, [1, 0, 0, 0])
 
 

@@ -14,8 +14,8 @@ from orca.kernels.contract.reference import NormParameters
 from orca.kernels.cpu.product.product import PackedWeight
 from orca.kernels.cpu.team import team as team_module
 from orca.kernels.cpu.team import threads as thread_kernels
-from orca.kernels.cpu.team.intrinsics import elements, take
-from orca.kernels.cpu.team.team import Kernel, Rows, deferred, new_empty, recorded, vary
+from orca.kernels.cpu.team.intrinsics import next_task, pointer
+from orca.kernels.cpu.team.team import Kernel, RowCount, bind_rows, deferred, new_empty, record_calls
 from orca.kernels.device import kernels_of
 from support.kernels.torch_threads import computing_threads
 
@@ -23,11 +23,11 @@ from support.kernels.torch_threads import computing_threads
 def _append(args: Any) -> None:
     """numbers[0], of elements, times ten and a digit, in each element."""
     size, digit = args[3], args[4]
-    numbers = carray(elements(args[2], np.int64), (size,))
-    place = take(args)
+    numbers = carray(pointer(args[2], np.int64), (size,))
+    place = next_task(args)
     while place < size:
         numbers[place] = 10 * numbers[place] + digit
-        place = take(args)
+        place = next_task(args)
 
 
 APPEND = Kernel("append", _append)
@@ -121,7 +121,7 @@ def test_what_one_kernel_returns_is_read_by_the_next_though_nobody_holds_it() ->
 def test_a_recording_runs_when_it_is_told_to_with_what_is_in_the_memory_by_then() -> None:
     kernels, x, norm = kernels_of(torch.device("cpu")), torch.zeros(50, 64), NormParameters(torch.randn(64), 1e-5)
     panels = PackedWeight(torch.randn(128, 64), is_gated=True)
-    with recorded() as recording:
+    with record_calls() as recording:
         y = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
     for seed in range(3):
         x.copy_(torch.randn(50, 64, generator=torch.Generator().manual_seed(seed)))
@@ -134,28 +134,28 @@ def test_a_recording_runs_when_it_is_told_to_with_what_is_in_the_memory_by_then(
 @pytest.mark.usefixtures("threads")
 def test_a_recording_runs_on_as_many_rows_as_it_is_told() -> None:
     kernels, norm = kernels_of(torch.device("cpu")), NormParameters(torch.randn(64), 1e-5)
-    x, taken, rows, some = torch.randn(600, 64), torch.arange(600).flip(0), Rows(600), Rows(600)
+    x, taken, rows, some = torch.randn(600, 64), torch.arange(600).flip(0), RowCount(600), RowCount(600)
     panels, head = PackedWeight(torch.randn(128, 64), is_gated=True), PackedWeight(torch.randn(30, 64))
-    with recorded() as recording:
-        vary(rows, x)
-        vary(some, taken)
+    with record_calls() as recording:
+        bind_rows(rows, x)
+        bind_rows(some, taken)
         y = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
         logits = head.float32_product(kernels.take_rows(y, taken))
         largest = kernels.argmax(logits)
-    for rows.now, some.now in ((600, 600), (1, 1), (257, 13), (14, 300)):
+    for rows.current, some.current in ((600, 600), (1, 1), (257, 13), (14, 300)):
         for each in (y, logits):
             each[:] = torch.nan
         largest[:] = -1
-        taken[: some.now] = torch.randint(rows.now, (some.now,))
+        taken[: some.current] = torch.randint(rows.current, (some.current,))
         recording.run()
-        expected = kernels.gated_silu(panels.product(kernels.normalise(x[: rows.now], norm)))
-        assert torch.equal(y[: rows.now], expected)
-        of_these = head.float32_product(expected[taken[: some.now]])
-        assert torch.equal(logits[: some.now], of_these)
-        assert torch.equal(largest[: some.now], of_these.argmax(dim=1))
-        assert y[rows.now :].isnan().all()
-        assert logits[some.now :].isnan().all()
-        assert (largest[some.now :] == -1).all()
+        expected = kernels.gated_silu(panels.product(kernels.normalise(x[: rows.current], norm)))
+        assert torch.equal(y[: rows.current], expected)
+        of_these = head.float32_product(expected[taken[: some.current]])
+        assert torch.equal(logits[: some.current], of_these)
+        assert torch.equal(largest[: some.current], of_these.argmax(dim=1))
+        assert y[rows.current :].isnan().all()
+        assert logits[some.current :].isnan().all()
+        assert (largest[some.current :] == -1).all()
 
 
 def test_a_view_in_a_recording_whose_rows_vary_is_refused() -> None:
@@ -164,8 +164,8 @@ def test_a_view_in_a_recording_whose_rows_vary_is_refused() -> None:
     norm = NormParameters(torch.ones(64), 1e-5)
 
     def recorded_on(tensor: torch.Tensor) -> None:
-        with recorded():
-            vary(Rows(30), x)
+        with record_calls():
+            bind_rows(RowCount(30), x)
             kernels.normalise(tensor, norm)
 
     recorded_on(x)
@@ -174,18 +174,18 @@ def test_a_view_in_a_recording_whose_rows_vary_is_refused() -> None:
 
 
 def test_more_rows_than_there_is_memory_for_are_refused() -> None:
-    kernels, x, rows = kernels_of(torch.device("cpu")), torch.zeros(30, 64), Rows(30)
-    with recorded() as recording:
-        vary(rows, x)
+    kernels, x, rows = kernels_of(torch.device("cpu")), torch.zeros(30, 64), RowCount(30)
+    with record_calls() as recording:
+        bind_rows(rows, x)
         kernels.normalise(x, NormParameters(torch.ones(64), 1e-5))
-    rows.now = 31
+    rows.current = 31
     with pytest.raises(AssertionError):
         recording.run()
 
 
 def test_a_recording_does_not_run_by_itself() -> None:
     numbers = torch.zeros(1, dtype=torch.int64)
-    with recorded() as recording:
+    with record_calls() as recording:
         append(numbers, 1)
     assert numbers.tolist() == [0]
     recording.run()
@@ -205,12 +205,12 @@ def test_a_recording_may_run_on_two_threads_at_a_time() -> None:
     begun, told, ended = (torch.zeros(1, dtype=torch.int64) for _ in range(3))
     numbers = torch.zeros(100, dtype=torch.int64)
     with computing_threads(2):
-        with recorded() as recording:
+        with record_calls() as recording:
             JOIN(1, begun.data_ptr())
             WAIT(1, told.data_ptr())
             for _ in range(5):
                 JOIN(1, ended.data_ptr())
-        with recorded() as other:
+        with record_calls() as other:
             append(numbers, 1)
         callers = [Thread(target=recording.run) for _ in range(2)]
         for caller in callers:
@@ -227,7 +227,7 @@ def test_a_recording_may_run_on_two_threads_at_a_time() -> None:
 
 
 def test_a_recording_of_nothing_does_nothing() -> None:
-    with recorded() as recording:
+    with record_calls() as recording:
         pass
     recording.run()
 

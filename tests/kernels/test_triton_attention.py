@@ -12,9 +12,9 @@ from orca.kernels.contract.recording import RecordingSize, RequestLines, StepDes
 from orca.kernels.contract.reference import ContextRow, attend_reference
 from orca.kernels.gpu import attention as gpu_attention
 from orca.kernels.gpu.attention import SPLIT, WIDE_SPLIT, TritonAttention, parts_max, shape_of, split_of
-from orca.kernels.gpu.attention_item import PARTS_MAX, Item
+from orca.kernels.gpu.attention_item import PARTS_MAX, AttentionItem
 from orca.kernels.gpu.recording import GraphRecorder
-from support.kernels.attention_steps import random_step, sight_of
+from support.kernels.attention_steps import random_step, view_of
 from support.kernels.gpu import DEVICE
 
 # Contexts of one part and of several, cut and not, and one that ends where a part does; a short chunk of a long one.
@@ -25,15 +25,15 @@ def attention(
     rows: list[ContextRow], tables: Tensor, cache: Tensor, kv_of_query: list[int], window: int | None = None
 ) -> TritonAttention:
     _, lines, block_tokens, head_dim = cache.shape
-    seen = sight_of(
+    seen = view_of(
         tables.to(DEVICE), kv_of_query, head_dim, cache.dtype, block_tokens, kv_heads=lines // 2, window=window
     )
     return TritonAttention(rows, seen)
 
 
-def items_of(geometry: TritonAttention) -> list[Item]:
+def items_of(geometry: TritonAttention) -> list[AttentionItem]:
     many, *_ = geometry.items[0].tolist()
-    return [Item(*item) for item in geometry.items[1 : 1 + many].tolist()]
+    return [AttentionItem(*item) for item in geometry.items[1 : 1 + many].tolist()]
 
 
 @pytest.mark.sampled(1)
@@ -101,7 +101,7 @@ def test_items_made_on_the_device_are_those_made_on_the_host(window: int | None)
     ends = [1, SPLIT, SPLIT + 1, 70, PARTS_MAX.value * SPLIT, PARTS_MAX.value * SPLIT + 1, 3 * PARTS_MAX.value * SPLIT]
     rows = [ContextRow(place, 1, end - 1, line=place) for place, end in enumerate(ends)]
     tables = torch.zeros(len(rows), ends[-1] // 16, dtype=torch.int32, device=DEVICE)
-    seen = sight_of(tables, [0, 0, 1, 1], 16, torch.float32, 16, window=window)
+    seen = view_of(tables, [0, 0, 1, 1], 16, torch.float32, 16, window=window)
     there = torch.arange(len(rows), device=DEVICE)
     recorder = GraphRecorder(DEVICE)
     inputs = recorder.inputs(
@@ -114,7 +114,9 @@ def test_items_made_on_the_device_are_those_made_on_the_host(window: int | None)
     # Their parts have room for one token instead of a tile's, and behind them is a row of padding.
     room = shape_of(seen.dtype, seen.head_dim).narrow // 2
     own = [
-        Item(*item[:6]) if item.part < 0 else item._replace(part=item.part * room, first_part=item.first_part * room)
+        AttentionItem(*item[:6])
+        if item.part < 0
+        else item._replace(part=item.part * room, first_part=item.first_part * room)
         for item in items_of(made)[:-1]
     ]
     assert own == expected

@@ -44,8 +44,8 @@ def test_a_traced_step_has_a_node_for_each_launch_and_runs_again() -> None:
         graph = make_fx(part_of_a_layer)(*arguments(1))
         assert launches(list(graph.graph.nodes)) == [
             "add_normalise",
-            "turn_and_keep",
-            "keep",
+            "rotate_and_write_kv",
+            "write_kv",
             "activate_into",
             "activate_in_place",
             "normalise",
@@ -62,8 +62,8 @@ def test_operators_say_what_they_change() -> None:
     for name in (
         "add_normalise",
         "normalise",
-        "turn_and_keep",
-        "keep",
+        "rotate_and_write_kv",
+        "write_kv",
         "activate_into",
         "activate_in_place",
         "gate_silu",
@@ -73,8 +73,8 @@ def test_operators_say_what_they_change() -> None:
     assert changed == {
         "add_normalise": {"x", "normed"},
         "normalise": {"normed"},
-        "turn_and_keep": {"qkv", "cache"},
-        "keep": {"cache"},
+        "rotate_and_write_kv": {"qkv", "cache"},
+        "write_kv": {"cache"},
         "activate_into": {"out"},
         "activate_in_place": {"x"},
         "gate_silu": {"gated"},

@@ -100,7 +100,7 @@ def kept(logits: Tensor, cases: Sequence[SamplingParams]) -> tuple[Tensor, Tenso
     rows, vocab = logits.shape
     lines, indices = torch.arange(rows, dtype=torch.int32), torch.zeros(rows, dtype=torch.int64)
     given = (each.to(DEVICE) for each in (logits, lines, indices))
-    _, floors = sampling.weighed(*given, lines_of(cases, vocab, DEVICE).tables)
+    _, floors = sampling.weigh_and_cut(*given, lines_of(cases, vocab, DEVICE).tables)
     exact = sample_reference(logits, lines, indices, lines_of(cases, vocab, CPU))
     expected = torch.stack([one.kept for one in exact if one])
     assert min(one.edge for one in exact if one) > 1e-6  # no share is so near to top_p that rounding decides

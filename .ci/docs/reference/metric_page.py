@@ -4,7 +4,7 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
-from orca.gateway.metrics import Metrics as GatewayMetrics
+from orca.gateway.metrics import GatewayMetrics
 from orca.operator.metrics import OperatorMetrics
 from orca.scheduler.metrics import SchedulerMetrics
 from orca.scheduler.observer import SchedulerLoad

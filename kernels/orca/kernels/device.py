@@ -1,10 +1,10 @@
-"""The kernels of a device: what the layers of a model need beside matrix products, with all requests of a step in one
+"""The kernels of a device: all operations of a model's layers except matrix products, on the requests of a step in one
 flat tensor (selective batching, ORCA, section 3, S2).
 
-plain.py computes everything with PyTorch's own operations, on any device, and is what faster versions are tested
-against. Those of CPUs are in attention.py and rows.py; their matrix products, in product.py, are a
-layout of weights (worker/weights/linear.py). Those of GPUs are listed in kernels.py; they wait for their first run on a
-GPU (`python -m orca.bench.gpu`).
+plain.py computes everything with PyTorch's own operations, on any device; faster versions are tested against it. The
+kernels for CPUs are in cpu/; their matrix products (cpu/product/) are one of the layouts of a weight
+(worker/weights/linear.py). The kernels for GPUs are in gpu/; `python -m orca.bench.gpu` checks and times them on a
+GPU.
 """
 
 import logging
@@ -33,36 +33,38 @@ from orca.kernels.plain import PlainKernels
 log = logging.getLogger(__name__)
 
 CAPABILITY_MIN = (8, 0)
-"""Of a GPU: the first whose tensor cores multiply bfloat16 (Ampere)."""
+"""The lowest compute capability whose tensor cores multiply bfloat16 (Ampere)."""
 
 
 class Sampler(Protocol):
-    """Draws tokens where the logits are, for requests whose sampling the device knows."""
+    """Draws tokens on the device, for requests whose sampling settings the device holds."""
 
     lines: SamplingLines
 
     def sample(self, logits: Tensor, lines: Tensor, indices: Tensor) -> Tensor:
-        """One token for each row; it is counted, and fed on in `lines.fed`.
+        """Draw one token for each row, count it, and write it to `lines.last_tokens`.
 
         Args:
             logits: [rows, vocab] float32, contiguous.
-            lines: [rows] int32; rows of -1 are passed over.
-            indices: [rows] int64, of the token among those that are generated for the request.
+            lines: [rows] int32, the line of each row's request; rows with -1 are skipped.
+            indices: [rows] int64, the index of the token among the generated tokens of the request.
         Returns: [rows] int64.
         """
         ...
 
 
 class Kernels(Protocol):
-    def prepare(self, sizes: ModelSizes) -> bool:
-        """Compile what a model needs, so that none of its steps waits for it.
+    """The operations of one kind of device."""
 
-        Returns: whether a process that begins now, and finds all of it compiled, may round otherwise than this one.
+    def prepare(self, sizes: ModelSizes) -> bool:
+        """Compile all kernels that a model needs, so that no step waits for the compiler.
+
+        Returns: whether a process that starts now and finds everything compiled may round differently from this one.
         """
         ...
 
-    def attention(self, rows: Sequence[ContextRow], seen: AttentionView) -> RaggedAttention:
-        """Ragged paged attention (reference.py: its meaning).
+    def attention(self, rows: Sequence[ContextRow], view: AttentionView) -> RaggedAttention:
+        """Prepare ragged paged attention for one step (reference.py defines the result).
 
         Args:
             rows: the requests of the step; together they cover each flat token once.
@@ -70,120 +72,124 @@ class Kernels(Protocol):
         ...
 
     def deferred(self) -> AbstractContextManager[None]:
-        """A block at whose end the kernels that are called in it are run, if not before.
+        """Return a context manager that runs the kernels called inside it when it ends, or earlier.
 
-        Inside only kernels may touch what they write, and none may be given a view of it. What they are given from
-        outside lives until the end.
+        Inside, only kernels may read what kernels write, and no kernel may get a view of it. Tensors from outside must
+        live until the end.
         """
         ...
 
     def recorder(self, device: torch.device) -> Recorder | None:
-        """How steps are recorded and run again; None where they cannot be."""
+        """Return the recorder that captures steps and replays them; None if the device cannot do that."""
         ...
 
     def sampler(self, vocab: int, device: torch.device) -> Sampler | None:
-        """What draws tokens on the device; None where the host does."""
+        """Return the sampler that draws tokens on the device; None if the host draws them."""
         ...
 
     def increment(self, at: int) -> None:
-        """Add one to the number of 64 bits at an address of the host, when the kernels that were called before have run
-        (on other devices: have been ordered)."""
+        """Add one to the 64-bit number at a host address after all earlier kernels have run.
+
+        On devices other than CPUs the addition follows the order in which kernels are launched.
+        """
         ...
 
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        """x [rows, ...], contiguous, at these places [many] int64, which must be there: [many, ...]."""
+        """Return x[rows]. Args: x: [rows, ...], contiguous; rows: [many] int64, all valid. Returns: [many, ...]."""
         ...
 
     def embed(self, table: Tensor, ids: Tensor, places: Tensor | None, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """table[ids] (+ places[positions]), the sum rounded once.
+        """Return table[ids], plus places[positions] if `places` is given; the sum is rounded once.
 
         Args:
-            table: [vocab, hidden], contiguous; ids: [tokens] int64, which must be there.
-            places: [positions, hidden] likewise, of models that learn their positions; positions: [tokens] int64.
-            dtype: of places and results; of the table, too, or it is of half precision and the others float32.
+            table: [vocab, hidden], contiguous.
+            ids: [tokens] int64, all valid.
+            places: [positions, hidden], contiguous, the position embeddings of models that learn them.
+            positions: [tokens] int64.
+            dtype: dtype of places and result. The table has the same dtype, or half precision beside float32.
         Returns: [tokens, hidden].
         """
         ...
 
     def argmax(self, x: Tensor) -> Tensor:
-        """The first place of the largest number of each row of x [rows, width] float32: [rows] int64."""
+        """Return the first index of the largest number in each row of x [rows, width] float32, as [rows] int64."""
         ...
 
-    def write_kv(self, qkv: Tensor, kept: KvWrite, bias: Tensor | None = None) -> None:
-        """Normalise and turn the step's queries and keys, and put its keys and values into the cache.
+    def write_kv(self, qkv: Tensor, kv: KvWrite, bias: Tensor | None = None) -> None:
+        """Normalise and rotate (RoPE) the step's queries and keys, and write its keys and values into the cache.
 
         Args:
             qkv: [tokens, query heads + 2 x kv heads, head_dim], contiguous; changed in place.
-            bias: [(query heads + 2 x kv heads) x head_dim], added first, and the sum rounded.
+            bias: [(query heads + 2 x kv heads) x head_dim]; it is added first, and the sum is rounded.
         """
         ...
 
     def normalise(self, x: Tensor, norm: NormParameters) -> Tensor:
-        """RMSNorm or LayerNorm of each row of x [tokens, hidden], contiguous."""
+        """Return RMSNorm or LayerNorm of each row of x [tokens, hidden], contiguous."""
         ...
 
     def add_normalise(self, x: Tensor, added: Tensor, norm: NormParameters, bias: Tensor | None = None) -> Tensor:
-        """x += added + bias, in place, and the norm of the new x.
+        """Compute x += added + bias in place, and return the norm of the new x.
 
-        The sum is taken in float32 from left to right and rounded once, to x's dtype, before the norm reads it: what
-        comes back has the bits that `normalise` gives for the new x.
+        The sum is taken in float32 from left to right and rounded once, to x's dtype, before the norm reads it. The
+        result is bit-identical to `normalise` of the new x.
 
         Args:
-            x, added: [tokens, hidden], contiguous, apart from each other.
+            x, added: [tokens, hidden], contiguous, not overlapping.
             bias: [hidden].
-        Returns: [tokens, hidden], memory of its own.
+        Returns: [tokens, hidden], in new memory.
         """
         ...
 
     def activate(
         self, x: Tensor, activation: Activation, bias: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """activation(x + bias).
+        """Return activation(x + bias).
 
         Args:
             x: [tokens, width], contiguous.
             bias: [width].
-            out: memory for it, which may be x itself; its own by default.
+            out: memory for the result, which may be x itself; default: new memory.
         Returns: [tokens, width].
         """
         ...
 
     def gated_silu(self, gate_up: Tensor, bias: Tensor | None = None) -> Tensor:
-        """silu(gate) * up.
+        """Return silu(gate) * up.
 
         Args:
             gate_up: [tokens, 2 x width], contiguous.
-            bias: [2 x width], added to both before.
+            bias: [2 x width], added to gate and up first.
         Returns: [tokens, width].
         """
         ...
 
 
 def kernels_of(device: torch.device) -> Kernels:
-    """The fastest that there are for a device, or what `use_kernels` says."""
-    return _said.get(device.type) or _fastest(device)
+    """Return the fastest kernels for a device, or those that `use_kernels` has set."""
+    return _overrides.get(device.type) or _fastest(device)
 
 
 @contextmanager
 def use_kernels(device_type: str, kernels: Kernels) -> Iterator[None]:
-    """Others for all devices of a type, of whoever asks inside: to compare kernels with each other."""
-    before = _said.get(device_type)
-    _said[device_type] = kernels
+    """Use other kernels for all devices of a type inside this block, so that kernels can be compared."""
+    before = _overrides.get(device_type)
+    _overrides[device_type] = kernels
     try:
         yield
     finally:
-        del _said[device_type]
+        del _overrides[device_type]
         if before is not None:
-            _said[device_type] = before
+            _overrides[device_type] = before
 
 
-_said: dict[str, Kernels] = {}
+_overrides: dict[str, Kernels] = {}
 
 
 @cache
 def _fastest(device: torch.device) -> Kernels:
     if device.type == "cpu":
-        # Numba takes a quarter of a second to import, which other devices need not wait for.
+        # The import of Numba takes 0.25 s, which other devices need not wait for.
         from orca.kernels.cpu.kernels import CpuKernels
 
         return CpuKernels()
@@ -199,16 +205,16 @@ def _fastest(device: torch.device) -> Kernels:
 
 
 def reason_against_triton(capability: tuple[int, int] | None, *, has_triton: bool) -> str | None:
-    """Why a GPU gets no kernels in Triton; None where it does.
+    """Return the reason why a GPU cannot use the Triton kernels; None if it can.
 
     Args:
-        capability: its compute capability; None where PyTorch finds no GPU.
+        capability: compute capability of the GPU; None if PyTorch finds no GPU.
     """
     if capability is None:
         return "PyTorch finds no GPU"
     if not has_triton:
         return "the package triton is not installed"
     if capability < CAPABILITY_MIN:
-        least, own = (".".join(map(str, each)) for each in (CAPABILITY_MIN, capability))
+        least, own = (".".join(map(str, version)) for version in (CAPABILITY_MIN, capability))
         return f"kernels are for compute capability {least} and above, this GPU has {own}"
     return None

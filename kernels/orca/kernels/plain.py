@@ -1,8 +1,8 @@
-"""What layers need beside matrix products (device.py), in PyTorch's own operations, on any device.
+"""The kernels of device.py in PyTorch's own operations, for any device.
 
-Attention computes all increment-phase rows (one token each) together: their keys and values are gathered and laid end
-to end, without padding and without a loop over requests. Initiation-phase rows run one by one, since each is a large
-operation of its own.
+Attention computes all increment-phase rows (one token each) together: it gathers their keys and values into one tensor,
+without padding and without a loop over requests. Initiation-phase rows run one by one, since each is a large operation
+of its own.
 """
 
 import ctypes
@@ -19,26 +19,26 @@ from orca.kernels.contract.reference import AttentionView, ContextRow, KvWrite, 
 
 
 class PlainKernels:
-    """Kernels of any device."""
+    """Kernels for any device."""
 
     def prepare(self, sizes: ModelSizes) -> bool:  # noqa: ARG002
-        """PyTorch's operations are compiled."""
+        """Return False: PyTorch's operations are compiled already."""
         return False
 
-    def attention(self, rows: Sequence[ContextRow], seen: AttentionView) -> "PlainAttention":
-        return PlainAttention(rows, seen)
+    def attention(self, rows: Sequence[ContextRow], view: AttentionView) -> "PlainAttention":
+        return PlainAttention(rows, view)
 
     def deferred(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def recorder(self, device: torch.device) -> None:
-        """PyTorch's operations run when they are called."""
+        """Return None: PyTorch's operations run when they are called and cannot be recorded."""
 
     def increment(self, at: int) -> None:
         ctypes.c_int64.from_address(at).value += 1
 
     def sampler(self, vocab: int, device: torch.device) -> None:
-        """The host draws."""
+        """Return None: the host draws tokens."""
 
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         return x.index_select(0, rows)
@@ -50,21 +50,21 @@ class PlainKernels:
     def argmax(self, x: Tensor) -> Tensor:
         return x.argmax(dim=-1)
 
-    def write_kv(self, qkv: Tensor, kept: KvWrite, bias: Tensor | None = None) -> None:
+    def write_kv(self, qkv: Tensor, kv: KvWrite, bias: Tensor | None = None) -> None:
         if bias is not None:
             qkv += bias.view(qkv.shape[1:])
-        lines = kept.cache.shape[1]
-        turned = qkv[:, : qkv.shape[1] - lines // 2]
-        if kept.head_norm is not None:
-            normed = F.rms_norm(turned, (qkv.shape[2],), None, kept.head_norm.eps)
-            torch.mul(normed, kept.head_norm.weight, out=turned)
-        if kept.turns is not None:
-            pairs = turned.view(*turned.shape[:-1], -1, 2)
+        lines = kv.cache.shape[1]
+        rotated = qkv[:, : qkv.shape[1] - lines // 2]
+        if kv.head_norm is not None:
+            normed = F.rms_norm(rotated, (qkv.shape[2],), None, kv.head_norm.eps)
+            torch.mul(normed, kv.head_norm.weight, out=rotated)
+        if kv.rotations is not None:
+            pairs = rotated.view(*rotated.shape[:-1], -1, 2)
             if qkv.dtype == torch.float32:
-                torch.view_as_complex(pairs).mul_(kept.turns)
+                torch.view_as_complex(pairs).mul_(kv.rotations)
             else:
-                pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()).mul_(kept.turns)))
-        TokenSlots.of(kept.slots, kept.cache.shape[2]).write(kept.cache, qkv[:, -lines:])
+                pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()).mul_(kv.rotations)))
+        TokenSlots.of(kv.slots, kv.cache.shape[2]).write(kv.cache, qkv[:, -lines:])
 
     def normalise(self, x: Tensor, norm: NormParameters) -> Tensor:
         size = norm.weight.shape
@@ -91,20 +91,20 @@ class PlainKernels:
 
 
 class PlainAttention:
-    """The geometry of one step. Args: as of device.Kernels.attention."""
+    """The geometry of one step. Args: those of device.Kernels.attention."""
 
-    def __init__(self, rows: Sequence[ContextRow], seen: AttentionView) -> None:
-        device = seen.device
-        self._heads = len(seen.kv_of_query)
-        # One KV head per query head in order needs no map.
-        is_plain = list(seen.kv_of_query) == list(range(seen.kv_heads))
-        self._head_map = None if is_plain else torch.tensor(seen.kv_of_query, device=device)
+    def __init__(self, rows: Sequence[ContextRow], view: AttentionView) -> None:
+        device = view.device
+        self._heads = len(view.kv_of_query)
+        # With one KV head per query head, in order, no map is needed.
+        is_plain = list(view.kv_of_query) == list(range(view.kv_heads))
+        self._head_map = None if is_plain else torch.tensor(view.kv_of_query, device=device)
         singles = [row for row in rows if row.count == 1]
         self._is_all_single = len(singles) == len(rows)
-        self._prefills = [_Prefill(row, seen) for row in rows if row.count > 1]
+        self._prefills = [_Prefill(row, view) for row in rows if row.count > 1]
         self._decode: _GatheredDecode | None = None
         if singles:
-            self._decode = _GatheredDecode(singles, seen)
+            self._decode = _GatheredDecode(singles, view)
             self._single_rows = torch.tensor([row.first for row in singles], device=device)
             self._is_in_order = [row.first for row in singles] == list(range(len(singles)))
 
@@ -128,17 +128,19 @@ class PlainAttention:
 
 
 class _Prefill:
-    """One row of several tokens: scaled_dot_product_attention over its own context."""
+    """Attention of one row with several tokens: scaled_dot_product_attention over its own context."""
 
-    def __init__(self, row: ContextRow, seen: AttentionView) -> None:
-        device, window = seen.device, seen.window
+    def __init__(self, row: ContextRow, view: AttentionView) -> None:
+        device, window = view.device, view.window
         self._here = slice(row.first, row.first + row.count)
         context = row.end
         is_whole = context == row.count
         first_seen = 0 if window is None else max(0, context - row.count + 1 - window)
-        # A whole prompt has its keys and values at hand; only a later chunk reads them from the cache.
-        table = seen.tables[row.line]
-        self._seen = None if is_whole else TokenSlots.of_positions(table, first_seen, context, seen.block_tokens)
+        # A whole prompt has its keys and values in `qkv`; only a later chunk reads them from the cache.
+        table = view.tables[row.line]
+        self._context_slots = (
+            None if is_whole else TokenSlots.of_positions(table, first_seen, context, view.block_tokens)
+        )
         self._mask: Tensor | None = None
         if not is_whole or (window is not None and window < context):
             first_key = 0 if is_whole else first_seen
@@ -147,14 +149,14 @@ class _Prefill:
             is_seen = key <= own
             if window is not None:
                 is_seen &= key > own - window
-            self._mask = torch.zeros(is_seen.shape, dtype=seen.dtype, device=device).masked_fill_(
+            self._mask = torch.zeros(is_seen.shape, dtype=view.dtype, device=device).masked_fill_(
                 ~is_seen, float("-inf")
             )
 
     def __call__(
         self, output: Tensor, query: Tensor, own_kv: Tensor, cache: Tensor, head_map: Tensor | None, scale: float
     ) -> None:
-        kv = own_kv[self._here] if self._seen is None else self._seen.read(cache)
+        kv = own_kv[self._here] if self._context_slots is None else self._context_slots.read(cache)
         keys, values = kv.transpose(0, 1).chunk(2)  # [kv heads, context, head_dim] each
         if head_map is not None:
             keys, values = keys.index_select(0, head_map), values.index_select(0, head_map)
@@ -170,19 +172,19 @@ class _Prefill:
 
 
 class _GatheredDecode:
-    """All one-token rows at once: gathers the seen keys and values, laid end to end, computes in float32."""
+    """Attention of all one-token rows at once: gathers their visible keys and values, and computes in float32."""
 
-    def __init__(self, rows: Sequence[ContextRow], seen: AttentionView) -> None:
-        begins = [0 if seen.window is None else max(0, row.end - seen.window) for row in rows]
-        lengths = torch.tensor([row.end - begin for row, begin in zip(rows, begins, strict=True)], device=seen.device)
-        self._row_of = torch.repeat_interleave(torch.arange(len(rows), device=seen.device), lengths)
-        # Behind the last entry of each row comes the next row's first.
-        behind = lengths.cumsum(0) - lengths - torch.tensor(begins, device=seen.device)
-        positions = torch.arange(len(self._row_of), device=seen.device) - behind[self._row_of]
-        lines = torch.tensor([row.line for row in rows], device=seen.device)[self._row_of]
-        blocks = seen.tables[lines, positions // seen.block_tokens].long()
-        self._places = TokenSlots(blocks, positions % seen.block_tokens)
-        self._head_map = torch.tensor(seen.kv_of_query, device=seen.device)
+    def __init__(self, rows: Sequence[ContextRow], view: AttentionView) -> None:
+        begins = [0 if view.window is None else max(0, row.end - view.window) for row in rows]
+        lengths = torch.tensor([row.end - begin for row, begin in zip(rows, begins, strict=True)], device=view.device)
+        self._row_of = torch.repeat_interleave(torch.arange(len(rows), device=view.device), lengths)
+        # The first entry of each row follows the last entry of the row before it.
+        behind = lengths.cumsum(0) - lengths - torch.tensor(begins, device=view.device)
+        positions = torch.arange(len(self._row_of), device=view.device) - behind[self._row_of]
+        lines = torch.tensor([row.line for row in rows], device=view.device)[self._row_of]
+        blocks = view.tables[lines, positions // view.block_tokens].long()
+        self._places = TokenSlots(blocks, positions % view.block_tokens)
+        self._head_map = torch.tensor(view.kv_of_query, device=view.device)
 
     def __call__(self, query: Tensor, cache: Tensor, scale: float) -> Tensor:
         rows, row_of = query.shape[0], self._row_of

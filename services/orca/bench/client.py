@@ -1,8 +1,9 @@
-"""A load client for any server of the OpenAI completions API: sends a trace on time and notes when each token came.
+"""A load client for any server of the OpenAI completions API: sends a trace on time and records when each token came.
 
-It shares the machine with what it measures, so it does as little as it can: one `asyncio.Protocol` per request that
-cuts HTTP/1.1 and server-sent events out of the bytes as they come, which takes a quarter of the processor time that
-httpx takes for a token. Open loop: a request leaves when the trace says so, whatever became of the earlier ones.
+The client shares the machine with what it measures, so it does as little as possible. One `asyncio.Protocol` per
+request parses HTTP/1.1 and server-sent events as the bytes arrive; this takes a quarter of the processor time that
+httpx takes for a token. The load is open-loop: a request is sent when the trace says so, even if earlier ones failed or
+still run.
 """
 
 import asyncio
@@ -14,19 +15,19 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from orca.bench.report import Outcome
+from orca.bench.report import RequestOutcome
 from orca.bench.trace import Trace, TraceRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class LoadTarget:
     """The server under load."""
 
-    url: str  # scheme://host:port, with the API's prefix where it has one; `/v1/completions` is appended
+    url: str  # scheme://host:port and a prefix, if the API has one; `/v1/completions` is appended
     model: str
-    vocab_size: int  # prompts are token ids below it
+    vocab_size: int  # prompts consist of token ids below it
     api_key: str | None = None
-    timeout_s: float = 600.0  # a request without its end after so long has failed
+    timeout_s: float = 600.0  # a request that has not ended after this time has failed
 
     @property
     def host(self) -> str:
@@ -42,10 +43,11 @@ class Target:
         return ssl.create_default_context() if urlsplit(self.url).scheme == "https" else None
 
 
-async def run_trace(target: Target, trace: Trace) -> list[Outcome]:
+async def run_trace(target: LoadTarget, trace: Trace) -> list[RequestOutcome]:
     """Send every request of the trace when it is due and wait for all of them.
 
-    Returns: one outcome per request, in order of arrival; a failed one says why in `error`, nothing is raised for it.
+    Returns: one outcome per request, in order of arrival. The `error` of a failed one gives the reason; no exception
+        is raised for it.
     """
     bodies = [request_bytes(target, trace, request) for request in trace.requests]
     start_s = perf_counter()
@@ -53,8 +55,8 @@ async def run_trace(target: Target, trace: Trace) -> list[Outcome]:
     return await asyncio.gather(*(_call(target, request, body, start_s) for request, body in calls))
 
 
-def request_bytes(target: Target, trace: Trace, request: TraceRequest) -> bytes:
-    """A call of the trace as it goes over the wire."""
+def request_bytes(target: LoadTarget, trace: Trace, request: TraceRequest) -> bytes:
+    """Return the bytes of the HTTP call for a request of the trace."""
     return post_bytes(
         target,
         {
@@ -70,8 +72,8 @@ def request_bytes(target: Target, trace: Trace, request: TraceRequest) -> bytes:
     )
 
 
-def post_bytes(target: Target, content: Mapping[str, object]) -> bytes:
-    """Any call of the completions API, for a stream of events on a connection of its own."""
+def post_bytes(target: LoadTarget, content: Mapping[str, object]) -> bytes:
+    """Return the bytes of any call of the completions API that is answered with events on its own connection."""
     body = orjson.dumps(content)
     path = urlsplit(target.url).path.rstrip("/").removesuffix("/v1") + "/v1/completions"
     head = [
@@ -87,8 +89,8 @@ def post_bytes(target: Target, content: Mapping[str, object]) -> bytes:
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
-async def _call(target: Target, request: TraceRequest, body: bytes, start_s: float) -> Outcome:
-    """One request from its arrival to its end."""
+async def _call(target: LoadTarget, request: TraceRequest, body: bytes, start_s: float) -> RequestOutcome:
+    """Send one request when it is due and return its outcome."""
     await asyncio.sleep(start_s + request.arrival_s - perf_counter())
     sent_s = perf_counter()
     stream = EventStream(body)
@@ -97,14 +99,14 @@ async def _call(target: Target, request: TraceRequest, body: bytes, start_s: flo
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda: stream, target.host, target.port, ssl=target.tls)
             await stream.ended
-        error = stream.error or wrong_count(stream, request.new_tokens)
+        error = stream.error or token_count_error(stream, request.new_tokens)
     except TimeoutError:
         error = f"no end within {target.timeout_s:g} s"
     except OSError as failure:
         error = f"connection: {failure}"
     finally:
         stream.close()
-    return Outcome(
+    return RequestOutcome(
         index=request.index,
         prompt_tokens=request.prompt_tokens,
         new_tokens=request.new_tokens,
@@ -117,8 +119,11 @@ async def _call(target: Target, request: TraceRequest, body: bytes, start_s: flo
     )
 
 
-def wrong_count(stream: "EventStream", wanted: int) -> str | None:
-    """Why the answer is not `wanted` tokens; None when it is. Ids are proof, then usage, then the number of events."""
+def token_count_error(stream: "EventStream", wanted: int) -> str | None:
+    """Return the error of an answer that has not exactly `wanted` tokens; None if it has.
+
+    Token ids are the best proof, then `usage`, then the number of events.
+    """
     if stream.usage_tokens is not None and stream.usage_tokens != wanted:
         return "usage.completion_tokens is not max_tokens"
     is_proven_by_usage = stream.usage_tokens is not None and not stream.token_ids and stream.token_s
@@ -128,11 +133,11 @@ def wrong_count(stream: "EventStream", wanted: int) -> str | None:
 
 
 class EventStream(asyncio.Protocol):
-    """One HTTP call whose answer is a stream of completion events, read as the bytes come.
+    """One HTTP call whose answer is a stream of completion events, parsed as the bytes arrive.
 
-    A token is an entry of `choices[0].token_ids` where the server sends them (`return_token_ids`), else an event with
-    a choice: most servers send one token per event. Ends with `[DONE]`; a connection that closes before it, an error
-    event or a status other than 200 sets `error`.
+    A token is an entry of `choices[0].token_ids` if the server sends them (`return_token_ids`). Otherwise it is an
+    event with a choice, as most servers send one token per event. The stream ends with `[DONE]`. A connection that
+    closes before it, an error event or a status other than 200 sets `error`.
     """
 
     def __init__(self, request: bytes) -> None:
@@ -142,12 +147,12 @@ class EventStream(asyncio.Protocol):
         self.end_s: float | None = None
         self.usage_tokens: int | None = None
         self.error: str | None = None
-        self.status: int | None = None  # None while the head is not there
-        self.retry_after_s: float | None = None  # where the answer has one
+        self.status: int | None = None  # None until the head has arrived
+        self.retry_after_s: float | None = None  # None if the answer has no such header
         self._request = request
         self._transport: asyncio.Transport | None = None
-        self._raw = bytearray()  # bytes of the head, or of chunks not yet whole
-        self._body = bytearray()  # decoded bytes not yet cut into lines
+        self._raw = bytearray()  # bytes of the head, or of incomplete chunks
+        self._body = bytearray()  # decoded bytes that are not yet split into lines
         self._is_chunked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -184,7 +189,7 @@ class EventStream(asyncio.Protocol):
             self._transport.abort()
 
     def _read_head(self) -> bool:
-        """Take the status line and headers off the front, once they are whole."""
+        """Parse and remove the status line and headers. Returns: False while they are incomplete."""
         head, separator, rest = bytes(self._raw).partition(b"\r\n\r\n")
         if not separator:
             return False
@@ -198,7 +203,7 @@ class EventStream(asyncio.Protocol):
         return True
 
     def _unchunk(self) -> None:
-        """Move whole chunks (`<hex length>[;...]\\r\\n<bytes>\\r\\n`) from raw to body."""
+        """Move complete chunks (`<hex length>[;...]\\r\\n<bytes>\\r\\n`) from raw to body."""
         raw, at = self._raw, 0
         while (line_end := raw.find(b"\r\n", at)) >= 0:
             length = int(raw[at:line_end].split(b";", 1)[0], 16)
@@ -241,14 +246,14 @@ class EventStream(asyncio.Protocol):
             self.token_s.append(now_s)
 
     def _finish(self, error: str | None) -> None:
-        """The first end counts; what comes after it changes nothing."""
+        """Set the result of the call; only the first one counts."""
         if not self.ended.done():
             self.error = error
             self.ended.set_result(None)
 
 
 def _retry_after_s(headers: Sequence[bytes]) -> float | None:
-    """The finer of the two headers goes first, as with the official clients."""
+    """Return the pause that the headers ask for; like the official clients, prefer the one in milliseconds."""
     named = {name.lower(): value.strip() for name, _, value in (header.partition(b":") for header in headers)}
     for name, unit in ((b"retry-after-ms", 1000), (b"retry-after", 1)):
         if named.get(name, b"").isdigit():
@@ -257,15 +262,18 @@ def _retry_after_s(headers: Sequence[bytes]) -> float | None:
 
 
 def _message(body: bytes) -> str:
-    """The message of an error in the OpenAI shape, or what there is."""
+    """Return the message of an error in the OpenAI format, or the start of any other body."""
     try:
         return str(orjson.loads(body)["error"]["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return body[:200].decode(errors="replace")
 
 
-async def get_json(target: Target, path: str) -> object:
-    """A small GET, for `/v1/models` and the like. Raises: OSError, ValueError when the answer is not 200 with JSON."""
+async def get_json(target: LoadTarget, path: str) -> object:
+    """Return the JSON of a small GET, such as `/v1/models`.
+
+    Raises: OSError; ValueError if the answer is not 200 with JSON.
+    """
     async with asyncio.timeout(target.timeout_s):
         reader, writer = await asyncio.open_connection(target.host, target.port, ssl=target.tls)
         key = f"Authorization: Bearer {target.api_key}\r\n" if target.api_key is not None else ""
@@ -283,8 +291,8 @@ async def get_json(target: Target, path: str) -> object:
     return orjson.loads(body)
 
 
-async def served_models(target: Target) -> Sequence[str]:
-    """Ids of the models that the server offers."""
+async def served_models(target: LoadTarget) -> Sequence[str]:
+    """Return the ids of the models that the server offers."""
     listing = await get_json(target, "/v1/models")
     assert isinstance(listing, dict)
     return [model["id"] for model in listing["data"]]

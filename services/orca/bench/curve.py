@@ -7,33 +7,33 @@ from typing import Any
 
 from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
-from orca.bench.report import Report, to_json
+from orca.bench.report import RunReport, to_json
 from orca.scheduler.policy.request_level import RequestLevelPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class CurvePoint:
     """One run: a trace at one arrival rate through one configuration."""
 
     policy: str  # `iteration` or `request_level`
-    scheduling: str  # the policy in full, with the habits that are in force
+    scheduling: str  # full description of the policy, with the habits that are in force
     max_batch_size: int
     rate: float | None  # requests/s; None: all at once
-    report: Report
+    report: RunReport
 
     @property
     def curve(self) -> str:
-        """The paper's label of its curve, such as `orca(16)` or `ft(16)`, with our names."""
+        """The label of its curve: the paper's `orca(16)` or `ft(16)` with our names of the policies."""
         return f"{self.policy}({self.max_batch_size})"
 
     def latency_s(self, *, is_normalised: bool) -> float:
-        """Median end-to-end latency, per generated token when normalised; NaN when no request succeeded."""
+        """Return the median end-to-end latency, per generated token if normalised; NaN if no request succeeded."""
         values = self.report.normalised_s if is_normalised else self.report.latency_s
         return float("nan") if values is None else values.p50
 
 
-def lines(points: Sequence[Point], *, is_normalised: bool) -> list[str]:
-    """A table, a curve after the other."""
+def lines(points: Sequence[CurvePoint], *, is_normalised: bool) -> list[str]:
+    """Return a table of all curves, one after the other."""
     latency = "median ms/token" if is_normalised else "median latency ms"
     rows = [f"{'curve':<22}{'rate':>8}{'requests/s':>12}{'tokens/s':>10}{latency:>19}{'p99 TTFT ms':>13}{'failed':>8}"]
     for _, curve in groupby(points, key=lambda point: point.curve):
@@ -49,8 +49,8 @@ def lines(points: Sequence[Point], *, is_normalised: bool) -> list[str]:
     return rows
 
 
-def best_throughput(points: Sequence[Point], policy: str, *, within_s: float, is_normalised: bool = True) -> float:
-    """Requests/s of the policy's best run whose median latency is at most `within_s`; 0 when there is none.
+def best_throughput(points: Sequence[CurvePoint], policy: str, *, within_s: float, is_normalised: bool = True) -> float:
+    """Return the requests/s of the policy's best run with a median latency of at most `within_s`; 0 if there is none.
 
     The paper compares at one latency: the throughput that each system reaches without exceeding it (section 6.2).
     """
@@ -64,8 +64,8 @@ def best_throughput(points: Sequence[Point], policy: str, *, within_s: float, is
     )
 
 
-def comparison(points: Sequence[Point], *, is_normalised: bool) -> list[str]:
-    """Iteration-level against request-level at one latency: twice the lowest one measured, as the paper does."""
+def comparison(points: Sequence[CurvePoint], *, is_normalised: bool) -> list[str]:
+    """Compare iteration-level and request-level at one latency: twice the lowest measured one, as in the paper."""
     lowest = min(point.latency_s(is_normalised=is_normalised) for point in points)
     if {point.policy for point in points} != {"iteration", "request_level"} or not lowest > 0:
         return []
@@ -79,8 +79,8 @@ def comparison(points: Sequence[Point], *, is_normalised: bool) -> list[str]:
     return [f"at a median of at most {1000 * bound:.1f} {unit}: {ours:.2f} requests/s against {theirs:.2f}: {ratio}"]
 
 
-def points_json(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """The points as plain data."""
+def points_json(points: Sequence[CurvePoint]) -> list[dict[str, Any]]:
+    """Return the points as plain data."""
     return [
         {
             "policy": point.policy,
@@ -93,8 +93,8 @@ def points_json(points: Sequence[Point]) -> list[dict[str, Any]]:
     ]
 
 
-def figures(points: Sequence[Point], settings: Mapping[str, Setting], *, is_normalised: bool) -> list[Measured]:
-    """Return the points as figures of a sweep with these settings."""
+def figures(points: Sequence[CurvePoint], settings: Mapping[str, Setting], *, is_normalised: bool) -> list[Measured]:
+    """Return the points as records of a sweep with these settings."""
     usual = ("iteration", RequestLevelPolicy().describe())
     found = []
     for point in points:

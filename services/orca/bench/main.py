@@ -1,16 +1,16 @@
-"""`orca bench`: measures what the paper measures, on a system that runs already or on one that it starts itself.
+"""`orca bench`: repeats the measurements of the paper, on a running system or on one that it starts itself.
 
     serve         one trace against any OpenAI-compatible server
-    overload      several times more than it can serve, by clients that try again
+    overload      several times more load than a running server can serve, from clients that try again
     sweep         median normalised latency against throughput per max batch size (ORCA, Figure 10)
-    homogeneous   the same with requests that are all alike (Figure 11)
-    engine        the time of one batch, injected until all its requests end, without a scheduler (Figure 9)
-    chunks        prompts in chunks: throughput against the gaps between tokens, of the engine alone
-    gpu           kernels, decode steps and a trace on a GPU, each beside its limit
-    peers         beside Hugging Face transformers and OpenVINO GenAI, in one run on this machine
-    host          scheduler, pool and gateway in front of an engine that computes nothing
+    homogeneous   the same with requests of equal length (Figure 11)
+    engine        the time of one batch until all its requests end, without a scheduler (Figure 9)
+    chunks        prompts in chunks: throughput against the gaps between tokens, on the engine alone
+    gpu           kernels, decode steps and a trace on a GPU, each compared with its limit
+    peers         comparison with Hugging Face transformers, OpenVINO GenAI and vLLM, in one run on this machine
+    host          scheduler, pool and gateway with an engine that computes nothing
 
-What follows `--` goes to `orca up`.
+Arguments after `--` are options for `orca up`.
 """
 
 import argparse
@@ -29,11 +29,11 @@ from orca.bench.options import (
     add_output_options,
     add_server_options,
     add_trace_options,
-    listed,
+    comma_separated,
     not_negative,
     positive,
-    process,
-    program,
+    process_id,
+    program_path,
     trace_settings,
     trace_spec,
     write_figures,
@@ -50,11 +50,11 @@ from orca.worker.machine import thread_variables
 
 _FLOAT32 = ("llama-63m", "llama-58m-gqa", "gpt2-8x384", "llama-500m", "llama-494m-tied")
 PEER_SHAPES = (*_FLOAT32, *(f"{name}-bf16" for name in _FLOAT32))
-"""What peers/model.py makes; it needs torch, which is not imported to read options."""
+"""Names of the models that peers/model.py can make. That module imports torch, which reading options does not need."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one measurement. Returns: 0, 1 when it failed, 130 after Ctrl-C. Raises: SettingError for bad options."""
+    """Run one measurement. Returns: 0, 1 if it failed, 130 after Ctrl-C. Raises: SettingError for bad options."""
     ours, up_options = _split(argv)
     options = _parser().parse_args(ours)
     options.words = ["orca", "bench", *argv]
@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our part of the line, and what follows `--`."""
+    """Return the arguments before `--` and those after it."""
     arguments = list(argv)
     if "--" not in arguments:
         return arguments, []
@@ -84,128 +84,179 @@ def _parser() -> CommandLineParser:
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=CommandLineParser)
 
-    serve = actions.add_parser("serve", help="one trace against a running server")
-    add_server_options(serve)
-    serve.add_argument("--model", metavar="NAME", help="as the server calls it (its first one)")
-    serve.add_argument("--rate", type=float, metavar="N", help="requests/s of a Poisson process (all at once)")
-    serve.add_argument("--vocab-size", type=int, default=ANY_VOCAB, metavar="N", help="prompts use ids below it")
-    serve.add_argument("--timeout", type=float, default=600.0, metavar="S", help="for one request (%(default)s s)")
-    add_trace_options(serve, preset="small", requests=100)
-    add_output_options(serve, can_plot=False)
-
-    flood = actions.add_parser("overload", help="more than a running server can serve")
-    add_server_options(flood)
-    add = flood.add_argument
-    add("--seconds", type=positive(float), default=60.0, metavar="S", help="of overload (%(default)s)")
-    add("--factor", type=positive(float), default=10.0, metavar="X", help="calls, in capacities (%(default)s)")
-    add("--clients", type=positive(int), default=32, metavar="N", help="at a time, for the capacity (%(default)s)")
-    add("--retries", type=not_negative(int), default=2, metavar="N", help="of a refused call (%(default)s)")
-    add("--gateway-process", type=process, metavar="PID", help="whose peak of memory is shown")
-    add_trace_options(flood, preset="small", requests=100)
-    add_figures_option(flood)
-
+    _add_serve_options(actions.add_parser("serve", help="one trace against a running server"))
+    _add_overload_options(actions.add_parser("overload", help="more load than a running server can serve"))
     sweep = actions.add_parser("sweep", help="latency against throughput (Figure 10)")
     _add_sweep_options(sweep)
     add_trace_options(sweep, preset="small", requests=100)
-    homogeneous = actions.add_parser("homogeneous", help="the same with requests that are all alike (Figure 11)")
+    homogeneous = actions.add_parser("homogeneous", help="the same with requests of equal length (Figure 11)")
     _add_sweep_options(homogeneous)
     add_trace_options(homogeneous, preset=None, requests=100, lengths=(64, 32))
-
-    alone = actions.add_parser("engine", help="one batch without a scheduler (Figure 9)")
-    add = alone.add_argument
-    add("--engine", choices=("real", "simulated"), default="real", help="real runs in this process (%(default)s)")
-    add("--model", metavar="DIR", help="what it runs (the small model)")
-    add("--dtype", choices=DTYPES, default="float32", help="what it computes in (%(default)s)")
-    add("--quantization", choices=QUANTIZATIONS, help="what matrices are rounded to (none)")
-    add("--batch-sizes", type=listed(positive(int)), default=(1, 2, 4, 8, 16), metavar="N,M", help="(1,2,4,8,16)")
-    add(
-        "--prompt-tokens",
-        type=listed(positive(int)),
-        default=(32, 128),
-        metavar="N,M",
-        help="of every request (32,128)",
+    _add_engine_options(actions.add_parser("engine", help="one batch without a scheduler (Figure 9)"))
+    _add_chunks_options(
+        actions.add_parser("chunks", help="prompts in chunks: throughput against the gaps between tokens")
     )
-    add("--new-tokens", type=positive(int), default=32, metavar="N", help="of every request (%(default)s)")
-    add("--rounds", type=positive(int), default=3, metavar="N", help="the median counts (%(default)s)")
-    add("--threads", type=positive(int), default=len(os.sched_getaffinity(0)), metavar="N", help="(%(default)s)")
-    simulate.add_engine_options(alone)
-    add_output_options(alone, can_plot=True)
-
-    chunks = actions.add_parser("chunks", help="prompts in chunks: throughput against the gaps between tokens")
-    add = chunks.add_argument
-    add("--model", metavar="DIR", help="what it runs (the small model)")
-    add("--dtype", choices=DTYPES, default="float32", help="(%(default)s)")
-    bounds = listed(positive(int))
-    add("--max-batch-tokens", type=bounds, default=(64, 128, 256), metavar="N,M", help="bounds (64,128,256)")
-    add("--batch-size", type=positive(int), default=16, metavar="N", help="requests in a step (%(default)s)")
-    add("--threads", type=positive(int), default=len(os.sched_getaffinity(0)), metavar="N", help="(%(default)s)")
-    add("--rounds", type=positive(int), default=3, metavar="N", help="turns of each bound (%(default)s)")
-    add_trace_options(chunks, preset="paper", requests=64)
-    add_output_options(chunks, can_plot=False)
-
     gpu.add_options(actions.add_parser("gpu", help=gpu.HELP))
-    _add_peers_options(actions.add_parser("peers", help="beside Hugging Face transformers, OpenVINO GenAI and vLLM"))
+    _add_peers_options(
+        actions.add_parser("peers", help="comparison with Hugging Face transformers, OpenVINO GenAI and vLLM")
+    )
     _add_host_options(
-        actions.add_parser("host", help="scheduler, pool and gateway in front of an engine that computes nothing")
+        actions.add_parser("host", help="scheduler, pool and gateway with an engine that computes nothing")
     )
     return parser
+
+
+def _add_serve_options(parser: argparse.ArgumentParser) -> None:
+    add_server_options(parser)
+    add = parser.add_argument
+    add("--model", metavar="NAME", help="model name for the server (its first model)")
+    add("--rate", type=float, metavar="N", help="requests/s of a Poisson process (all at once)")
+    add("--vocab-size", type=int, default=ANY_VOCAB, metavar="N", help="prompts use token ids below N (%(default)s)")
+    add("--timeout", type=float, default=600.0, metavar="S", help="seconds for one request (%(default)s)")
+    add_trace_options(parser, preset="small", requests=100)
+    add_output_options(parser, can_plot=False)
+
+
+def _add_overload_options(parser: argparse.ArgumentParser) -> None:
+    add_server_options(parser)
+    add = parser.add_argument
+    add("--seconds", type=positive(float), default=60.0, metavar="S", help="seconds of overload (%(default)s)")
+    add(
+        "--factor",
+        type=positive(float),
+        default=10.0,
+        metavar="X",
+        help="arrival rate as a multiple of the capacity (%(default)s)",
+    )
+    add(
+        "--clients",
+        type=positive(int),
+        default=32,
+        metavar="N",
+        help="concurrent clients while the capacity is measured (%(default)s)",
+    )
+    add("--retries", type=not_negative(int), default=2, metavar="N", help="retries of a refused call (%(default)s)")
+    add("--gateway-process", type=process_id, metavar="PID", help="show the peak memory of this process")
+    add_trace_options(parser, preset="small", requests=100)
+    add_figures_option(parser)
+
+
+def _add_engine_options(parser: argparse.ArgumentParser) -> None:
+    add, numbers = parser.add_argument, comma_separated(positive(int))
+    add("--engine", choices=("real", "simulated"), default="real", help="real runs in this process (%(default)s)")
+    add("--model", metavar="DIR", help="model to run (the small model)")
+    add("--dtype", choices=DTYPES, default="float32", help="data type of the computation (%(default)s)")
+    add("--quantization", choices=QUANTIZATIONS, help="quantization of the weight matrices (none)")
+    sizes = (1, 2, 4, 8, 16)
+    add("--batch-sizes", type=numbers, default=sizes, metavar="N,M", help="requests in a batch (1,2,4,8,16)")
+    add("--prompt-tokens", type=numbers, default=(32, 128), metavar="N,M", help="tokens of every prompt (32,128)")
+    add(
+        "--new-tokens", type=positive(int), default=32, metavar="N", help="tokens to generate per request (%(default)s)"
+    )
+    add(
+        "--rounds",
+        type=positive(int),
+        default=3,
+        metavar="N",
+        help="runs of each batch; the median counts (%(default)s)",
+    )
+    _add_threads_option(parser)
+    simulate.add_engine_options(parser)
+    add_output_options(parser, can_plot=True)
+
+
+def _add_chunks_options(parser: argparse.ArgumentParser) -> None:
+    add, bounds = parser.add_argument, comma_separated(positive(int))
+    add("--model", metavar="DIR", help="model to run (the small model)")
+    add("--dtype", choices=DTYPES, default="float32", help="data type of the computation (%(default)s)")
+    add("--max-batch-tokens", type=bounds, default=(64, 128, 256), metavar="N,M", help="tokens of a step (64,128,256)")
+    add("--batch-size", type=positive(int), default=16, metavar="N", help="requests in a step (%(default)s)")
+    _add_threads_option(parser)
+    add("--rounds", type=positive(int), default=3, metavar="N", help="runs of each bound (%(default)s)")
+    add_trace_options(parser, preset="paper", requests=64)
+    add_output_options(parser, can_plot=False)
+
+
+def _add_threads_option(parser: argparse.ArgumentParser) -> None:
+    processors = len(os.sched_getaffinity(0))
+    parser.add_argument(
+        "--threads", type=positive(int), default=processors, metavar="N", help="threads of computation (%(default)s)"
+    )
 
 
 def _add_peers_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     model = parser.add_mutually_exclusive_group().add_argument
-    model("--model", metavar="DIR", help="a folder (one is made)")
-    model("--shape", choices=PEER_SHAPES, default=PEER_SHAPES[0], help="of the model that is made (%(default)s)")
+    model("--model", metavar="DIR", help="model folder (a new one with random weights)")
+    model("--shape", choices=PEER_SHAPES, default=PEER_SHAPES[0], help="shape of the new model (%(default)s)")
     add("--rate", type=positive(float), metavar="N", help="requests/s of a Poisson process (all at once)")
-    add("--batch-size", type=positive(int), default=16, metavar="N", help="of every system (%(default)s)")
-    add("--threads", type=positive(int), default=2, metavar="N", help="of computation, in all (%(default)s)")
-    add("--rounds", type=positive(int), default=3, metavar="N", help="turns of each system (%(default)s)")
-    add("--judge-only", action="store_true", help="transformers judges and takes no part, as with --rate")
-    add("--openvino", type=program, metavar="PYTHON", help="of an environment that has peers/openvino.txt (none)")
-    add("--vllm", type=program, metavar="PYTHON", help="of an environment that has peers/vllm.txt (none)")
+    add("--batch-size", type=positive(int), default=16, metavar="N", help="requests in a batch (%(default)s)")
+    add("--threads", type=positive(int), default=2, metavar="N", help="threads of computation per system (%(default)s)")
+    add("--rounds", type=positive(int), default=3, metavar="N", help="runs of each system (%(default)s)")
+    add("--judge-only", action="store_true", help="transformers only judges the tokens, as with --rate")
+    add("--openvino", type=program_path, metavar="PYTHON", help="Python of an environment with peers/openvino.txt")
+    add("--vllm", type=program_path, metavar="PYTHON", help="Python of an environment with peers/vllm.txt")
     add_trace_options(parser, preset="small", requests=128)
     add_output_options(parser, can_plot=False)
 
 
 def _add_host_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    sizes = listed(positive(int))
-    add("--batch-sizes", type=sizes, default=(16, 64, 256, 512), metavar="N,M", help="a run each (16,64,256,512)")
-    add("--step-us", type=not_negative(int), default=0, metavar="N", help="time of a step of any size (%(default)s)")
-    numbers = listed(not_negative(int))
-    add("--waiting", type=numbers, default=(1000,), metavar="N,M", help="requests behind them, a run each (1000)")
-    add("--tokens", type=positive(int), default=100_000, metavar="N", help="of a run, at least (%(default)s)")
-    add("--streams", type=sizes, default=(64, 256), metavar="N,M", help="at a time, a run each (64,256)")
-    add("--waiting-streams", type=numbers, default=(0,), metavar="N,M", help="open behind them, a run each (0)")
+    sizes, sizes_or_0 = comma_separated(positive(int)), comma_separated(not_negative(int))
+    default = (16, 64, 256, 512)
+    add("--batch-sizes", type=sizes, default=default, metavar="N,M", help="one run per batch size (16,64,256,512)")
+    add("--step-us", type=not_negative(int), default=0, metavar="N", help="microseconds of every step (%(default)s)")
+    add(
+        "--waiting",
+        type=sizes_or_0,
+        default=(1000,),
+        metavar="N,M",
+        help="further requests that wait, one run per number (1000)",
+    )
+    add("--tokens", type=positive(int), default=100_000, metavar="N", help="least tokens of a run (%(default)s)")
+    add(
+        "--streams",
+        type=sizes,
+        default=(64, 256),
+        metavar="N,M",
+        help="concurrent streams, one run per number (64,256)",
+    )
+    add(
+        "--waiting-streams",
+        type=sizes_or_0,
+        default=(0,),
+        metavar="N,M",
+        help="further streams whose requests wait, one run per number (0)",
+    )
     add("--rate", type=positive(float), default=4000.0, metavar="N", help="tokens/s of all streams (%(default)g)")
-    add("--schedulers", type=sizes, default=(1,), metavar="N,M", help="groups on one pool, a run each (1)")
-    add("--gateways", type=sizes, default=(1,), metavar="N,M", help="processes on one pool, a run each (1)")
-    add("--only", choices=("commits", "events"), help="one of the two parts")
+    add("--schedulers", type=sizes, default=(1,), metavar="N,M", help="schedulers of one pool, one run per number (1)")
+    add("--gateways", type=sizes, default=(1,), metavar="N,M", help="gateways of one pool, one run per number (1)")
+    add("--only", choices=("commits", "events"), help="measure only one of the two parts")
     add_output_options(parser, can_plot=False)
 
 
 def _add_sweep_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+    add, sizes = parser.add_argument, comma_separated(positive(int))
     add("--engine", choices=("real", "simulated"), default="real", help="real starts `orca up` itself (%(default)s)")
-    add("--model", metavar="DIR", help="what `orca up` serves (its own small model)")
-    add("--policies", type=listed(str), default=POLICIES, metavar="A,B", help="(iteration,request_level)")
-    add(
-        "--max-batch-sizes", type=listed(positive(int)), default=(1, 8, 16), metavar="N,M", help="a curve each (1,8,16)"
-    )
-    add("--rates", type=listed(positive(float)), metavar="X,Y", help="arrival rates in requests/s, a point each")
+    add("--model", metavar="DIR", help="model for `orca up` (its own small model)")
+    policies = "policies to compare (iteration,request_level)"
+    add("--policies", type=comma_separated(str), default=POLICIES, metavar="A,B", help=policies)
+    add("--max-batch-sizes", type=sizes, default=(1, 8, 16), metavar="N,M", help="one curve per size (1,8,16)")
+    rates = "arrival rates in requests/s, one point per rate"
+    add("--rates", type=comma_separated(positive(float)), metavar="X,Y", help=rates)
     simulate.add_engine_options(parser)
     simulate.add_baseline_options(parser)
     add_output_options(parser, can_plot=True)
 
 
 def _serve(options: argparse.Namespace, up_options: Sequence[str]) -> None:
-    _refuse(up_options)
+    _refuse_up_options(up_options)
     trace = generate(trace_spec(options, options.rate))
-    probe = client.Target(url=options.url, model="", vocab_size=options.vocab_size, api_key=options.api_key)
+    probe = client.LoadTarget(url=options.url, model="", vocab_size=options.vocab_size, api_key=options.api_key)
 
-    async def run() -> tuple[str, list[report.Outcome]]:
+    async def run() -> tuple[str, list[report.RequestOutcome]]:
         model = options.model or (await client.served_models(probe))[0]
-        target = client.Target(
+        target = client.LoadTarget(
             url=options.url,
             model=model,
             vocab_size=options.vocab_size,
@@ -217,7 +268,7 @@ def _serve(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     try:
         model, outcomes = asyncio.run(run())
     except (OSError, ValueError) as error:
-        raise BenchFailed(f"{options.url} does not answer as it should: {error}") from error
+        raise BenchFailed(f"{options.url} does not answer as expected: {error}") from error
     figures = report.summarise(outcomes)
     print("\n".join(report.lines(figures)))
     write_json(options.json, report.to_json(figures))
@@ -227,10 +278,10 @@ def _serve(options: argparse.Namespace, up_options: Sequence[str]) -> None:
 
 
 def _overload(options: argparse.Namespace, up_options: Sequence[str]) -> None:
-    _refuse(up_options)
+    _refuse_up_options(up_options)
     trace = generate(trace_spec(options, None))
-    probe = client.Target(url=options.url, model="", vocab_size=ANY_VOCAB, api_key=options.api_key)
-    asked = overload.Overloading(
+    probe = client.LoadTarget(url=options.url, model="", vocab_size=ANY_VOCAB, api_key=options.api_key)
+    asked = overload.OverloadSettings(
         seconds=options.seconds,
         factor=options.factor,
         clients=options.clients,
@@ -238,28 +289,30 @@ def _overload(options: argparse.Namespace, up_options: Sequence[str]) -> None:
         seed=options.seed,
     )
 
-    async def run() -> tuple[str, overload.Figures]:
+    async def run() -> tuple[str, overload.OverloadFigures]:
         [model, *_] = await client.served_models(probe)
         return model, await overload.measure(replace(probe, model=model), trace, asked)
 
     try:
         model, figures = asyncio.run(run())
     except (OSError, ValueError) as error:
-        raise BenchFailed(f"{options.url} does not answer as it should: {error}") from error
+        raise BenchFailed(f"{options.url} does not answer as expected: {error}") from error
     if not figures.capacity_per_s:
         raise BenchFailed("no request ended while the capacity was measured")
     print("\n".join(overload.lines(figures)))
     peak = None
     if options.gateway_process is not None:
         peak = overload.peak_memory_mib(options.gateway_process)
-        print(f"most memory of process {options.gateway_process}: {peak:.0f} MiB")
+        print(f"peak memory of process {options.gateway_process}: {peak:.0f} MiB")
     if figures.broken:
-        raise BenchFailed(f"{len(figures.broken)} accepted calls did not end whole, the first: {figures.broken[0]}")
+        raise BenchFailed(
+            f"{len(figures.broken)} accepted calls did not get all tokens, the first: {figures.broken[0]}"
+        )
     write_figures(options, overload.measured_figures(figures, asked, {"model": model}, peak))
 
 
 class BenchFailed(OrcaError):
-    """A measurement that cannot be trusted or could not be made."""
+    """A measurement failed, or its figures cannot be trusted."""
 
 
 def _sweep(options: argparse.Namespace, up_options: Sequence[str]) -> None:
@@ -273,12 +326,12 @@ def _homogeneous(options: argparse.Namespace, up_options: Sequence[str]) -> None
 def _run_sweep(options: argparse.Namespace, up_options: Sequence[str], *, is_normalised: bool) -> None:
     baseline, model = simulate.baseline(options), None
     if options.engine == "simulated":
-        _refuse(up_options)
+        _refuse_up_options(up_options)
         measure: Measure = replace(simulate.simulation(options), baseline=baseline).measure
     else:
         simulate.refuse_engine_options(options)
         model = options.model or _small_model()
-        measure = measure_real(model, up_options, baseline, vocab_size=_vocabulary(find_model(model)[0]))
+        measure = measure_real(model, up_options, baseline, vocab_size=_vocab_size(find_model(model)[0]))
     sweep = Sweep(
         spec=trace_spec(options, None),
         policies=simulate.known_policies(options.policies),
@@ -286,12 +339,12 @@ def _run_sweep(options: argparse.Namespace, up_options: Sequence[str], *, is_nor
         max_batch_sizes=options.max_batch_sizes,
         rates=options.rates or (simulate.RATES if options.engine == "simulated" else (1.0, 2.0, 4.0, 8.0, 16.0)),
     )
-    points = run_sweep(sweep, measure, _progress)
-    simulate.show(points, options, is_normalised=is_normalised, model=None if model is None else _name(model))
+    points = run_sweep(sweep, measure, _print_progress)
+    simulate.show(points, options, is_normalised=is_normalised, model=None if model is None else _short_name(model))
 
 
 def _engine(options: argparse.Namespace, up_options: Sequence[str]) -> None:
-    _refuse(up_options)
+    _refuse_up_options(up_options)
     batches = [
         engine.BatchShape(requests=size, prompt_tokens=length, new_tokens=options.new_tokens)
         for length in options.prompt_tokens
@@ -317,7 +370,7 @@ def _engine(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     write_json(options.json, engine.to_json(times))
     settings = {
         "engine": "simulated" if is_simulated else None,
-        "model": options.simulate or "175b" if is_simulated else _name(options.model or _small_model()),
+        "model": options.simulate or "175b" if is_simulated else _short_name(options.model or _small_model()),
         "dtype": None if is_simulated else options.dtype,
         "quantization": None if is_simulated else options.quantization or "none",
         "stages": options.stages,
@@ -329,8 +382,8 @@ def _engine(options: argparse.Namespace, up_options: Sequence[str]) -> None:
         plot.plot_batches(times, options.plot)
 
 
-def _name(model: str) -> str:
-    """Return what figures call a model: the last part of its folder's or its hub's name."""
+def _short_name(model: str) -> str:
+    """Return the name of a model in figures: the last part of its folder or of its name on the hub."""
     return Path(model).name
 
 
@@ -340,7 +393,7 @@ def _small_model() -> str:
     return str(small_model_folder())
 
 
-def _vocabulary(folder: Path) -> int:
+def _vocab_size(folder: Path) -> int:
     return load_model_info(folder).vocab_size
 
 
@@ -349,11 +402,13 @@ def _chunks(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     from orca.bench import chunks  # torch: only here
     from orca.bench.peers.workload import Workload
 
-    _refuse(up_options)
+    _refuse_up_options(up_options)
     folder, _ = find_model(options.model or _small_model())
     trace = generate(trace_spec(options, None))
-    workload = Workload.of(trace, folder, _vocabulary(folder), batch_size=options.batch_size, threads=options.threads)
-    runs = chunks.measure(workload, options.max_batch_tokens, dtype=options.dtype, rounds=options.rounds, say=_progress)
+    workload = Workload.of(trace, folder, _vocab_size(folder), batch_size=options.batch_size, threads=options.threads)
+    runs = chunks.measure(
+        workload, options.max_batch_tokens, dtype=options.dtype, rounds=options.rounds, report_progress=_print_progress
+    )
     print("\n".join(chunks.lines(runs)))
     write_json(options.json, chunks.to_json(runs))
     dtype = None if options.dtype == "float32" else options.dtype
@@ -366,12 +421,12 @@ def _peers(options: argparse.Namespace, up_options: Sequence[str]) -> None:
 
     compare.check_environments(options.openvino, options.vllm)
     trace = generate(trace_spec(options, options.rate))
-    given = None if options.model is None else find_model(options.model)[0]
+    given_model = None if options.model is None else find_model(options.model)[0]
     with TemporaryDirectory(prefix="orca-peers-") as folder:
-        model = given or compare.made_model(options.shape, Path(folder), _progress)
-        contest = compare.Contest(
+        model = given_model or compare.make_random_model(options.shape, Path(folder), _print_progress)
+        comparison = compare.PeerComparison(
             model=model,
-            vocab_size=_vocabulary(model),
+            vocab_size=_vocab_size(model),
             trace=trace,
             batch_size=options.batch_size,
             threads=options.threads,
@@ -382,18 +437,18 @@ def _peers(options: argparse.Namespace, up_options: Sequence[str]) -> None:
             vllm=options.vllm,
             only_judges=options.judge_only,
         )
-        standings = compare.compare(contest, _progress)
-        print("\n".join(table.lines(contest, standings)))
-        write_json(options.json, table.to_json(contest, standings))
-        write_figures(options, figures.figures(contest, standings, trace_settings(options, options.rate)))
+        results = compare.compare(comparison, _print_progress)
+        print("\n".join(table.lines(comparison, results)))
+        write_json(options.json, table.to_json(comparison, results))
+        write_figures(options, figures.figures(comparison, results, trace_settings(options, options.rate)))
 
 
 def _host(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     from orca.bench.host import figures as host  # Redis and tokenizers: only here
     from orca.bench.host import run
 
-    _refuse(up_options)
-    plan = run.Plan(
+    _refuse_up_options(up_options)
+    plan = run.HostPlan(
         batch_sizes=() if options.only == "events" else options.batch_sizes,
         step_us=options.step_us,
         waiting=options.waiting,
@@ -405,18 +460,18 @@ def _host(options: argparse.Namespace, up_options: Sequence[str]) -> None:
         waiting_streams=options.waiting_streams,
     )
     with TemporaryDirectory(prefix="orca-host-") as folder:
-        figures = run.measure(plan, Path(_small_model()), Path(folder), _progress)
+        figures = run.measure(plan, Path(_small_model()), Path(folder), _print_progress)
     print("\n".join(run.lines(figures)))
     write_json(options.json, run.to_json(figures))
     write_figures(options, host.figures(figures))
 
 
-def _refuse(up_options: Sequence[str]) -> None:
+def _refuse_up_options(up_options: Sequence[str]) -> None:
     if up_options:
-        raise SettingError(f"nothing is started here that could take {' '.join(up_options)}")
+        raise SettingError(f"this measurement does not start `orca up`, which could take {' '.join(up_options)}")
 
 
-def _progress(text: str) -> None:
+def _print_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

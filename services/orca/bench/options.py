@@ -1,4 +1,4 @@
-"""Options that several measurements share, and what they mean; bad values end with the name of the flag."""
+"""Options that several measurements share, and their meaning. The error of a bad value names the flag."""
 
 import argparse
 import os
@@ -21,8 +21,8 @@ Number = TypeVar("Number", int, float)
 PICTURES = (".png", ".svg", ".pdf")
 
 
-def listed(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
-    """A reader of comma-separated values: `1,2,4`."""
+def comma_separated(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """Return a reader of comma-separated values, such as `1,2,4`."""
 
     def read(text: str) -> tuple[T, ...]:
         return tuple(kind(part) for part in text.split(","))
@@ -32,12 +32,12 @@ def listed(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
 
 
 def positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
-    """A reader of a number above 0."""
+    """Return a reader of a number above 0."""
     return _checked(kind, lambda value: value > 0, "is not above 0")
 
 
 def not_negative(kind: Callable[[str], Number]) -> Callable[[str], Number]:
-    """A reader of a number from 0 on."""
+    """Return a reader of a number of at least 0."""
     return _checked(kind, lambda value: value >= 0, "is below 0")
 
 
@@ -54,46 +54,48 @@ def _checked(
     return read
 
 
-def program(text: str) -> Path:
-    """A reader of a program: its path, or its name where that is on the PATH."""
+def program_path(text: str) -> Path:
+    """Return the path of a program that is given by its path, or by its name on the PATH."""
     if (found := shutil.which(text)) is None:
-        raise argparse.ArgumentTypeError(f"{text} is no program that can be run here")
+        raise argparse.ArgumentTypeError(f"{text} is not a program that can run here")
     return Path(found)
 
 
-def process(text: str) -> int:
-    """A reader of the id of a process of this machine."""
+def process_id(text: str) -> int:
+    """Return the id of a process on this machine."""
     if not Path(f"/proc/{int(text)}").is_dir():
         raise argparse.ArgumentTypeError(f"there is no process {text}")
     return int(text)
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """Of a server that runs."""
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (%(default)s)")
+    """Add the options that name a running server."""
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server (%(default)s)")
     parser.add_argument(
-        "--api-key", default=os.environ.get("ORCA_API_KEY"), metavar="KEY", help="a bearer token (that in ORCA_API_KEY)"
+        "--api-key", default=os.environ.get("ORCA_API_KEY"), metavar="KEY", help="bearer token ($ORCA_API_KEY)"
     )
 
 
 def add_trace_options(
     parser: argparse.ArgumentParser, *, preset: str | None, requests: int, lengths: tuple[int, int] | None = None
 ) -> None:
-    """How the trace is drawn.
+    """Add the options of the trace.
 
     Args:
-        preset: the default one; None leaves out the choice.
-        lengths: defaults of prompt and new tokens where there is no preset.
+        preset: the default one; None leaves out the option.
+        lengths: defaults of prompt and new tokens if there is no preset.
     """
     add = parser.add_argument_group("trace").add_argument
     prompt, new = (None, None) if lengths is None else (Range(lengths[0], lengths[0]), Range(lengths[1], lengths[1]))
     if preset is not None:
         shown = "; ".join(f"{name}: prompts {p}, new tokens {n}" for name, (p, n) in PRESETS.items())
         add("--preset", choices=tuple(PRESETS), default=preset, help=f"lengths ({shown}; default %(default)s)")
-    add("--prompt-tokens", type=_length, default=prompt, metavar="N[:M]", help="prompt length, uniform N to M")
-    add("--new-tokens", type=_length, default=new, metavar="N[:M]", help="tokens to generate, uniform N to M")
-    add("--requests", type=int, default=requests, metavar="N", help="how many requests (%(default)s)")
-    add("--seed", type=int, default=0, metavar="N", help="of lengths, arrivals and prompts (%(default)s)")
+    add(
+        "--prompt-tokens", type=_length, default=prompt, metavar="N[:M]", help="tokens of a prompt, uniform from N to M"
+    )
+    add("--new-tokens", type=_length, default=new, metavar="N[:M]", help="tokens to generate, uniform from N to M")
+    add("--requests", type=int, default=requests, metavar="N", help="number of requests (%(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of lengths, arrivals and prompts (%(default)s)")
 
 
 def _length(text: str) -> Range:
@@ -104,7 +106,7 @@ def _length(text: str) -> Range:
 
 
 def trace_spec(options: argparse.Namespace, rate: float | None) -> TraceSpec:
-    """The trace that the options ask for. Raises: SettingError."""
+    """Return the settings of the trace from the options. Raises: SettingError."""
     prompt_tokens, new_tokens = options.prompt_tokens, options.new_tokens
     if "preset" in options:
         preset = PRESETS[options.preset]
@@ -122,7 +124,7 @@ def trace_spec(options: argparse.Namespace, rate: float | None) -> TraceSpec:
 
 
 def trace_settings(options: argparse.Namespace, rate: float | None) -> dict[str, Setting]:
-    """Return what tells figures of different traces apart: their load and their lengths."""
+    """Return the settings that distinguish figures of different traces: load and lengths."""
     prompt_tokens, new_tokens = options.prompt_tokens, options.new_tokens
     lengths = f"{prompt_tokens} in, {new_tokens} out"
     if "preset" in options:
@@ -134,7 +136,7 @@ def trace_settings(options: argparse.Namespace, rate: float | None) -> dict[str,
 
 
 def add_output_options(parser: argparse.ArgumentParser, *, can_plot: bool) -> None:
-    """Where results go besides the terminal; what cannot be written is refused before a long run, not after."""
+    """Add the options of output files. A file that cannot be written is refused before a long run, not after it."""
     add = parser.add_argument_group("output").add_argument
     add("--json", type=_output_file, metavar="FILE", help="write all figures to FILE")
     add_figures_option(parser)
@@ -144,7 +146,7 @@ def add_output_options(parser: argparse.ArgumentParser, *, can_plot: bool) -> No
 
 
 def add_figures_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option that keeps figures for the benchmark pages."""
+    """Add the option that stores figures for the benchmark pages."""
     shown = "append figures to FILE, with processor, commit and command (services/orca/bench/results/NAME.jsonl)"
     parser.add_argument("--figures", type=_output_file, metavar="FILE", help=shown)
 
@@ -164,19 +166,19 @@ def _picture_file(text: str) -> Path:
     if Path(text).suffix not in PICTURES:
         raise argparse.ArgumentTypeError(f"{text} does not end in {', '.join(PICTURES)}")
     if find_spec("matplotlib") is None:
-        raise argparse.ArgumentTypeError("it needs matplotlib: pip install 'orca-serving[bench]'")
+        raise argparse.ArgumentTypeError("pictures need matplotlib: pip install 'orca-serving[bench]'")
     return _output_file(text)
 
 
 def write_json(file: Path | None, content: object) -> None:
-    """Write figures where `--json` asks for them."""
+    """Write figures to the file of `--json`, if there is one."""
     if file is not None:
         file.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 def write_figures(options: argparse.Namespace, found: Iterable[Measured], device: str | None = None) -> None:
-    """Append figures where `--figures` asks for them.
+    """Append figures to the file of `--figures`, if there is one.
 
-    Args: device: what was measured, if it is not the processor of this machine.
+    Args: device: the measured device; None for the processor of this machine.
     """
     append(options.figures, found, words=options.words, device=device)

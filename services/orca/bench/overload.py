@@ -1,12 +1,13 @@
-"""Several times more load than a server can serve, by clients that follow Retry-After: goodput and what refusals cost.
+"""Overloads a server with clients that follow Retry-After, and measures goodput and the cost of refusals.
 
-First the capacity is measured, with a bounded number of clients that wait for each other's turn. Then calls come at a
-multiple of it, whatever becomes of the earlier ones; a call that is refused is tried again as the official clients do
-it: after Retry-After, else after a pause that doubles, so many times. Goodput is what ended whole while they came;
-what was accepted is read to its end, so that a figure stands only where every accepted call got all its tokens.
+First a bounded number of clients measures the capacity: each of them sends a call after its previous one has ended.
+Then calls arrive at a multiple of the capacity, independent of earlier ones. A refused call is tried again as the
+official clients do: after Retry-After, otherwise after a pause that doubles, up to a number of retries. Goodput counts
+the calls that ended with all tokens while calls arrived. Every accepted call is read to its end, so that a figure is
+valid only if every accepted call got all its tokens.
 
-The clients are a process of their own, and their work is no part of the server's; but they take processor time from it
-where both share a machine, and a client that is late measures a refusal as late. Both are shown.
+The clients run in their own process, and their work is not part of the server's. But on one machine they take processor
+time from the server, and a late client measures a late refusal. The output shows both.
 """
 
 import asyncio
@@ -19,61 +20,66 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter, process_time
 
-from orca.bench.client import EventStream, Target, request_bytes, wrong_count
+from orca.bench.client import EventStream, LoadTarget, request_bytes, token_count_error
 from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
 from orca.bench.trace import Trace
 
 RETRYABLE = frozenset((429, 500, 502, 503, 504))
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
-"""Of a refused call that was not told when to come back: doubled each time, a quarter of it left to chance."""
+"""Pause after a refusal without Retry-After: doubled each time, then reduced by up to a quarter at random."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overloading:
-    """What is asked of the server."""
+class OverloadSettings:
+    """The load that the server gets."""
 
-    seconds: float  # of overload; the capacity is measured for a third of it
-    factor: float  # calls that come, in multiples of the capacity
-    clients: int  # at a time, where the capacity is measured
-    retries: int  # of a refused call
+    seconds: float  # of overload; measuring the capacity takes a third of it
+    factor: float  # arrival rate as a multiple of the capacity
+    clients: int  # concurrent ones while the capacity is measured
+    retries: int  # of a refused call, at most
     seed: int
 
 
 @dataclass(slots=True)
-class Figures:
+class OverloadFigures:
+    """The measurements of both phases."""
+
     capacity_per_s: float = 0.0  # requests
     goodput_per_s: float = 0.0
     offered_per_s: float = 0.0  # first attempts
     attempts: int = 0  # under overload
-    retries: int = 0  # of those, that were not the first of their call
-    accepted: int = 0  # attempts that were answered 200, in both phases
-    broken: list[str] = field(default_factory=list)  # why an accepted call did not end whole
-    refusal_s: list[float] = field(default_factory=list)  # from connecting to the whole answer
-    late_s: list[float] = field(default_factory=list)  # by how much a call left after it was due
-    client_processors: float = 0.0  # that the clients kept busy under overload
+    retries: int = 0  # attempts under overload after the first of a call
+    accepted: int = 0  # attempts with status 200, in both phases
+    broken: list[str] = field(default_factory=list)  # error of each accepted call that did not get all its tokens
+    refusal_s: list[float] = field(default_factory=list)  # from connecting to the end of the answer
+    late_s: list[float] = field(default_factory=list)  # delay between the due time of a call and its start
+    client_processors: float = 0.0  # processors that the clients kept busy under overload
     statuses: Counter[str] = field(default_factory=Counter)  # of attempts under overload
 
 
 def quantile_ms(seconds: Sequence[float], percent: int) -> float:
-    """In milliseconds; NaN where there is too little."""
+    """Return a percentile in milliseconds; NaN for less than two values."""
     return 1000 * statistics.quantiles(seconds, n=100)[percent - 1] if len(seconds) > 1 else math.nan
 
 
-async def measure(target: Target, trace: Trace, overloading: Overloading) -> Figures:
-    """Run both phases; calls repeat the trace's requests. A server without a capacity is not overloaded."""
-    calls = [_Call(request_bytes(target, trace, request), request.new_tokens) for request in trace.requests]
-    figures = Figures()
-    figures.capacity_per_s = await _capacity(target, calls, overloading, figures)
+async def measure(target: LoadTarget, trace: Trace, overload: OverloadSettings) -> OverloadFigures:
+    """Run both phases with the requests of the trace, which repeat.
+
+    The second phase is left out if no request ended in the first.
+    """
+    calls = [EncodedCall(request_bytes(target, trace, request), request.new_tokens) for request in trace.requests]
+    figures = OverloadFigures()
+    figures.capacity_per_s = await _capacity(target, calls, overload, figures)
     if not figures.capacity_per_s:
         return figures
-    figures.offered_per_s = figures.capacity_per_s * overloading.factor
-    await _overload(target, calls, overloading, figures)
+    figures.offered_per_s = figures.capacity_per_s * overload.factor
+    await _overload(target, calls, overload, figures)
     return figures
 
 
-def lines(figures: Figures) -> list[str]:
-    """The figures for people."""
+def lines(figures: OverloadFigures) -> list[str]:
+    """Return the figures as text for a terminal."""
     kept = figures.goodput_per_s / figures.capacity_per_s
     statuses = ", ".join(f"{status}: {count}" for status, count in sorted(figures.statuses.items()))
     refusals, late = figures.refusal_s, figures.late_s
@@ -90,14 +96,14 @@ def lines(figures: Figures) -> list[str]:
 
 
 def measured_figures(
-    figures: Figures, overloading: Overloading, settings: Mapping[str, Setting], memory_mib: float | None
+    figures: OverloadFigures, overload: OverloadSettings, settings: Mapping[str, Setting], memory_mib: float | None
 ) -> list[Measured]:
-    """Return the figures for the benchmark pages. Args: memory_mib: the gateway's peak, where it is known."""
-    chosen = {**settings, "factor": overloading.factor}
+    """Return the figures for the benchmark pages. Args: memory_mib: the gateway's peak; None if it is not known."""
+    chosen = {**settings, "factor": overload.factor}
     kept = figures.goodput_per_s / figures.capacity_per_s
     found = [
         measured("Goodput as a share of the capacity", kept, "%", chosen, scale=100),
-        measured("Refusals per second", len(figures.refusal_s) / overloading.seconds, "refusals/s", chosen),
+        measured("Refusals per second", len(figures.refusal_s) / overload.seconds, "refusals/s", chosen),
         measured("Accepted requests that did not end whole", len(figures.broken), "requests", chosen),
     ]
     if len(figures.refusal_s) > 1:
@@ -109,21 +115,23 @@ def measured_figures(
 
 
 def peak_memory_mib(process: int) -> float:
-    """The most memory that a process of this machine ever had."""
+    """Return the peak of a local process's resident memory."""
     status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     [peak] = [line for line in status.splitlines() if line.startswith("VmHWM:")]
     return int(peak.split()[1]) / 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class EncodedCall:
     raw: bytes
     new_tokens: int
 
 
-async def _capacity(target: Target, calls: Sequence[_Call], overloading: Overloading, figures: Figures) -> float:
-    """Requests a second that end whole when nobody is refused."""
-    end_s = perf_counter() + overloading.seconds / 3
+async def _capacity(
+    target: LoadTarget, calls: Sequence[EncodedCall], overload: OverloadSettings, figures: OverloadFigures
+) -> float:
+    """Return the requests per second that end with all tokens while no call is refused."""
+    end_s = perf_counter() + overload.seconds / 3
     whole = 0
 
     async def client(first: int) -> None:
@@ -131,22 +139,24 @@ async def _capacity(target: Target, calls: Sequence[_Call], overloading: Overloa
         number = first
         while perf_counter() < end_s:
             stream = await _attempt(target, calls[number % len(calls)], figures)
-            number += overloading.clients
+            number += overload.clients
             whole += stream.error is None and perf_counter() < end_s
 
-    await asyncio.gather(*(client(first) for first in range(overloading.clients)))
-    return whole / (overloading.seconds / 3)
+    await asyncio.gather(*(client(first) for first in range(overload.clients)))
+    return whole / (overload.seconds / 3)
 
 
-async def _overload(target: Target, calls: Sequence[_Call], overloading: Overloading, figures: Figures) -> None:
-    chance = random.Random(overloading.seed)
+async def _overload(
+    target: LoadTarget, calls: Sequence[EncodedCall], overload: OverloadSettings, figures: OverloadFigures
+) -> None:
+    chance = random.Random(overload.seed)
     start_s, start_processor_s = perf_counter(), process_time()
-    end_s = start_s + overloading.seconds
+    end_s = start_s + overload.seconds
     whole = 0
 
-    async def call(call: _Call, chance: random.Random) -> None:
+    async def call(call: EncodedCall, chance: random.Random) -> None:
         nonlocal whole
-        for attempt in range(overloading.retries + 1):
+        for attempt in range(overload.retries + 1):
             began_s = perf_counter()
             figures.attempts += 1
             figures.retries += attempt > 0
@@ -159,7 +169,7 @@ async def _overload(target: Target, calls: Sequence[_Call], overloading: Overloa
             pause_s = min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S) * (1 - chance.random() / 4)
             pause_s = pause_s if stream.retry_after_s is None else stream.retry_after_s
             if perf_counter() + pause_s > end_s:
-                # A try behind the end counts for nothing.
+                # An attempt after the end would not count.
                 return
             await asyncio.sleep(pause_s)
 
@@ -172,18 +182,18 @@ async def _overload(target: Target, calls: Sequence[_Call], overloading: Overloa
         due_s += chance.expovariate(figures.offered_per_s)
     figures.client_processors = (process_time() - start_processor_s) / (perf_counter() - start_s)
     await asyncio.gather(*running)
-    figures.goodput_per_s = whole / overloading.seconds
+    figures.goodput_per_s = whole / overload.seconds
 
 
-async def _attempt(target: Target, call: _Call, figures: Figures) -> EventStream:
-    """One try, to its end; a connection that cannot be made is an attempt without a status."""
+async def _attempt(target: LoadTarget, call: EncodedCall, figures: OverloadFigures) -> EventStream:
+    """Make one attempt and read its answer to the end; a failed connection is an attempt without a status."""
     stream = EventStream(call.raw)
     try:
         async with asyncio.timeout(target.timeout_s):
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda: stream, target.host, target.port, ssl=target.tls)
             await stream.ended
-        stream.error = stream.error or wrong_count(stream, call.new_tokens)
+        stream.error = stream.error or token_count_error(stream, call.new_tokens)
     except (TimeoutError, OSError) as failure:
         stream.error = f"connection: {str(failure) or 'no end in time'}"
     finally:

@@ -1,4 +1,4 @@
-"""Pictures of curves, for those who ask: matplotlib comes with the extra `bench` and is imported here only."""
+"""Pictures of curves for `--plot`. matplotlib comes with the extra `bench` and is imported here only."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -7,14 +7,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from orca.bench.curve import Point
+from orca.bench.curve import CurvePoint
 from orca.bench.engine import BatchTime
 
 LINE_STYLES = {"iteration": "-o", "request_level": "--s"}
 
 
-def plot_curves(points: Sequence[Point], file: Path, *, is_normalised: bool) -> None:
-    """Median latency over throughput, one line per policy and max batch size (ORCA, Figures 10 and 11).
+def plot_curves(points: Sequence[CurvePoint], file: Path, *, is_normalised: bool) -> None:
+    """Draw median latency over throughput, one line per policy and max batch size (ORCA, Figures 10 and 11).
 
     Args:
         file: its suffix chooses the format: .png, .svg, .pdf.
@@ -27,12 +27,16 @@ def plot_curves(points: Sequence[Point], file: Path, *, is_normalised: bool) -> 
             axes.plot(x, y, LINE_STYLES[runs[0].policy], label=label, markersize=4)
         axes.set_xlabel("throughput (requests/s)")
         axes.set_ylabel("median normalised latency (ms/token)" if is_normalised else "median latency (ms)")
-        # Beyond saturation latencies grow without bound and would press all else to the axis, as in the paper's figure.
+        # Beyond saturation, latencies grow without bound. On a linear axis, all other points would lie at its bottom.
         axes.set_yscale("log")
 
 
 def plot_batches(times: Sequence[BatchTime], file: Path) -> None:
-    """Execution time of a batch over its size, one line per prompt length (ORCA, Figure 9). Args: as `plot_curves`."""
+    """Draw the execution time of a batch over its size, one line per prompt length (ORCA, Figure 9).
+
+    Args:
+        file: its suffix chooses the format: .png, .svg, .pdf.
+    """
     with _axes(file) as axes:
         for length, line in groupby(times, key=lambda time: time.batch.prompt_tokens):
             runs = list(line)
@@ -45,7 +49,7 @@ def plot_batches(times: Sequence[BatchTime], file: Path) -> None:
 
 @contextlib.contextmanager
 def _axes(file: Path) -> Iterator[Any]:
-    """To draw on; written to `file` afterwards."""
+    """Yield axes to draw on, and write them to `file` afterwards."""
     matplotlib = import_module("matplotlib")
     matplotlib.use("agg")
     pyplot = import_module("matplotlib.pyplot")

@@ -1,9 +1,9 @@
-"""How large the random weights of a model for measuring are.
+"""The scales of random weights in models for measuring.
 
-Random weights as a library initialises them make a model that repeats one token whatever the prompt, so comparing its
-outputs would prove nothing. Here a matrix makes its input `GAIN` times as large and embeddings are small beside what
-the layers add, so every output depends on its whole prompt. A much larger gain would let rounding errors grow from
-layer to layer until two right answers differ.
+With a library's usual random weights, a model repeats one token for every prompt, so comparing outputs would prove
+nothing. Here a matrix makes its input `GAIN` times as large, and embeddings are small compared with what the layers
+add, so every output depends on its whole prompt. With a much larger gain, rounding errors would grow from layer to
+layer until two correct answers differ.
 """
 
 GAIN = 1.4

@@ -1,4 +1,4 @@
-"""From what was seen of each request to the figures of a run: pure arithmetic, no clock, no network.
+"""Computes the figures of a run from the outcomes of its requests: pure arithmetic, no clock, no network.
 
 The paper's own figure is the median normalised latency: a request's end-to-end latency divided by the number of tokens
 it generated, the median over all requests (ORCA, section 6.2, Figure 10).
@@ -16,18 +16,18 @@ from orca.bench.figures.writer import measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What a client saw of one request. Times are seconds of the run, 0 is the start of the trace."""
+class RequestOutcome:
+    """The outcome of one request for its client. Times are seconds after the start of the trace."""
 
     index: int
     prompt_tokens: int
-    new_tokens: int  # asked for, and given where `error` is None
-    arrival_s: float  # when the trace says it arrives; latencies count from here, also when the client was late
+    new_tokens: int  # wanted, and received if `error` is None
+    arrival_s: float  # due time in the trace; latencies count from here, even if the client was late
     sent_s: float
-    token_s: tuple[float, ...] = ()  # when each token was seen; fewer entries where a server puts several in one event
-    token_ids: tuple[int, ...] = ()  # where the server reports them
+    token_s: tuple[float, ...] = ()  # time of each token; fewer entries if the server puts several in one event
+    token_ids: tuple[int, ...] = ()  # empty if the server does not report them
     end_s: float = 0.0
-    error: str | None = None  # why it does not count; None for a request that got exactly its tokens
+    error: str | None = None  # reason of a failure; None for a request that got exactly its tokens
 
     @property
     def latency_s(self) -> float:
@@ -41,7 +41,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A quantity over many requests or tokens."""
+    """The mean and the percentiles of a quantity over many requests or tokens."""
 
     mean: float
     p50: float
@@ -51,7 +51,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class RunReport:
     """The figures of one run. Failed requests count in `errors` and nowhere else."""
 
     requests: int  # that got all their tokens
@@ -64,11 +64,11 @@ class Report:
     inter_token_s: Spread | None  # between two tokens of a request; None also when all requests had one token
     latency_s: Spread | None  # end to end
     normalised_s: Spread | None  # latency per generated token; p50 is the y axis of the paper's Figure 10
-    client_lag_s: float  # the latest sending behind the trace: if it is not small, the client was too slow
+    client_lag_s: float  # largest delay between due time and sending: if it is not small, the client was too slow
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of the sorted `values` lie, interpolated linearly between neighbours."""
+    """Return the value with `share` (0 to 1) of the sorted `values` below it, interpolated linearly."""
     place = share * (len(values) - 1)
     below = int(place)
     above = min(below + 1, len(values) - 1)
@@ -76,7 +76,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """Mean and percentiles; None for no values."""
+    """Return mean and percentiles; None for no values."""
     ordered = sorted(values)
     if not ordered:
         return None
@@ -84,13 +84,13 @@ def spread(values: Iterable[float]) -> Spread | None:
     return Spread(mean=fmean(ordered), p50=p50, p90=p90, p99=p99, max=ordered[-1])
 
 
-def summarise(outcomes: Sequence[Outcome]) -> Report:
-    """The figures of a run of at least one request."""
+def summarise(outcomes: Sequence[RequestOutcome]) -> RunReport:
+    """Return the figures of a run of at least one request."""
     good = [outcome for outcome in outcomes if outcome.error is None]
     start_s = min(outcome.arrival_s for outcome in outcomes)
     duration_s = max((outcome.end_s for outcome in good), default=start_s) - start_s
     per_s = 1 / duration_s if duration_s > 0 else 0.0
-    return Report(
+    return RunReport(
         requests=len(good),
         errors=dict(Counter(outcome.error for outcome in outcomes if outcome.error is not None)),
         duration_s=duration_s,
@@ -105,13 +105,13 @@ def summarise(outcomes: Sequence[Outcome]) -> Report:
     )
 
 
-def to_json(report: Report) -> dict[str, Any]:
-    """The report as plain data; seconds and counts, as the fields say."""
+def to_json(report: RunReport) -> dict[str, Any]:
+    """Return the report as plain data, in the units of its fields."""
     return asdict(report)
 
 
-def figures(report: Report, settings: Mapping[str, Setting]) -> list[Measured]:
-    """Return the report as figures of a run with these settings."""
+def figures(report: RunReport, settings: Mapping[str, Setting]) -> list[Measured]:
+    """Return the report as records of a run with these settings."""
     found = [measured("Generated tokens per second", report.tokens_per_s, "tokens/s", settings)]
     for what, values in (("time to first token", report.ttft_s), ("time per token", report.normalised_s)):
         if values is not None:
@@ -120,8 +120,8 @@ def figures(report: Report, settings: Mapping[str, Setting]) -> list[Measured]:
     return found
 
 
-def lines(report: Report) -> list[str]:
-    """The report as a table for a terminal, latencies in milliseconds."""
+def lines(report: RunReport) -> list[str]:
+    """Return the report as a table for a terminal, with latencies in milliseconds."""
     rows = [
         f"requests   {report.requests:>10} done in {report.duration_s:.2f} s, {sum(report.errors.values())} failed",
         f"throughput {report.requests_per_s:>10.2f} requests/s",

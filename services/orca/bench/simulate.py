@@ -1,7 +1,7 @@
-"""`orca simulate`: the real scheduler on simulated stages and virtual time, minutes of a trace in seconds.
+"""`orca simulate`: runs the real scheduler on simulated stages and virtual time; minutes of a trace take seconds.
 
-Policy, pool and loop are those of the product; only the stages are a cost model. What the cost model does not know
-(HTTP, tokenizing, the network) is not in the figures.
+Policy, pool and loop are those of the product; only the stages are a cost model. The figures leave out what the cost
+model does not know: HTTP, tokenizing and the network.
 """
 
 import argparse
@@ -11,12 +11,12 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from orca.bench import curve, report
-from orca.bench.curve import Point
+from orca.bench.curve import CurvePoint
 from orca.bench.figures.figure import Setting
 from orca.bench.options import (
     add_output_options,
     add_trace_options,
-    listed,
+    comma_separated,
     trace_settings,
     trace_spec,
     write_figures,
@@ -51,7 +51,7 @@ ENGINES = MappingProxyType(
         ),
     }
 )
-"""Simulated engines by name; their costs are estimates from sizes and published figures, to be overridden by yours."""
+"""Simulated engines by name. Their costs are estimates from sizes and published figures; options override them."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -76,9 +76,10 @@ def _parser() -> CommandLineParser:
         prog="orca simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--policies", type=listed(str), default=POLICIES, metavar="A,B", help="(iteration,request_level)")
-    add("--max-batch-sizes", type=listed(int), default=(8,), metavar="N,M", help="requests in a batch (8)")
-    add("--rates", type=listed(float), default=(2.0,), metavar="X,Y", help="arrival rates in requests/s (2)")
+    policies = "policies to compare (iteration,request_level)"
+    add("--policies", type=comma_separated(str), default=POLICIES, metavar="A,B", help=policies)
+    add("--max-batch-sizes", type=comma_separated(int), default=(8,), metavar="N,M", help="requests in a batch (8)")
+    add("--rates", type=comma_separated(float), default=(2.0,), metavar="X,Y", help="arrival rates in requests/s (2)")
     add_engine_options(parser)
     add_baseline_options(parser)
     add_trace_options(parser, preset="paper", requests=400)
@@ -87,52 +88,59 @@ def _parser() -> CommandLineParser:
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """What the simulated stages are."""
+    """Add the options of the simulated engine."""
     add = parser.add_argument_group("simulated engine").add_argument
     add("--simulate", choices=tuple(ENGINES), help="sizes and costs to start from (175b)")
-    add("--stages", type=int, metavar="N", help="inter-layer partitions")
+    add("--stages", type=int, metavar="N", help="pipeline stages (inter-layer partitions)")
     add("--slots", type=int, metavar="N", help="KV slots, in tokens")
     add("--max-model-len", type=int, metavar="N", help="longest prompt and output together, in tokens")
-    add("--step-us", type=int, metavar="N", help="time of a stage for a step: weights read once")
-    add("--token-us", type=int, metavar="N", help="the same per row of the flat tensor")
-    add("--context-ns", type=int, metavar="N", help="the same per token that attention reads, in nanoseconds")
-    add("--prefetch", type=int, choices=(0, 1), help="0 is Algorithm 1 (0)")
+    add("--step-us", type=int, metavar="N", help="microseconds of a stage for a step: it reads its weights once")
+    add("--token-us", type=int, metavar="N", help="further microseconds per row of the flat tensor")
+    add("--context-ns", type=int, metavar="N", help="further nanoseconds per token that attention reads")
+    add("--prefetch", type=int, choices=(0, 1), help="batches scheduled ahead; 0 is Algorithm 1 (0)")
 
 
 def refuse_engine_options(options: argparse.Namespace, *, but: Sequence[str] = ()) -> None:
-    """Raises: SettingError for an option of the simulated engine where a real one is measured."""
+    """Check that no option of the simulated engine is set for a real one. Raises: SettingError."""
     names = ("simulate", "stages", "slots", "max_model_len", "step_us", "token_us", "context_ns", "prefetch")
     for name in names:
         if name not in but and getattr(options, name) is not None:
-            raise SettingError(f"--{name.replace('_', '-')} is of the simulated engine, and a real one is measured")
+            flag = f"--{name.replace('_', '-')}"
+            raise SettingError(f"{flag} is an option of the simulated engine; add --engine simulated, or leave it out")
 
 
 def add_baseline_options(parser: argparse.ArgumentParser) -> None:
-    """What the policy request_level stands for, on whatever engine."""
+    """Add the options of the policy request_level, for any engine."""
     add = parser.add_argument_group("request_level").add_argument
     add("--microbatch-size", type=int, metavar="N", help="requests in a microbatch (the whole batch)")
-    add("--without-habits", type=listed(str), default=(), metavar="A,B", help=f"switch off, of {', '.join(HABITS)}")
+    add(
+        "--without-habits",
+        type=comma_separated(str),
+        default=(),
+        metavar="A,B",
+        help=f"switch off, of {', '.join(HABITS)}",
+    )
 
 
 def baseline(options: argparse.Namespace) -> RequestLevelPolicy:
-    """The baseline that the options ask for. Raises: SettingError."""
+    """Return the baseline that the options describe. Raises: SettingError."""
     if unknown := sorted(set(options.without_habits) - set(HABITS)):
-        raise SettingError(f"--without-habits knows {', '.join(HABITS)}, not {', '.join(unknown)}")
+        raise SettingError(f"--without-habits takes any of {', '.join(HABITS)}, not {', '.join(unknown)}")
     if options.microbatch_size is not None and options.microbatch_size < 1:
-        raise SettingError(f"--microbatch-size cannot be {options.microbatch_size}")
+        raise SettingError(f"--microbatch-size must be at least 1, not {options.microbatch_size}")
     return RequestLevelPolicy(microbatch_size=options.microbatch_size, habits=Habits.without(options.without_habits))
 
 
 def simulation(options: argparse.Namespace) -> Simulation:
-    """The simulated engine that the options ask for. Raises: SettingError."""
+    """Return the simulated engine that the options describe. Raises: SettingError."""
     base = ENGINES[options.simulate or "175b"]
 
     def chosen(name: str, default: int) -> int:
         value = getattr(options, name)
         if value is None:
             return default
-        if value < (1 if name in ("stages", "slots", "max_model_len") else 0):
-            raise SettingError(f"--{name.replace('_', '-')} cannot be {value}")
+        if value < (least := 1 if name in ("stages", "slots", "max_model_len") else 0):
+            raise SettingError(f"--{name.replace('_', '-')} must be at least {least}, not {value}")
         return int(value)
 
     slots = chosen("slots", base.shape.slots)
@@ -153,17 +161,17 @@ def simulation(options: argparse.Namespace) -> Simulation:
 
 
 def known_policies(names: Sequence[str]) -> Sequence[str]:
-    """The names, if all of them are policies. Raises: SettingError."""
+    """Check that all names are policies, and return them. Raises: SettingError."""
     for name in names:
         if name not in POLICIES:
-            raise SettingError(f"--policies knows {' and '.join(POLICIES)}, not {name}")
+            raise SettingError(f"--policies takes {' and '.join(POLICIES)}, not {name}")
     return names
 
 
-def show(points: Sequence[Point], options: argparse.Namespace, *, is_normalised: bool, model: str | None) -> None:
-    """Print, write and draw what the options ask for: the whole report of a single run, or the table of a sweep.
+def show(points: Sequence[CurvePoint], options: argparse.Namespace, *, is_normalised: bool, model: str | None) -> None:
+    """Print, write and draw the results: the whole report of a single run, or the table of a sweep.
 
-    Args: model: the name of the one that a real engine served (None: the engine was simulated).
+    Args: model: name of the model of a real engine; None if the engine was simulated.
     """
     for point in points if len(points) <= 2 else ():
         print(f"{point.curve} at {point.rate:g} requests/s")

@@ -1,7 +1,7 @@
-"""A trace through the real scheduler: its loop, its policies and the in-memory pool, on simulated stages.
+"""Runs a trace through the real scheduler: its loop, its policies and the in-memory pool, on simulated stages.
 
-Everything runs on virtual time in this process. A client's place is taken by the pool: a token counts as seen when the
-commit that holds it is done, which is the moment from which a gateway may read it.
+Everything runs on virtual time in this process. There is no client: a token counts as received when the commit that
+contains it is done, because a gateway may read it from then on.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from orca.bench.report import Outcome, Report, summarise
+from orca.bench.report import RequestOutcome, RunReport, summarise
 from orca.bench.trace import GREEDY, Trace, TraceRequest
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import SettingError
@@ -30,19 +30,21 @@ CALLER = Caller(group="simulated", process="simulated-1", revision="simulated")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """A simulated engine and how the scheduler in front of it is set."""
+    """A simulated engine and the settings of its scheduler."""
 
     shape: EngineShape
     cost: CostModel
     prefetch: int = 0
-    baseline: RequestLevelPolicy = field(default_factory=RequestLevelPolicy)  # what `request_level` stands for
+    baseline: RequestLevelPolicy = field(default_factory=RequestLevelPolicy)  # the policy named `request_level`
 
-    def measure(self, policy: str, max_batch_size: int, traces: Sequence[Trace]) -> Iterator[Report]:
-        """A report of each trace (see `sweep.Measure`). Raises: SettingError when the policy cannot run here."""
+    def measure(self, policy: str, max_batch_size: int, traces: Sequence[Trace]) -> Iterator[RunReport]:
+        """Yield a report of each trace (see `sweep.Measure`). Raises: SettingError if the policy cannot run here."""
         for trace in traces:
             yield summarise(self.run(policy, max_batch_size, trace))
 
-    def run(self, policy: str, max_batch_size: int, trace: Trace, observer: Observer | None = None) -> list[Outcome]:
+    def run(
+        self, policy: str, max_batch_size: int, trace: Trace, observer: Observer | None = None
+    ) -> list[RequestOutcome]:
         """Run one trace to its end. Returns: an outcome per request, in order of arrival."""
         if trace.max_total_tokens > min(self.shape.slots, self.shape.max_model_len):
             raise SettingError(
@@ -61,7 +63,9 @@ class Simulation:
         assert name == "request_level", name
         return self.baseline
 
-    async def _run(self, policy: Policy, choices: SchedulingOptions, trace: Trace, observer: Observer) -> list[Outcome]:
+    async def _run(
+        self, policy: Policy, choices: SchedulingOptions, trace: Trace, observer: Observer
+    ) -> list[RequestOutcome]:
         pool = WatchedPool(len(trace.requests))
         dependencies = Dependencies(
             pool=pool,
@@ -79,15 +83,15 @@ class Simulation:
             await pool.is_served.wait()
             start_s = asyncio.get_running_loop().time()
             for request in trace.requests:
-                tasks.create_task(_arrive(pool, request, start_s))
+                tasks.create_task(_submit_on_time(pool, request, start_s))
             await pool.is_done.wait()
             scheduler.stop()
-        return [_outcome(request, pool.sightings[_parent(request)], start_s) for request in trace.requests]
+        return [_outcome(request, pool.observed[_parent_id(request)], start_s) for request in trace.requests]
 
 
 @dataclass(slots=True)
-class Sighting:
-    """What has become readable of one request; times of the loop's clock."""
+class ObservedRequest:
+    """The part of one request that has become readable; times of the loop's clock."""
 
     token_s: list[float] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -96,14 +100,14 @@ class Sighting:
 
 
 class WatchedPool(MemoryPool):
-    """The in-memory pool, on the running loop's clock, noting when each token became readable."""
+    """The in-memory pool on the running loop's clock; records when each token became readable."""
 
     def __init__(self, requests: int) -> None:
         super().__init__(virtual_time.VirtualClock())
-        self.sightings: dict[str, Sighting] = {}
+        self.observed: dict[str, ObservedRequest] = {}
         self.is_served = asyncio.Event()  # a formed group has set the revision
         self.is_done = asyncio.Event()  # all of `requests` have ended
-        self._left = requests
+        self._unfinished = requests
 
     async def set_revision(self, revision: str, generation: int) -> str:
         current = await super().set_revision(revision, generation)
@@ -115,25 +119,25 @@ class WatchedPool(MemoryPool):
         now_s = asyncio.get_running_loop().time()
         for entry, answer in zip(entries, answers, strict=True):
             if answer is CommitAnswer.APPLIED:
-                self._see(entry, now_s)
+                self._observe(entry, now_s)
         return answers
 
-    def _see(self, entry: CommitEntry, now_s: float) -> None:
-        sighting = self.sightings.setdefault(entry.request_id.rpartition(".")[0], Sighting())
-        sighting.token_s += [now_s] * len(entry.tokens)
-        sighting.token_ids += [token.id for token in entry.tokens]
+    def _observe(self, entry: CommitEntry, now_s: float) -> None:
+        observed_request = self.observed.setdefault(entry.request_id.rpartition(".")[0], ObservedRequest())
+        observed_request.token_s += [now_s] * len(entry.tokens)
+        observed_request.token_ids += [token.id for token in entry.tokens]
         if entry.end is not None:
-            sighting.end, sighting.end_s = entry.end, now_s
-            self._left -= 1
-            if not self._left:
+            observed_request.end, observed_request.end_s = entry.end, now_s
+            self._unfinished -= 1
+            if not self._unfinished:
                 self.is_done.set()
 
 
-async def _arrive(pool: WatchedPool, trace_request: TraceRequest, start_s: float) -> None:
-    """Submit a request when it is due, as a gateway does."""
+async def _submit_on_time(pool: WatchedPool, trace_request: TraceRequest, start_s: float) -> None:
+    """Submit a request when it is due, as a gateway would."""
     await asyncio.sleep(start_s + trace_request.arrival_s - asyncio.get_running_loop().time())
     request = Request(
-        parent=_parent(trace_request),
+        parent=_parent_id(trace_request),
         choice=0,
         revision=CALLER.revision,
         prompt=(0,) * trace_request.prompt_tokens,  # simulated stages do not read it
@@ -145,20 +149,23 @@ async def _arrive(pool: WatchedPool, trace_request: TraceRequest, start_s: float
     )
 
 
-def _parent(request: TraceRequest) -> str:
+def _parent_id(request: TraceRequest) -> str:
     return f"r{request.index}"
 
 
-def _outcome(request: TraceRequest, seen: Sighting, start_s: float) -> Outcome:
-    is_whole = seen.end == End(FinishReason.LENGTH, request.new_tokens) and len(seen.token_s) == request.new_tokens
-    return Outcome(
+def _outcome(request: TraceRequest, observed_request: ObservedRequest, start_s: float) -> RequestOutcome:
+    is_whole = (
+        observed_request.end == End(FinishReason.LENGTH, request.new_tokens)
+        and len(observed_request.token_s) == request.new_tokens
+    )
+    return RequestOutcome(
         index=request.index,
         prompt_tokens=request.prompt_tokens,
         new_tokens=request.new_tokens,
         arrival_s=request.arrival_s,
         sent_s=request.arrival_s,
-        token_s=tuple(token_s - start_s for token_s in seen.token_s),
-        token_ids=tuple(seen.token_ids),
-        end_s=seen.end_s - start_s,
-        error=None if is_whole else f"ended with {seen.end}",
+        token_s=tuple(token_s - start_s for token_s in observed_request.token_s),
+        token_ids=tuple(observed_request.token_ids),
+        end_s=observed_request.end_s - start_s,
+        error=None if is_whole else f"ended with {observed_request.end}",
     )

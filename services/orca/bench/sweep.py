@@ -1,7 +1,7 @@
-"""Runs behind a curve: every policy and max batch size over rising arrival rates (ORCA, section 6.2).
+"""Runs every policy and max batch size over rising arrival rates: the points of the curves (ORCA, section 6.2).
 
-What is measured is a `Measure`: a whole system of processes over HTTP (`measure_real`), or the real scheduler on
-simulated stages (`simulated_run.Simulation`). The sweep cannot tell them apart.
+A `Measure` makes the runs: on a whole system of processes over HTTP (`measure_real`), or with the real scheduler on
+simulated stages (`simulated_run.Simulation`). The sweep treats both in the same way.
 """
 
 import asyncio
@@ -11,47 +11,47 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from orca.bench.client import run_trace
-from orca.bench.curve import Point
-from orca.bench.report import Report, summarise
+from orca.bench.curve import CurvePoint
+from orca.bench.report import RunReport, summarise
 from orca.bench.system import running_system
 from orca.bench.trace import Range, Trace, TraceSpec, generate
 from orca.scheduler.policy.request_level import HABITS, RequestLevelPolicy
 
-Measure = Callable[[str, int, Sequence[Trace]], Iterable[Report]]
-"""(policy, max batch size, traces) -> a report of each trace, each from an idle system."""
+Measure = Callable[[str, int, Sequence[Trace]], Iterable[RunReport]]
+"""(policy, max batch size, traces) -> a report of each trace; every trace starts on an idle system."""
 
 ANY_VOCAB = 256
-"""Token ids that every model has, for prompts to a server whose model is not known here."""
+"""Number of token ids that every model has, for prompts to a server with an unknown model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """Which runs."""
+    """The runs to make: every combination of policy, max batch size and rate."""
 
-    spec: TraceSpec  # its rate is replaced by each of `rates`
+    spec: TraceSpec  # each of `rates` replaces its rate
     policies: Sequence[str]
-    baseline: RequestLevelPolicy = field(default_factory=RequestLevelPolicy)  # what `request_level` stands for
+    baseline: RequestLevelPolicy = field(default_factory=RequestLevelPolicy)  # the policy named `request_level`
     max_batch_sizes: Sequence[int]
     rates: Sequence[float]  # requests/s
 
     def scheduling(self, policy: str) -> str:
-        """A policy in full."""
+        """Return the full description of a policy."""
         return self.baseline.describe() if policy == "request_level" else policy
 
 
-def run_sweep(sweep: Sweep, measure: Measure, say: Callable[[str], None]) -> list[Point]:
-    """Run all of it.
+def run_sweep(sweep: Sweep, measure: Measure, report_progress: Callable[[str], None]) -> list[CurvePoint]:
+    """Make all runs of a sweep.
 
     Returns: the points of one curve after the other, in the order of the rates.
     """
     points = []
     for policy in sweep.policies:
         for size in sweep.max_batch_sizes:
-            say(f"{policy}, max batch size {size}: {len(sweep.rates)} arrival rates")
+            report_progress(f"{policy}, max batch size {size}: {len(sweep.rates)} arrival rates")
             traces = [generate(_at_rate(sweep.spec, rate)) for rate in sweep.rates]
             for rate, report in zip(sweep.rates, measure(policy, size, traces), strict=True):
                 points.append(
-                    Point(
+                    CurvePoint(
                         policy=policy,
                         scheduling=sweep.scheduling(policy),
                         max_batch_size=size,
@@ -73,16 +73,16 @@ def _at_rate(spec: TraceSpec, rate: float) -> TraceSpec:
 
 
 def measure_real(model: str, up_options: Sequence[str], baseline: RequestLevelPolicy, *, vocab_size: int) -> Measure:
-    """Measures `orca up` on this machine: one system per policy and max batch size, one trace after the other."""
+    """Return a `Measure` of `orca up` on this machine: one system per policy and max batch size, for all its traces."""
 
-    async def run(policy: str, max_batch_size: int, traces: Sequence[Trace], folder: Path) -> list[Report]:
+    async def run(policy: str, max_batch_size: int, traces: Sequence[Trace], folder: Path) -> list[RunReport]:
         options = ["--policy", policy, "--max-batch-size", str(max_batch_size), *up_options]
         options += baseline_flags(baseline) if policy == "request_level" else []
         async with running_system(model, options, folder, vocab_size=vocab_size) as target:
             await run_trace(target, _warm_up(traces[0].spec))
             return [summarise(await run_trace(target, trace)) for trace in traces]
 
-    def measure(policy: str, max_batch_size: int, traces: Sequence[Trace]) -> list[Report]:
+    def measure(policy: str, max_batch_size: int, traces: Sequence[Trace]) -> list[RunReport]:
         with TemporaryDirectory(prefix="orca-bench-") as folder:
             return asyncio.run(run(policy, max_batch_size, traces, Path(folder)))
 
@@ -90,7 +90,7 @@ def measure_real(model: str, up_options: Sequence[str], baseline: RequestLevelPo
 
 
 def baseline_flags(baseline: RequestLevelPolicy) -> list[str]:
-    """The baseline as `orca up` is told."""
+    """Return the options of `orca up` for the baseline."""
     flags = [] if baseline.microbatch_size is None else ["--microbatch-size", str(baseline.microbatch_size)]
     off = [name for name in HABITS if name not in baseline.habits.in_force()]
     return [*flags, "--without-habits", ",".join(off)] if off else flags

@@ -1,4 +1,4 @@
-"""A server on this machine for the length of a measurement, mostly a whole Orca: starts it, waits, takes it down."""
+"""Runs a server on this machine during a measurement, usually a whole Orca: starts it, waits for it, stops it."""
 
 import asyncio
 import os
@@ -11,31 +11,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from orca.bench.client import Target, get_json, served_models
+from orca.bench.client import LoadTarget, get_json, served_models
 from orca.core.domain.errors import OrcaError
 from orca.core.process.parent_death import die_with_parent
 from orca.core.process.ports import free_port
 
 READY_WITHIN_S = 300.0
-"""Loading a big model from a cold disk; a small one takes seconds. vLLM compiles for up to three minutes."""
+"""Enough to load a big model from a cold disk; a small one takes seconds. vLLM compiles for up to three minutes."""
 
 STOP_WITHIN_S = 30.0
 
 
-class SystemFailed(OrcaError):
-    """A server ended or was not ready in time; carries the end of what it printed."""
+class ServerFailed(OrcaError):
+    """A server ended or was not ready in time; the message has the end of its output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """How a server of the OpenAI API is started on this machine."""
+class BenchServer:
+    """The command that starts a server of the OpenAI API on this machine."""
 
-    name: str  # for people
+    name: str  # for messages
     command: Sequence[str]
-    port: int  # of 127.0.0.1, where `command` makes it listen
-    log: Path  # gets what it prints
+    port: int  # of 127.0.0.1; `command` makes the server listen on it
+    log: Path  # file for its output
     vocab_size: int
-    ready_path: str = "/v1/models"  # answers 200 with JSON once requests are welcome
+    ready_path: str = "/v1/models"  # answers 200 with JSON when the server takes requests
     environment: Mapping[str, str] = field(default_factory=dict)  # variables that differ from this process's own
 
 
@@ -48,19 +48,19 @@ async def running_system(
     vocab_size: int,
     environment: Mapping[str, str] | None = None,
     on_start: Callable[[int], None] | None = None,
-) -> AsyncIterator[Target]:
-    """`orca up --model MODEL OPTIONS`, ready for requests, with nothing in its pool.
+) -> AsyncIterator[LoadTarget]:
+    """Run `orca up --model MODEL OPTIONS` with an empty pool, and yield it when it is ready for requests.
 
     Args:
-        folder: for its data and logs; what it prints goes to `up.log` there.
+        folder: for its data and logs; its output goes to `up.log` there.
         environment: variables that differ from this process's own.
-        on_start: told the process id of `orca up`, before it is ready.
-    Raises: SystemFailed.
+        on_start: called with the process id of `orca up`, before it is ready.
+    Raises: ServerFailed.
     """
     port = free_port()
     with TemporaryDirectory(dir=folder, prefix="data-") as data:
         arguments = ["--model", model, "--host", "127.0.0.1", "--port", str(port), "--data", data, *options]
-        server = Server(
+        server = BenchServer(
             name="`orca up`",
             command=[sys.executable, "-m", "orca.cli.main", "up", *arguments],
             port=port,
@@ -74,11 +74,13 @@ async def running_system(
 
 
 @asynccontextmanager
-async def running_server(server: Server, *, on_start: Callable[[int], None] | None = None) -> AsyncIterator[Target]:
-    """The server, ready for requests.
+async def running_server(
+    server: BenchServer, *, on_start: Callable[[int], None] | None = None
+) -> AsyncIterator[LoadTarget]:
+    """Run the server, and yield it when it is ready for requests.
 
-    Args: on_start: told its process id before it is ready.
-    Raises: SystemFailed.
+    Args: on_start: called with its process id, before it is ready.
+    Raises: ServerFailed.
     """
     process = _start(server)
     try:
@@ -89,7 +91,7 @@ async def running_server(server: Server, *, on_start: Callable[[int], None] | No
         await asyncio.to_thread(_stop, process)
 
 
-def _start(server: Server) -> "subprocess.Popen[bytes]":
+def _start(server: BenchServer) -> "subprocess.Popen[bytes]":
     with server.log.open("wb") as output:
         return subprocess.Popen(
             die_with_parent(server.command),
@@ -97,35 +99,35 @@ def _start(server: Server) -> "subprocess.Popen[bytes]":
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **server.environment},
-            # Its own process group: a Ctrl-C meant for us must not end it before its results are in.
+            # Its own process group: Ctrl-C for this process must not end the server before its results are written.
             start_new_session=True,
         )
 
 
-async def _ready(process: "subprocess.Popen[bytes]", server: Server) -> Target:
+async def _ready(process: "subprocess.Popen[bytes]", server: BenchServer) -> LoadTarget:
     url = f"http://127.0.0.1:{server.port}"
-    probe = Target(url=url, model="", vocab_size=server.vocab_size, timeout_s=2)
+    probe = LoadTarget(url=url, model="", vocab_size=server.vocab_size, timeout_s=2)
     deadline = asyncio.get_running_loop().time() + READY_WITHIN_S
     while asyncio.get_running_loop().time() < deadline:
         if process.poll() is not None:
-            raise SystemFailed(f"{server.name} ended with {process.returncode}:\n{tail(server.log)}")
+            raise ServerFailed(f"{server.name} ended with {process.returncode}:\n{log_tail(server.log)}")
         try:
             await get_json(probe, server.ready_path)
             [model, *_] = await served_models(probe)
         except (OSError, ValueError):
             await asyncio.sleep(0.2)
         else:
-            return Target(url=url, model=model, vocab_size=server.vocab_size)
-    raise SystemFailed(f"{server.name} was not ready within {READY_WITHIN_S:g} s:\n{tail(server.log)}")
+            return LoadTarget(url=url, model=model, vocab_size=server.vocab_size)
+    raise ServerFailed(f"{server.name} was not ready within {READY_WITHIN_S:g} s:\n{log_tail(server.log)}")
 
 
-def tail(log: Path) -> str:
-    """The last lines of what was printed."""
+def log_tail(log: Path) -> str:
+    """Return the last lines of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-20:])
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """As Ctrl-C does; whatever of its process group is left behind that, or after a bound, is killed."""
+    """Stop a server as Ctrl-C does; then, or after `STOP_WITHIN_S`, kill the rest of its process group."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
     with suppress(subprocess.TimeoutExpired):

@@ -1,8 +1,9 @@
-"""Request traces as the paper makes them: lengths drawn uniformly, arrivals by a Poisson process (ORCA, section 6.2).
+"""Request traces as in the paper: lengths from a uniform distribution, arrivals by a Poisson process (ORCA, section
+6.2).
 
 Pure and seeded: the same settings and seed give the same trace on every machine. Lengths and arrivals come from two
-streams of random numbers, so traces that differ only in their rate hold the same requests in the same order, and their
-arrival times differ by a factor.
+streams of random numbers. So traces that differ only in their rate contain the same requests in the same order, and
+their arrival times differ by a factor.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from types import MappingProxyType
 from orca.core.domain.request import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
-"""How every request of a measurement draws: the same tokens each time, exactly as many as asked for."""
+"""Sampling of every request of a measurement: the same tokens each time, exactly as many as wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,11 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSpec:
-    """What decides a trace."""
+    """The settings that determine a trace."""
 
     requests: int  # how many
     prompt_tokens: Range  # the paper's number of input tokens
-    new_tokens: Range  # the paper's max_gen_tokens: each request generates exactly so many
+    new_tokens: Range  # the paper's max_gen_tokens: each request generates exactly this number
     rate: float | None = None  # requests per second of the Poisson process; None: all arrive at 0
     seed: int = 0
 
@@ -58,14 +59,14 @@ class TraceSpec:
 class TraceRequest:
     """One request of a trace."""
 
-    index: int  # its place in order of arrival, from 0
+    index: int  # position in order of arrival, from 0
     arrival_s: float  # seconds after the start of the trace
     prompt_tokens: int
     new_tokens: int
 
     @property
     def max_total_tokens(self) -> int:
-        """The paper's max_tokens: what slots are reserved for."""
+        """The paper's max_tokens: the number of slots to reserve."""
         return self.prompt_tokens + self.new_tokens
 
 
@@ -82,13 +83,13 @@ class Trace:
 
     @property
     def max_total_tokens(self) -> int:
-        """Of the longest request: what a model and the slots must at least hold."""
+        """Tokens of the longest request: the minimum for the model's length and the slots."""
         return max(request.max_total_tokens for request in self.requests)
 
     def prompt(self, index: int, vocab_size: int) -> list[int]:
-        """Random token ids for a request's prompt, below `vocab_size`, the same ones at every call.
+        """Return random token ids below `vocab_size` for a request's prompt, the same ones at every call.
 
-        Two prompts share no prefix but by chance, so that a cache of prefixes changes no figure.
+        Two prompts share a prefix only by chance, so that a prefix cache changes no figure.
         """
         numbers = Random(f"{self.spec.seed}/prompt/{index}")
         return numbers.choices(range(vocab_size), k=self.requests[index].prompt_tokens)

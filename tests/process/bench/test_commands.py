@@ -11,7 +11,7 @@ from orca.bench.main import main as bench
 from orca.bench.peers.model import LlamaShape, make_model
 from orca.bench.simulate import main as simulate
 from orca.bench.sweep import baseline_flags
-from orca.bench.system import SystemFailed, running_system
+from orca.bench.system import ServerFailed, running_system
 from orca.core.domain.errors import ModelError, SettingError
 from orca.core.process.ports import free_port
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
@@ -127,25 +127,25 @@ def test_serve_says_when_nobody_listens(capsys: pytest.CaptureFixture[str]) -> N
     [
         (["sweep", "--rates", "fast"], "--rates"),
         (["sweep", "--engine", "simulated", "--policies", "newest_first"], "not newest_first"),
-        (["sweep", "--engine", "simulated", "--stages", "0"], "--stages cannot be 0"),
+        (["sweep", "--engine", "simulated", "--stages", "0"], "--stages must be at least 1, not 0"),
         (["sweep", "--engine", "simulated", "--requests", "0"], "at least one request"),
-        (["sweep", "--slots", "64"], "--slots is of the simulated engine"),
-        (["homogeneous", "--prefetch", "1"], "--prefetch is of the simulated engine"),
-        (["engine", "--step-us", "5"], "--step-us is of the simulated engine"),
-        (["sweep", "--without-habits", "haste"], "--without-habits knows holds_results.*, not haste"),
+        (["sweep", "--slots", "64"], "--slots is an option of the simulated engine"),
+        (["homogeneous", "--prefetch", "1"], "--prefetch is an option of the simulated engine"),
+        (["engine", "--step-us", "5"], "--step-us is an option of the simulated engine"),
+        (["sweep", "--without-habits", "haste"], "--without-habits takes any of holds_results.*, not haste"),
         (["serve", "--rate", "0"], "above 0"),
         (["serve", "--preset", "huge"], "--preset"),
         (["serve", "--prompt-tokens", "9:3"], "--prompt-tokens: .* 1 <= low <= high, not 9..3"),
-        (["serve", "--", "--stages", "2"], "nothing is started here that could take --stages 2"),
+        (["serve", "--", "--stages", "2"], "does not start `orca up`, which could take --stages 2"),
         (["sweep", "--rates", "1,0"], "--rates: 0 is not above 0"),
         (["engine", "--batch-sizes", "0"], "--batch-sizes: 0 is not above 0"),
         (["host", "--waiting", "0,-1"], "--waiting: -1 is below 0"),
         (["host", "--step-us", "-5"], "--step-us: -5 is below 0"),
         (["peers", "--batch-size", "0"], "--batch-size: 0 is not above 0"),
-        (["peers", "--openvino", "/no/such/python"], "--openvino: /no/such/python is no program"),
-        (["peers", "--openvino", "/etc/passwd"], "--openvino: /etc/passwd is no program"),
-        (["peers", "--openvino", "/bin"], "--openvino: /bin is no program"),
-        (["peers", "--vllm", "/bin"], "--vllm: /bin is no program"),
+        (["peers", "--openvino", "/no/such/python"], "--openvino: /no/such/python is not a program"),
+        (["peers", "--openvino", "/etc/passwd"], "--openvino: /etc/passwd is not a program"),
+        (["peers", "--openvino", "/bin"], "--openvino: /bin is not a program"),
+        (["peers", "--vllm", "/bin"], "--vllm: /bin is not a program"),
         (["overload", "--gateway-process", "4194305"], "--gateway-process: there is no process 4194305"),
         (["overload", "--retries", "-1"], "--retries: -1 is below 0"),
         (["engine", "--new-tokens", "none"], "--new-tokens: invalid int value: 'none'"),
@@ -171,7 +171,7 @@ def test_a_model_that_cannot_be_served_is_refused_before_anything_runs(action: s
 
 
 async def test_a_system_that_does_not_start_is_reported_with_its_words(tmp_path: Path) -> None:
-    with pytest.raises(SystemFailed, match=r"ended with 2:(?s:.)*no-such-model"):
+    with pytest.raises(ServerFailed, match=r"ended with 2:(?s:.)*no-such-model"):
         async with running_system("./no-such-model", [], tmp_path, vocab_size=1):
             raise AssertionError("it started")
 
@@ -181,6 +181,6 @@ def test_a_plot_without_matplotlib_is_refused_before_the_run(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     line = ["--rates", "1", *SHORT, "--plot", str(tmp_path / "x.png")]
-    with pytest.raises(SettingError, match=r"--plot: it needs matplotlib: pip install 'orca-serving\[bench\]'"):
+    with pytest.raises(SettingError, match=r"--plot: pictures need matplotlib: pip install 'orca-serving\[bench\]'"):
         simulate(line)
     assert not capsys.readouterr().out

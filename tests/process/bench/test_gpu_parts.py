@@ -19,7 +19,7 @@ from orca.bench.gpu.shapes import SMALL, llama, made, random_tokens
 from orca.bench.gpu.steps import BatchSteps
 from orca.bench.kernels.clock import Clock
 from orca.bench.main import main as bench
-from orca.bench.peers.workload import Answer, Workload
+from orca.bench.peers.workload import PeerAnswer, Workload
 from orca.core.domain.errors import SettingError
 from orca.worker.stage.sampling import HostSample
 from orca.worker.stage.stage import Stage
@@ -102,11 +102,11 @@ def test_a_wrong_token_fails_the_command(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_another_librarys_failure_is_said_and_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object, **__: object) -> Answer:
+    def fails(*_: object, **__: object) -> PeerAnswer:
         raise RuntimeError("out of memory\nand more")
 
-    def lies(_: Any, workload: Workload) -> Answer:
-        return Answer(seconds=0.001, tokens=[[7] * count for count in workload.new_tokens])
+    def lies(_: Any, workload: Workload) -> PeerAnswer:
+        return PeerAnswer(seconds=0.001, tokens=[[7] * count for count in workload.new_tokens])
 
     monkeypatch.setattr(paper_trace, "continuous_batching", fails)
     monkeypatch.setattr(paper_trace, "static_batching", lies)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orca.bench.host.commits import Load
-from orca.bench.host.null_engine import NullEngine, drawn
+from orca.bench.host.commits import CommitLoad
+from orca.bench.host.null_engine import NullEngine, expected_token
 from orca.bench.main import main as bench
 from orca.bench.trace import Range
 from orca.core.domain.engine import EngineShape
@@ -44,8 +44,10 @@ async def test_the_null_engine_draws_by_request_and_index_also_behind_a_log() ->
     await engine.submit(a_step(2))
     results = engine.results()
     sampled = [(await anext(results)).sampled for _ in range(2)]
-    assert sampled == [(Sampled(1, index, Token(drawn("r.0", index, VOCAB))),) for index in (4, 5)]
-    assert len({drawn("r.0", index, VOCAB) for index in range(VOCAB)}) == VOCAB, "neighbours differ for a whole round"
+    assert sampled == [(Sampled(1, index, Token(expected_token("r.0", index, VOCAB))),) for index in (4, 5)]
+    assert len({expected_token("r.0", index, VOCAB) for index in range(VOCAB)}) == VOCAB, (
+        "neighbours differ for a whole round"
+    )
 
 
 async def test_the_null_engine_never_answers_in_the_turn_that_asks() -> None:
@@ -70,21 +72,21 @@ async def test_steps_of_the_null_engine_take_their_time_one_after_the_other() ->
 
 
 async def test_the_null_engine_forms_when_it_is_told_to() -> None:
-    may_form = asyncio.Event()
+    before_forming = asyncio.Event()
 
     async def told() -> None:
-        await may_form.wait()
+        await before_forming.wait()
 
-    engine = NullEngine(SHAPE, vocab_size=VOCAB, may_form=told)
+    engine = NullEngine(SHAPE, vocab_size=VOCAB, before_forming=told)
     forming = asyncio.ensure_future(engine.form(EPOCH))
     await asyncio.sleep(0)
     assert not forming.done()
-    may_form.set()
+    before_forming.set()
     assert await forming == SHAPE
 
 
 def test_a_load_fills_at_least_two_batches() -> None:
-    load = Load(batch_size=8, tokens=1, new_tokens=Range(2, 4), prompt_tokens=3, step_us=0)
+    load = CommitLoad(batch_size=8, tokens=1, new_tokens=Range(2, 4), prompt_tokens=3, step_us=0)
     requests = load.requests("r1")
     assert len(requests) == 16
     assert all(2 <= request.max_new_tokens <= 4 for request in requests)
@@ -113,4 +115,4 @@ def test_the_host_path_commits_and_streams_what_was_drawn(tmp_path: Path, capsys
     assert committed["steps"] >= committed["tokens"] / 4
     assert streamed["events"] == 2 * 256
     assert streamed["gateway_s"] > 0
-    assert "every log holds what was drawn" in capsys.readouterr().out
+    assert "every log has the engine's tokens" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from orca.bench.peers import compare, engine_peer, transformers_peer
 from orca.bench.peers.compare import up_options
 from orca.bench.peers.judgement import judge
 from orca.bench.peers.model import SHAPES, GPT2Shape, LlamaShape, Shape, make_model
-from orca.bench.peers.workload import Answer, Workload
+from orca.bench.peers.workload import PeerAnswer, Workload
 from orca.bench.trace import Range, TraceSpec, generate
 from orca.core.domain.errors import SettingError
 
@@ -52,7 +52,7 @@ def peer(mode: str, workload: Workload, folder: Path, *more: Path) -> Path:
 
 @pytest.mark.sampled(1)
 def test_static_and_continuous_batching_give_every_request_the_same_tokens(workload: Workload, tmp_path: Path) -> None:
-    static, continuous = (Answer.load(peer(mode, workload, tmp_path)) for mode in ("static", "continuous"))
+    static, continuous = (PeerAnswer.load(peer(mode, workload, tmp_path)) for mode in ("static", "continuous"))
     assert [len(tokens) for tokens in static.tokens] == workload.new_tokens
     assert continuous.tokens == static.tokens
     assert static.seconds > 0
@@ -60,20 +60,20 @@ def test_static_and_continuous_batching_give_every_request_the_same_tokens(workl
 
 @pytest.mark.sampled(1)
 def test_the_engine_alone_gives_every_request_the_same_tokens(workload: Workload, tmp_path: Path) -> None:
-    static = Answer.load(peer("static", workload, tmp_path))
+    static = PeerAnswer.load(peer("static", workload, tmp_path))
     engine_peer.main(["float32", str(tmp_path / "workload.json"), str(tmp_path / "engine.json")])
-    engine = Answer.load(tmp_path / "engine.json")
+    engine = PeerAnswer.load(tmp_path / "engine.json")
     assert engine.tokens == static.tokens
     assert engine.limit_seconds is not None
     assert 0 < engine.limit_seconds < engine.seconds
 
 
 def test_the_engine_alone_takes_requests_when_they_arrive(workload: Workload, tmp_path: Path) -> None:
-    static = Answer.load(peer("static", workload, tmp_path))
+    static = PeerAnswer.load(peer("static", workload, tmp_path))
     # The last one comes when the others have long ended.
     replace(workload, arrivals_s=[0.0, 0.0, 0.001, 0.002, 0.003, 0.004, 1.5]).save(tmp_path / "workload.json")
     engine_peer.main(["float32", str(tmp_path / "workload.json"), str(tmp_path / "engine.json")])
-    engine = Answer.load(tmp_path / "engine.json")
+    engine = PeerAnswer.load(tmp_path / "engine.json")
     assert engine.tokens == static.tokens
     assert engine.limit_seconds is None
     assert engine.first_s is not None
@@ -83,7 +83,7 @@ def test_the_engine_alone_takes_requests_when_they_arrive(workload: Workload, tm
 
 
 def test_the_reference_finds_its_own_tokens_right_and_a_changed_one_wrong(workload: Workload, tmp_path: Path) -> None:
-    answer = Answer.load(peer("static", workload, tmp_path))
+    answer = PeerAnswer.load(peer("static", workload, tmp_path))
     given = tmp_path / "given.json"
     answer.save(given)
     right = json.loads(peer("judge", workload, tmp_path, given).read_text())
@@ -101,7 +101,7 @@ def test_the_output_of_the_made_model_depends_on_every_token_of_its_prompt(workl
     changed = [[*prompt[:at], (prompt[at] + 1) % TINY.vocab, *prompt[at + 1 :]] for at in range(len(prompt))]
     prompts = [prompt, *changed]
     wanted = Workload(model=workload.model, prompts=prompts, new_tokens=[16] * len(prompts), batch_size=32, threads=1)
-    first, *others = Answer.load(peer("static", wanted, tmp_path)).tokens
+    first, *others = PeerAnswer.load(peer("static", wanted, tmp_path)).tokens
     assert len(set(first)) > 3
     assert first not in others
 
@@ -132,7 +132,7 @@ def test_a_made_model_is_stored_in_what_its_name_says(
     name: str, stored: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare, "SHAPES", {name: TINY})
-    made = compare.made_model(name, tmp_path, lambda _said: None)
+    made = compare.make_random_model(name, tmp_path, lambda _said: None)
     assert {each.dtype for each in load_file(made / "model.safetensors").values()} == {stored}
 
 
@@ -184,7 +184,7 @@ def test_the_warm_up_is_short(workload: Workload) -> None:
 @pytest.mark.parametrize("program", [sys.executable, shutil.which("true")])
 @pytest.mark.parametrize("peer", ["openvino", "vllm"])
 def test_an_environment_without_the_peer_is_refused_before_anything_runs(peer: str, program: str) -> None:
-    with pytest.raises(SettingError, match=rf"--{peer}: .* is no Python that has what .*{peer}\.txt lists"):
+    with pytest.raises(SettingError, match=rf"--{peer}: .* is not a Python with the packages of .*{peer}\.txt"):
         bench(["peers", f"--{peer}", program, "--requests", "1"])
 
 

@@ -10,14 +10,14 @@ import torch
 
 from orca.bench.peers.memory import (
     MemoryWatch,
-    held_by_ranks,
-    name_of,
-    parent_of,
-    sizes_of,
+    memory_of_ranks,
+    memory_sizes,
+    parent_id,
+    process_name,
     slots_in_use,
 )
 from orca.bench.peers.model import LlamaShape, make_model
-from orca.bench.report import Outcome
+from orca.bench.report import RequestOutcome
 from orca.core.process.logs import JsonFormatter
 from orca.worker.models.build import load_stage
 from orca.worker.rank.kv_slots import slots_possible
@@ -29,12 +29,12 @@ TINY = LlamaShape(layers=2, hidden=48, heads=4, kv_heads=2, intermediate=80, voc
 
 def test_sizes_are_read_in_bytes_and_one_that_is_ending_has_none() -> None:
     status = "Name:\tpython\nVmHWM:\t   2048 kB\nVmRSS:\t 10 kB\nRssAnon:\t    1024 kB\n"
-    assert sizes_of(status) == (2048 * 1024, 1024 * 1024)
-    assert sizes_of("Name:\tpython\nState:\tZ (zombie)\n") is None
+    assert memory_sizes(status) == (2048 * 1024, 1024 * 1024)
+    assert memory_sizes("Name:\tpython\nState:\tZ (zombie)\n") is None
 
 
 def test_a_parent_is_found_behind_any_name() -> None:
-    assert parent_of("17 (a) b (c) S 4 17 17 0") == 4
+    assert parent_id("17 (a) b (c) S 4 17 17 0") == 4
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_parent_is_found_behind_any_name() -> None:
     ],
 )
 def test_processes_have_the_names_that_people_call_them_by(command: list[str], name: str) -> None:
-    assert name_of(command) == name
+    assert process_name(command) == name
 
 
 def test_a_watch_sees_the_peak_of_a_child_of_the_process() -> None:
@@ -72,8 +72,8 @@ def test_a_watch_sees_the_peak_of_a_child_of_the_process() -> None:
     assert 0 < ours.anonymous_bytes < ours.whole_bytes
 
 
-def outcome(prompt_tokens: int, *token_s: float) -> Outcome:
-    return Outcome(
+def outcome(prompt_tokens: int, *token_s: float) -> RequestOutcome:
+    return RequestOutcome(
         index=0,
         prompt_tokens=prompt_tokens,
         new_tokens=len(token_s),
@@ -101,7 +101,7 @@ def test_what_a_rank_logs_says_what_it_holds(tmp_path: Path, caplog: pytest.LogC
         slots_possible(settings, model, torch.device("cpu"))
     row = JsonFormatter("worker-0-rank-0").format(caplog.records[-1]).encode()
     # A rank that was started again says it twice; two stages have a file each.
-    held = held_by_ranks({"worker-0.0.log": [b"no JSON", row, row], "worker-0.1.log": [row]}, slots=32)
+    held = memory_of_ranks({"worker-0.0.log": [b"no JSON", row, row], "worker-0.1.log": [row]}, slots=32)
     assert held.weight_bytes == 2 * model.weight_bytes
     assert held.kv_bytes_per_slot == 2 * model.kv_bytes_per_slot
     assert held.bytes == held.weight_bytes + 32 * held.kv_bytes_per_slot

@@ -5,20 +5,29 @@ from pathlib import Path
 
 import pytest
 
-from orca.bench.peers.compare import Contest, systems
+from orca.bench.peers.compare import PeerComparison, systems
 from orca.bench.peers.figures import SYSTEMS, figures
 from orca.bench.peers.judgement import Judgement
-from orca.bench.peers.memory import Held, Peak
-from orca.bench.peers.standing import CONTINUOUS, ENGINE, OPENVINO_DEFAULT, ORCA, STATIC, Latencies, Ran, Standing
+from orca.bench.peers.memory import ProcessPeak, RankMemory
+from orca.bench.peers.results import (
+    CONTINUOUS,
+    ENGINE,
+    OPENVINO_DEFAULT,
+    ORCA,
+    STATIC,
+    Latencies,
+    PeerResult,
+    PeerRound,
+)
 from orca.bench.peers.table import lines, to_json
-from orca.bench.peers.workload import Answer
+from orca.bench.peers.workload import PeerAnswer
 from orca.bench.trace import Range, TraceSpec, generate
 
 MIB = 2**20
 
 
-def contest(rate: float | None = None) -> Contest:
-    return Contest(
+def comparison(rate: float | None = None) -> PeerComparison:
+    return PeerComparison(
         model=Path("some-model"),
         vocab_size=300,
         trace=generate(TraceSpec(requests=4, prompt_tokens=Range(1, 9), new_tokens=Range(2, 2), rate=rate)),
@@ -30,28 +39,28 @@ def contest(rate: float | None = None) -> Contest:
     )
 
 
-def standing(name: str, *speeds: float) -> Standing:
+def result_of(name: str, *speeds: float) -> PeerResult:
     verdict = Judgement(tokens=10, excused=0, wrong=0, wrong_counts=0)
-    return Standing(name, list(speeds), [[[1, 2], [3]]] * len(speeds), [verdict] * len(speeds))
+    return PeerResult(name, list(speeds), [[[1, 2], [3]]] * len(speeds), [verdict] * len(speeds))
 
 
-def timed(name: str, *rounds: Answer) -> Standing:
+def timed(name: str, *rounds: PeerAnswer) -> PeerResult:
     """A system that was asked for two and for one token."""
-    result = standing(name)
+    result = result_of(name)
     for answer in rounds:
-        result.add(Ran(answer=answer, memory=[]), [2, 1])
-    result.judgements = standing(name, 1).judgements
+        result.add(PeerRound(answer=answer, memory=[]), [2, 1])
+    result.judgements = result_of(name, 1).judgements
     return result
 
 
-def answer(first_s: list[float], last_s: list[float]) -> Answer:
-    return Answer(seconds=1.0, tokens=[[1, 2], [3]], first_s=first_s, last_s=last_s)
+def answer(first_s: list[float], last_s: list[float]) -> PeerAnswer:
+    return PeerAnswer(seconds=1.0, tokens=[[1, 2], [3]], first_s=first_s, last_s=last_s)
 
 
 def test_the_table_shows_medians_spreads_and_ratios() -> None:
-    standings = [standing(STATIC, 90, 100, 250), standing(CONTINUOUS, 150, 125, 140), standing(ORCA, 280, 300, 400)]
-    standings[1].answers[-1] = [[1, 2], [4]]
-    table = lines(contest(), standings)
+    results = [result_of(STATIC, 90, 100, 250), result_of(CONTINUOUS, 150, 125, 140), result_of(ORCA, 280, 300, 400)]
+    results[1].answers[-1] = [[1, 2], [4]]
+    table = lines(comparison(), results)
     assert table[1].split()[2:6] == ["100.0", "90.0", "250.0", "3.00"]
     assert table[2].split()[2:6] == ["140.0", "125.0", "150.0", "2.14"]
     assert table[4].startswith("2 of 2 requests: the same tokens")
@@ -66,12 +75,12 @@ def test_latencies_count_from_the_arrival_and_per_token() -> None:
 
 
 def test_a_system_that_does_not_tell_when_tokens_came_has_no_latencies() -> None:
-    assert Latencies.of(Answer(seconds=1.0, tokens=[[1, 2], [3]]), [2, 1]) is None
+    assert Latencies.of(PeerAnswer(seconds=1.0, tokens=[[1, 2], [3]]), [2, 1]) is None
 
 
 def test_with_a_rate_the_table_shows_medians_of_latencies_and_what_orca_takes() -> None:
     slow, fast = answer([0.1, 0.1], [0.4, 0.2]), answer([0.05, 0.05], [0.1, 0.05])
-    table = lines(contest(rate=2.0), [timed(ENGINE, slow, slow, fast), timed(ORCA, fast, slow, fast)])
+    table = lines(comparison(rate=2.0), [timed(ENGINE, slow, slow, fast), timed(ORCA, fast, slow, fast)])
     assert table[2].split()[2:10] == ["100.0", "100.0", "0.50", "x", "200.0", "200.0", "0.25", "x"]
     assert table[3].split()[3:7] == ["50.0", "50.0", "50.0", "50.0"]
     assert table[4].startswith("transformers takes no part")
@@ -81,30 +90,41 @@ def test_with_a_rate_the_table_shows_medians_of_latencies_and_what_orca_takes() 
 def test_transformers_takes_no_part_where_requests_come_one_by_one_or_it_only_judges(
     rate: float | None, only_judges: bool
 ) -> None:
-    assert list(systems(replace(contest(rate=rate), only_judges=only_judges))) == [ENGINE, ORCA]
-    assert list(systems(contest())) == [STATIC, CONTINUOUS, ENGINE, ORCA]
+    assert list(systems(replace(comparison(rate=rate), only_judges=only_judges))) == [ENGINE, ORCA]
+    assert list(systems(comparison())) == [STATIC, CONTINUOUS, ENGINE, ORCA]
 
 
 def test_memory_is_the_most_of_all_rounds_per_process_and_for_ranks_beside_what_they_hold() -> None:
-    ours = standing(ORCA, 100, 110)
+    ours = result_of(ORCA, 100, 110)
     ours.memory = [
-        [Peak("gateway", 90 * MIB, 50 * MIB), Peak("rank", 300 * MIB, 130 * MIB), Peak("rank", 200 * MIB, 120 * MIB)],
-        [Peak("gateway", 80 * MIB, 60 * MIB), Peak("rank", 250 * MIB, 140 * MIB), Peak("rank", 220 * MIB, 100 * MIB)],
+        [
+            ProcessPeak("gateway", 90 * MIB, 50 * MIB),
+            ProcessPeak("rank", 300 * MIB, 130 * MIB),
+            ProcessPeak("rank", 200 * MIB, 120 * MIB),
+        ],
+        [
+            ProcessPeak("gateway", 80 * MIB, 60 * MIB),
+            ProcessPeak("rank", 250 * MIB, 140 * MIB),
+            ProcessPeak("rank", 220 * MIB, 100 * MIB),
+        ],
     ]
-    held = Held(weight_bytes=150 * MIB, kv_bytes_per_slot=MIB, slots=50)
-    ours.held = [replace(held, slots=60), held]
-    table = lines(contest(), [ours])
+    rank_memory = RankMemory(weight_bytes=150 * MIB, kv_bytes_per_slot=MIB, slots=50)
+    ours.rank_memory = [replace(rank_memory, slots=60), rank_memory]
+    table = lines(comparison(), [ours])
     assert [row.split()[-2:] for row in table[3:6]] == [["90", "60"], ["300", "140"], ["220", "120"]]
     assert table[-1] == (
-        "ranks of orca over HTTP: 2.60 x (anonymous 1.30 x) of what they hold, "
+        "ranks of orca over HTTP: 2.60 x (anonymous 1.30 x) of the memory that they need, "
         "150 MiB of weights and 50 MiB of KV in use"
     )
 
 
 def test_the_json_says_what_the_figures_depend_on() -> None:
-    ours = standing(ORCA, 100)
-    ours.memory, ours.held = [[Peak("rank", 5, 4)]], [Held(weight_bytes=3, kv_bytes_per_slot=2, slots=1)]
-    content = to_json(contest(rate=2.0), [standing(STATIC, 50), standing(CONTINUOUS, 80), ours])
+    ours = result_of(ORCA, 100)
+    ours.memory, ours.rank_memory = (
+        [[ProcessPeak("rank", 5, 4)]],
+        [RankMemory(weight_bytes=3, kv_bytes_per_slot=2, slots=1)],
+    )
+    content = to_json(comparison(rate=2.0), [result_of(STATIC, 50), result_of(CONTINUOUS, 80), ours])
     assert (content["generated_tokens"], content["prompt_tokens"], content["orca_up"]) == (
         8,
         "U(1,9)",
@@ -117,9 +137,9 @@ def test_the_json_says_what_the_figures_depend_on() -> None:
 
 
 def test_figures_name_system_and_precision_and_keep_all_rounds() -> None:
-    theirs, ours = standing(OPENVINO_DEFAULT, 90, 100, 250), standing(ENGINE, 280, 300, 400)
+    theirs, ours = result_of(OPENVINO_DEFAULT, 90, 100, 250), result_of(ENGINE, 280, 300, 400)
     ours.shares_of_limit += [0.7, 0.8, 0.9]
-    speed, other, share = figures(contest(), [theirs, ours], {"load": "all at once", "lengths": "small"})
+    speed, other, share = figures(comparison(), [theirs, ours], {"load": "all at once", "lengths": "small"})
     assert (speed.value, speed.spread, speed.runs, speed.unit) == (100, (90, 250), 3, "tokens/s")
     assert speed.settings == {
         "system": "OpenVINO GenAI",
@@ -135,7 +155,7 @@ def test_figures_name_system_and_precision_and_keep_all_rounds() -> None:
 
 def test_figures_of_requests_one_by_one_are_latencies() -> None:
     slow, fast = answer([0.1, 0.1], [0.4, 0.2]), answer([0.05, 0.05], [0.1, 0.05])
-    found = figures(contest(rate=2.0), [timed(ORCA, slow, fast, fast)], {"load": "2 requests/s"})
+    found = figures(comparison(rate=2.0), [timed(ORCA, slow, fast, fast)], {"load": "2 requests/s"})
     assert {figure.what: (figure.value, figure.spread) for figure in found} == {
         "Time to first token, median": (50, (50, 100)),
         "Time to first token, p99": (50, (50, 100)),
@@ -145,5 +165,5 @@ def test_figures_of_requests_one_by_one_are_latencies() -> None:
 
 
 def test_every_system_that_can_take_part_has_a_name_for_figures() -> None:
-    whole = replace(contest(), openvino=Path("python"), vllm=Path("python"))
+    whole = replace(comparison(), openvino=Path("python"), vllm=Path("python"))
     assert set(systems(whole)) == set(SYSTEMS)

@@ -14,7 +14,7 @@ import pytest
 
 from checker.faults.freezes import standing_by
 from checker.points.mutants import MUTANTS
-from checker.points.names import DROP_REPLY, KILL_BEFORE
+from checker.points.names import DROP_REPLY, KILL_BEFORE, POINTS
 
 E2E = Path(__file__).parents[3] / "e2e"
 
@@ -22,12 +22,12 @@ E2E = Path(__file__).parents[3] / "e2e"
 COMMIT = """
 import asyncio, sys
 from orca.core.domain.errors import PoolUnavailable
-from orca.pool import redis_link
+from orca.pool.redis.link import RedisLink
 said = []
 async def commit():
-    link = object.__new__(redis_link.RedisLink)
+    link = object.__new__(RedisLink)
     try:
-        await redis_link.RedisLink.run(link, "commit")
+        await RedisLink.run(link, "commit")
     except PoolUnavailable as error:
         print(error)
     except AttributeError:
@@ -53,6 +53,30 @@ def test_a_real_process_is_hit_at_the_named_call_without_a_hook_in_its_code(
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert ran.returncode == status, ran.stderr
     assert (tmp_path / "fired").exists()
+
+
+# Patches name modules, classes and methods of the product in text: importing each module runs its patches.
+IMPORT_ALL = """
+import importlib, sys
+from pathlib import Path
+from checker.points import fault_points, patching, recorder
+fault_points.install(Path(sys.argv[1]), sys.argv[2])
+recorder.install(Path(sys.argv[1]), sys.argv[2])
+for name in patching.patched_modules():
+    importlib.import_module(name)
+served = [getattr(sys.modules[name], kind) for name, kind in fault_points.SERVED.items()]
+print(*[name for kind in served for name in fault_points.METHODS if hasattr(kind, name)])
+"""
+
+
+@pytest.mark.parametrize("part", sorted({point.part for point in POINTS}))
+def test_all_that_is_patched_by_name_is_there(part: str, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(E2E), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", IMPORT_ALL, str(tmp_path), part]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert ran.returncode == 0, ran.stderr
+    served = {point.call.removeprefix("serve.") for point in POINTS if point.call.startswith("serve.")}
+    assert served <= set(ran.stdout.split())
 
 
 @pytest.mark.parametrize("name", sorted(MUTANTS))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.images.building import BUILDAH, DOCKER, builder_here
+from cluster.images.building import BUILDAH, CONTAINERFILE, DOCKER, builder_here, image_of
 
 
 @pytest.fixture
@@ -25,3 +25,11 @@ def test_docker_builds_where_its_daemon_answers(docker: Path) -> None:
 def test_buildah_builds_where_docker_has_no_daemon(docker: Path) -> None:
     docker.write_text("#!/bin/sh\nexit 1\n")
     assert builder_here() == BUILDAH
+
+
+def test_both_build_the_same_target_and_only_buildah_needs_a_base() -> None:
+    image = image_of("gateway", "dev")
+    one, other = (builder.build_command("gateway", image) for builder in (DOCKER, BUILDAH))
+    assert one[-7:] == other[-7:] == ["--file", CONTAINERFILE, "--target", "gateway", "--tag", image, "."]
+    assert "BASE=localhost/orca-base:bookworm" in other
+    assert not any(word.startswith("BASE=") for word in one)

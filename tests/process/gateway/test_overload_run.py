@@ -2,15 +2,15 @@
 
 import pytest
 
-from orca.bench.client import Target
-from orca.bench.overload import Overloading, lines, measure, quantile_ms
+from orca.bench.client import LoadTarget
+from orca.bench.overload import OverloadSettings, lines, measure, quantile_ms
 from orca.bench.trace import Range, TraceSpec, generate
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from orca.pool.settings import PoolSettings
 from support.gateway.gateway_server import served
 
 TRACE = generate(TraceSpec(requests=20, prompt_tokens=Range(8, 8), new_tokens=Range(8, 8), rate=None, seed=0))
-SETTINGS = Settings(model="tiny", port=0, drain_seconds=1)
+SETTINGS = GatewaySettings(model="tiny", port=0, drain_seconds=1)
 
 pytestmark = pytest.mark.alone
 
@@ -21,9 +21,9 @@ async def test_at_ten_times_the_load_as_much_is_served_and_the_rest_refused_at_o
         # Some five requests a second: clients, gateway and engine share this process, and a slow machine with others.
         one.rig.scheduler.batch_size_max, one.rig.scheduler.turn_seconds = 4, 0.1
         one.rig.scheduler.answer = lambda request: [5] * request.max_new_tokens
-        target = Target(url=one.url, model="tiny", vocab_size=300, timeout_s=200)
-        overloading = Overloading(seconds=seconds, factor=10, clients=16, retries=2, seed=0)
-        figures = await measure(target, TRACE, overloading)
+        target = LoadTarget(url=one.url, model="tiny", vocab_size=300, timeout_s=200)
+        overload = OverloadSettings(seconds=seconds, factor=10, clients=16, retries=2, seed=0)
+        figures = await measure(target, TRACE, overload)
     print("\n".join(lines(figures)))
     assert set(figures.statuses) <= {"200", "429"}
     assert figures.statuses["429"] > 0

@@ -220,7 +220,7 @@ async def test_a_second_signal_ends_a_stage_at_once_and_its_ranks_with_it(tiny_m
 async def _is_leashed(pid: int) -> bool:
     """Whether the rank's own command runs: before it comes its leash, and before that a copy of its parent."""
     words = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
-    return b"orca.worker.rank.rank" in words and not any(word.endswith(b"leash.py") for word in words)
+    return b"orca.worker.rank.rank" in words and not any(word.endswith(b"parent_death.py") for word in words)
 
 
 async def _has_ended_when_signalled_again(group: Stages) -> bool:

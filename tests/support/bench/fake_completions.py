@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 
 import orjson
 
-from orca.bench.client import Target
+from orca.bench.client import LoadTarget
 
 Answer = Callable[[dict[str, object], asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -29,7 +29,7 @@ def chunk(data: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def serving(answer: Answer) -> AsyncIterator[Target]:
+async def serving(answer: Answer) -> AsyncIterator[LoadTarget]:
     """A server that reads one request per connection, lets `answer` write, and closes."""
 
     handling: set[asyncio.Task[None]] = set()
@@ -50,5 +50,5 @@ async def serving(answer: Answer) -> AsyncIterator[Target]:
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        yield Target(url=f"http://127.0.0.1:{port}", model="m", vocab_size=50, timeout_s=60)
+        yield LoadTarget(url=f"http://127.0.0.1:{port}", model="m", vocab_size=50, timeout_s=60)
     await asyncio.gather(*handling, return_exceptions=True)

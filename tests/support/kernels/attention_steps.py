@@ -41,7 +41,7 @@ def random_step(
     return qkv, cache, rows, tables
 
 
-def sight_of(
+def view_of(
     tables: Tensor,
     kv_of_query: Sequence[int],
     head_dim: int,

@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 
 from orca.kernels.contract.activation import Activation
 from orca.kernels.gpu import inputs, norms, sampling, write_kv
-from orca.kernels.gpu.activations import RUN, activate_rows, gate_rows
+from orca.kernels.gpu.activations import BLOCK, activate_rows, gate_rows
 from orca.kernels.gpu.attention import SPLIT, constants_of, shape_of
 from orca.kernels.gpu.attention_item import attend
 from orca.kernels.gpu.norms import WIDTH_MAX
@@ -58,10 +58,10 @@ def variants() -> Iterator[Variant]:
     for dtype in NAMES:
         of = f"*{NAMES[dtype]}"
         for head_dim in HEAD_DIMS:
-            signature = {"qkv": of, "bias": of, "cache": of, "slots": "*i64", "turns": "*fp32", "head_norm": of}
+            signature = {"qkv": of, "bias": of, "cache": of, "slots": "*i64", "rotations": "*fp32", "head_norm": of}
             signature |= {"block_tokens": "i32", "eps": "fp32"}
-            constants = write_kv.constants_of(48, 16, head_dim, has_bias=True, is_turned=True, is_normed=True)
-            yield Variant(f"keep {NAMES[dtype]} {head_dim}", write_kv.keep_rows, signature, constants, {})
+            constants = write_kv.constants_of(48, 16, head_dim, has_bias=True, has_rotary=True, is_normed=True)
+            yield Variant(f"keep {NAMES[dtype]} {head_dim}", write_kv.write_kv_rows, signature, constants, {})
         for width, has_bias, is_added in product((4096, 8192, WIDTH_MAX), (False, True), (False, True)):
             signature = dict.fromkeys(("x", "added", "added_bias", "weight", "bias", "normed"), of)
             signature |= {"width": "i32", "eps": "fp32"}
@@ -72,7 +72,7 @@ def variants() -> Iterator[Variant]:
             yield Variant(name, norms.normalise_rows, signature, constants, options)
         signature, constants = (
             {"gate_up": of, "bias": of, "gated": of, "width": "i32"},
-            {"has_bias": True, "block": RUN},
+            {"has_bias": True, "block": BLOCK},
         )
         yield Variant(f"gated_silu {NAMES[dtype]}", gate_rows, signature, constants, {})
         signature = {"x": of, "bias": of, "out": of, "width": "i32"}
@@ -85,21 +85,28 @@ def variants() -> Iterator[Variant]:
 
 def _inputs() -> Iterator[Variant]:
     """Of recorded steps."""
-    signature = {"said": "*i64", "tables": "*i32", "columns": "i32", "fed": "*i64", "prompts": "*i64", "ids": "*i64"}
+    signature = {
+        "requests": "*i64",
+        "tables": "*i32",
+        "columns": "i32",
+        "last_tokens": "*i64",
+        "prompts": "*i64",
+        "ids": "*i64",
+    }
     signature |= {"positions": "*i64", "slots": "*i64", "lines": "*i32", "indices": "*i64", "rows": "i32"}
     constants = {"block_tokens": BLOCK_TOKENS, "block": inputs.ROWS_A_PROGRAM}
-    yield Variant("make rows", inputs.lay_out_rows, signature, constants, {})
-    signature = {"said": "*i64", "columns": "i32", "items": "*i32", "rows": "i32", "window": "i32"}
+    yield Variant("make rows", inputs.fill_rows, signature, constants, {})
+    signature = {"requests": "*i64", "columns": "i32", "items": "*i32", "rows": "i32", "window": "i32"}
     shape = shape_of(torch.bfloat16, 128)
     constants = {"positions": shape.positions, "split": SPLIT, "part_lines": 32, "block": inputs.ROWS_MAX}
-    yield Variant("make items", inputs.lay_out_items, signature, constants, {})
+    yield Variant("make items", inputs.fill_items, signature, constants, {})
 
 
 def _sampling() -> Iterator[Variant]:
     tables = {"lines": "*i32", "indices": "*i64", "numbers": "*fp32", "integers": "*i64", "bias_tokens": "*i32"}
     tables |= {"bias": "*fp32", "masked": "*i32", "counts": "*i16", "parts": "*fp32"}
     sizes = {"vocab": "i32", "bias_room": "i32", "masked_room": "i32"}
-    floors, drawn = {"floors": "*fp32"}, {"tokens": "*i64", "logprobs": "*fp32", "fed": "*i64"}
+    floors, drawn = {"floors": "*fp32"}, {"tokens": "*i64", "logprobs": "*fp32", "last_tokens": "*i64"}
     more = (("weigh", {}), ("cut", floors), ("draw", floors | drawn))
     for dtype, vocab, (name, own) in product((torch.float32, torch.bfloat16), VOCABS, more):
         launch = sampling.LAUNCHES[name]

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from orca.bench.curve import Point, best_throughput, comparison, lines, points_json
+from orca.bench.curve import CurvePoint, best_throughput, comparison, lines, points_json
 from orca.bench.plot import plot_curves
-from orca.bench.report import Outcome, Report, summarise
+from orca.bench.report import RequestOutcome, RunReport, summarise
 from orca.bench.sweep import Sweep, run_sweep
 from orca.bench.trace import Range, Trace, TraceSpec
 
 
-def figures(requests: int, latency_s: float) -> Report:
+def figures(requests: int, latency_s: float) -> RunReport:
     """One token per request, all at once: requests / latency_s is the throughput, latency_s that per token."""
     return summarise(
         [
-            Outcome(
+            RequestOutcome(
                 index=index,
                 prompt_tokens=1,
                 new_tokens=1,
@@ -30,8 +30,8 @@ def figures(requests: int, latency_s: float) -> Report:
     )
 
 
-def point(policy: str, requests: int, latency_s: float) -> Point:
-    return Point(policy=policy, scheduling=policy, max_batch_size=8, rate=1.0, report=figures(requests, latency_s))
+def point(policy: str, requests: int, latency_s: float) -> CurvePoint:
+    return CurvePoint(policy=policy, scheduling=policy, max_batch_size=8, rate=1.0, report=figures(requests, latency_s))
 
 
 POINTS = [
@@ -83,7 +83,7 @@ def test_a_plot_is_drawn(tmp_path: Path) -> None:
 def test_a_sweep_runs_every_policy_size_and_rate_on_the_same_requests() -> None:
     seen: list[tuple[str, int, list[float | None]]] = []
 
-    def measure(policy: str, size: int, traces: Sequence[Trace]) -> list[Report]:
+    def measure(policy: str, size: int, traces: Sequence[Trace]) -> list[RunReport]:
         seen.append((policy, size, [trace.spec.rate for trace in traces]))
         assert len({tuple(request.new_tokens for request in trace.requests) for trace in traces}) == 1
         return [figures(1, 0.1) for _ in traces]

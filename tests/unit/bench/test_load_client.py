@@ -5,12 +5,14 @@ import asyncio
 import orjson
 
 from orca.bench.client import run_trace, served_models
-from orca.bench.report import Outcome
+from orca.bench.report import RequestOutcome
 from orca.bench.trace import Range, TraceSpec, generate
 from support.bench.fake_completions import HEAD, Answer, chunk, event, serving, token, usage
 
 
-async def run(answer: Answer, *, requests: int = 1, new_tokens: int = 3, rate: float | None = None) -> list[Outcome]:
+async def run(
+    answer: Answer, *, requests: int = 1, new_tokens: int = 3, rate: float | None = None
+) -> list[RequestOutcome]:
     spec = TraceSpec(requests=requests, prompt_tokens=Range(4, 4), new_tokens=Range(new_tokens, new_tokens), rate=rate)
     async with serving(answer) as target:
         return await run_trace(target, generate(spec))

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from orca.bench.main import main as bench
-from orca.bench.overload import Figures, Overloading, lines, measure, peak_memory_mib
+from orca.bench.overload import OverloadFigures, OverloadSettings, lines, measure, peak_memory_mib
 from orca.bench.trace import Range, TraceSpec, generate
 from orca.core.process.ports import free_port
 from support.bench.fake_completions import HEAD, chunk, event, serving, token, usage
@@ -32,10 +32,10 @@ def answering(refused: Callable[[int], bytes | None]) -> Callable[..., Awaitable
     return answer
 
 
-async def figures_of(refused: Callable[[int], bytes | None], **changes: float) -> Figures:
+async def figures_of(refused: Callable[[int], bytes | None], **changes: float) -> OverloadFigures:
     asked = {"seconds": 1.2, "factor": 1, "clients": 1, "retries": 2, "seed": 0, **changes}
     async with serving(answering(refused)) as target:
-        return await measure(target, TRACE, Overloading(**asked))  # type: ignore[arg-type]
+        return await measure(target, TRACE, OverloadSettings(**asked))  # type: ignore[arg-type]
 
 
 async def test_a_refused_call_is_tried_again_when_it_was_told_to() -> None:

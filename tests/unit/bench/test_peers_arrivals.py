@@ -61,9 +61,9 @@ def test_times_of_tokens_count_from_the_arrival() -> None:
     clock = Clock()
     arrivals = Arrivals(workload(0.0, 0.5), clock_s=clock, sleep=clock.sleep)
     clock.now_s += 0.75
-    arrivals.note([0, 1])
+    arrivals.record_tokens([0, 1])
     clock.now_s += 0.25
-    arrivals.note([1])
+    arrivals.record_tokens([1])
     assert arrivals.first_s == pytest.approx([0.75, 0.25])
     assert arrivals.last_s == pytest.approx([0.75, 0.5])
 
@@ -117,7 +117,7 @@ def test_openvino_gets_requests_when_they_arrive_and_is_left_alone_between_them(
     pipeline, paced = FakePipeline(clock), workload(0.0, 0.0, 1 / 16)
     arrivals = Arrivals(paced, clock_s=clock, sleep=clock.sleep)
     requests = [([number], 2) for number in range(3)]
-    answer = serve(paced, openvino_peer.Pipeline(pipeline, paced, requests), arrivals)
+    answer = serve(paced, openvino_peer.OpenVinoPipeline(pipeline, paced, requests), arrivals)
     assert pipeline.steps_of == [[0, 1], [0, 1], [2], [2]]
     assert answer["tokens"] == [[0, 0], [1, 1], [2, 2]]
     assert all(0 < first <= last for first, last in zip(answer["first_s"], answer["last_s"], strict=True))

@@ -2,11 +2,11 @@
 
 import pytest
 
-from orca.bench.report import Outcome, lines, percentile, spread, summarise
+from orca.bench.report import RequestOutcome, lines, percentile, spread, summarise
 
 
-def outcome(index: int, arrival_s: float, *token_s: float, error: str | None = None) -> Outcome:
-    return Outcome(
+def outcome(index: int, arrival_s: float, *token_s: float, error: str | None = None) -> RequestOutcome:
+    return RequestOutcome(
         index=index,
         prompt_tokens=10,
         new_tokens=len(token_s),
@@ -47,7 +47,7 @@ def test_latencies_are_those_of_the_requests_that_succeeded() -> None:
 
 
 def test_latency_counts_from_the_arrival_even_if_the_client_sent_late() -> None:
-    late = Outcome(index=0, prompt_tokens=1, new_tokens=1, arrival_s=1.0, sent_s=3.0, token_s=(4.0,), end_s=4.0)
+    late = RequestOutcome(index=0, prompt_tokens=1, new_tokens=1, arrival_s=1.0, sent_s=3.0, token_s=(4.0,), end_s=4.0)
     report = summarise([late])
     assert report.latency_s is not None
     assert report.latency_s.p50 == 3.0

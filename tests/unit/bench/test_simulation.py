@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from orca.bench.report import Report
+from orca.bench.report import RunReport
 from orca.bench.simulate import ENGINES
 from orca.bench.simulated_run import Simulation
 from orca.bench.trace import PRESETS, Range, Trace, TraceSpec, generate
@@ -19,14 +19,14 @@ def trace(rate: float | None, *, requests: int = 100, lengths: tuple[Range, Rang
     return generate(TraceSpec(requests=requests, prompt_tokens=lengths[0], new_tokens=lengths[1], rate=rate, seed=3))
 
 
-def report(policy: str, max_batch_size: int, wanted: Trace) -> Report:
+def report(policy: str, max_batch_size: int, wanted: Trace) -> RunReport:
     [only] = PAPER.measure(policy, max_batch_size, [wanted])
     assert only.errors == {}
     assert only.requests == len(wanted.requests)
     return only
 
 
-def median_ms_per_token(figures: Report) -> float:
+def median_ms_per_token(figures: RunReport) -> float:
     assert figures.normalised_s is not None
     return 1000 * figures.normalised_s.p50
 

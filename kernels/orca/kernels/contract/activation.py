@@ -1,4 +1,4 @@
-"""What an MLP does to each number between its products."""
+"""The activation functions of an MLP."""
 
 from enum import IntEnum
 
@@ -8,19 +8,19 @@ from torch import Tensor
 
 
 class Activation(IntEnum):
-    """Kernels are given the number (panel.py, `ACTIVATE`)."""
+    """An activation function. Kernels get its number (panel.py, `ACTIVATE`)."""
 
     RELU = 0
     GELU = 1
-    """x times the normal distribution's share below x."""
+    """x * P(X <= x) with X normally distributed."""
     GELU_TANH = 2
-    """GELU, nearly, by tanh (GPT-2)."""
+    """A close approximation of GELU by tanh (GPT-2)."""
     QUICK_GELU = 3
-    """GELU, roughly: x * sigmoid(1.702 x)."""
+    """A rough approximation of GELU: x * sigmoid(1.702 x)."""
     SILU = 4
 
     def __call__(self, x: Tensor) -> Tensor:
-        """In PyTorch's own operations."""
+        """Apply the function with PyTorch's own operations."""
         match self:
             case Activation.RELU:
                 return F.relu(x)

@@ -1,15 +1,17 @@
-"""Steps that are recorded once and run again (the scheduling ahead of time of Nimble, dissertation, chapter 3).
+"""Steps that are captured once and replayed with new inputs, as CUDA graphs are (ahead-of-time scheduling of Nimble,
+dissertation, chapter 3).
 
-Between two steps only numbers change: which requests there are, at which positions, which blocks their keys and values
-have, and how many tokens each runs: one in most steps. So what a step needs is made on the device, out of what it keeps
-of each request (`StepInputs`), and everything behind it can be recorded with its addresses (`Recorder`): kernels in one
-native call on a CPU, for any number of tokens; a captured graph on a GPU, for one token of each request.
+Only numbers change between two steps: the requests, their positions, the blocks of their keys and values, and the
+number of tokens of each, which is one in most steps. So the device builds the inputs of a step from the state that it
+keeps of each request (`StepInputs`), and all kernels after that can be recorded with their addresses (`Recorder`). A
+recording is one native call on a CPU, for any number of tokens; it is a captured graph on a GPU, for one token of each
+request.
 
-What a device keeps of the requests, a line for each:
+The state that a device keeps, a line per request:
 
-    tables  [lines, blocks] int32    the blocks of its keys and values, in order of positions (paged.py)
-    fed     [lines] int64            the token that was drawn for it last
-    prompts [lines] int64            how many tokens its prompt has
+    tables      [lines, blocks] int32    the blocks of its keys and values, in order of positions (paged.py)
+    last_tokens [lines] int64            the token that was drawn last for the request
+    prompts     [lines] int64            number of tokens of its prompt
 """
 
 from collections.abc import Callable, Sequence
@@ -21,39 +23,39 @@ from torch import Tensor
 
 from orca.kernels.contract.reference import AttentionView, RaggedAttention
 
-Made = TypeVar("Made", bound=tuple[Tensor | None, ...])
-"""What is recorded returns some tensors, which are written by each run."""
+Recorded = TypeVar("Recorded", bound=tuple[Tensor | None, ...])
+"""The tensors that a recorded function returns; each run writes them again."""
 
 LINE, POSITION, TOKEN, BLOCK, COUNT, IS_WANTED = range(6)
-"""Columns of what is said of a step (`StepDescription`)."""
+"""Columns of `StepDescription.requests`."""
 COLUMNS = 6
 
 
 class StepDescription(NamedTuple):
-    """What a device is told of a step."""
+    """The input of one step."""
 
     requests: NDArray[np.int64]
-    """[requests, COLUMNS]: the request's line; the position of the first token that it runs; that token, or -1 for the
-    one that was fed, and where the stage has no need of tokens; the block of its last position; how many tokens it
-    runs; whether its last one is wanted (`wanted`)."""
+    """[requests, COLUMNS]: the request's line; the position of its first token in this step; that token, or -1 for the
+    last drawn one and on stages that need no tokens; the block of its last position; its number of tokens in this step;
+    whether its last token is wanted (`wanted`)."""
     tokens: int
     wanted: int | None = None
-    """The requests behind whose last token alone the last layer has something to do, once it has kept keys and values;
-    None: it has behind all tokens."""
+    """Number of requests whose last token the last layer must compute to the end; for all other tokens it only writes
+    keys and values. None: it computes all tokens."""
     chunks: Sequence[tuple[int, Sequence[int]]] = ()
-    """Of each that runs several tokens the flat row of the first, and all of them; none where the stage has no need of
-    tokens. The tables have all blocks of these requests."""
+    """The flat row of the first token, and the tokens, of each request that has several. Empty on stages that need no
+    tokens. The tables contain all blocks of these requests."""
 
 
 class RecordingSize(NamedTuple):
-    """Of a recording, which has memory for so many."""
+    """The largest step that a recording has memory for."""
 
     tokens: int
-    wanted: int | None  # None: all tokens
+    wanted: int | None  # None: all tokens are wanted
 
 
 class RequestLines(NamedTuple):
-    """What a device keeps of the requests."""
+    """The state that a device keeps of the requests (see the head of this module)."""
 
     tables: Tensor
     last_tokens: Tensor
@@ -61,66 +63,71 @@ class RequestLines(NamedTuple):
 
 
 class StepInputs(Protocol):
-    """What the rows of such a step, its tokens, are, at addresses that stay. Some rows may be padding: they touch no
-    request."""
+    """The inputs of a recorded step, a row per token, at fixed addresses. Padding rows belong to no request."""
 
     ids: Tensor
-    """[rows] int64: each row's token."""
+    """[rows] int64: the token of each row."""
     positions: Tensor
-    """[rows] int64."""
+    """[rows] int64: its position."""
     slots: Tensor
-    """[rows] int64: where its key and value go."""
+    """[rows] int64: the cache slot of its key and value."""
     wanted: Tensor | None
-    """[wanted] int64: the rows behind whose keys and values the last layer has something to do; None: all."""
+    """[wanted] int64: the rows that the last layer computes to the end; None: all rows."""
     sampled: tuple[Tensor, Tensor] | None
-    """The lines and indices of the tokens that the rows draw, where the device does that (device.Sampler.sample)."""
+    """Lines and indices of the tokens that the rows draw (device.Sampler.sample); None if the host draws them."""
 
-    def put(self, said: StepDescription) -> None:
-        """Tell of a step, before its recording runs. It fits the size of the recording."""
+    def put(self, step: StepDescription) -> None:
+        """Store the input of a step before its recording runs. The step must fit the size of the recording."""
         ...
 
     def build(self, extra_inputs: Sequence[Tensor] = ()) -> None:
-        """Make the inputs out of what was told. Recorded, ahead of all that reads them, behind `attention`.
+        """Build the inputs from the stored step. Call it while recording: after `attention`, before any reader.
 
         Args:
-            beside: [rows, ...], what is given of each token besides: what is read of tokens in the recording is
-                either made in it, or these inputs, or among this.
+            extra_inputs: [rows, ...], other tensors with a row per token. All that the recording reads of tokens is
+                computed inside it, or is one of these inputs, or is among `extra_inputs`.
         """
         ...
 
-    def attention(self, seen: AttentionView, *, wanted_only: bool = False) -> RaggedAttention:
-        """Attention of these rows, or of those that are wanted, under one sliding window."""
+    def attention(self, view: AttentionView, *, wanted_only: bool = False) -> RaggedAttention:
+        """Return the attention of these rows, or of the wanted ones, under one sliding window."""
         ...
 
 
 class Recorder(Protocol):
-    only_kernels: bool
-    """Whether nothing but kernels of this package is recorded. Elsewhere PyTorch's operations are, too."""
-    recordings_max: int
-    """To be kept: each holds the activations of a layer and some scratch memory."""
-    chunk_tokens_max: int
-    """Tokens of a recorded step in which requests run several, or not all are wanted; 0 where none such is recorded."""
+    """Records steps on one device."""
 
-    def size_of(self, said: StepDescription) -> RecordingSize:
-        """That of the recording for a step."""
+    only_kernels: bool
+    """True if a recording may contain only kernels of this package; otherwise PyTorch's operations are recorded too."""
+    recordings_max: int
+    """Most recordings to keep: each holds the activations of a layer and some scratch memory."""
+    chunk_tokens_max: int
+    """Most tokens of a recorded step in which a request has several tokens or not all tokens are wanted; 0: such steps
+    are not recorded."""
+
+    def size_of(self, step: StepDescription) -> RecordingSize:
+        """Return the size of the recording that a step needs."""
         ...
 
     def inputs(self, size: RecordingSize, lines: RequestLines, *, slots: int, block_tokens: int) -> StepInputs:
-        """Args: slots: of the KV cache."""
+        """Make the inputs of a recording. Args: slots: number of slots of the KV cache."""
         ...
 
     def clear(self) -> None:
-        """All recordings are gone, and what they shared may go."""
+        """Free the memory that recordings share, after all recordings are gone."""
         ...
 
     def record(
-        self, compute: Callable[[], Made], captured: Callable[[], Made] | None = None
-    ) -> tuple[Made, Callable[[], None]]:
-        """Record what `compute` calls; on some devices it runs as well. It reads and writes memory that lives as long
-        as the recording, and each kernel in it may only be given whole tensors that kernels made, no views of them.
+        self, compute: Callable[[], Recorded], captured: Callable[[], Recorded] | None = None
+    ) -> tuple[Recorded, Callable[[], None]]:
+        """Record the kernels that `compute` calls; on some devices they also run.
+
+        The memory that they read and write must live as long as the recording. Kernels may only get whole tensors that
+        other kernels made, not views of them.
 
         Args:
-            captured: what a device captures instead: the same, in a form that runs nowhere else.
-        Returns: what `compute` returned, whose tensors hold what the last run wrote; and how to run it.
+            captured: a variant of `compute` for devices that capture graphs; it runs only during a capture.
+        Returns: the result of `compute`, whose tensors hold the values of the last run; and a function that runs the
+            recording.
         """
         ...

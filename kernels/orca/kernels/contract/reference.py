@@ -1,10 +1,10 @@
-"""What kernels are told, and ragged paged attention, request by request in plain PyTorch: the meaning that every faster
-version is tested against.
+"""The arguments of kernels, and a reference of ragged paged attention in plain PyTorch, request by request. Every
+faster version is tested against the reference.
 
     out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, g(h)]) v[j, g(h)]
 
-over the positions j that token t sees: those of its own request, j <= its position, and with a sliding window only the
-last `window` of them (itself included). g(h) = kv_of_query[h] is the KV head that query head h reads.
+The sum runs over the positions j that token t sees: those of its own request with j <= its position, and with a sliding
+window only the last `window` of them, itself included. g(h) = kv_of_query[h] is the KV head of query head h.
 """
 
 from collections.abc import Sequence
@@ -20,22 +20,22 @@ from orca.kernels.contract.paged import TokenSlots
 
 @dataclass(frozen=True, slots=True)
 class ContextRow:
-    """A request's tokens in a step: flat rows first .. first + count - 1, the last ones of its context."""
+    """A request's tokens in a step: flat rows first .. first + count - 1, the last tokens of its context."""
 
     first: int
     count: int
-    position: int  # of the first one
-    line: int  # where `AttentionView.tables` has the request's blocks
+    position: int  # position of the first token
+    line: int  # line of the request in `AttentionView.tables`
 
     @property
     def end(self) -> int:
-        """Positions of its context, these tokens included."""
+        """Length of the context, these tokens included."""
         return self.position + self.count
 
 
 @dataclass(frozen=True, slots=True)
 class NormParameters:
-    """What a norm does to a row, in float32 and rounded once, to x's dtype:
+    """The parameters of a norm of rows, which is computed in float32 and rounded once, to x's dtype:
 
     RMSNorm    x / sqrt(mean(x^2) + eps) * weight
     LayerNorm  (x - mean(x)) / sqrt(var(x) + eps) * weight + bias
@@ -43,73 +43,77 @@ class NormParameters:
 
     weight: Tensor  # [inputs]
     eps: float
-    bias: Tensor | None = None  # [inputs] of a LayerNorm; None is an RMSNorm
+    bias: Tensor | None = None  # [inputs] for a LayerNorm; None for an RMSNorm
 
 
 @dataclass(frozen=True, slots=True)
 class KvWrite:
-    """Where a step's keys and values go, and what is done to keys and queries before (device.Kernels.keep)."""
+    """The cache and slots for a step's keys and values, and the changes of keys and queries before the write.
+
+    See device.Kernels.write_kv.
+    """
 
     cache: Tensor  # [blocks, 2 x kv heads, block_tokens, head_dim]
     slots: Tensor  # [tokens] int64
-    turns: Tensor | None  # [tokens, 1, head_dim / 2] complex64, for pairs of neighbouring dimensions (RoPE)
+    rotations: Tensor | None  # [tokens, 1, head_dim / 2] complex64, for pairs of neighbouring dimensions (RoPE)
     head_norm: NormParameters | None = None  # RMSNorm of each head, weights [query heads + kv heads, head_dim] (Qwen3)
 
     @property
     def changes_queries(self) -> bool:
-        return self.turns is not None or self.head_norm is not None
+        return self.rotations is not None or self.head_norm is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionView:
-    """What a rank's attention sees of the keys and values that it keeps, the same for all rows of a step."""
+    """A rank's view of its keys and values, the same for all rows of a step."""
 
-    kv_of_query: Sequence[int]  # for each query head of this rank the KV head (of this rank) it reads, ascending
+    kv_of_query: Sequence[int]  # for each query head of this rank, the KV head (of this rank) that it reads; ascending
     kv_heads: int  # of this rank
     head_dim: int
-    tables: Tensor  # [lines, blocks] int32: the blocks of each request; positions fill one after the other (paged.py)
+    tables: Tensor  # [lines, blocks] int32: the blocks of each request; positions fill them in order (paged.py)
     block_tokens: int
-    window: int | None  # positions a token sees, itself included; None sees all before it
+    window: int | None  # number of positions that a token sees, itself included; None: all positions up to its own
     dtype: torch.dtype
     device: torch.device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """What of a rank's model decides which kernels its steps call, and for what these are compiled."""
+    """The sizes of a rank's model that decide which kernels its steps call, and how these are compiled."""
 
     dtype: torch.dtype  # of activations and cache
-    weight_dtype: torch.dtype  # of matrices that rows are multiplied by
-    table_dtype: torch.dtype  # of embeddings of tokens, of which rows are looked up
+    weight_dtype: torch.dtype  # of the weight matrices
+    table_dtype: torch.dtype  # of the token embeddings
     device: torch.device
     hidden: int
-    heads: int  # of queries, of this rank
+    heads: int  # query heads of this rank
     kv_heads: int
     head_dim: int
     kv_of_query: Sequence[int]  # as in AttentionView
-    windows: Sequence[int | None]  # of its layers
-    is_turned: bool = False  # RoPE
+    windows: Sequence[int | None]  # sliding windows of the layers
+    has_rotary: bool = False  # RoPE
     has_head_norm: bool = False
     is_layer_norm: bool = False
-    intermediate: int = 0  # of this rank; 0 where there is no MLP
+    intermediate: int = 0  # of this rank; 0 without an MLP
     activation: Activation | None = None
     is_gated: bool = False
     has_qkv_bias: bool = False
     has_out_bias: bool = False
     has_mlp_bias: bool = False
     block_tokens: int = 16
-    vocab: int = 0  # of the head; 0 on a rank that draws no tokens
+    vocab: int = 0  # vocabulary of the head; 0 on a rank that draws no tokens
 
 
 class RaggedAttention(Protocol):
     """The geometry of one step under one sliding window: built once, then applied in each layer."""
 
     def __call__(self, qkv: Tensor, cache: Tensor, scale: float) -> Tensor:
-        """Attention of the step's tokens.
+        """Compute the attention of the step's tokens.
 
         Args:
             qkv: [tokens, query heads + 2 x kv heads, head_dim], contiguous: the step's own queries, keys and values.
-            cache: [blocks, 2 x kv heads, block_tokens, head_dim] (paged.py); the step's own keys and values are in it.
+            cache: [blocks, 2 x kv heads, block_tokens, head_dim] (paged.py); it contains the step's own keys and
+                values.
             scale: factor of the scores.
         Returns: [tokens, query heads x head_dim].
         """
@@ -126,17 +130,16 @@ def attend_reference(
     scale: float,
     window: int | None = None,
 ) -> Tensor:
-    """Attention of all rows of a step, one request at a time.
+    """Compute the attention of all rows of a step, one request at a time.
 
     Args:
         query: [tokens, query heads, head_dim].
-        cache: [blocks, 2 x kv heads, block_tokens, head_dim] (paged.py), the step's own keys and values written
-            already.
+        cache: [blocks, 2 x kv heads, block_tokens, head_dim] (paged.py); it contains the step's own keys and values.
         rows: the requests of the step; together they cover each flat token once.
-        tables: [lines, blocks] int32, their blocks.
-        kv_of_query: for each query head the KV head it reads.
+        tables: [lines, blocks] int32, the blocks of the requests.
+        kv_of_query: for each query head the KV head that it reads.
         scale: factor of the scores.
-        window: positions a token sees, itself included; None sees all before it.
+        window: number of positions that a token sees, itself included; None: all positions up to its own.
     Returns: [tokens, query heads, head_dim], in the dtype of `query`, accumulated in float32.
     """
     output = torch.empty_like(query)

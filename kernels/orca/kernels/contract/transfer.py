@@ -1,5 +1,5 @@
-"""The ways of small tables from the host to a device, for which the host never waits, and back, for which the device
-does not wait.
+"""Copies of small tensors between host and device: the host never waits for a copy to the device, and the device never
+waits for a copy to the host.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from torch import Tensor
 
 
 def to_device(values: NDArray[np.generic], device: torch.device) -> Tensor:
-    """The values on a device; on the CPU the same memory.
+    """Return the values on a device; on the CPU, without a copy.
 
-    It is copied in the order of the device's work, out of memory that is pinned: from any other the copy would wait for
-    all that the device has to do before it.
+    The copy follows the order of the device's work, from pinned memory: from pageable memory the host would wait until
+    the device has finished all its earlier work.
     """
     there = torch.from_numpy(values)
     if device.type == "cpu":
@@ -25,16 +25,19 @@ def to_device(values: NDArray[np.generic], device: torch.device) -> Tensor:
 
 
 def host_view(to: Tensor) -> Tensor | NDArray[Any]:
-    """What the host writes single numbers to, `[place] = number`: NumPy's view of a CPU's tensor. PyTorch's own way
-    took 80 us behind a step, when the processor's caches hold weights instead of its code."""
+    """Return an object to which the host can write single numbers by `[index] = number`.
+
+    For a tensor on the CPU it is a NumPy view: PyTorch's own assignment took 80 us after a step, when the processor's
+    caches hold weights instead of PyTorch's code.
+    """
     return to.numpy() if to.device.type == "cpu" else to
 
 
 def scatter(to: Tensor, places: Sequence[int], values: Tensor | Sequence[int], taken: Sequence[int]) -> None:
-    """to[places] = values[taken], where the host does not wait for the device of `to`.
+    """Set to[places] = values[taken] without waiting for the device of `to`.
 
     Args:
-        values: [at least as many as are taken], on the host or there.
+        values: on the host or on that device.
     """
     if not taken:
         return
@@ -46,7 +49,7 @@ def scatter(to: Tensor, places: Sequence[int], values: Tensor | Sequence[int], t
 
 
 def scatter_on_device(to: Tensor, places: Sequence[int], values: Tensor | Sequence[int], taken: Sequence[int]) -> None:
-    """`put` by PyTorch's operations, which any device has."""
+    """`scatter` with PyTorch's operations, for any device."""
     there = torch.as_tensor(values, dtype=to.dtype, device=to.device)
     if len(taken) < len(there):
         there = there[to_device(np.array(taken, np.int64), to.device)]
@@ -54,10 +57,10 @@ def scatter_on_device(to: Tensor, places: Sequence[int], values: Tensor | Sequen
 
 
 class HostCopy:
-    """Tensors on their way to the host, on a stream of their own: the device goes on with its work meanwhile.
+    """A copy of tensors to the host, on a stream of its own, so that the device continues with other work.
 
     Args:
-        tensors: of one device, at least one, which nobody overwrites.
+        tensors: one or more tensors of one device; they must not be overwritten.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -72,7 +75,7 @@ class HostCopy:
         stream = _reading(device)
         with cuda.stream(stream):
             stream.wait_event(made)
-            self._there = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in tensors]
+            self._there = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
             for to, of in zip(self._there, tensors, strict=True):
                 to.copy_(of, non_blocking=True)
                 of.record_stream(stream)
@@ -80,11 +83,11 @@ class HostCopy:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `read` waits for nothing."""
+        """Whether `read` returns without waiting."""
         return self._copied is None or bool(self._copied.query())
 
     def read(self) -> list[Tensor]:
-        """The tensors in the host's memory."""
+        """Wait for the copy. Returns: the tensors in host memory."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._there

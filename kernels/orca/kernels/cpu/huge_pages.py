@@ -1,9 +1,9 @@
-"""Memory in huge pages, where Linux has them for who asks: what is read all over the memory waits less for the
-translation of its addresses.
+"""Memory in huge pages, if Linux offers them on request (madvise): scattered reads then wait less for address
+translation.
 
-Weights lie side by side: one by one, most would begin and end in small pages. 63 M parameters in float32 run 1.016
-times as fast as with weights in small pages (1.005 to 1.026 in six processes, by turns on a Zen 5; GPT-2 type 1.027, in
-bfloat16 1.013).
+Weights are allocated side by side: allocated one by one, most would begin and end in small pages. A model of 63 M
+parameters in float32 runs 1.016 times as fast as with weights in small pages (1.005 to 1.026 in six alternating
+processes on a Zen 5; GPT-2 type 1.027, in bfloat16 1.013).
 """
 
 import contextlib
@@ -15,13 +15,13 @@ from torch import Tensor
 
 _CHUNK_BYTES = 64 << 20
 _APART_BYTES = 4096
-"""Between what begins side by side, a whole number of these."""
+"""Weights begin at multiples of this."""
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros of their own memory, which take none for pages that nobody has written to.
+    """Return zeros in new memory; a page takes no memory until it is written.
 
-    torch.zeros writes the zeros: a cache then takes all its memory, and the time to fill it, at every join.
+    torch.zeros writes the zeros: a cache would take all its memory, and the time to fill it, at every join.
     """
     size = math.prod(shape) * dtype.itemsize
     if size == 0:  # a mapping cannot be empty
@@ -30,8 +30,10 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 class WeightMemory:
-    """Memory for the weights of one model, side by side, for one thread. Pieces of it that nobody uses any more are
-    given back, the latest with this object."""
+    """Memory for the weights of one model, side by side. For use by one thread.
+
+    A chunk is freed when no tensor uses it any more, the last chunk not before this object.
+    """
 
     def __init__(self) -> None:
         self._pages: mmap.mmap | None = None
@@ -50,9 +52,9 @@ class WeightMemory:
 
 
 def _pages(size: int) -> mmap.mmap:
-    # Private: in shared memory reading a page would take it too. It is unmapped with the last tensor upon it.
+    # Private: in shared memory even a read would allocate a page. It is unmapped with the last tensor on it.
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # the kernel has no huge pages
             pages.madvise(mmap.MADV_HUGEPAGE)
     return pages

@@ -1,4 +1,4 @@
-"""The kernels of CPUs (device.py): one launch each, run by a team of threads (team.py)."""
+"""The kernels for CPUs (device.py). Each is one launch on a team of threads (team/team.py)."""
 
 from collections.abc import Sequence
 
@@ -15,10 +15,10 @@ from orca.kernels.cpu.team.team import compile_launches, deferred
 
 
 class CpuKernels:
-    """For tensors of float32, bfloat16 and float16."""
+    """Kernels for tensors of float32, bfloat16 and float16."""
 
     def prepare(self, sizes: ModelSizes) -> bool:
-        """Takes some seconds where these kernels were never compiled, and a tenth of a second where they were."""
+        """Compile all kernels: some seconds if they were never compiled on this machine, otherwise 0.1 s."""
         for kernel in (
             attention.kernel(sizes.dtype, sizes.head_dim),
             product.kernel(sizes.dtype, sizes.weight_dtype),
@@ -31,15 +31,15 @@ class CpuKernels:
         compile_launches()
         return has_compiled()
 
-    def attention(self, rows: Sequence[ContextRow], seen: AttentionView) -> CpuAttention:
-        return CpuAttention(rows, seen)
+    def attention(self, rows: Sequence[ContextRow], view: AttentionView) -> CpuAttention:
+        return CpuAttention(rows, view)
 
     def recorder(self, device: torch.device) -> CpuRecorder:
         del device
         return CpuRecorder()
 
     def sampler(self, vocab: int, device: torch.device) -> None:
-        """Some rows of logits are drawn from by the host as well."""
+        """Return None: the host draws tokens from a few rows of logits just as well."""
 
     deferred = staticmethod(deferred)
     increment = staticmethod(lookups.increment)

@@ -1,7 +1,7 @@
-"""Recorded steps on a CPU (recording.py): all kernels of a step in one native call (team.py).
+"""Recorded steps on a CPU (contract/recording.py): all kernels of a step in one native call (team/team.py).
 
-A recording runs on any number of rows that there is memory for. What of that memory was never used takes none, so most
-steps share two recordings: one for all tokens, one for those of which some are wanted.
+A recording runs with any number of rows up to its size. Memory that was never touched costs nothing, so most steps
+share two recordings: one for steps in which all tokens are wanted, one for the others.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,147 +19,150 @@ from orca.kernels.contract.recording import (
     LINE,
     POSITION,
     TOKEN,
-    Made,
+    Recorded,
     RecordingSize,
     RequestLines,
     StepDescription,
 )
 from orca.kernels.contract.reference import AttentionView
 from orca.kernels.cpu.attention.attention import TILE_COLUMNS, CpuAttention, tile_tokens
-from orca.kernels.cpu.team.intrinsics import FAST, elements, take
-from orca.kernels.cpu.team.team import Kernel, Rows, recorded, vary
+from orca.kernels.cpu.team.intrinsics import FAST, next_task, pointer
+from orca.kernels.cpu.team.team import Kernel, RowCount, bind_rows, record_calls
 
 
 class CpuRecorder:
+    """See contract.recording.Recorder."""
+
     only_kernels = True
     recordings_max = 4
     chunk_tokens_max = 512
-    """Twice what `orca up` has by default. In longer steps Python's share is small."""
+    """Twice the default of `orca up`. In longer steps Python takes only a small part of the time."""
 
-    def size_of(self, said: StepDescription) -> RecordingSize:
-        tokens = max(self.chunk_tokens_max, 1 << (said.tokens - 1).bit_length())
-        return RecordingSize(tokens, None if said.wanted is None else tokens)
+    def size_of(self, step: StepDescription) -> RecordingSize:
+        tokens = max(self.chunk_tokens_max, 1 << (step.tokens - 1).bit_length())
+        return RecordingSize(tokens, None if step.wanted is None else tokens)
 
     def inputs(self, size: RecordingSize, lines: RequestLines, *, slots: int, block_tokens: int) -> "CpuInputs":
         del slots
         return CpuInputs(size, lines, block_tokens)
 
     def clear(self) -> None:
-        """They share nothing."""
+        """Do nothing: recordings share no memory."""
 
     def record(
-        self, compute: Callable[[], Made], captured: Callable[[], Made] | None = None
-    ) -> tuple[Made, Callable[[], None]]:
+        self, compute: Callable[[], Recorded], captured: Callable[[], Recorded] | None = None
+    ) -> tuple[Recorded, Callable[[], None]]:
         assert captured is None
-        with recorded() as recording:
+        with record_calls() as recording:
             made = compute()
         return made, recording.run
 
 
-class _Wanted(NamedTuple):
-    count: Rows
+class _WantedRows(NamedTuple):
+    count: RowCount
     rows: Tensor
     tiles: Tensor
 
 
 class CpuInputs:
-    """As recording.StepInputs."""
+    """See contract.recording.StepInputs."""
 
     sampled = None
 
     def __init__(self, size: RecordingSize, lines: RequestLines, block_tokens: int) -> None:
         self._lines, self._block_tokens = lines, block_tokens
-        self._requests, self._tokens, self._tiles = (Rows(size.tokens) for _ in range(3))
-        self._said = _numbers(size.tokens, COLUMNS)
-        self._said_requests = self._said.numpy()
+        self._requests, self._tokens, self._tiles = (RowCount(size.tokens) for _ in range(3))
+        self._step_rows = _numbers(size.tokens, COLUMNS)
+        self._step_requests = self._step_rows.numpy()
         self.ids, self.positions, self.slots = (_numbers(size.tokens) for _ in range(3))
         self._ids = self.ids.numpy()
         self._all_tiles = _numbers(size.tokens, TILE_COLUMNS)
         self._tile_tokens = 1
-        self._wanted: _Wanted | None = None
+        self._wanted: _WantedRows | None = None
         if size.wanted is not None:
-            self._wanted = _Wanted(Rows(size.wanted), _numbers(size.wanted), _numbers(size.wanted, TILE_COLUMNS))
+            self._wanted = _WantedRows(
+                RowCount(size.wanted), _numbers(size.wanted), _numbers(size.wanted, TILE_COLUMNS)
+            )
 
     @property
     def wanted(self) -> Tensor | None:
         return None if self._wanted is None else self._wanted.rows
 
-    def put(self, said: StepDescription) -> None:
-        requests = len(said.requests)
-        self._said_requests[:requests] = said.requests
-        self._requests.now, self._tokens.now, self._tiles.now = requests, said.tokens, requests
-        if said.tokens > requests:
-            self._tiles.now = sum(-(-count // self._tile_tokens) for count in said.requests[:, COUNT].tolist())
-        for first, tokens in said.chunks:
+    def put(self, step: StepDescription) -> None:
+        requests = len(step.requests)
+        self._step_requests[:requests] = step.requests
+        self._requests.current, self._tokens.current, self._tiles.current = requests, step.tokens, requests
+        if step.tokens > requests:
+            self._tiles.current = sum(-(-count // self._tile_tokens) for count in step.requests[:, COUNT].tolist())
+        for first, tokens in step.chunks:
             self._ids[first : first + len(tokens)] = tokens
         if self._wanted is not None:
-            assert said.wanted is not None
-            self._wanted.count.now = said.wanted
+            assert step.wanted is not None
+            self._wanted.count.current = step.wanted
 
     def build(self, extra_inputs: Sequence[Tensor] = ()) -> None:
-        vary(self._requests, self._said)
-        vary(self._tokens, self.ids, self.positions, self.slots, *extra_inputs)
-        vary(self._tiles, self._all_tiles)
+        bind_rows(self._requests, self._step_rows)
+        bind_rows(self._tokens, self.ids, self.positions, self.slots, *extra_inputs)
+        bind_rows(self._tiles, self._all_tiles)
         wanted = 0, 0
         if self._wanted is not None:
-            vary(self._wanted.count, self._wanted.rows, self._wanted.tiles)
+            bind_rows(self._wanted.count, self._wanted.rows, self._wanted.tiles)
             wanted = self._wanted.rows.data_ptr(), self._wanted.tiles.data_ptr()
         tables, last_tokens, _ = self._lines
         written = (self.ids, self.positions, self.slots, self._all_tiles)
-        addresses = (each.data_ptr() for each in (self._said, tables, last_tokens, *written))
+        addresses = (each.data_ptr() for each in (self._step_rows, tables, last_tokens, *written))
         sizes = (self._requests, *tables.shape, len(last_tokens), self._block_tokens, self._tile_tokens)
-        _lay_out(1, *addresses, *wanted, *sizes)
+        _fill(1, *addresses, *wanted, *sizes)
 
-    def attention(self, seen: AttentionView, *, wanted_only: bool = False) -> CpuAttention:
-        assert seen.tables is self._lines.tables
+    def attention(self, view: AttentionView, *, wanted_only: bool = False) -> CpuAttention:
+        assert view.tables is self._lines.tables
         if wanted_only:
             assert self._wanted is not None
-            return CpuAttention.of_tiles(self._wanted.tiles, seen)
-        self._tile_tokens = tile_tokens(seen)  # the same under each window
-        return CpuAttention.of_tiles(self._all_tiles, seen)
+            return CpuAttention.of_tiles(self._wanted.tiles, view)
+        self._tile_tokens = tile_tokens(view)  # the same under each window
+        return CpuAttention.of_tiles(self._all_tiles, view)
 
 
 def _numbers(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.int64)
 
 
-def _lay_out_rows(args: Any) -> None:
-    if take(args) > 0:
+def _fill_rows(args: Any) -> None:
+    if next_task(args) > 0:
         return
     requests, lines, columns, fed_lines = args[11], args[12], args[13], args[14]
     block_tokens, tile_tokens = args[15], args[16]
-    said = carray(elements(args[2], np.int64), (requests, COLUMNS))
-    tables = carray(elements(args[3], np.int32), (lines, columns))
-    last_tokens = carray(elements(args[4], np.int64), (fed_lines,))
-    ids, positions, slots = elements(args[5], np.int64), elements(args[6], np.int64), elements(args[7], np.int64)
+    step = carray(pointer(args[2], np.int64), (requests, COLUMNS))
+    tables = carray(pointer(args[3], np.int32), (lines, columns))
+    last_tokens = carray(pointer(args[4], np.int64), (fed_lines,))
+    ids, positions, slots = pointer(args[5], np.int64), pointer(args[6], np.int64), pointer(args[7], np.int64)
     tiles, wanted_at, wanted_tiles = args[8], args[9], args[10]
-    wanted = elements(wanted_at, np.int64)
+    wanted = pointer(wanted_at, np.int64)
     token = tile = wanted_rows = 0
     for row in range(requests):
-        line, position, count = said[row, LINE], said[row, POSITION], said[row, COUNT]
+        line, position, count = step[row, LINE], step[row, POSITION], step[row, COUNT]
         if count == 1:
-            ids[token] = last_tokens[line] if said[row, TOKEN] < 0 else said[row, TOKEN]
+            ids[token] = last_tokens[line] if step[row, TOKEN] < 0 else step[row, TOKEN]
         for done in range(count):
             here = position + done
             positions[token + done] = here
             slots[token + done] = np.int64(tables[line, here // block_tokens]) * block_tokens + here % block_tokens
-        # The last ones, which see most, first: large ones come first.
+        # Begin with the last tile, which sees most of the context: large tiles come first.
         for place in range((count - 1) // tile_tokens, -1, -1):
             done = place * tile_tokens
-            _put_tile(tiles, tile, line, position + done, min(tile_tokens, count - done), token + done)
+            _insert_tile(tiles, tile, line, position + done, min(tile_tokens, count - done), token + done)
             tile += 1
         token += count
-        if wanted_at != 0 and said[row, IS_WANTED] != 0:
+        if wanted_at != 0 and step[row, IS_WANTED] != 0:
             wanted[wanted_rows] = token - 1
-            _put_tile(wanted_tiles, wanted_rows, line, position + count - 1, 1, wanted_rows)
+            _insert_tile(wanted_tiles, wanted_rows, line, position + count - 1, 1, wanted_rows)
             wanted_rows += 1
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
-def _put_tile(tiles_at: Any, number: Any, line: Any, position: Any, count: Any, first: Any) -> None:
-    """Among `number` tiles (CpuAttention), large ones first, so that none is left to one thread while the others have
-    nothing to do."""
-    tiles = carray(elements(tiles_at, np.int64), (number + 1, TILE_COLUMNS))
+def _insert_tile(tiles_at: Any, number: Any, line: Any, position: Any, count: Any, first: Any) -> None:
+    """Insert a tile into `number` tiles that are sorted by size, the largest first (see CpuAttention)."""
+    tiles = carray(pointer(tiles_at, np.int64), (number + 1, TILE_COLUMNS))
     place, size = number, (position + count) * count
     while place > 0 and (tiles[place - 1, 1] + tiles[place - 1, 2]) * tiles[place - 1, 2] < size:
         tiles[place] = tiles[place - 1]
@@ -167,8 +170,8 @@ def _put_tile(tiles_at: Any, number: Any, line: Any, position: Any, count: Any, 
     tiles[place, 0], tiles[place, 1], tiles[place, 2], tiles[place, 3] = line, position, count, first
 
 
-_lay_out = Kernel("lay_out", _lay_out_rows)
+_fill = Kernel("fill", _fill_rows)
 
 
 def kernels() -> list[Kernel]:
-    return [_lay_out]
+    return [_fill]

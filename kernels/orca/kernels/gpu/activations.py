@@ -1,11 +1,11 @@
-"""What an MLP does between its products, on a GPU, with the bias of the first one added before.
+"""Activations and gates of an MLP on a GPU. The bias of the first product is added first.
 
-    activated   reads x once, writes as much           activation(x + bias)
+    activate    reads x once, writes as much           activation(x + bias)
     gated_silu  reads gate and up once, writes half    silu(gate + gate's bias) * (up + up's bias)
 
-A program has a run of one token's numbers. All is computed in float32 and rounded once, in the forms in which nothing
-cancels or overflows: a share of x, of the one of e^t and e^-t that is small, and the tail of the normal distribution by
-erfc, where 1 + erf has no digits left.
+A program computes a block of one token's numbers, in float32, rounded once. The formulas avoid cancellation and
+overflow: sigmoids use whichever of e^t and e^-t is small, and the tail of the normal distribution uses erfc, because
+1 + erf loses all digits there.
 """
 
 import torch
@@ -16,8 +16,8 @@ from torch import Tensor
 from orca.kernels.contract.activation import Activation
 from orca.kernels.gpu.torch_operator import operator
 
-RUN = 1024
-"""Numbers of a program."""
+BLOCK = 1024
+"""Numbers that a program computes."""
 _RELU, _GELU, _GELU_TANH, _QUICK_GELU, _SILU = (
     tl.constexpr(int(each))
     for each in (Activation.RELU, Activation.GELU, Activation.GELU_TANH, Activation.QUICK_GELU, Activation.SILU)
@@ -28,7 +28,10 @@ _RELU, _GELU, _GELU_TANH, _QUICK_GELU, _SILU = (
 def activate_rows(  # type: ignore[no-untyped-def]
     x, bias, out, width, activation: tl.constexpr, has_bias: tl.constexpr, block: tl.constexpr
 ):
-    """x, out [tokens, width], perhaps the same memory; bias [width]. activation: an Activation's number."""
+    """Compute out = activation(x + bias).
+
+    x, out [tokens, width], possibly the same memory; bias [width]. activation: number of an Activation.
+    """
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     is_mine = column < width
@@ -41,7 +44,7 @@ def activate_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def gate_rows(gate_up, bias, gated, width, has_bias: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    """gate_up [tokens, 2 x width], bias [2 x width], gated [tokens, width]."""
+    """Compute gated = silu(gate) * up. gate_up [tokens, 2 x width], bias [2 x width], gated [tokens, width]."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     is_mine = column < width
@@ -51,7 +54,7 @@ def gate_rows(gate_up, bias, gated, width, has_bias: tl.constexpr, block: tl.con
     if has_bias:
         gate += tl.load(bias + column, mask=is_mine, other=0.0).to(tl.float32)
         up += tl.load(bias + width + column, mask=is_mine, other=0.0).to(tl.float32)
-    result = _share(gate, gate) * up
+    result = _sigmoid_product(gate, gate) * up
     tl.store(gated + token * width + column, result.to(gated.dtype.element_ty), mask=is_mine)
 
 
@@ -63,26 +66,29 @@ def _activate(x, activation: tl.constexpr):  # type: ignore[no-untyped-def]
         result = _gelu(x)
     elif activation == _GELU_TANH:
         # x (1 + tanh(z)) / 2 with z = sqrt(2 / pi) (x + 0.044715 x^3)
-        result = _share(x, x * (1.5957691216057308 + 0.07135481627159854 * x * x))
+        result = _sigmoid_product(x, x * (1.5957691216057308 + 0.07135481627159854 * x * x))
     elif activation == _QUICK_GELU:
-        result = _share(x, 1.702 * x)
+        result = _sigmoid_product(x, 1.702 * x)
     else:
         tl.static_assert(activation == _SILU)
-        result = _share(x, x)
+        result = _sigmoid_product(x, x)
     return result
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _share(x, of):  # type: ignore[no-untyped-def]
-    """x / (1 + e^-of)."""
+def _sigmoid_product(x, of):  # type: ignore[no-untyped-def]
+    """Return x / (1 + e^-of)."""
     power = tl.exp(-tl.abs(of))
     return x * tl.where(of < 0, power, 1.0) / (1.0 + power)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _gelu(x):  # type: ignore[no-untyped-def]
-    """x times the normal distribution's share below x. What it has beyond |x| is half of erfc(|x| / sqrt(2)), by a
-    Chebyshev fit that is right to 1.2e-7 of itself (Press et al., Numerical Recipes, section 6.2)."""
+    """Return GELU of x.
+
+    The tail of the normal distribution beyond |x| is erfc(|x| / sqrt(2)) / 2, by a Chebyshev fit with a relative error
+    of at most 1.2e-7 (Press et al., Numerical Recipes, section 6.2).
+    """
     far = tl.abs(x) * 0.7071067811865476
     near = 1.0 / (1.0 + 0.5 * far)
     sum_ = 0.17087277 * near - 0.82215223
@@ -98,7 +104,7 @@ def _gelu(x):  # type: ignore[no-untyped-def]
 
 
 def activate(x: Tensor, activation: Activation, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """As device.Kernels.activated."""
+    """See device.Kernels.activate."""
     assert x.is_contiguous()
     assert bias is None or (bias.shape == x.shape[1:] and bias.is_contiguous())
     out = torch.empty_like(x) if out is None else out
@@ -112,7 +118,7 @@ def activate(x: Tensor, activation: Activation, bias: Tensor | None = None, out:
 
 
 def gated_silu(gate_up: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As device.Kernels.gated_silu."""
+    """See device.Kernels.gated_silu."""
     assert gate_up.is_contiguous()
     assert bias is None or (bias.shape == gate_up.shape[1:] and bias.is_contiguous())
     gated = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
@@ -133,8 +139,8 @@ def _activate_into(x: Tensor, bias: Tensor | None, out: Tensor, activation: int)
 def _launch(x: Tensor, bias: Tensor | None, out: Tensor, activation: int) -> None:
     tokens, width = x.shape
     if tokens:
-        activate_rows[(tokens, triton.cdiv(width, RUN))](
-            x, x if bias is None else bias, out, width, activation=activation, has_bias=bias is not None, block=RUN
+        activate_rows[(tokens, triton.cdiv(width, BLOCK))](
+            x, x if bias is None else bias, out, width, activation=activation, has_bias=bias is not None, block=BLOCK
         )
 
 
@@ -142,6 +148,6 @@ def _launch(x: Tensor, bias: Tensor | None, out: Tensor, activation: int) -> Non
 def _gate_silu(gate_up: Tensor, bias: Tensor | None, gated: Tensor) -> None:
     tokens, width = gated.shape
     if tokens:
-        gate_rows[(tokens, triton.cdiv(width, RUN))](
-            gate_up, gate_up if bias is None else bias, gated, width, has_bias=bias is not None, block=RUN
+        gate_rows[(tokens, triton.cdiv(width, BLOCK))](
+            gate_up, gate_up if bias is None else bias, gated, width, has_bias=bias is not None, block=BLOCK
         )

@@ -1,6 +1,6 @@
-"""What a program does with one KV head of an item (attention.py), on the device.
+"""The attention of one KV head of an item (attention.py), as device code.
 
-Softmax is in base 2: scores come multiplied by log2(e).
+Softmax uses base 2: scores are multiplied by log2(e).
 """
 
 from typing import NamedTuple
@@ -9,30 +9,30 @@ import triton
 import triton.language as tl
 
 
-class Item(NamedTuple):
+class AttentionItem(NamedTuple):
     """A row of `items`."""
 
     first: int  # flat row of the first token
-    count: int  # tokens
-    position: int  # of the first token
-    table: int  # where the request's blocks begin in `tables`
+    count: int  # number of tokens
+    position: int  # position of the first token
+    table: int  # offset of the request's blocks in `tables`
     begin: int  # first position that is read
-    end: int  # behind the last one
-    part: int = -1  # first row in `partials`; -1: the context is not cut
-    first_part: int = 0  # that of the tile's first part: the others follow
+    end: int  # position after the last one
+    part: int = -1  # first row in `partials`; -1: the context is not split
+    first_part: int = 0  # first row of the tile's first part; the other parts follow
     parts: int = 1
-    tile: int = 0  # place in `arrived`
+    tile: int = 0  # row of `arrived`
 
 
 def _column(name: str) -> tl.constexpr:
-    return tl.constexpr(Item._fields.index(name))
+    return tl.constexpr(AttentionItem._fields.index(name))
 
 
 PARTS_MAX = tl.constexpr(32)
-"""Of a context. A power of two, for what lays them out side by side."""
+"""Most parts of a context. A power of two, for code that computes all parts side by side."""
 _SUMS_AHEAD, _SUMS_SMALL = tl.constexpr(4), tl.constexpr(4096)
-"""Parts whose sums are read at a time, where a tile of them has few enough numbers for a program's registers."""
-COLUMNS = tl.constexpr(len(Item._fields))
+"""Parts whose sums are read at a time, and the largest tile for which their sums fit into a program's registers."""
+COLUMNS = tl.constexpr(len(AttentionItem._fields))
 FIRST, COUNT, POSITION, TABLE = _column("first"), _column("count"), _column("position"), _column("table")
 BEGIN, END, PART, FIRST_PART = _column("begin"), _column("end"), _column("part"), _column("first_part")
 PARTS, TILE = _column("parts"), _column("tile")
@@ -40,9 +40,9 @@ PARTS, TILE = _column("parts"), _column("tile")
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _product(a, b, precision: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of two tiles, summed in float32.
+    """Return the product of two tiles, summed in float32.
 
-    precision: of float32 tiles; "wide" is for the interpreter, which takes the bits of bfloat16 for whole numbers.
+    precision: that of float32 tiles; "wide" is for the interpreter, which treats the bits of bfloat16 as integers.
     """
     if precision == "wide":
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
@@ -50,25 +50,25 @@ def _product(a, b, precision: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _raised(largest, others):  # type: ignore[no-untyped-def]
-    """The larger ones, and what powers are taken relative to.
+def _new_maximum(largest, others):  # type: ignore[no-untyped-def]
+    """Return the new maxima, and the values to subtract from scores before exponentiation.
 
-    A query that has seen nothing yet keeps minus infinity; subtracting that from itself would be NaN.
+    For a query that has seen nothing yet the maximum stays minus infinity; subtracting that from itself would give NaN.
     """
     raised = tl.maximum(largest, others)
     return raised, tl.where(raised == float("-inf"), 0.0, raised)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _nothing(block_m: tl.constexpr, block_d: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of queries that have seen nothing yet: the largest score, the total of weights, the sums of weighted values."""
+def _empty_state(block_m: tl.constexpr, block_d: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the state of queries that have seen nothing yet: largest score, total of weights, weighted sums."""
     largest = tl.full((block_m,), float("-inf"), tl.float32)
     return largest, tl.zeros((block_m,), tl.float32), tl.zeros((block_m, block_d), tl.float32)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _at(partials, line, head_dim: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where a row of `partials` has a query's sums, then its largest score, then its total."""
+    """Return the address of a query's row in `partials`: its sums, then its largest score, then its total."""
     return partials + line * (head_dim + 2)
 
 
@@ -93,7 +93,7 @@ def _walk(  # type: ignore[no-untyped-def]
     precision: tl.constexpr,
     is_masked: tl.constexpr,
 ):
-    """Take positions [low, high) into the running softmax; with a mask where some query does not see all of them."""
+    """Add positions [low, high) to the running softmax; with a mask if some query does not see all of them."""
     largest, total, summed = state
     dim = tl.arange(0, block_d)
     for start in range(low, high, block_n):
@@ -108,7 +108,7 @@ def _walk(  # type: ignore[no-untyped-def]
         if is_masked:
             is_seen = (seen[None, :] <= own[:, None]) & (seen[None, :] > own[:, None] - window) & is_there[None, :]
             scores = tl.where(is_seen, scores, float("-inf"))
-        raised, base = _raised(largest, tl.max(scores, axis=1))
+        raised, base = _new_maximum(largest, tl.max(scores, axis=1))
         weights = tl.exp2(scores - base[:, None])
         kept = tl.exp2(largest - base)
         total = total * kept + tl.sum(weights, axis=1)
@@ -119,7 +119,7 @@ def _walk(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _see(  # type: ignore[no-untyped-def]
+def _attend_positions(  # type: ignore[no-untyped-def]
     item,
     query,
     own,
@@ -136,13 +136,14 @@ def _see(  # type: ignore[no-untyped-def]
     block_d: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """All positions of an item, with a mask only where it needs one."""
+    """Add all positions of an item to the running softmax, with a mask only where it is needed."""
     count = tl.load(item + COUNT)
     position = tl.load(item + POSITION)
     begin = tl.load(item + BEGIN)
     end = tl.load(item + END)
-    state = _nothing(block_m, block_d)
-    # Of the positions below `all_from` the window hides some from some token; those from `all_to` on are ahead of one.
+    state = _empty_state(block_m, block_d)
+    # Every token sees positions [all_from, all_to). Below, the window hides some from some token; above, some position
+    # comes after some token.
     hidden = tl.maximum(position + count - window - begin, 0)
     all_to = tl.maximum(tl.minimum(position + 1, end) // block_n * block_n, begin)
     all_from = tl.minimum(begin + tl.cdiv(hidden, block_n) * block_n, all_to)
@@ -161,38 +162,38 @@ def _see(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _leave(item, partials, own_row, done_at, state, is_row, dim, head_dim: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write a part down. own_row: behind the part's first. Returns: whether all of its tile's are written now."""
+def _write_part(item, partials, own_row, done_at, state, is_row, dim, head_dim: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write a part to `partials`. own_row: offset from the part's first row. Returns: whether it is the last part."""
     largest, total, summed = state
     at = _at(partials, tl.load(item + PART) + own_row, head_dim)
     tl.store(at[:, None] + dim[None, :], summed, mask=is_row[:, None] & (dim < head_dim)[None, :])
     tl.store(at + head_dim, largest, mask=is_row)
     tl.store(at + head_dim + 1, total, mask=is_row)
-    # All threads have stored before one of them says so.
+    # All threads must have stored before one of them counts the part.
     tl.debug_barrier()
     return tl.atomic_add(done_at, 1, sem="acq_rel") == tl.load(item + PARTS) - 1
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _add_up(  # type: ignore[no-untyped-def]
+def _merge_parts(  # type: ignore[no-untyped-def]
     item, partials, own_row, is_row, dim, part_lines: tl.constexpr, head_dim: tl.constexpr, ahead: tl.constexpr
 ):
-    """The parts of a tile as one: total [rows] and sums [rows, dims].
+    """Merge the parts of a tile into total [rows] and sums [rows, dims].
 
-    The largest score first: then no part's sums wait for another's. `ahead` of them are read at a time and added in the
-    order of positions. Other programs wrote them during this launch: they are read past the caches that only this one's
-    processor sees.
+    The largest score is computed first, so that no part's sums depend on another's. `ahead` parts are read at a time
+    and added in the order of positions. Other programs wrote them during this launch, so the reads bypass the cache of
+    this multiprocessor.
 
     part_lines: rows of `partials` from one part to the next.
     """
     is_mine = is_row[:, None] & (dim < head_dim)[None, :]
     first = _at(partials, tl.load(item + FIRST_PART) + own_row, head_dim)
     parts = tl.load(item + PARTS)
-    largest, total, summed = _nothing(own_row.shape[0], dim.shape[0])
+    largest, total, summed = _empty_state(own_row.shape[0], dim.shape[0])
     for part in tl.range(0, parts, loop_unroll_factor=ahead):
         at = first + part * part_lines * (head_dim + 2)
         largest = tl.maximum(largest, tl.load(at + head_dim, mask=is_row, other=float("-inf"), cache_modifier=".cg"))
-    _, base = _raised(largest, largest)
+    _, base = _new_maximum(largest, largest)
     for part in tl.range(0, parts, loop_unroll_factor=ahead):
         at = first + part * part_lines * (head_dim + 2)
         its_sums = tl.load(at[:, None] + dim[None, :], mask=is_mine, other=0.0, cache_modifier=".cg")
@@ -227,7 +228,7 @@ def _attend_item(  # type: ignore[no-untyped-def]
     precision: tl.constexpr,
     part_rows: tl.constexpr,
 ):
-    """One KV head of an item: its queries, or its part of their context."""
+    """Compute one KV head of an item: its queries over their context, or over their part of it."""
     first = tl.load(item + FIRST).to(tl.int64)
     count = tl.load(item + COUNT)
     position = tl.load(item + POSITION)
@@ -245,7 +246,7 @@ def _attend_item(  # type: ignore[no-untyped-def]
     query_line = (first + token) * (heads + 2 * kv_heads) + own_head
     query = tl.load(qkv + query_line[:, None] * head_dim + dim[None, :], mask=is_mine, other=0.0)
 
-    state = _see(
+    state = _attend_positions(
         item, query, own, cache, table, kv_head, window, scale,
         kv_heads, block_tokens, head_dim, block_m, block_n, block_d, precision,
     )  # fmt: skip
@@ -256,18 +257,18 @@ def _attend_item(  # type: ignore[no-untyped-def]
     if tl.load(item + PART) >= 0:
         done_at = arrived + tl.load(item + TILE) * kv_heads + kv_head
         own_row = kv_head * part_rows + row.to(tl.int64)
-        is_last = _leave(item, partials, own_row, done_at, state, is_row, dim, head_dim)
+        is_last = _write_part(item, partials, own_row, done_at, state, is_row, dim, head_dim)
         if is_last:
             tl.store(done_at, 0)
             ahead: tl.constexpr = _SUMS_AHEAD if block_m * block_d <= _SUMS_SMALL else 1
-            total, summed = _add_up(item, partials, own_row, is_row, dim, kv_heads * part_rows, head_dim, ahead)
+            total, summed = _merge_parts(item, partials, own_row, is_row, dim, kv_heads * part_rows, head_dim, ahead)
     if is_last:
-        # Rows of padding see nothing (inputs.py): zeros.
+        # Padding rows see nothing (inputs.py), so their result is zero.
         result = summed / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(out_at, result.to(out.dtype.element_ty), mask=is_mine)
 
 
-# One for all windows: those that hide nothing are told as a number that has no divisors.
+# Compiled once for all windows: "no window" is a number without divisors.
 @triton.jit(do_not_specialize=["window"])  # type: ignore[untyped-decorator]
 def attend(  # type: ignore[no-untyped-def]
     qkv,
@@ -292,13 +293,13 @@ def attend(  # type: ignore[no-untyped-def]
     has_wide: tl.constexpr,
     part_rows: tl.constexpr,
 ):
-    """Every program takes items in turn.
+    """Compute all items; each program takes items in turn.
 
-    has_wide: whether there may be wide ones; part_rows: queries that narrow parts have room for.
+    has_wide: whether there may be wide items; part_rows: most queries of a narrow part.
     """
     many = tl.load(items)
     many_wide = tl.load(items + 1)
-    # Addresses that are the same for all items are made anew for each: kept, they would take the products' registers.
+    # Addresses are computed again for each item: kept over all items, they would take registers from the products.
     for task in tl.range(tl.program_id(0), many * kv_heads, tl.num_programs(0), disable_licm=True):
         number = task // kv_heads
         item, kv_head = items + (1 + number) * COLUMNS, task % kv_heads

@@ -1,11 +1,11 @@
-"""The kernels of GPUs (device.py): Triton, which compiles each for what it meets first and keeps it on the disk.
+"""The kernels for GPUs (device.py), in Triton, which compiles each variant at its first use and caches it on disk.
 
 attention.py     ragged paged attention
-keep.py          bias, head norm, rotation, and keys and values into the cache
-norms.py         norms, and an addition with the norm behind it
-activations.py   activations and gates, and the bias before them
-recording.py     recorded steps, with inputs.py: what they read is made on the device
-sampling.py      tokens out of logits
+write_kv.py      bias, head norm, rotation, and the write of keys and values into the cache
+norms.py         norms, and an addition followed by a norm
+activations.py   activations and gates, with the bias before them
+recording.py     recorded steps; inputs.py builds their inputs on the device
+sampling.py      draws tokens from logits
 """
 
 from collections.abc import Sequence
@@ -17,26 +17,26 @@ from orca.kernels.contract.recording import RecordingSize, RequestLines
 from orca.kernels.contract.reference import AttentionView, ContextRow, KvWrite, ModelSizes, NormParameters
 from orca.kernels.contract.sampling_lines import SamplingLines
 from orca.kernels.gpu import activations, norms, sampling, write_kv
-from orca.kernels.gpu.attention import Sizes, TritonAttention
+from orca.kernels.gpu.attention import AttentionSizes, TritonAttention
 from orca.kernels.gpu.recording import GraphRecorder
 from orca.kernels.plain import PlainKernels
 
 
 class TritonKernels(PlainKernels):
-    """For tensors of float32, bfloat16 and float16. What PyTorch does in one kernel of its own stays with it."""
+    """Kernels for tensors of float32, bfloat16 and float16. PyTorch does whatever it does in a single kernel."""
 
     def prepare(self, sizes: ModelSizes) -> bool:
-        """Launches what the layers of such a model launch, each with one token: seconds where these kernels were never
-        compiled. In a step that would be time in which a rank is silent.
+        """Launch all kernels of such a model once, with one token: seconds if they were never compiled.
 
-        Triton compiles for what 16 divides, sizes and addresses. What begins elsewhere, as some views do, it compiles
-        for when it meets it: no layer makes any.
+        Otherwise a rank would be silent for that time in a step. Triton compiles a variant for sizes and addresses that
+        16 divides. It would compile another variant for tensors at other addresses, as some views have, but no layer
+        makes such views.
         """
         _Model(sizes).launch(self)
         return False
 
-    def attention(self, rows: Sequence[ContextRow], seen: AttentionView) -> TritonAttention:  # type: ignore[override]
-        return TritonAttention(rows, seen)
+    def attention(self, rows: Sequence[ContextRow], view: AttentionView) -> TritonAttention:  # type: ignore[override]
+        return TritonAttention(rows, view)
 
     def recorder(self, device: torch.device) -> GraphRecorder:  # type: ignore[override]
         return GraphRecorder(device)
@@ -52,7 +52,7 @@ class TritonKernels(PlainKernels):
 
 
 class TritonSampler:
-    """As device.Sampler."""
+    """See device.Sampler."""
 
     def __init__(self, vocab: int, device: torch.device) -> None:
         self.lines = SamplingLines(1, vocab, device)
@@ -64,14 +64,14 @@ class TritonSampler:
 
 
 class _Model:
-    """A model of these sizes, of zeros: what of its layers is no matrix product (worker/weights/gpu_linear.py)."""
+    """A model of zeros in these sizes, without its matrix products (worker/weights/gpu_linear.py)."""
 
     def __init__(self, sizes: ModelSizes) -> None:
         self._sizes = sizes
 
     def launch(self, kernels: TritonKernels) -> None:
         self._norms(kernels)
-        self._keep(kernels)
+        self._write_kv(kernels)
         self._attend(kernels)
         if self._sizes.vocab:
             self._sample(kernels)
@@ -86,34 +86,34 @@ class _Model:
         row = self._zeros(sizes.hidden)
         x, norm = self._zeros(1, sizes.hidden), NormParameters(row, 1e-5, row if sizes.is_layer_norm else None)
         kernels.normalise(x, norm)
-        # With a bias behind its own product, without one behind a sum over the ranks.
+        # With a bias after the rank's own product; without one after a sum over the ranks.
         kernels.add_normalise(x, self._zeros(1, sizes.hidden), norm)
         if sizes.has_out_bias:
             kernels.add_normalise(x, self._zeros(1, sizes.hidden), norm, row)
 
-    def _keep(self, kernels: TritonKernels) -> None:
+    def _write_kv(self, kernels: TritonKernels) -> None:
         sizes = self._sizes
         heads, head_dim = sizes.heads + 2 * sizes.kv_heads, sizes.head_dim
-        turns = self._zeros(1, 1, head_dim // 2, dtype=torch.complex64) if sizes.is_turned else None
+        rotations = self._zeros(1, 1, head_dim // 2, dtype=torch.complex64) if sizes.has_rotary else None
         weight = self._zeros(sizes.heads + sizes.kv_heads, head_dim)
-        kept = KvWrite(
+        kv = KvWrite(
             self._zeros(1, 2 * sizes.kv_heads, sizes.block_tokens, head_dim),
             self._zeros(1, dtype=torch.int64),
-            turns,
+            rotations,
             NormParameters(weight, 1e-5) if sizes.has_head_norm else None,
         )
-        bias = self._zeros(heads * head_dim) if sizes.has_qkv_bias and kept.changes_queries else None
-        kernels.write_kv(self._zeros(1, heads, head_dim), kept, bias)
+        bias = self._zeros(heads * head_dim) if sizes.has_qkv_bias and kv.changes_queries else None
+        kernels.write_kv(self._zeros(1, heads, head_dim), kv, bias)
 
     def _attend(self, kernels: TritonKernels) -> None:
-        """Of prompts and of single tokens, and the inputs of recorded steps."""
+        """Launch attention of prompts and of single tokens, and the kernels for inputs of recorded steps."""
         sizes = self._sizes
         heads, head_dim = sizes.heads + 2 * sizes.kv_heads, sizes.head_dim
         tables = self._zeros(1, 64, dtype=torch.int32)
         cache = self._zeros(1, 2 * sizes.kv_heads, sizes.block_tokens, head_dim)
         numbers = self._zeros(1, dtype=torch.int64)
         for window in dict.fromkeys((*sizes.windows, None)):
-            seen = AttentionView(
+            view = AttentionView(
                 kv_of_query=sizes.kv_of_query,
                 kv_heads=sizes.kv_heads,
                 head_dim=head_dim,
@@ -129,12 +129,12 @@ class _Model:
                 slots=sizes.block_tokens,
                 block_tokens=sizes.block_tokens,
             )
-            recorded = inputs.attention(seen)
+            recorded = inputs.attention(view)
             inputs.build()
             recorded(self._zeros(1, heads, head_dim), cache, 1.0)
             # A single token, and as many as make a wide item.
-            for count in (1, 1 + Sizes.of(seen).shape.narrow):
-                attention = kernels.attention([ContextRow(0, count, 0, 0)], seen)
+            for count in (1, 1 + AttentionSizes.of(view).shape.narrow):
+                attention = kernels.attention([ContextRow(0, count, 0, 0)], view)
                 attention(self._zeros(count, heads, head_dim), cache, 1.0)
 
     def _sample(self, kernels: TritonKernels) -> None:

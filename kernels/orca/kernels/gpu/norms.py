@@ -1,10 +1,10 @@
-"""RMSNorm and LayerNorm of each row, on a GPU, and the addition that comes before one.
+"""RMSNorm and LayerNorm of each row on a GPU, and the addition before a norm.
 
     normalise      reads x once, writes its norm once
-    add_normalise  reads x and what is added once, writes the sum and its norm once
+    add_normalise  reads x and the addend once, writes the sum and its norm once
 
-A program has one row, which stays in its registers. All is computed in float32. A sum is rounded to x's dtype before
-the norm reads it, and the norm is the same code either way: the result has the bits of an addition and then a norm.
+A program computes one row, which stays in its registers, in float32. A sum is rounded to x's dtype before the norm
+reads it, and both functions use the same code for the norm. So the result is bit-identical to an addition and a norm.
 """
 
 import torch
@@ -16,8 +16,7 @@ from orca.kernels.contract.reference import NormParameters
 from orca.kernels.gpu.torch_operator import operator
 
 WIDTH_MAX = 16384
-"""Numbers of a row that the registers of a program hold (tests/support/kernels/compile_triton.py). Llama 3.1 405B has as
-many."""
+"""Longest row that fits into a program's registers (tests/support/kernels/compile_triton.py), as in Llama 3.1 405B."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -35,7 +34,7 @@ def normalise_rows(  # type: ignore[no-untyped-def]
     has_bias: tl.constexpr,
     block: tl.constexpr,
 ):
-    """x, added, normed [tokens, width]; added_bias, weight, bias [width]. block: at least width."""
+    """Compute one row. x, added, normed [tokens, width]; added_bias, weight, bias [width]. block: at least width."""
     at = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, block)
     is_mine = column < width
@@ -58,27 +57,27 @@ def normalise_rows(  # type: ignore[no-untyped-def]
 
 
 def normalise(x: Tensor, norm: NormParameters) -> Tensor:
-    """As device.Kernels.normalise."""
-    normed = _place(x, norm)
+    """See device.Kernels.normalise."""
+    normed = _new_output(x, norm)
     if x.shape[0]:
         _normalise(x, norm.weight, norm.bias, normed, norm.eps)
     return normed
 
 
 def add_normalise(x: Tensor, added: Tensor, norm: NormParameters, bias: Tensor | None = None) -> Tensor:
-    """As device.Kernels.add_normalise."""
+    """See device.Kernels.add_normalise."""
     assert added.shape == x.shape
     assert added.dtype == x.dtype
     assert added.is_contiguous()
     assert bias is None or (bias.shape == x.shape[1:] and bias.is_contiguous())
-    normed = _place(x, norm)
+    normed = _new_output(x, norm)
     if x.shape[0]:
         _add_normalise(x, added, bias, norm.weight, norm.bias, normed, norm.eps)
     return normed
 
 
-def _place(x: Tensor, norm: NormParameters) -> Tensor:
-    """Memory for the norm of rows x."""
+def _new_output(x: Tensor, norm: NormParameters) -> Tensor:
+    """Return memory for the norm of rows x."""
     assert x.is_contiguous()
     assert x.shape[1] <= WIDTH_MAX, f"a row of {x.shape[1]} numbers: more than the registers hold"
     for each in (norm.weight, norm.bias):
@@ -132,5 +131,5 @@ def _launch(
 
 
 def warps_of(width: int) -> int:
-    """16 numbers of a row to a thread, as far as there are threads."""
+    """Return the number of warps with 16 numbers of a row per thread, but at most 16 warps."""
     return min(16, max(1, triton.next_power_of_2(width) // 512))

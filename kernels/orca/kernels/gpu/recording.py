@@ -1,9 +1,9 @@
-"""Recorded steps on a GPU (recording.py): captured graphs, whose inputs are made on the device (inputs.py).
+"""Recorded steps on a GPU (contract/recording.py): captured graphs, whose inputs are built on the device (inputs.py).
 
-A graph has a fixed number of rows, so steps are filled up with rows of padding, which belong to no request: the fewer
-sizes, the fewer graphs to capture. All graphs share one pool of memory, for one runs at a time.
+A graph has a fixed number of rows, so steps are padded with rows that belong to no request. Fewer sizes mean fewer
+graphs to capture. All graphs share one memory pool, because one runs at a time.
 
-What is told of a step goes to the device out of pinned memory, without waiting for what the device does meanwhile.
+The description of a step is copied to the device from pinned memory, so the host does not wait for the device.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,21 +15,21 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orca.kernels.contract.recording import COLUMNS, LINE, Made, RecordingSize, RequestLines, StepDescription
+from orca.kernels.contract.recording import COLUMNS, LINE, Recorded, RecordingSize, RequestLines, StepDescription
 from orca.kernels.contract.reference import AttentionView
-from orca.kernels.gpu.attention import SPLIT, Scratch, Sizes, TritonAttention, parts_max, window_of
-from orca.kernels.gpu.attention_item import Item
+from orca.kernels.gpu.attention import SPLIT, AttentionSizes, Scratch, TritonAttention, parts_max, window_of
+from orca.kernels.gpu.attention_item import AttentionItem
 from orca.kernels.gpu.inputs import make_items, make_rows
 
 _PADDING = -1
 _ROWS_SHARED = 512
-"""Graphs of up to so many rows share the memory of contexts that are cut."""
-_TOLD = 4
-"""Steps that may be told of before the first of them has been read: more than are ever under way."""
+"""Graphs with up to this many rows share the memory for split contexts."""
+_UPLOADS = 4
+"""Steps that can be uploaded before the first of them has been read: more than are ever in flight."""
 
 
 class GraphRecorder:
-    """Of one stage. On a CPU, where Triton's interpreter computes, a run calls again what was recorded."""
+    """The recorder of one stage. On a CPU, with Triton's interpreter, a run calls the recorded function again."""
 
     only_kernels = False
     recordings_max = 64
@@ -38,18 +38,18 @@ class GraphRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
-        self._apart: Any = None  # the stream that captures
+        self._capture_stream: Any = None
         if device.type == "cuda":
-            self._pool, self._apart = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._pool, self._capture_stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._scratch: dict[tuple[object, ...], Scratch] = {}
 
-    def size_of(self, said: StepDescription) -> RecordingSize:
-        """Up to 8 a power of two, then steps of an eighth of it at most: an eighth of the rows are padding."""
-        requests = len(said.requests)
+    def size_of(self, step: StepDescription) -> RecordingSize:
+        """Return a power of two up to 8; above that a multiple such that at most an eighth of the rows are padding."""
+        requests = len(step.requests)
         if requests <= 8:
             return RecordingSize(triton.next_power_of_2(requests), None)
-        step = max(8, triton.next_power_of_2(requests) // 16)
-        return RecordingSize(-(-requests // step) * step, None)
+        multiple = max(8, triton.next_power_of_2(requests) // 16)
+        return RecordingSize(-(-requests // multiple) * multiple, None)
 
     def inputs(self, size: RecordingSize, lines: RequestLines, *, slots: int, block_tokens: int) -> "GraphInputs":
         return GraphInputs(size.tokens, lines, slots, block_tokens, self._scratch_of)
@@ -57,47 +57,47 @@ class GraphRecorder:
     def clear(self) -> None:
         self._scratch.clear()
         if self._device.type == "cuda":
-            # A pool whose last graph is gone takes no other one.
+            # A pool whose last graph is gone accepts no new graph.
             self._pool = torch.cuda.graph_pool_handle()
 
     def record(
-        self, compute: Callable[[], Made], captured: Callable[[], Made] | None = None
-    ) -> tuple[Made, Callable[[], None]]:
+        self, compute: Callable[[], Recorded], captured: Callable[[], Recorded] | None = None
+    ) -> tuple[Recorded, Callable[[], None]]:
         if self._device.type != "cuda":
-            return _repeated(compute)
-        # Not `torch.cuda.graph`, which waits for all that the device has to do: receives among it, whose senders may
+            return _rerun(compute)
+        # Not `torch.cuda.graph`, which waits for all work of the device. That work may include receives whose senders
         # wait for this step. Other threads may call the device meanwhile.
         cuda: Any = torch.cuda  # untyped in parts
-        graph, apart, here = cuda.CUDAGraph(), self._apart, cuda.current_stream()
-        apart.wait_stream(here)
-        with cuda.stream(apart):
-            # Kernels are compiled and libraries set up outside the capture. All rows are padding now.
+        graph, capture_stream, here = cuda.CUDAGraph(), self._capture_stream, cuda.current_stream()
+        capture_stream.wait_stream(here)
+        with cuda.stream(capture_stream):
+            # Compile kernels and set up libraries outside the capture. All rows are padding at this time.
             compute()
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 made = (captured or compute)()
             finally:
                 graph.capture_end()
-        here.wait_stream(apart)
+        here.wait_stream(capture_stream)
         return made, graph.replay
 
-    def _scratch_of(self, seen: AttentionView, slots: int, rows: int) -> Scratch:
-        """One for all graphs but those of very many rows, which have their own."""
+    def _scratch_of(self, view: AttentionView, slots: int, rows: int) -> Scratch:
+        """Return scratch memory: shared by all graphs, except those with very many rows, which have their own."""
         rows = max(rows, _ROWS_SHARED)
-        key = (tuple(seen.kv_of_query), seen.head_dim, rows)
+        key = (tuple(view.kv_of_query), view.head_dim, rows)
         if key not in self._scratch:
-            part_rows = triton.next_power_of_2(Sizes.of(seen).group)  # of one token
-            partials = parts_max(slots, rows) * seen.kv_heads * part_rows
-            self._scratch[key] = Scratch.of(seen, partials, rows, part_rows)
+            part_rows = triton.next_power_of_2(AttentionSizes.of(view).group)  # queries of one token
+            partials = parts_max(slots, rows) * view.kv_heads * part_rows
+            self._scratch[key] = Scratch.of(view, partials, rows, part_rows)
         return self._scratch[key]
 
 
 class GraphInputs:
-    """As recording.StepInputs. All rows are wanted.
+    """See contract.recording.StepInputs. All rows are wanted.
 
     Args:
-        slots: of the cache, which bound the contexts of all rows together.
-        scratch_of: memory for a geometry, so many slots and rows.
+        slots: number of slots of the cache, which bounds the total length of all contexts.
+        scratch_of: returns the scratch memory for a view, a number of slots and a number of rows.
     """
 
     wanted = None
@@ -112,66 +112,66 @@ class GraphInputs:
     ) -> None:
         device = lines.tables.device
         self._lines, self._block_tokens, self._scratch_of = lines, block_tokens, scratch_of
-        self._said = torch.full((rows, COLUMNS), _PADDING, dtype=torch.int64, device=device)
-        self._told = _Told(rows, device)
+        self._step_rows = torch.full((rows, COLUMNS), _PADDING, dtype=torch.int64, device=device)
+        self._upload = _StepUpload(rows, device)
         self.ids, self.positions, self.slots = (torch.empty(rows, dtype=torch.int64, device=device) for _ in range(3))
         self.sampled = (
             torch.empty(rows, dtype=torch.int32, device=device),
             torch.empty(rows, dtype=torch.int64, device=device),
         )
         self._cache_slots = slots
-        # Of each window, as make_items wants them: items; window, positions of a tile, SPLIT, rows of a part.
+        # Arguments of make_items for each window: items; window, positions of a tile, SPLIT, rows of a part.
         self._items: list[tuple[Tensor, tuple[int, int, int, int]]] = []
 
-    def put(self, said: StepDescription) -> None:
-        assert said.wanted is None
-        assert said.tokens == len(said.requests)
-        self._told.send(said.requests, self._said)
+    def put(self, step: StepDescription) -> None:
+        assert step.wanted is None
+        assert step.tokens == len(step.requests)
+        self._upload.send(step.requests, self._step_rows)
 
     def build(self, extra_inputs: Sequence[Tensor] = ()) -> None:
         del extra_inputs
         made = (self.ids, self.positions, self.slots, *self.sampled)
-        make_rows(self._said, *self._lines, *made, self._block_tokens)
+        make_rows(self._step_rows, *self._lines, *made, self._block_tokens)
         for items, geometry in self._items:
-            make_items(self._said, items, self._lines.tables.shape[1], *geometry)
+            make_items(self._step_rows, items, self._lines.tables.shape[1], *geometry)
 
-    def attention(self, seen: AttentionView, *, wanted_only: bool = False) -> TritonAttention:
+    def attention(self, view: AttentionView, *, wanted_only: bool = False) -> TritonAttention:
         assert not wanted_only
-        assert seen.tables is self._lines.tables
-        rows = len(self._said)
-        scratch = self._scratch_of(seen, self._cache_slots, rows)
+        assert view.tables is self._lines.tables
+        rows = len(self._step_rows)
+        scratch = self._scratch_of(view, self._cache_slots, rows)
         items = torch.zeros(
-            1 + parts_max(self._cache_slots, rows), len(Item._fields), dtype=torch.int32, device=seen.device
+            1 + parts_max(self._cache_slots, rows), len(AttentionItem._fields), dtype=torch.int32, device=view.device
         )
-        positions, part_lines = Sizes.of(seen).shape.positions, seen.kv_heads * scratch.part_rows
-        self._items.append((items, (window_of(seen), positions, SPLIT, part_lines)))
-        return TritonAttention.of_items(items, scratch, seen)
+        positions, part_lines = AttentionSizes.of(view).shape.positions, view.kv_heads * scratch.part_rows
+        self._items.append((items, (window_of(view), positions, SPLIT, part_lines)))
+        return TritonAttention.of_items(items, scratch, view)
 
 
-class _Told:
-    """The way of what is told to the device: memory of the host that a copy reads while the next step is told of."""
+class _StepUpload:
+    """Uploads descriptions of steps: host buffers from which one copy reads while the next step is written."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
-        self._is_apart = device.type == "cuda"
-        self._buffers = torch.full((_TOLD, rows, COLUMNS), _PADDING, dtype=torch.int64, pin_memory=self._is_apart)
-        self._read = [torch.cuda.Event() for _ in range(_TOLD)] if self._is_apart else []
+        self._is_cuda = device.type == "cuda"
+        self._buffers = torch.full((_UPLOADS, rows, COLUMNS), _PADDING, dtype=torch.int64, pin_memory=self._is_cuda)
+        self._read = [torch.cuda.Event() for _ in range(_UPLOADS)] if self._is_cuda else []
         self._next = 0
 
-    def send(self, said: NDArray[np.int64], to: Tensor) -> None:
-        """Fill up with padding and have the device copy it."""
-        place, self._next = self._next, (self._next + 1) % _TOLD
-        if self._is_apart:
+    def send(self, requests: NDArray[np.int64], to: Tensor) -> None:
+        """Pad the description with rows of no request, and let the device copy it."""
+        place, self._next = self._next, (self._next + 1) % _UPLOADS
+        if self._is_cuda:
             self._read[place].synchronize()
         buffer = self._buffers[place].numpy()
-        buffer[: len(said)] = said
-        buffer[len(said) :, LINE] = _PADDING
+        buffer[: len(requests)] = requests
+        buffer[len(requests) :, LINE] = _PADDING
         to.copy_(self._buffers[place], non_blocking=True)
-        if self._is_apart:
+        if self._is_cuda:
             self._read[place].record()
 
 
-def _repeated(compute: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
-    """A run that calls again what was recorded, and puts what it makes where the first one's is."""
+def _rerun(compute: Callable[[], Recorded]) -> tuple[Recorded, Callable[[], None]]:
+    """Return a run that calls `compute` again and copies its results into the tensors of the first call."""
     made = compute()
 
     def run() -> None:

@@ -1,29 +1,30 @@
-"""Sampling on a GPU: three Triton launches for all rows of a step, of which the host reads nothing.
+"""Sampling on a GPU: three Triton launches for all rows of a step. The host reads no results between them.
 
 Meaning and order of effects are those of SamplingParams (core/domain/request.py): bias, mask of min_tokens, penalties,
-temperature, top_k, top_p, min_p; the log probability is that of the raw logits. sampling_reference.py says it in plain
-PyTorch. All that is known of a request lies on the device (sampling_lines.py), and grids depend on the shape of the
-logits only, so the launches can be captured in a CUDA graph.
+temperature, top_k, top_p, min_p; the log probability is that of the raw logits. sampling_reference.py defines the
+result in plain PyTorch. All state of a request is on the device (sampling_lines.py), and grids depend only on the shape
+of the logits, so the launches can be captured in a CUDA graph.
 
-    weigh_splits   a program for each split of a row: its largest changed logit, the sum of its weights, and the same of
+    weigh_splits   a program per split of a row: its largest adjusted logit, the sum of its weights, and the same for
                    the raw logits                                                       reads the logits once
-    cut_rows       a program for each row: where top_k, top_p or min_p cuts, the floor under the kept logits, and the
-                   weights of the splits above it (sampling_floor.py); else nothing
-    draw_rows      a program for each row: finds the split in which the cumulated weight exceeds u times the total, then
-                   the token in it, counts it and feeds it on                           reads one split of each row
+    cut_rows       a program per row: if top_k, top_p or min_p cuts, the floor under the kept logits and the weights
+                   of the splits above it (sampling_floor.py); otherwise nothing
+    draw_rows      a program per row: finds the split in which the cumulated weight exceeds u times the total, then the
+                   token in it; counts the token and stores it as the next input        reads one split of each row
 
-A token is drawn by the inverse transform: u is one number in [0, 1), Philox4x32-10 of the request's seed and the
-token's index, and the token is the first, in order of ids, whose cumulated weight exceeds u times the total. Gumbel's
-maximum would draw from the same distribution in one pass, but takes a Philox for each token of the vocabulary where
-this takes one for each row, and gives a seed another meaning; so GPUs and CPUs draw the same tokens up to rounding.
+A token is drawn by inverse transform sampling. u is a number in [0, 1), from Philox4x32-10 of the request's seed and
+the token's index; the token is the first one, in order of ids, whose cumulated weight exceeds u times the total. The
+Gumbel maximum would draw from the same distribution in one pass, but needs a Philox number per token of the vocabulary
+instead of one per row, and gives a seed another meaning. With this method GPUs and CPUs draw the same tokens up to
+rounding.
 
-Precision: a weight is float32 and wrong by some 2^-23 of the largest one; weights are summed in float32 within a split,
-in float64 among splits and along the split that is searched. So a cumulated probability, and the share at which top_p
-cuts, are exact to about 1e-6. Greedy rows and the floors of top_k and min_p are exact: changed logits have the bits of
-PyTorch's operations, equal ones stand or fall together, and the first of the largest is taken.
+Precision: a weight is float32, with an error of about 2^-23 of the largest one. Weights are summed in float32 within a
+split, and in float64 over splits and along the split that is searched. So cumulated probabilities, and the fraction at
+which top_p cuts, have an error of about 1e-6. Greedy rows and the floors of top_k and min_p are exact: adjusted logits
+have the bits of PyTorch's operations, equal ones are kept or cut together, and the first of the largest is chosen.
 
-A row has the same bits alone and among others: where it is split depends on the vocabulary only, and all sums have
-one order.
+A row has the same bits alone and among others: its splits depend only on the vocabulary, and all sums have a fixed
+order.
 """
 
 from typing import Any, NamedTuple
@@ -33,44 +34,44 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from orca.kernels.contract.sampling_lines import SamplingLines, Tables
+from orca.kernels.contract.sampling_lines import SamplingLines, SamplingTables
 from orca.kernels.gpu.sampling_floor import cut_rows
 from orca.kernels.gpu.sampling_row import (
     COUNT_ROW,
     LARGEST_COUNT,
     LOG2_E,
-    NOTHING,
+    NEGATIVE_INFINITY,
     PARTS,
     SEED,
     TEMPERATURE,
+    adjusted_logits,
     factor_of,
-    integer,
-    number,
-    values_of,
+    load_float,
+    load_int,
     weights_of,
 )
 from orca.kernels.gpu.torch_operator import operator
 
 SPLIT = 2048
-"""Tokens of a program: one row of 128,256 is 63 programs, 16 rows fill the largest GPU several times."""
+"""Tokens per program: a row of 128,256 tokens is 63 programs, and 16 rows fill the largest GPU several times."""
 
 
 def sample(
     logits: Tensor, lines: Tensor, indices: Tensor, state: SamplingLines, tokens: Tensor, logprobs: Tensor
 ) -> None:
-    """One token for each row; it is counted, and fed on in `state.fed`.
+    """Draw one token for each row, count it, and store it in `state.last_tokens`.
 
     Args:
-        logits: [rows, vocab], contiguous, of any float dtype; raw, left as they are.
-        lines: [rows] int32, the line of each row, at most once each; of rows with -1 nothing is read or written.
-        indices: [rows] int64, how many tokens the request has already.
+        logits: [rows, vocab], contiguous, of any float dtype; raw; not changed.
+        lines: [rows] int32, the line of each row, each at most once; rows with -1 are skipped.
+        indices: [rows] int64, the number of tokens that the request has already.
         tokens: [rows] int64, written.
         logprobs: [rows] float32, written: log_softmax of the raw logits at the token.
     """
     _sample(logits, lines, indices, *state.tables, state.last_tokens, tokens, logprobs)
 
 
-@operator("counts", "fed", "tokens", "logprobs")
+@operator("counts", "last_tokens", "tokens", "logprobs")
 def _sample(
     logits: Tensor,
     lines: Tensor,
@@ -86,16 +87,16 @@ def _sample(
     logprobs: Tensor,
 ) -> None:
     assert tokens.shape == logprobs.shape == lines.shape
-    tables = Tables(numbers, integers, bias_tokens, bias, masked, counts)
-    parts, floors = weighed(logits, lines, indices, tables)
+    tables = SamplingTables(numbers, integers, bias_tokens, bias, masked, counts)
+    parts, floors = weigh_and_cut(logits, lines, indices, tables)
     _launch("draw", logits, lines, indices, tables, parts, floors, tokens, logprobs, last_tokens)
 
 
-def weighed(logits: Tensor, lines: Tensor, indices: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
-    """What tokens are drawn by. Args: as of `sample`.
+def weigh_and_cut(logits: Tensor, lines: Tensor, indices: Tensor, tables: SamplingTables) -> tuple[Tensor, Tensor]:
+    """Compute the weights and floors that tokens are drawn with. Args: those of `sample`.
 
-    Returns: [rows, PARTS, splits] float32 (sampling_row.py), and [rows] float32: the floor under the changed
-        logits that each row keeps, minus infinity where temperature is 0.
+    Returns: [rows, PARTS, splits] float32 (sampling_row.py), and [rows] float32: the floor under the adjusted logits
+        that each row keeps; minus infinity if the temperature is 0.
     """
     assert logits.is_contiguous()
     rows, vocab = logits.shape
@@ -108,8 +109,8 @@ def weighed(logits: Tensor, lines: Tensor, indices: Tensor, tables: Tables) -> t
     return parts, floors
 
 
-def _launch(name: str, logits: Tensor, lines: Tensor, indices: Tensor, tables: Tables, *own: Tensor) -> None:
-    """Args: own: what only this kernel has, between the tables and the sizes."""
+def _launch(name: str, logits: Tensor, lines: Tensor, indices: Tensor, tables: SamplingTables, *own: Tensor) -> None:
+    """Launch a kernel. Args: own: arguments of this kernel alone, between the tables and the sizes."""
     rows, vocab = logits.shape
     if not rows:
         return
@@ -136,21 +137,21 @@ def weigh_splits(  # type: ignore[no-untyped-def]
     masked_room,
     split: tl.constexpr,
 ):
-    """One split of a row: its column of `parts` (triton_sampling_row.PARTS)."""
+    """Write the column of `parts` (sampling_row.PARTS) of one split of a row."""
     row, place = tl.program_id(0).to(tl.int64), tl.program_id(1)
     line = tl.load(lines + row).to(tl.int64)
     if line < 0:
         return
     token = place * split + tl.arange(0, split)
-    raw = tl.load(logits + row * vocab + token, mask=token < vocab, other=NOTHING).to(tl.float32)
+    raw = tl.load(logits + row * vocab + token, mask=token < vocab, other=NEGATIVE_INFINITY).to(tl.float32)
     tables = (numbers, integers, bias_tokens, bias, masked, counts, bias_room, masked_room)
     first, index = place * split, tl.load(indices + row)
-    values = values_of(raw, token, first, first + split, line, index, tables, vocab)
+    values = adjusted_logits(raw, token, first, first + split, line, index, tables, vocab)
     splits = tl.cdiv(vocab, split)
     largest, raw_largest = tl.max(values), tl.max(raw)
     own = parts + row * PARTS * splits + place
     tl.store(own, largest)
-    tl.store(own + splits, tl.sum(weights_of(values, largest, factor_of(number(numbers, line, TEMPERATURE)))))
+    tl.store(own + splits, tl.sum(weights_of(values, largest, factor_of(load_float(numbers, line, TEMPERATURE)))))
     tl.store(own + 2 * splits, raw_largest)
     tl.store(own + 3 * splits, tl.sum(weights_of(raw, raw_largest, LOG2_E)))
 
@@ -177,42 +178,42 @@ def draw_rows(  # type: ignore[no-untyped-def]
     split: tl.constexpr,
     splits_block: tl.constexpr,
 ):
-    """The token of one row. splits_block: at least the number of splits."""
+    """Draw the token of one row. splits_block: at least the number of splits."""
     row = tl.program_id(0).to(tl.int64)
     line = tl.load(lines + row).to(tl.int64)
     if line < 0:
         return
     splits, index = tl.cdiv(vocab, split), tl.load(indices + row)
     own, place = parts + row * PARTS * splits, tl.arange(0, splits_block)
-    tops = tl.load(own + place, mask=place < splits, other=NOTHING)
+    tops = tl.load(own + place, mask=place < splits, other=NEGATIVE_INFINITY)
     sums = tl.load(own + splits + place, mask=place < splits, other=0.0)
     largest, floor = tl.max(tops), tl.load(floors + row)
-    factor = factor_of(number(numbers, line, TEMPERATURE))
+    factor = factor_of(load_float(numbers, line, TEMPERATURE))
     part = weights_of(tops, largest, factor).to(tl.float64)
     weights = part * sums
-    u = uniform(integer(integers, line, SEED), index)
-    if number(numbers, line, TEMPERATURE) <= 0:
-        # The first of the largest is the first with any weight above a floor that only they reach.
+    u = uniform(load_int(integers, line, SEED), index)
+    if load_float(numbers, line, TEMPERATURE) <= 0:
+        # Only the largest logits reach this floor, and the first of them is the first token with any weight.
         floor = largest
         weights = tl.where((tops == largest) & (place < splits), 1.0, 0.0).to(tl.float64)
         u = u * 0.0
     target = u * tl.sum(weights)
     chosen = _first_above(weights, target, place)
-    # In the split's own scale, which is what its weights are relative to; 0 only where no token is allowed.
+    # The target in the split's own scale, to which its weights are relative; 0 only if no token is allowed.
     scale = tl.maximum(tl.sum(tl.where(place == chosen, part, 0.0)), 1e-300)
     own_target = (target - tl.sum(tl.where(place < chosen, weights, 0.0))) / scale
     token = chosen * split + tl.arange(0, split)
-    raw = tl.load(logits + row * vocab + token, mask=token < vocab, other=NOTHING).to(tl.float32)
+    raw = tl.load(logits + row * vocab + token, mask=token < vocab, other=NEGATIVE_INFINITY).to(tl.float32)
     tables = (numbers, integers, bias_tokens, bias, masked, counts, bias_room, masked_room)
     first = chosen * split
-    values = values_of(raw, token, first, first + split, line, index, tables, vocab)
+    values = adjusted_logits(raw, token, first, first + split, line, index, tables, vocab)
     top = tl.max(values)
     kept = tl.where((values >= floor) & (token < vocab), weights_of(values, top, factor), 0.0).to(tl.float64)
     drawn = first + _first_above(kept, own_target, tl.arange(0, split))
     tl.store(tokens + row, drawn.to(tl.int64))
     tl.store(last_tokens + line, drawn.to(tl.int64))
     tl.store(logprobs + row, _logprob(logits + row * vocab + drawn, own + 2 * splits, place, splits))
-    count_row = integer(integers, line, COUNT_ROW) - 1
+    count_row = load_int(integers, line, COUNT_ROW) - 1
     if count_row >= 0:
         at = counts + count_row * vocab + drawn
         known = tl.load(at).to(tl.int32)
@@ -221,10 +222,10 @@ def draw_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _first_above(weights, target, place):  # type: ignore[no-untyped-def]
-    """The first place with a weight whose cumulated weight exceeds the target; 0 if there is no weight at all.
+    """Return the first index with a weight whose cumulated weight exceeds the target; 0 if there is no weight at all.
 
-    Sums of a scan need not rise: one may exceed the target where nothing was added to it. And rounding may carry the
-    target to the total itself: then the last place with any weight is meant.
+    The sums of a scan need not increase: one may exceed the target at an index without weight. And rounding may raise
+    the target to the total itself: then the result is the last index with a weight.
     """
     is_above = (tl.cumsum(weights, axis=0) > target) & (weights > 0)
     found = tl.min(tl.where(is_above, place, weights.shape[0]))
@@ -234,8 +235,8 @@ def _first_above(weights, target, place):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _logprob(at, raw_parts, place, splits):  # type: ignore[no-untyped-def]
-    """Of the raw logit there, from the splits' largest and sums of weights."""
-    tops = tl.load(raw_parts + place, mask=place < splits, other=NOTHING)
+    """Return the log probability of the raw logit at an address, from the splits' largest logits and weights."""
+    tops = tl.load(raw_parts + place, mask=place < splits, other=NEGATIVE_INFINITY)
     sums = tl.load(raw_parts + splits + place, mask=place < splits, other=0.0)
     largest = tl.max(tops)
     total = tl.sum(weights_of(tops, largest, LOG2_E).to(tl.float64) * sums)
@@ -244,7 +245,7 @@ def _logprob(at, raw_parts, place, splits):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def uniform(seed, index):  # type: ignore[no-untyped-def]
-    """A float64 in [0, 1): the first 53 bits of Philox4x32-10 with the seed as key and the index as counter."""
+    """Return a float64 in [0, 1): the first 53 bits of Philox4x32-10 with the seed as key and the index as counter."""
     zero = (index * 0).to(tl.uint32)
     low, high = (index & 0xFFFFFFFF).to(tl.uint32), (index >> 32).to(tl.uint32)
     words = tl.philox(seed, low, high, zero, zero)
@@ -253,11 +254,11 @@ def uniform(seed, index):  # type: ignore[no-untyped-def]
 
 
 class Launch(NamedTuple):
-    """A kernel and what it is compiled for."""
+    """A kernel and its compiler options."""
 
     kernel: Any
     warps: int
-    walks_splits: bool = True  # a program for each row; else one for each split
+    walks_splits: bool = True  # one program per row; otherwise one per split
 
     @property
     def options(self) -> dict[str, Any]:

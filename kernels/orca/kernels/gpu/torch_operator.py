@@ -1,9 +1,9 @@
-"""Launches of kernels as operators of PyTorch's: what traces a step (`make_fx`) sees each as one node, and what it
+"""Makes kernel launches PyTorch operators: a tracer (`make_fx`) sees each as one node, and knows which tensors it
 changes.
 
-Made of the dispatcher's own parts: a call costs the host 1.6 microseconds more than that of the function, where
-`torch.library.custom_op`, which also looks for outputs that share memory, costs 5.3 (PyTorch 2.15; a step of 80 layers
-has 400 launches). So every launch goes this way, traced or not.
+They use the dispatcher's own functions: a call costs the host 1.6 microseconds more than a plain function call, while
+`torch.library.custom_op`, which also checks for outputs that share memory, costs 5.3 (PyTorch 2.15; a step of 80 layers
+has 400 launches). So every launch is an operator, traced or not.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,12 @@ _LIBRARY = torch.library.Library("orca", "FRAGMENT")
 
 
 def operator(*changed: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes `orca::<name>` of a function of tensors and numbers that returns nothing: memory comes from its caller.
+    """Make the operator `orca::<name>` from a function of tensors and numbers that returns None.
+
+    The caller provides the memory of results.
 
     Args:
-        changed: names of the tensors that it writes into.
+        changed: names of the tensors that the function writes.
     """
 
     def made(function: Callable[..., None]) -> Callable[..., None]:
@@ -34,4 +36,4 @@ def operator(*changed: str) -> Callable[[Callable[..., None]], Callable[..., Non
 
 
 def _nothing(*_: Tensor | float | None, **__: Any) -> None:
-    """What an operator does to tensors without numbers."""
+    """Do nothing: the implementation for fake tensors, which have no data."""

@@ -24,7 +24,7 @@ from orca.operator.domain.objects import is_going
 from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import Json, OrcaDeployment
 from orca.operator.render import fetch, pool
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 from orca.pool.records import LargerRequests
 from orca.pool.redis.pool import RedisPool
 from orca.pool.settings import PoolSettings
@@ -147,7 +147,7 @@ async def _connected(deployment: OrcaDeployment, secret: Json | None) -> AsyncIt
             await found.close()
 
 
-async def _read_status(pool: Pool, larger_than: int | None) -> PoolStatus:
+async def _read_status(pool: RequestPool, larger_than: int | None) -> PoolStatus:
     """Raises: OrcaError."""
     stats = await pool.stats()
     larger = LargerRequests(promised_slots=stats.promised_slots, unfinished=0, smallest=0, largest=0)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from orca.bench.gpu.random_weights import RandomTensors
-from orca.bench.peers.transformers_peer import endless, quiet_library
+from orca.bench.peers.transformers_peer import import_transformers, without_end_token
 from orca.worker.models.config import LlamaConfig
 
 
@@ -16,7 +16,7 @@ def hugging_face_model(config: LlamaConfig, tensors: RandomTensors) -> Any:
 
     Raises: ModuleNotFoundError without transformers.
     """
-    transformers = quiet_library()
+    transformers = import_transformers()
     theirs = transformers.LlamaConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -38,7 +38,7 @@ def hugging_face_model(config: LlamaConfig, tensors: RandomTensors) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors.read(name, tuple(parameter.shape)))
-    return endless(model)
+    return without_end_token(model)
 
 
 @contextmanager

@@ -27,12 +27,12 @@ from orca.bench.gpu.rows import Asked, EngineRow, said
 from orca.bench.gpu.shapes import LLAMA_1B, SMALL, made
 from orca.bench.peers.engine_peer import run
 from orca.bench.peers.transformers_peer import continuous_batching, static_batching
-from orca.bench.peers.workload import Answer, Workload
+from orca.bench.peers.workload import PeerAnswer, Workload
 from orca.bench.trace import PRESETS, Range, TraceSpec, generate
 from orca.worker.models.build import StageModel
 from orca.worker.models.config import LlamaConfig
 
-System = Callable[[Workload], Answer]
+System = Callable[[Workload], PeerAnswer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def trace_rows(asked: Asked) -> Iterator[EngineRow]:
         yield EngineRow(name="trace: Hugging Face", result=f"left out: {said(error)}")
 
 
-def _rivals(sizes: TraceSizes, contest: "_Contest", ours: Answer) -> list[EngineRow]:
+def _rivals(sizes: TraceSizes, contest: "_Contest", ours: PeerAnswer) -> list[EngineRow]:
     model = hugging_face_model(sizes.config, contest.tensors)
     continuous = [partial(continuous_batching, model, batch_tokens=tokens) for tokens in sizes.continuous_tokens]
     return [
@@ -110,17 +110,17 @@ class _Contest:
             threads=torch.get_num_threads(),
         )
 
-    def orca(self) -> Answer:
+    def orca(self) -> PeerAnswer:
         ran = self.timed(partial(_engine, made(self._sizes.config, self.tensors)))
         free(self.tensors.device)
         return ran
 
-    def timed(self, system: System) -> Answer:
+    def timed(self, system: System) -> PeerAnswer:
         """A system's run, behind a short one that sets it up."""
         system(self._workload.head(2 * self._workload.batch_size))
         return system(self._workload)
 
-    def judge(self, ran: Answer) -> Verdict:
+    def judge(self, ran: PeerAnswer) -> Verdict:
         """The first answers, and the lengths of all."""
         counts, judged = self._workload.new_tokens, self._sizes.judged
         prompts, answers = self._workload.prompts[:judged], ran.tokens[:judged]
@@ -130,21 +130,21 @@ class _Contest:
         return replace(found, judgement=replace(found.judgement, wrong_counts=wrong))
 
 
-def _engine(model: StageModel, workload: Workload) -> Answer:
+def _engine(model: StageModel, workload: Workload) -> PeerAnswer:
     start_s = time.perf_counter()
     ran = run(model, workload)
-    return Answer(seconds=time.perf_counter() - start_s, tokens=ran.tokens)
+    return PeerAnswer(seconds=time.perf_counter() - start_s, tokens=ran.tokens)
 
 
-def _figures(right: Verdict, ran: Answer) -> dict[str, Any]:
+def _figures(right: Verdict, ran: PeerAnswer) -> dict[str, Any]:
     judged = {"checked": right.judgement.to_json(), "margin": right.margin}
     return judged | {"tokens_per_s": sum(map(len, ran.tokens)) / ran.seconds if right.is_right else None}
 
 
-def _rival(kind: str, ways: Sequence[System], contest: _Contest, ours: Answer) -> EngineRow:
+def _rival(kind: str, ways: Sequence[System], contest: _Contest, ours: PeerAnswer) -> EngineRow:
     """The fastest of some ways to run it. What another library does wrong is said, and is no error of ours."""
     name = f"trace: Hugging Face {kind} batching"
-    ran: list[Answer] = []
+    ran: list[PeerAnswer] = []
     failed = ""
     for way in ways:
         try:

@@ -4,20 +4,20 @@ from collections.abc import Iterator
 
 from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
-from orca.bench.host.commits import Committed
-from orca.bench.host.events import Streamed
-from orca.bench.host.run import Figures
+from orca.bench.host.commits import CommitFigures
+from orca.bench.host.events import StreamFigures
+from orca.bench.host.run import HostFigures
 
 _US = 1e6
 
 
-def figures(found: Figures) -> list[Measured]:
+def figures(found: HostFigures) -> list[Measured]:
     """Return what schedulers committed and what gateways streamed."""
     commits = [figure for run in found.commits for figure in _committed(run)]
     return commits + [figure for run in found.events for figure in _streamed(run)]
 
 
-def _committed(run: Committed) -> Iterator[Measured]:
+def _committed(run: CommitFigures) -> Iterator[Measured]:
     settings: dict[str, Setting | None] = {
         "batch": run.batch_size,
         "waiting": run.waiting,
@@ -34,7 +34,7 @@ def _committed(run: Committed) -> Iterator[Measured]:
         yield measured("Memory of Redis per waiting request", run.waiting_bytes, "bytes", settings)
 
 
-def _streamed(run: Streamed) -> Iterator[Measured]:
+def _streamed(run: StreamFigures) -> Iterator[Measured]:
     settings: dict[str, Setting | None] = {
         "streams": run.streams,
         "waiting": run.waiting,

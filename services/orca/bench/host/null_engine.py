@@ -1,7 +1,7 @@
-"""An engine without a model: it answers each step after a fixed time, with tokens out of a counter.
+"""An engine without a model: it answers each step after a fixed time with tokens from a counter.
 
-What is left is the host path: scheduler, pool and gateway. It checks nothing of what it is sent (the simulated engine
-does), since all of its time is counted as the scheduler's.
+Only the host path remains: scheduler, pool and gateway. The engine checks no step (the simulated engine does), because
+all of its processor time counts as the scheduler's.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from orca.core.domain.request import Token
 from orca.core.domain.step import Epoch, Sampled, Step, StepResult
 
 STRIDE = 7919
-"""Between two tokens of a request: a prime, so that a token lost, repeated or of another request is seen."""
+"""Difference between two tokens of a request: a prime, so that a lost, repeated or foreign token shows."""
 
 
-def drawn(request_id: str, index: int, vocab_size: int) -> int:
-    """The token with this index of a request, in every epoch the same."""
+def expected_token(request_id: str, index: int, vocab_size: int) -> int:
+    """Return the token with this index of a request; it is the same in every epoch."""
     return (crc32(request_id.encode()) + index * STRIDE) % vocab_size
 
 
@@ -25,9 +25,9 @@ class NullEngine:
     """One stage that computes nothing.
 
     Args:
-        step_us: from the start of a step to its result; a step starts when the one before it has ended. 0 answers in
-            the loop's next turn.
-        may_form: awaited before the first epoch is formed.
+        step_us: time from the start of a step to its result; a step starts when the previous one has ended. 0 answers
+            in the loop's next turn.
+        before_forming: awaited before the first epoch is formed.
     """
 
     def __init__(
@@ -36,21 +36,21 @@ class NullEngine:
         *,
         vocab_size: int,
         step_us: int = 0,
-        may_form: Callable[[], Awaitable[None]] | None = None,
+        before_forming: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._shape = shape
         self._vocab_size = vocab_size
         self._step_s = step_us / 1e6
-        self._may_form = may_form
+        self._before_forming = before_forming
         self._results: asyncio.Queue[StepResult] = asyncio.Queue()
         self._next: dict[int, tuple[int, int]] = {}  # handle -> index and unreduced value of its next token
-        self._free_s = 0.0  # when the stage has done all its work, on the loop's clock
-        self.steps = self.tokens = 0  # steps with rows, and what they drew, over all epochs
+        self._free_s = 0.0  # end of all submitted work of the stage, on the loop's clock
+        self.steps = self.tokens = 0  # steps with rows, and their tokens, over all epochs
 
     async def form(self, epoch: Epoch) -> EngineShape:  # noqa: ARG002 - the seam's signature
-        if self._may_form is not None:
-            may_form, self._may_form = self._may_form, None
-            await may_form()
+        if self._before_forming is not None:
+            before_forming, self._before_forming = self._before_forming, None
+            await before_forming()
         self._results, self._next = asyncio.Queue(), {}
         return self._shape
 
@@ -59,7 +59,7 @@ class NullEngine:
             del self._next[handle]
         for new in step.new:
             index = len(new.tokens) - new.prompt_length
-            self._next[new.handle] = index, drawn(new.request_id, index, self._vocab_size)
+            self._next[new.handle] = index, expected_token(new.request_id, index, self._vocab_size)
         sampled = tuple(self._sample(row.handle) for row in step.rows if row.sample)
         self._answer(StepResult(epoch=step.epoch, number=step.number, sampled=sampled))
         self.steps += bool(step.rows)
@@ -70,7 +70,7 @@ class NullEngine:
             yield await self._results.get()
 
     async def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing: the engine runs nothing."""
 
     def _sample(self, handle: int) -> Sampled:
         index, value = self._next[handle]

@@ -1,6 +1,7 @@
-"""Redis, scheduler and gateway for the length of a measurement, each in a process of its own, as `orca up` starts them.
+"""Runs Redis, scheduler and gateway during a measurement, each in its own process, as `orca up` does.
 
-What is counted is the processor time of each process: other work on the machine slows a run down and changes it little.
+The measured quantity is the processor time of each process. Other work on the machine makes a run slower, but changes
+this time little.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
-from orca.bench.client import Target, get_json
+from orca.bench.client import LoadTarget, get_json
 from orca.core.domain.errors import OrcaError
 from orca.core.domain.model import ModelInfo
 from orca.core.process.parent_death import die_with_parent
@@ -32,32 +33,34 @@ POOL_SETTINGS = {
     "ORCA_POOL_MAX_QUEUED_PROMPT_TOKENS": str(1 << 40),
     "ORCA_POOL_BYTES_MAX": str(1 << 44),
 }
-"""The door's bounds are not what is measured."""
+"""Bounds of the pool that no measurement reaches."""
 
 
 class HostFailed(OrcaError):
-    """A process ended or hung, or what came out is not what was drawn: there is no figure."""
+    """A process ended or hung, or the output does not match the engine's tokens: there is no figure."""
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process."""
+    """Return the resident memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
 class PoolServer:
-    """A Redis of our own, and what a process must be told to use it."""
+    """A Redis for one measurement, and the environment variables of its clients."""
 
     redis: EmbeddedRedis
     access: LocalAccess
     environment: Mapping[str, str]
 
-    async def until_quiet(self) -> None:
-        """Wait while it writes its append-only file anew, as it does behind many submits: that costs it a fork, and a
-        copy of each page that is changed meanwhile."""
+    async def wait_until_quiet(self) -> None:
+        """Wait while Redis rewrites its append-only file, as it does after many submits.
+
+        A rewrite costs a fork, and a copy of each page that changes during the rewrite.
+        """
         client = Redis.from_url(self.redis.url, username=LOCAL_USER, password=self.access.password)
         try:
-            while (await client.info("persistence"))["aof_rewrite_in_progress"]:  # noqa: ASYNC110 - asked, not told
+            while (await client.info("persistence"))["aof_rewrite_in_progress"]:  # noqa: ASYNC110 - Redis sends no event
                 await asyncio.sleep(0.2)
         finally:
             await client.aclose()
@@ -65,6 +68,7 @@ class PoolServer:
 
 @contextmanager
 def running_redis(folder: Path) -> Iterator[PoolServer]:
+    """Run a Redis with its data in `folder`."""
     access = LocalAccess.prepare(folder, DEPLOYMENT)
     login = {"ORCA_POOL_USER": LOCAL_USER, "ORCA_POOL_PASSWORD_FILE": str(access.password_file)}
     with EmbeddedRedis(folder / "redis", access=access) as redis:
@@ -72,35 +76,36 @@ def running_redis(folder: Path) -> Iterator[PoolServer]:
 
 
 class NullScheduler:
-    """The scheduler of a group whose engine answers by itself (scheduler_process.py)."""
+    """The process of a scheduler with a null engine (scheduler_process.py)."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
         self.pid = process.pid
 
-    async def until_seated(self) -> None:
-        """Raises: HostFailed."""
+    async def wait_until_seated(self) -> None:
+        """Wait until the scheduler holds its group's seat. Raises: HostFailed."""
         assert self._process.stdout is not None
         if await asyncio.to_thread(self._process.stdout.readline) != b"ready\n":
             raise HostFailed("the scheduler did not start; see its log")
 
-    def go(self) -> None:
+    def start_group(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(b"go\n")
         self._process.stdin.flush()
 
     def check(self) -> None:
-        """Raises: HostFailed when it has ended."""
+        """Check that the process still runs. Raises: HostFailed if it has ended."""
         if self._process.poll() is not None:
             raise HostFailed(f"the scheduler ended with {self._process.returncode}; see its log")
 
-    def end(self) -> None:
-        """Have it end in order; does not wait for it."""
+    def terminate(self) -> None:
+        """Ask the process to drain and end; do not wait for it."""
         self._process.send_signal(signal.SIGTERM)
 
-    def drained(self) -> tuple[int, int]:
-        """Wait for what `end` asks for. Returns: the steps that its engine ran, and the tokens it drew.
+    def wait_until_drained(self) -> tuple[int, int]:
+        """Wait until the scheduler has drained after `terminate`.
 
+        Returns: the number of steps and of tokens of its engine.
         Raises: HostFailed.
         """
         assert self._process.stdout is not None
@@ -114,9 +119,9 @@ class NullScheduler:
 def running_scheduler(
     server: PoolServer, model: ModelInfo, folder: Path, number: int = 0, *, batch_size: int, step_us: int
 ) -> Iterator[NullScheduler]:
-    """Args: number: of its group, from 0."""
+    """Run a scheduler with a null engine. Args: number: of its group, from 0."""
     flags = ["--model", str(model.folder), "--pool", server.redis.url, "--deployment", DEPLOYMENT]
-    # Nobody listens there: the null engine asks no stage.
+    # Nothing listens at this address: the null engine calls no stage.
     flags += ["--stages", "127.0.0.1:1", "--group", f"g{number}"]
     flags += ["--max-batch-size", str(batch_size), "--log-format", "json"]
     command = [sys.executable, "-m", "orca.bench.host.scheduler_process", str(step_us), *flags]
@@ -127,12 +132,12 @@ def running_scheduler(
 @dataclass(frozen=True, slots=True)
 class GatewayProcess:
     pid: int
-    target: Target
+    target: LoadTarget
 
 
 @contextmanager
 def running_gateway(server: PoolServer, model: ModelInfo, folder: Path, number: int = 0) -> Iterator[GatewayProcess]:
-    """Args: number: its own among several, from 0."""
+    """Run a gateway. Args: number: its index among several, from 0."""
     port = free_port()
     flags = ["--model", str(model.folder), "--pool", server.redis.url, "--deployment", DEPLOYMENT]
     flags += ["--host", "127.0.0.1", "--port", str(port), "--drain-seconds", "1", "--log-format", "json"]
@@ -140,11 +145,11 @@ def running_gateway(server: PoolServer, model: ModelInfo, folder: Path, number: 
         [sys.executable, "-m", "orca.cli.main", "gateway", *flags], server, folder / f"gateway-{number}.log"
     ) as process:
         url = f"http://127.0.0.1:{port}"
-        yield GatewayProcess(process.pid, Target(url=url, model=model.name, vocab_size=model.vocab_size))
+        yield GatewayProcess(process.pid, LoadTarget(url=url, model=model.name, vocab_size=model.vocab_size))
 
 
-async def until_healthy(gateway: GatewayProcess) -> None:
-    """Raises: HostFailed."""
+async def wait_until_healthy(gateway: GatewayProcess) -> None:
+    """Wait until the gateway answers its health check. Raises: HostFailed."""
     clock = asyncio.get_running_loop().time
     limit_s = clock() + READY_WITHIN_S
     while clock() < limit_s:

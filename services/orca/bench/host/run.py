@@ -1,10 +1,10 @@
-"""The host path in figures: what schedulers commit and what gateways stream, per second of their processors.
+"""`orca bench host`: measures what schedulers commit and what gateways stream, per second of processor time.
 
-    commits   requests wait in the pool, and one scheduler, or several, run them all on null engines
-    events    many streams are open, and tokens come at a given rate, each of which a gateway turns into an event
+    commits   requests wait in the pool, and one or more schedulers run them all on null engines
+    events    many streams are open, tokens come at a given rate, and a gateway turns each token into an event
 
-Each run has a Redis, schedulers and gateways of its own. Seconds of the wall's clock say what this machine did, with
-all processes on its processors; processor time says what a process could do with one for itself.
+Each run has its own Redis, schedulers and gateways. Wall-clock time shows what this machine did while all processes
+shared its processors. Processor time shows what a process could do with a processor for itself.
 """
 
 import asyncio
@@ -14,23 +14,23 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from orca.bench.host.commits import Committed, Load, measure_commits
-from orca.bench.host.events import Streamed, Streams, measure_events
+from orca.bench.host.commits import CommitFigures, CommitLoad, measure_commits
+from orca.bench.host.events import StreamFigures, StreamLoad, measure_events
 from orca.bench.host.parts import HostFailed
 from orca.bench.trace import Range
 from orca.core.domain.model import load_model_info
 
 PROMPT_TOKENS = 32
 NEW_TOKENS = Range(128, 384)
-"""Of a request: ends are spread over the steps, and a stream of the gateway has their mean."""
+"""Tokens of a request: ends spread over the steps. A stream of the gateway has the mean of this range."""
 
 LIMIT_S = 1200.0
-"""Of one run: a million requests are submitted in minutes."""
+"""Time limit of one run: submitting a million requests takes minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What is measured; nothing where there are no sizes."""
+class HostPlan:
+    """The runs to make; a part without sizes is left out."""
 
     batch_sizes: Sequence[int]
     step_us: int
@@ -44,29 +44,31 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    commits: Sequence[Committed]
-    events: Sequence[Streamed]
+class HostFigures:
+    """The measurements of all runs."""
+
+    commits: Sequence[CommitFigures]
+    events: Sequence[StreamFigures]
 
 
-def measure(plan: Plan, model_folder: Path, folder: Path, progress: Callable[[str], None]) -> Figures:
-    """All runs of a plan, one after the other.
+def measure(plan: HostPlan, model_folder: Path, folder: Path, progress: Callable[[str], None]) -> HostFigures:
+    """Make all runs of a plan, one after the other.
 
-    Args: model_folder: whose tokenizer and sizes are used; its weights are not.
+    Args: model_folder: the model with the tokenizer and the sizes; its weights are not read.
     Raises: HostFailed.
     """
     model = load_model_info(model_folder)
 
-    def place(name: str) -> Path:
+    def run_folder(name: str) -> Path:
         progress(name)
-        made = folder / name
-        made.mkdir()
-        return made
+        new_folder = folder / name
+        new_folder.mkdir()
+        return new_folder
 
-    async def run() -> Figures:
+    async def run() -> HostFigures:
         commits, events = [], []
         for size, waiting, schedulers in product(plan.batch_sizes, plan.waiting, plan.schedulers):
-            load = Load(
+            commit_load = CommitLoad(
                 schedulers=schedulers,
                 batch_size=size,
                 waiting=waiting,
@@ -77,9 +79,9 @@ def measure(plan: Plan, model_folder: Path, folder: Path, progress: Callable[[st
             )
             async with asyncio.timeout(LIMIT_S):
                 name = f"batch-{size}-waiting-{waiting}-schedulers-{schedulers}"
-                commits.append(await measure_commits(model, load, place(name)))
+                commits.append(await measure_commits(model, commit_load, run_folder(name)))
         for size, waiting, gateways in product(plan.streams, plan.waiting_streams, plan.gateways):
-            asked = Streams(
+            stream_load = StreamLoad(
                 gateways=gateways,
                 streams=size,
                 waiting=waiting,
@@ -89,8 +91,8 @@ def measure(plan: Plan, model_folder: Path, folder: Path, progress: Callable[[st
             )
             async with asyncio.timeout(LIMIT_S):
                 name = f"streams-{size}-waiting-{waiting}-gateways-{gateways}"
-                events.append(await measure_events(model, asked, place(name)))
-        return Figures(commits, events)
+                events.append(await measure_events(model, stream_load, run_folder(name)))
+        return HostFigures(commits, events)
 
     try:
         return asyncio.run(run())
@@ -98,12 +100,12 @@ def measure(plan: Plan, model_folder: Path, folder: Path, progress: Callable[[st
         raise HostFailed(f"a run did not end within {LIMIT_S:g} s") from error
 
 
-def lines(figures: Figures) -> list[str]:
-    """The figures as tables for a terminal."""
+def lines(figures: HostFigures) -> list[str]:
+    """Return the figures as tables for a terminal."""
     return [*_lines_of_commits(figures.commits), *_lines_of_events(figures.events)]
 
 
-def _lines_of_commits(runs: Sequence[Committed]) -> list[str]:
+def _lines_of_commits(runs: Sequence[CommitFigures]) -> list[str]:
     if not runs:
         return []
     head = f"{'batch':>7}{'waiting':>9}{'schedulers':>12}{'steps/s':>9}{'tokens/s':>10}"
@@ -117,13 +119,13 @@ def _lines_of_commits(runs: Sequence[Committed]) -> list[str]:
         for run in runs
     ]
     return [
-        "Committed: every log holds what was drawn, in order, and ended once. alone: a processor for each process.",
+        "Committed: every log has the engine's tokens in order, and ended once. alone: a processor for each process.",
         head,
         *rows,
     ]
 
 
-def _lines_of_events(runs: Sequence[Streamed]) -> list[str]:
+def _lines_of_events(runs: Sequence[StreamFigures]) -> list[str]:
     if not runs:
         return []
     head = f"{'streams':>7}{'waiting':>9}{'gateways':>10}{'asked/s':>9}{'events/s':>10}"
@@ -135,9 +137,9 @@ def _lines_of_events(runs: Sequence[Streamed]) -> list[str]:
         f"{run.pieces / run.events:>13.2f}"
         for run in runs
     ]
-    return ["Streamed: every stream has each event once, in order, with the text that was drawn.", head, *rows]
+    return ["Streamed: every stream has each event once, in order, with the text of the engine's tokens.", head, *rows]
 
 
-def to_json(figures: Figures) -> dict[str, Any]:
-    """The same as plain data."""
+def to_json(figures: HostFigures) -> dict[str, Any]:
+    """Return the figures as plain data."""
     return asdict(figures)

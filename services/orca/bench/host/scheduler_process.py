@@ -1,9 +1,9 @@
-"""The product's scheduler process in front of the null engine. Runs as its own process:
+"""The product's scheduler process with the null engine. Runs as its own process:
 
     python -m orca.bench.host.scheduler_process STEP_US SCHEDULER FLAGS ...
 
-It says `ready` on standard output once it holds the group's seat, and forms its group when a line comes in, so that
-what it costs to start is not measured. Its last words are how many steps its engine has run, and the tokens drawn.
+The process prints `ready` to standard output when it holds the group's seat. It forms its group when a line arrives on
+standard input, so that its start is not measured. At its end it prints the number of steps and of tokens of its engine.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from orca.scheduler import service
 from orca.scheduler.settings import SchedulerSettings
 
 SLOTS = 1 << 24
-"""More than any batch that is measured takes: slots are not what bounds it."""
+"""More slots than any measured batch needs, so that slots never limit it."""
 
 
 def main(arguments: list[str]) -> int:
@@ -27,7 +27,9 @@ def main(arguments: list[str]) -> int:
         shape = EngineShape(
             stages=1, slots=SLOTS, block_tokens=settings.block_tokens, max_model_len=model.max_model_len
         )
-        engines.append(NullEngine(shape, vocab_size=model.vocab_size, step_us=int(step_us), may_form=_told_to_go))
+        engines.append(
+            NullEngine(shape, vocab_size=model.vocab_size, step_us=int(step_us), before_forming=_wait_for_start)
+        )
         return engines[0]
 
     status = service.main(flags, make_engine)
@@ -35,7 +37,7 @@ def main(arguments: list[str]) -> int:
     return status
 
 
-async def _told_to_go() -> None:
+async def _wait_for_start() -> None:
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
 

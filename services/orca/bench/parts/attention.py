@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from orca.kernels.contract.paged import Places
-from orca.kernels.contract.reference import ContextRow, Sight
+from orca.kernels.contract.paged import TokenSlots
+from orca.kernels.contract.reference import AttentionView, ContextRow
 from orca.kernels.device import kernels_of
 
 HEAD_DIM, BLOCK_TOKENS, SCALE = 64, 16, 64**-0.5
@@ -28,8 +28,8 @@ def both(
     tokens: int, heads: int, kv_heads: int, dtype: torch.dtype
 ) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
     """Ours and PyTorch's, of the same prompt."""
-    qkv, cache, sight = _prompt(tokens, heads, kv_heads, dtype)
-    attention = kernels_of(sight.device).attention([ContextRow(0, tokens, 0, 0)], sight)
+    qkv, cache, view = _prompt(tokens, heads, kv_heads, dtype)
+    attention = kernels_of(view.device).attention([ContextRow(0, tokens, 0, 0)], view)
     query, keys, values = (part.transpose(0, 1).contiguous() for part in qkv.split((heads, kv_heads, kv_heads), dim=1))
 
     def theirs() -> Tensor:
@@ -41,14 +41,14 @@ def both(
     return lambda: attention(qkv, cache, SCALE), theirs
 
 
-def _prompt(tokens: int, heads: int, kv_heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Sight]:
-    """Return qkv of a whole prompt, the cache that holds it in scattered blocks, and its sight."""
+def _prompt(tokens: int, heads: int, kv_heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, AttentionView]:
+    """Return qkv of a whole prompt, the cache that holds it in scattered blocks, and its view."""
     generator = torch.Generator().manual_seed(3)
     table = torch.randperm(-(-tokens // BLOCK_TOKENS), generator=generator).int()
     qkv = torch.randn(tokens, heads + 2 * kv_heads, HEAD_DIM, generator=generator).to(dtype)
     cache = torch.zeros(len(table), 2 * kv_heads, BLOCK_TOKENS, HEAD_DIM, dtype=dtype)
-    Places.of_positions(table, 0, tokens, BLOCK_TOKENS).write(cache, qkv[:, heads:])
-    sight = Sight(
+    TokenSlots.of_positions(table, 0, tokens, BLOCK_TOKENS).write(cache, qkv[:, heads:])
+    view = AttentionView(
         kv_of_query=[head * kv_heads // heads for head in range(heads)],
         kv_heads=kv_heads,
         head_dim=HEAD_DIM,
@@ -58,7 +58,7 @@ def _prompt(tokens: int, heads: int, kv_heads: int, dtype: torch.dtype) -> tuple
         dtype=dtype,
         device=torch.device("cpu"),
     )
-    return qkv, cache, sight
+    return qkv, cache, view
 
 
 def turn_us(call: Callable[[], Tensor]) -> float:

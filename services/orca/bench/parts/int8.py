@@ -29,7 +29,8 @@ from orca.worker.parallel.shard import Shard
 from orca.worker.rank.local_engine import LocalEngine
 from orca.worker.stage.stage import Stage
 from orca.worker.weights.int8_linear import INT8_LAYOUTS
-from orca.worker.weights.linear import Linear, Packing, fastest
+from orca.worker.weights.layout_choice import LayoutChooser, fastest_layout
+from orca.worker.weights.linear import Linear
 
 TEXTS, LENGTH, BLOCK_TOKENS = 40, 16, 4
 EPOCH = Epoch(1, "bench")
@@ -117,7 +118,7 @@ def _request(handle: int, tokens: list[int], most: int, sampling: SamplingParams
 
 def speed(threads: int) -> None:
     torch.set_num_threads(threads)
-    in_dtype, in_bytes = Packing(), Packing(choose=partial(fastest, layouts=INT8_LAYOUTS))
+    in_dtype, in_bytes = LayoutChooser(), LayoutChooser(choose=partial(fastest_layout, layouts=INT8_LAYOUTS))
     for outputs, inputs in SHAPES:
         weight = torch.randn(outputs, inputs)
         half = weight.bfloat16()

@@ -1,7 +1,7 @@
-"""Hands the requests of a workload out when they arrive, and notes when each of them had its tokens.
+"""Hands out the requests of a workload when they arrive, and records when each of them had its tokens.
 
-For systems that run in the process that drives them; `serve` does it for those that are asked for one step after the
-other. Nothing but the standard library: peers import it, too.
+It is for systems that run in the process that drives them. `serve` drives a system that runs one step per call. The
+module needs only the standard library, because peers import it too.
 """
 
 import time
@@ -13,7 +13,7 @@ from orca.bench.peers.workload import Workload
 
 
 class Arrivals:
-    """The requests of one run, by their numbers. The run begins when this is made."""
+    """The requests of one run, by number. The run starts when this object is made."""
 
     def __init__(
         self,
@@ -23,8 +23,8 @@ class Arrivals:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         requests = len(workload.prompts)
-        self.first_s = [0.0] * requests  # behind its arrival: when a request had its first token
-        self.last_s = [0.0] * requests
+        self.first_s = [0.0] * requests  # from the arrival of a request to its first token
+        self.last_s = [0.0] * requests  # from the arrival of a request to its latest token
         self._arrivals_s = workload.arrivals_s or [0.0] * requests
         self._coming = deque(range(requests))
         self._clock_s = clock_s
@@ -33,11 +33,11 @@ class Arrivals:
 
     @property
     def has_more(self) -> bool:
-        """Is there a request that nobody has taken?"""
+        """Is there a request that has not been taken?"""
         return bool(self._coming)
 
     def take(self) -> list[int]:
-        """The requests that have arrived since the last call, in order."""
+        """Return the requests that have arrived since the last call, in order."""
         taken: list[int] = []
         now_s = self._now_s()
         while self._coming and self._arrivals_s[self._coming[0]] <= now_s:
@@ -45,11 +45,11 @@ class Arrivals:
         return taken
 
     def wait(self) -> None:
-        """Sleep until the next request arrives: there is nothing to do."""
+        """Sleep until the next request arrives. To be called when no request runs."""
         self._sleep(max(0.0, self._arrivals_s[self._coming[0]] - self._now_s()))
 
-    def note(self, requests: list[int]) -> None:
-        """These had one token more just now."""
+    def record_tokens(self, requests: list[int]) -> None:
+        """Record that these requests have one more token now."""
         now_s = self._now_s()
         for number in requests:
             self.last_s[number] = now_s - self._arrivals_s[number]
@@ -59,28 +59,28 @@ class Arrivals:
         return self._clock_s() - self._start_s
 
 
-class Stepped(Protocol):
-    """A system that runs a step when it is asked to. Requests go by their numbers."""
+class SteppedSystem(Protocol):
+    """A system that runs one step per call. Requests have numbers."""
 
     def add(self, number: int) -> None:
-        """It takes part from the next step on."""
+        """Add a request, which takes part from the next step on."""
         ...
 
     @property
     def is_busy(self) -> bool:
-        """Has it requests that are not done?"""
+        """Does the system have unfinished requests?"""
         ...
 
     def step(self) -> Mapping[int, Sequence[int]]:
-        """Returns: the new tokens, by request."""
+        """Run one step. Returns: the new tokens, by request."""
         ...
 
 
-def serve(workload: Workload, system: Stepped, arrivals: Arrivals | None = None) -> dict[str, Any]:
-    """Each request when it arrives, taken up behind the step in which it comes.
+def serve(workload: Workload, system: SteppedSystem, arrivals: Arrivals | None = None) -> dict[str, Any]:
+    """Run a workload: each request joins after the step during which it arrives.
 
-    Args: arrivals: of the workload, from now on.
-    Returns: fields of an Answer.
+    Args: arrivals: of the workload; None: they start now.
+    Returns: fields of a PeerAnswer.
     """
     arrivals, tokens = arrivals or Arrivals(workload), [list[int]() for _ in workload.prompts]
     while arrivals.has_more or system.is_busy:
@@ -89,8 +89,8 @@ def serve(workload: Workload, system: Stepped, arrivals: Arrivals | None = None)
         if not system.is_busy:
             arrivals.wait()
             continue
-        came = system.step()
-        arrivals.note([number for number, new in came.items() if new])
-        for number, new in came.items():
+        new_tokens_by_request = system.step()
+        arrivals.record_tokens([number for number, new in new_tokens_by_request.items() if new])
+        for number, new in new_tokens_by_request.items():
             tokens[number] += new
     return {"tokens": tokens, "first_s": arrivals.first_s, "last_s": arrivals.last_s}

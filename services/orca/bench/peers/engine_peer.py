@@ -2,8 +2,8 @@
 
     python -m orca.bench.peers.engine_peer DTYPE WORKLOAD ANSWER
 
-The limit is what the products of the same steps take when nothing else is done, with the weights as the engine has laid
-them out: as fast as this machine's libraries can be. It is measured right behind the run, in the same process.
+The limit is the time of the matrix products of the same steps alone, with the weights in the engine's layout: the best
+speed of this machine's libraries. It is measured directly after the run, in the same process.
 """
 
 import sys
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from orca.bench.peers.arrivals import Arrivals
-from orca.bench.peers.workload import Answer, Workload
+from orca.bench.peers.workload import PeerAnswer, Workload
 from orca.bench.trace import GREEDY
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, Request, slots_needed
 from orca.core.domain.step import Claim, Epoch, Step
@@ -43,18 +43,22 @@ def main(arguments: list[str]) -> None:
     steps: list[Step] = []
     freeze_all()
     start_s = perf_counter()
-    ran = run(model, workload, steps.append)
+    engine_run = run(model, workload, steps.append)
     seconds = perf_counter() - start_s
-    # With pauses between the requests it would say nothing.
+    # With pauses between the requests, the limit would mean nothing.
     limit_seconds = time_products(model, steps) if workload.arrivals_s is None else None
-    Answer(
-        seconds=seconds, tokens=ran.tokens, limit_seconds=limit_seconds, first_s=ran.first_s, last_s=ran.last_s
+    PeerAnswer(
+        seconds=seconds,
+        tokens=engine_run.tokens,
+        limit_seconds=limit_seconds,
+        first_s=engine_run.first_s,
+        last_s=engine_run.last_s,
     ).save(Path(answer_file))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
-    """What became of each request; times are seconds behind its arrival."""
+class EngineRun:
+    """The tokens and times of each request; times are seconds after its arrival."""
 
     tokens: list[list[int]]
     first_s: list[float]
@@ -67,12 +71,12 @@ def run(
     on_step: Callable[[Step], None] = lambda _: None,
     *,
     max_batch_tokens: int | None = None,
-) -> Ran:
-    """Algorithm 1 over the whole workload, one step at a time; a request is taken up behind the step in which it comes.
+) -> EngineRun:
+    """Run Algorithm 1 over the whole workload, one step at a time; a request joins after the step when it arrives.
 
     Args:
         on_step: called when a step's tokens are drawn.
-        max_batch_tokens: of a step; prompts run in chunks. None runs them whole.
+        max_batch_tokens: bound of a step; prompts run in chunks. None runs whole prompts.
     """
     arrivals = Arrivals(workload)
     longest = workload.longest
@@ -93,7 +97,7 @@ def run(
         batch = next_batch(policy, state, limits)
         if not batch.rows:
             if not arrivals.has_more:
-                return Ran(tokens=answers, first_s=arrivals.first_s, last_s=arrivals.last_s)
+                return EngineRun(tokens=answers, first_s=arrivals.first_s, last_s=arrivals.last_s)
             arrivals.wait()
             continue
         step = state.schedule(batch, epoch)
@@ -104,7 +108,7 @@ def run(
         for entry, drawn in zip(drawing, sampled, strict=True):
             state.receive(entry, drawn.token.id)
             answers[entry.request.choice].append(drawn.token.id)
-        arrivals.note([entry.request.choice for entry in drawing])
+        arrivals.record_tokens([entry.request.choice for entry in drawing])
 
 
 def _request(workload: Workload, number: int) -> Request:
@@ -120,9 +124,9 @@ def _request(workload: Workload, number: int) -> Request:
 
 
 def time_products(model: StageModel, steps: Sequence[Step]) -> float:
-    """Seconds that the matrix products of these steps take alone.
+    """Return the seconds that the matrix products of these steps take alone.
 
-    Behind its keys and values the last layer computes only the tokens that something is drawn from, as the head does.
+    After its keys and values, the last layer computes only the tokens that are sampled from, and so does the head.
     """
     every, drawn = model.linears[:-_FOR_DRAWN], model.linears[-_FOR_DRAWN:]
     counts = [(step.tokens, sum(row.sample for row in step.rows)) for step in steps]
@@ -146,8 +150,10 @@ def time_products(model: StageModel, steps: Sequence[Step]) -> float:
 
 
 def _products(pairs: Sequence[tuple[Linear, Tensor]]) -> Callable[[], None]:
-    """The products of a step, launched as the engine does it: all at once where every weight is in panels. One by one
-    they take some 15 us more each, which would make the limit too low."""
+    """Return the products of a step, launched like in the engine: all at once if every weight is packed.
+
+    Launched one by one, each takes about 15 us more, which would make the limit too low.
+    """
 
     def run() -> None:
         for linear, x in pairs:
@@ -155,10 +161,10 @@ def _products(pairs: Sequence[tuple[Linear, Tensor]]) -> Callable[[], None]:
 
     if not all(isinstance(linear, PanelLinear) for linear, _ in pairs):
         return run
-    # The benchmark of GPUs reads this module where Numba is not installed.
-    from orca.kernels.cpu.team.team import recorded
+    # The benchmark for GPUs imports this module on machines without Numba.
+    from orca.kernels.cpu.team.team import record_calls
 
-    with recorded() as recording:
+    with record_calls() as recording:
         run()
     return recording.run
 

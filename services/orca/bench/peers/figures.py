@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
-from orca.bench.peers.standing import (
+from orca.bench.peers.results import (
     CONTINUOUS,
     ENGINE,
     ENGINE_BFLOAT16,
@@ -18,11 +18,11 @@ from orca.bench.peers.standing import (
     VLLM,
     VLLM_BFLOAT16,
     VLLM_HTTP,
-    Standing,
+    PeerResult,
 )
 
 if TYPE_CHECKING:
-    from orca.bench.peers.compare import Contest
+    from orca.bench.peers.compare import PeerComparison
 
 SYSTEMS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -39,33 +39,35 @@ SYSTEMS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ORCA_BFLOAT16: ("Orca over HTTP", "reduced"),
     }
 )
-"""The system and the precision that a page shows for each standing."""
+"""The system and the precision that a page shows for each system."""
 
 
-def figures(contest: "Contest", standings: Sequence[Standing], trace: Mapping[str, Setting]) -> list[Measured]:
+def figures(
+    comparison: "PeerComparison", results: Sequence[PeerResult], trace: Mapping[str, Setting]
+) -> list[Measured]:
     """Return the speed of each system or, if requests come one by one, its latencies."""
     found = []
-    for standing in standings:
-        system, precision = SYSTEMS[standing.name]
-        model: Setting = contest.model.name
-        settings = {"system": system, "precision": precision, "model": model, "batch": contest.batch_size, **trace}
-        found += _latencies(standing, settings) if contest.is_paced else _speeds(standing, settings)
+    for result in results:
+        system, precision = SYSTEMS[result.name]
+        model: Setting = comparison.model.name
+        settings = {"system": system, "precision": precision, "model": model, "batch": comparison.batch_size, **trace}
+        found += _latencies(result, settings) if comparison.is_paced else _speeds(result, settings)
     return found
 
 
-def _speeds(standing: Standing, settings: Mapping[str, Setting]) -> list[Measured]:
-    found = [measured("Generated tokens per second", standing.tokens_per_s, "tokens/s", settings)]
-    if standing.shares_of_limit:
+def _speeds(result: PeerResult, settings: Mapping[str, Setting]) -> list[Measured]:
+    found = [measured("Generated tokens per second", result.tokens_per_s, "tokens/s", settings)]
+    if result.shares_of_limit:
         what = "Share of the speed of its matrix products"
-        found.append(measured(what, standing.shares_of_limit, "%", settings, scale=100))
+        found.append(measured(what, result.shares_of_limit, "%", settings, scale=100))
     return found
 
 
-def _latencies(standing: Standing, settings: Mapping[str, Setting]) -> list[Measured]:
+def _latencies(result: PeerResult, settings: Mapping[str, Setting]) -> list[Measured]:
     found = []
     for what, spreads in (
-        ("Time to first token", [round_.first_token_s for round_ in standing.latencies]),
-        ("Time per token", [round_.normalised_s for round_ in standing.latencies]),
+        ("Time to first token", [round_.first_token_s for round_ in result.latencies]),
+        ("Time per token", [round_.normalised_s for round_ in result.latencies]),
     ):
         medians, p99s = [spread.p50 for spread in spreads], [spread.p99 for spread in spreads]
         found.append(measured(f"{what}, median", medians, "ms", settings, scale=1000))

@@ -1,7 +1,7 @@
-"""Are greedy tokens right? Each one is held against the logits of a reference that has read the same tokens before it.
+"""Judges greedy tokens: compares each one with the logits of a reference after the same tokens.
 
-Reading the answer's own tokens (and not the reference's) keeps the judgement of a token independent of what became of
-earlier ones: a near-tie that went the other way excuses itself only, not the rest of the answer.
+The reference reads the answer's own tokens and not its own choices. So the judgement of a token does not depend on
+earlier ones: a near-tie with the other result excuses only itself, not the rest of the answer.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,17 +10,17 @@ from dataclasses import asdict, dataclass
 import torch
 
 EXCUSED_MARGIN = 1e-4
-"""Float32 sums in another order differ by so much: a token whose logit is this close to the largest is no error."""
+"""Float32 sums in another order can differ this much: a token whose logit is this close to the largest is no error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What a reference says about the answers to a workload."""
+    """The result of comparing the answers to a workload with a reference."""
 
     tokens: int  # judged
-    excused: int  # not the reference's own choice, but within the margin of it
-    wrong: int  # neither
-    wrong_counts: int  # requests that have not exactly as many tokens as asked for
+    excused: int  # not the reference's own choice, but within the margin
+    wrong: int  # outside the margin
+    wrong_counts: int  # requests with another number of tokens than requested
 
     @property
     def is_right(self) -> bool:
@@ -45,12 +45,12 @@ def judge(
     *,
     margin: float = EXCUSED_MARGIN,
 ) -> Judgement:
-    """Hold every token of the answers against the reference.
+    """Compare every token of the answers with the reference.
 
     Args:
-        reference: (prompt, answer) -> logits before each token of the answer, `[len(answer), vocab]`; asked in order,
-            of answers that have tokens.
-        margin: that is no error, where the answers are not of float32.
+        reference: (prompt, answer) -> logits before each token of the answer, `[len(answer), vocab]`; called in order,
+            for answers that have tokens.
+        margin: largest difference of logits that is no error; other data types than float32 need a larger one.
     """
     tokens = excused = wrong = wrong_counts = 0
     for prompt, wanted, answer in zip(prompts, new_tokens, answers, strict=True):
@@ -59,8 +59,8 @@ def judge(
             continue
         logits = reference(prompt, answer).double()
         chosen = logits.gather(1, torch.tensor(answer, device=logits.device).unsqueeze(1)).squeeze(1)
-        behind = logits.amax(dim=1) - chosen
+        gap = logits.amax(dim=1) - chosen
         tokens += len(answer)
-        excused += int(((behind > 0) & (behind < margin)).sum())
-        wrong += int((~(behind < margin)).sum())  # which logits that are no numbers are, too
+        excused += int(((gap > 0) & (gap < margin)).sum())
+        wrong += int((~(gap < margin)).sum())  # negated, so that NaN counts as wrong, too
     return Judgement(tokens=tokens, excused=excused, wrong=wrong, wrong_counts=wrong_counts)

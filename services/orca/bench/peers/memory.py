@@ -1,9 +1,9 @@
-"""What processes take of the machine's memory at most: read in /proc by somebody outside, while they run.
+"""Measures the peak memory of processes: reads /proc from outside while they run.
 
-Two figures of each. `whole` is the kernel's own record (VmHWM): everything resident, pages of mapped files among it,
-which are the libraries of Python and PyTorch, and weights while they are read. `anonymous` (RssAnon) is what the
-process itself has written to: weights, KV cache, heap. The kernel keeps no record of that, so it is looked at every
-`INTERVAL_S`, and a peak that is shorter may be missed.
+There are two figures per process. `whole` is the kernel's own peak (VmHWM) of everything resident. It includes pages of
+mapped files, such as the libraries of Python and PyTorch, and weights while they are read. `anonymous` (RssAnon) is the
+memory that the process itself has written: weights, KV cache, heap. The kernel has no peak of it, so it is sampled
+every `INTERVAL_S`, and a shorter peak may be missed.
 """
 
 import threading
@@ -13,16 +13,16 @@ from pathlib import Path
 
 import orjson
 
-from orca.bench.report import Outcome
+from orca.bench.report import RequestOutcome
 from orca.core.domain.request import slots_needed
 
 INTERVAL_S = 0.25
-"""A look costs some 30 microseconds of processor time for each process."""
+"""A sample costs about 30 microseconds of processor time per process."""
 
 
 @dataclass(slots=True)
-class Peak:
-    """The most memory of one process, as far as it was looked at."""
+class ProcessPeak:
+    """The peak memory of one process over all samples."""
 
     name: str
     whole_bytes: int = 0
@@ -34,12 +34,12 @@ class Peak:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """What the ranks of a system are there to hold, all of them together."""
+class RankMemory:
+    """The memory that all ranks of a system together need for weights and KV."""
 
     weight_bytes: int
     kv_bytes_per_slot: int
-    slots: int  # in use at a time, at most
+    slots: int  # most slots in use at any time
 
     @property
     def kv_bytes(self) -> int:
@@ -51,41 +51,41 @@ class Held:
 
 
 class MemoryWatch:
-    """Looks at a process and all its descendants from a thread, from `follow` to `stop`."""
+    """A thread that samples a process and all its descendants, from `follow` to `stop`."""
 
     def __init__(self) -> None:
-        self._peaks: dict[int, Peak] = {}
-        self._others: set[int] = set()  # processes known to be none of them
-        self._running: list[int] = []  # at the last look
+        self._peaks: dict[int, ProcessPeak] = {}
+        self._unrelated: set[int] = set()  # processes that are known not to be descendants
+        self._running: list[int] = []  # at the last sample
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
 
     def follow(self, process: int) -> None:
-        self._peaks[process] = Peak("")
+        self._peaks[process] = ProcessPeak("")
         self._thread.start()
 
     def stop(self) -> None:
-        """Look a last time: what comes later does not count. To be called while the processes run, if it can."""
+        """Take a last sample and end. Call it while the processes still run, if possible."""
         self._stop.set()
         self._thread.join()
 
     @property
-    def peaks(self) -> list[Peak]:
-        """Of each process that was seen, in the order of their start."""
+    def peaks(self) -> list[ProcessPeak]:
+        """Peaks of all sampled processes, in the order of their start."""
         return [peak for peak in self._peaks.values() if peak.whole_bytes]
 
     @property
-    def peaks_of_running(self) -> list[Peak]:
-        """Of those that were there at the last look: what compiled something before it was ready is not among them."""
+    def peaks_of_running(self) -> list[ProcessPeak]:
+        """Peaks of the processes that ran at the last sample; this leaves out those that only compiled at the start."""
         return [self._peaks[process] for process in self._running]
 
     def _run(self) -> None:
-        self._look()
+        self._sample()
         while not self._stop.wait(INTERVAL_S):
-            self._look()
-        self._look()
+            self._sample()
+        self._sample()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         self._find_children()
         self._running = []
         for process, peak in list(self._peaks.items()):
@@ -93,53 +93,56 @@ class MemoryWatch:
                 status = Path(f"/proc/{process}/status").read_text()
                 command = Path(f"/proc/{process}/cmdline").read_bytes()
             except OSError:
-                continue  # it has ended
-            if sizes := sizes_of(status):
+                continue  # the process has ended
+            if sizes := memory_sizes(status):
                 self._running.append(process)
                 peak.raise_to(*sizes)
-                peak.name = name_of(command.decode(errors="replace").split("\0"))
+                peak.name = process_name(command.decode(errors="replace").split("\0"))
 
     def _find_children(self) -> None:
         parents: dict[int, int] = {}
         for process in [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]:
-            if process not in self._peaks and process not in self._others:
+            if process not in self._peaks and process not in self._unrelated:
                 try:
-                    parents[process] = parent_of(Path(f"/proc/{process}/stat").read_text())
+                    parents[process] = parent_id(Path(f"/proc/{process}/stat").read_text())
                 except OSError:
                     continue
         while ours := [process for process, parent in parents.items() if parent in self._peaks]:
             for process in ours:
-                self._peaks[process] = Peak("")
+                self._peaks[process] = ProcessPeak("")
                 del parents[process]
-        self._others |= parents.keys()
+        self._unrelated |= parents.keys()
 
 
-def sizes_of(status: str) -> tuple[int, int] | None:
-    """Bytes resident at most and bytes anonymous now, from /proc/PID/status; None of one that is ending."""
+def memory_sizes(status: str) -> tuple[int, int] | None:
+    """Return the peak of resident bytes and the present anonymous bytes from /proc/PID/status.
+
+    Returns: None for a process that is ending.
+    """
     fields = dict(line.split(":", 1) for line in status.splitlines())
     if "VmHWM" not in fields:
         return None
     return int(fields["VmHWM"].split()[0]) * 1024, int(fields["RssAnon"].split()[0]) * 1024
 
 
-def parent_of(stat: str) -> int:
-    """From /proc/PID/stat: `PID (name) state parent ...`, where a name may hold anything."""
+def parent_id(stat: str) -> int:
+    """Return the parent from /proc/PID/stat: `PID (name) state parent ...`; the name may contain any character."""
     return int(stat.rpartition(")")[2].split()[1])
 
 
-def name_of(command: Sequence[str]) -> str:
-    """What people call a process: the subcommand of `orca`, the last part of a Python module, or the program."""
+def process_name(command: Sequence[str]) -> str:
+    """Return a short name of a process: the subcommand of `orca`, the end of a Python module's name, or the program."""
     if "-m" in command[:-1]:
         module, *rest = command[command.index("-m") + 1 :]
         if module == "orca.cli.main" and rest:
             return rest[0]
-        # `orca.core.process.gc_freeze` is what the module that it names begins with.
+        # `orca.core.process.gc_freeze` starts the module that its first argument names.
         return (rest[0] if module == "orca.core.process.gc_freeze" and rest else module).rpartition(".")[2]
     return Path(command[0].split(" ")[0]).name
 
 
-def held_by_ranks(logs: Mapping[str, Iterable[bytes]], slots: int) -> Held:
-    """What the ranks say in the logs of their stages when they have loaded, by file; a restart counts once."""
+def memory_of_ranks(logs: Mapping[str, Iterable[bytes]], slots: int) -> RankMemory:
+    """Return the memory that ranks report in the logs of their stages after loading; a restart counts once."""
     weights: dict[tuple[str, str], int] = {}
     slot: dict[tuple[str, str], int] = {}
     for name, rows in logs.items():
@@ -148,22 +151,22 @@ def held_by_ranks(logs: Mapping[str, Iterable[bytes]], slots: int) -> Held:
                 line = orjson.loads(row)
                 place = name, line["service"]
                 weights[place], slot[place] = line["weight_bytes"], line["kv_bytes"] // line["slots"]
-    return Held(weight_bytes=sum(weights.values()), kv_bytes_per_slot=sum(slot.values()), slots=slots)
+    return RankMemory(weight_bytes=sum(weights.values()), kv_bytes_per_slot=sum(slot.values()), slots=slots)
 
 
-def slots_in_use(outcomes: Sequence[Outcome], block_tokens: int) -> int:
-    """KV slots in use at a time at most, as the client saw it: whole blocks from a request's first token to its last.
+def slots_in_use(outcomes: Sequence[RequestOutcome], block_tokens: int) -> int:
+    """Return the most KV slots in use at any time, as seen by the client: whole blocks from first to last token.
 
-    It is what a cache has to hold; slots that are offered but were never written to take no memory.
+    A cache needs memory for these slots. Offered slots that were never written take no memory.
     """
     changes: list[tuple[float, int]] = []
     for outcome in outcomes:
-        held = 0
+        request_slots = 0
         for count, time_s in enumerate(outcome.token_s):
             now = slots_needed(outcome.prompt_tokens + count, block_tokens)
-            changes.append((time_s, now - held))
-            held = now
-        changes.append((outcome.end_s, -held))
+            changes.append((time_s, now - request_slots))
+            request_slots = now
+        changes.append((outcome.end_s, -request_slots))
     most = current = 0
     for _, change in sorted(changes, key=lambda change: (change[0], -change[1])):
         current += change

@@ -1,5 +1,5 @@
-"""A model folder for measuring: llama-type or GPT-2 type, random weights (random_scales.py), the files that a Hugging
-Face folder has."""
+"""Makes a model folder for measuring: llama type or GPT-2 type, random weights (random_scales.py), in the files of a
+Hugging Face folder."""
 
 import json
 import math
@@ -50,17 +50,17 @@ class GPT2Shape:
 Shape = LlamaShape | GPT2Shape
 
 IN_BFLOAT16 = "-bf16"
-"""How names end of models whose files are in bfloat16; those of others are in float32."""
+"""Suffix of the names of models with files in bfloat16; all others are in float32."""
 
 _SHAPES: Mapping[str, Shape] = {
     "llama-63m": LlamaShape(),
-    # The same, with grouped queries, as models since Llama 2 have them: four to a head of keys and values.
+    # The same with grouped queries, like models since Llama 2: four query heads per head of keys and values.
     "llama-58m-gqa": LlamaShape(kv_heads=2),
     "gpt2-8x384": GPT2Shape(),
     "llama-500m": LlamaShape(
         layers=24, hidden=1024, heads=16, kv_heads=8, intermediate=5120, vocab=32_000, positions=2048
     ),
-    # A vocabulary as small models of today have it; the sizes of Qwen2.5-0.5B.
+    # A vocabulary like that of today's small models; the sizes of Qwen2.5-0.5B.
     "llama-494m-tied": LlamaShape(
         layers=24, hidden=896, heads=14, kv_heads=2, intermediate=4864, vocab=151_936, positions=2048, is_tied=True
     ),
@@ -68,7 +68,7 @@ _SHAPES: Mapping[str, Shape] = {
 SHAPES: Mapping[str, Shape] = MappingProxyType(
     {f"{name}{stored}": shape for stored in ("", IN_BFLOAT16) for name, shape in _SHAPES.items()}
 )
-"""Name -> what is made under it."""
+"""Name of a model -> its shape."""
 
 
 def make_model(folder: Path, shape: Shape, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> int:
@@ -91,12 +91,12 @@ def make_model(folder: Path, shape: Shape, *, dtype: torch.dtype = torch.float32
 
 
 def _matrix(rows: int, columns: int, inputs: int, generator: torch.Generator) -> torch.Tensor:
-    """Of a layer that has so many `inputs`: one of the two sizes."""
+    """Return a random matrix of a layer. Args: inputs: of the layer: one of the two sizes."""
     return torch.randn(rows, columns, generator=generator).mul_(GAIN / math.sqrt(inputs))
 
 
 def _llama_weights(shape: LlamaShape, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """All tensors in float32, under the names that `LlamaForCausalLM` gives them, each `[out, in]`."""
+    """Return all tensors in float32, with the names of `LlamaForCausalLM`, each `[out, in]`."""
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
         return _matrix(rows, columns, columns, generator)
@@ -146,7 +146,7 @@ def _llama_config(shape: LlamaShape) -> dict[str, object]:
 
 
 def _gpt2_weights(shape: GPT2Shape, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """All tensors in float32, under the names that `GPT2LMHeadModel` gives them, a layer's matrices `[in, out]`."""
+    """Return all tensors in float32, with the names of `GPT2LMHeadModel`; a layer's matrices are `[in, out]`."""
     hidden = shape.hidden
 
     def small(*size: int, deviation: float = EMBEDDING_DEVIATION) -> torch.Tensor:
@@ -159,7 +159,7 @@ def _gpt2_weights(shape: GPT2Shape, generator: torch.Generator) -> dict[str, tor
     def norm(name: str) -> dict[str, torch.Tensor]:
         return {f"{name}.weight": torch.ones(hidden), f"{name}.bias": small(hidden, deviation=BIAS_DEVIATION)}
 
-    # The embedding is the head, too.
+    # The embedding is also the head.
     weights = {
         "transformer.wte.weight": small(shape.vocab, hidden),
         "transformer.wpe.weight": small(shape.positions, hidden),
@@ -190,7 +190,7 @@ def _gpt2_config(shape: GPT2Shape) -> dict[str, object]:
 
 
 def _tokenizer(vocab: int) -> Tokenizer:
-    """A byte-level tokenizer: the 256 bytes, then made-up words that only the model ever chooses."""
+    """Return a byte-level tokenizer: the 256 bytes, then made-up words that only the model's output contains."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     ids = {token: index for index, token in enumerate([*alphabet, *(f"Ġw{n}" for n in range(vocab - len(alphabet)))])}
     tokenizer = Tokenizer(BPE(vocab=ids, merges=[]))

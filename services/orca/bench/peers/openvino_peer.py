@@ -1,12 +1,14 @@
-"""OpenVINO GenAI as a peer: its own continuous batching with a paged cache. Run by the Python of an environment that
-has what openvino.txt lists; of this package it imports only what needs nothing but the standard library.
+"""OpenVINO GenAI as a peer: its own continuous batching with a paged cache.
 
     python -m orca.bench.peers.openvino_peer convert WORKLOAD CONVERTED
     python -m orca.bench.peers.openvino_peer f32|default WORKLOAD CONVERTED ANSWER
 
-CONVERTED is a folder: `convert` puts the model there in OpenVINO's format, in a process of its own, so that its memory
-is not taken for that of a run. `f32` computes and caches in float32, `default` as OpenVINO chooses: bfloat16 where the
-processor has it, and a cache of 8 bits.
+It runs with the Python of an environment that has the packages of openvino.txt. From this package it imports only
+modules that need nothing but the standard library.
+
+CONVERTED is a folder. `convert` writes the model there in OpenVINO's format. It is a separate process, so that its
+memory does not count as memory of a run. `f32` computes and caches in float32, `default` as OpenVINO chooses: bfloat16
+if the processor supports it, and a cache of 8 bits.
 """
 
 import sys
@@ -16,14 +18,14 @@ from time import perf_counter
 from typing import Any
 
 from orca.bench.peers.arrivals import serve
-from orca.bench.peers.workload import Answer, Workload
+from orca.bench.peers.workload import PeerAnswer, Workload
 from orca.core.process.gc_freeze import freeze_all
 
 BATCH_TOKENS = 256
-"""Tokens that a step may hold: its own default, which cuts long prompts into chunks."""
+"""Most tokens of a step: OpenVINO's own default, which cuts long prompts into chunks."""
 
 CACHE_BLOCK_TOKENS = 32
-"""On a CPU."""
+"""OpenVINO's block size on a CPU."""
 
 
 def main(arguments: list[str]) -> None:
@@ -39,9 +41,9 @@ def main(arguments: list[str]) -> None:
     if workload.arrivals_s is None:
         answer = _generate(pipeline, _requests(workload))
     else:
-        answer = serve(workload, Pipeline(pipeline, workload, _requests(workload)))
+        answer = serve(workload, OpenVinoPipeline(pipeline, workload, _requests(workload)))
     answer["seconds"] = perf_counter() - start_s
-    Answer(**answer).save(Path(answer_file[0]))
+    PeerAnswer(**answer).save(Path(answer_file[0]))
 
 
 def _convert(model: Path, folder: Path) -> None:
@@ -51,7 +53,7 @@ def _convert(model: Path, folder: Path) -> None:
         str(model),
         folder,
         task="text-generation-with-past",
-        # Weights stay as they are in the checkpoint.
+        # Weights stay unchanged from the checkpoint.
         ov_config=intel.OVConfig(dtype="fp32"),
         library_name="transformers",
     )
@@ -63,7 +65,7 @@ def _pipeline(folder: Path, precision: str, workload: Workload) -> Any:
     scheduling.max_num_seqs = workload.batch_size
     scheduling.max_num_batched_tokens = BATCH_TOKENS
     scheduling.cache_size = workload.cache_gib(CACHE_BLOCK_TOKENS)
-    scheduling.enable_prefix_caching = False  # random prompts share nothing: looking for it would only cost
+    scheduling.enable_prefix_caching = False  # random prompts share no prefix: the search would only cost time
     options: dict[str, object] = {"INFERENCE_NUM_THREADS": workload.threads}
     if precision == "f32":
         options |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
@@ -71,7 +73,7 @@ def _pipeline(folder: Path, precision: str, workload: Workload) -> Any:
 
 
 def _requests(workload: Workload) -> list[tuple[Any, Any]]:
-    """Of each request its prompt and how it is generated, as the pipeline wants them."""
+    """Return the prompt and the generation settings of each request in the pipeline's types."""
     genai, openvino, numpy = (import_module(name) for name in ("openvino_genai", "openvino", "numpy"))
     requests = []
     for prompt, count in zip(workload.prompts, workload.new_tokens, strict=True):
@@ -82,13 +84,13 @@ def _requests(workload: Workload) -> list[tuple[Any, Any]]:
 
 
 def _generate(pipeline: Any, requests: list[tuple[Any, Any]]) -> dict[str, Any]:
-    """All requests at once. Returns: fields of an Answer; when tokens came is not told."""
+    """Run all requests at once. Returns: fields of a PeerAnswer, without the times of tokens."""
     results = pipeline.generate([prompt for prompt, _ in requests], [config for _, config in requests])
     return {"tokens": [list(result.m_generation_ids[0]) for result in results]}
 
 
-class Pipeline:
-    """arrivals.Stepped.
+class OpenVinoPipeline:
+    """OpenVINO's pipeline as an `arrivals.SteppedSystem`.
 
     Args:
         pipeline: OpenVINO's.
@@ -97,7 +99,7 @@ class Pipeline:
 
     def __init__(self, pipeline: Any, workload: Workload, requests: list[tuple[Any, Any]]) -> None:
         self._pipeline, self._requests = pipeline, requests
-        self._left = list(workload.new_tokens)  # tokens that are still to come, by request
+        self._left = list(workload.new_tokens)  # number of missing tokens, by request
         self._running: dict[int, Any] = {}  # handles, by request
 
     def add(self, number: int) -> None:
@@ -109,16 +111,16 @@ class Pipeline:
 
     def step(self) -> dict[int, list[int]]:
         self._pipeline.step()
-        came = {number: _read(handle) for number, handle in self._running.items()}
-        for number, new in came.items():
+        new_tokens = {number: _read(handle) for number, handle in self._running.items()}
+        for number, new in new_tokens.items():
             self._left[number] -= len(new)
             if self._left[number] <= 0:
                 del self._running[number]
-        return came
+        return new_tokens
 
 
 def _read(handle: Any) -> list[int]:
-    """What a request has got since the last time."""
+    """Return the tokens that a request has received since the last call."""
     new: list[int] = []
     while handle.can_read():
         for output in handle.read().values():

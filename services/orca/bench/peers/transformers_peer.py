@@ -1,10 +1,10 @@
-"""Hugging Face transformers as a peer, and as the judge of everybody's tokens. Runs as its own process:
+"""Hugging Face transformers as a peer, and as the judge of all systems' tokens. Runs as its own process:
 
     python -m orca.bench.peers.transformers_peer static|continuous|judge WORKLOAD ANSWER [ANSWER TO JUDGE]
 
-`static` is request-level batching as one writes it with `generate`: batches in order of arrival, padded on the left,
-each until its longest request ends. `continuous` is the library's own continuous batching with its paged cache.
-`transformers` is imported here and nowhere else: it is no dependency of the product.
+`static` is the usual request-level batching with `generate`: batches in order of arrival, padded on the left, each
+until its longest request ends. `continuous` is the library's own continuous batching with its paged cache.
+`transformers` is imported only in this module, because it is not a dependency of the product.
 """
 
 import json
@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from orca.bench.peers.judgement import Judgement, judge
-from orca.bench.peers.workload import Answer, Workload
+from orca.bench.peers.workload import PeerAnswer, Workload
 from orca.core.process.gc_freeze import freeze_all
 
 CONTINUOUS_BATCH_TOKENS = 256
-"""Tokens that a step may hold in continuous batching: the peer's best of 128, 256, 512 and 1024, which differ by up to
-7 % in tokens per second of processor time (63 M parameters, batch 16, prompts U(16,128))."""
+"""Most tokens of a step in continuous batching: the peer's best of 128, 256, 512 and 1024, which differ by up to 7 % in
+tokens per second of processor time (63 M parameters, batch 16, prompts U(16,128))."""
 
 
 def main(arguments: list[str]) -> None:
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(workload.threads)
     model = _load(workload.model)
     if mode == "judge":
-        answers = Answer.load(Path(arguments[3])).tokens
+        answers = PeerAnswer.load(Path(arguments[3])).tokens
         Path(answer_file).write_text(json.dumps(_judge(model, workload, answers).to_json()))
         return
     run = {"static": static_batching, "continuous": continuous_batching}[mode]
@@ -42,29 +42,28 @@ def main(arguments: list[str]) -> None:
 
 
 def _load(folder: str) -> Any:
-    transformers = quiet_library()
+    transformers = import_transformers()
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
-    return endless(model)
+    return without_end_token(model)
 
 
-def quiet_library() -> Any:
-    """`transformers`, untyped in parts."""
+def import_transformers() -> Any:
+    """Import `transformers`, which is partly untyped, and make it print less."""
     transformers: Any = import_module("transformers")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return transformers
 
 
-def endless(model: Any) -> Any:
-    """The model, ready to generate: `generate` fills what a call leaves open from here, and nothing may end a request
-    early."""
+def without_end_token(model: Any) -> Any:
+    """Prepare a model so that no token ends a request early: `generate` takes its defaults from this configuration."""
     transformers: Any = import_module("transformers")
     model.generation_config = transformers.GenerationConfig(do_sample=False, pad_token_id=0, eos_token_id=None)
     return model.eval()
 
 
 @torch.inference_mode()
-def static_batching(model: Any, workload: Workload) -> Answer:
+def static_batching(model: Any, workload: Workload) -> PeerAnswer:
     """Request-level batching by `generate`."""
     answers: list[list[int]] = []
     start_s = perf_counter()
@@ -78,14 +77,14 @@ def static_batching(model: Any, workload: Workload) -> Answer:
         )
         out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=max(counts), min_new_tokens=None)
         answers += [row[width : width + count].tolist() for row, count in zip(out, counts, strict=True)]
-    return Answer(seconds=perf_counter() - start_s, tokens=answers)
+    return PeerAnswer(seconds=perf_counter() - start_s, tokens=answers)
 
 
-def continuous_batching(model: Any, workload: Workload, batch_tokens: int = CONTINUOUS_BATCH_TOKENS) -> Answer:
-    """The library's own, without the time in which it starts and stops: that is more than half a second.
+def continuous_batching(model: Any, workload: Workload, batch_tokens: int = CONTINUOUS_BATCH_TOKENS) -> PeerAnswer:
+    """Run the library's continuous batching; its start and stop, which take more than half a second, do not count.
 
-    Args: batch_tokens: of a step, at most.
-    Raises: RuntimeError when it fails.
+    Args: batch_tokens: most tokens of a step.
+    Raises: RuntimeError if it fails.
     """
     transformers: Any = import_module("transformers")
     config = _continuous_config(transformers.ContinuousBatchingConfig, workload, batch_tokens)
@@ -107,7 +106,7 @@ def continuous_batching(model: Any, workload: Workload, batch_tokens: int = CONT
             elif not manager.is_running():
                 raise RuntimeError("continuous batching stopped before all requests ended")
         seconds = perf_counter() - start_s
-    return Answer(seconds=seconds, tokens=[tokens[str(index)] for index in range(len(workload.prompts))])
+    return PeerAnswer(seconds=seconds, tokens=[tokens[str(index)] for index in range(len(workload.prompts))])
 
 
 def _continuous_config(kind: Any, workload: Workload, batch_tokens: int) -> Any:
@@ -115,19 +114,19 @@ def _continuous_config(kind: Any, workload: Workload, batch_tokens: int) -> Any:
     known = {each.name for each in fields(kind)}
     return kind(
         **{"page_size" if "page_size" in known else "block_size": page_tokens},  # its name before transformers 5.17
-        # Memory for a full batch of the longest requests twice over: the cache is never what limits this peer.
+        # Memory for two full batches of the longest requests: the cache never limits this peer.
         num_blocks=2 * workload.batch_size * (workload.longest // page_tokens + 1),
         max_batch_tokens=batch_tokens,
-        # Older ones have no such bound: their requests are as many as find room.
+        # Older versions have no such bound: they run as many requests as fit.
         **({"max_requests_per_batch": workload.batch_size} if "max_requests_per_batch" in known else {}),
-        allow_block_sharing=False,  # random prompts share nothing: looking for shared blocks would only cost
+        allow_block_sharing=False,  # random prompts share no prefix: the search would only cost time
     )
 
 
 @torch.inference_mode()
 def _judge(model: Any, workload: Workload, answers: list[list[int]]) -> Judgement:
     def reference(prompt: list[int], answer: list[int]) -> torch.Tensor:
-        """One pass over one request, without batch, padding or cache."""
+        """Return the logits of one pass over one request, without batch, padding or cache."""
         ids = torch.tensor([prompt + answer[:-1]])
         logits: torch.Tensor = model(input_ids=ids, logits_to_keep=len(answer), use_cache=False).logits
         return logits[0]

@@ -1,13 +1,16 @@
-"""vLLM on CPUs as a peer: its engine in this process, or its server. Run by the Python of an environment that has what
-vllm.txt lists; of this package it imports only what needs nothing but the standard library.
+"""vLLM on CPUs as a peer: its engine in this process, or its server.
 
     python -m orca.bench.peers.vllm_peer float32|bfloat16 WORKLOAD ANSWER
     python -m orca.bench.peers.vllm_peer serve WORKLOAD PORT
 
-All is as vLLM chooses, its compiled layers and the tokens of a step among it, but for the requests of a batch, the
-cache, which is large enough and looks for no common beginnings (random prompts have none), and the threads: as many as
-all others have. The engine runs in this process. The server has another one for it, whose threads are bound to a
-processor each: where they are not, it makes 252 instead of 293 tokens/s (63 M parameters, two processors, one run).
+It runs with the Python of an environment that has the packages of vllm.txt. From this package it imports only modules
+that need nothing but the standard library.
+
+vLLM keeps its defaults, including compiled layers and the tokens of a step, with three exceptions. The requests of a
+batch are those of the comparison. The cache is large enough, and does not search for common prefixes (random prompts
+have none). The number of threads is the same as for all systems. The engine runs in this process. The server runs it in
+another process, with each thread bound to a processor: without this it generates 252 instead of 293 tokens/s (63 M
+parameters, two processors, one run).
 """
 
 import os
@@ -19,11 +22,11 @@ from time import perf_counter
 from typing import Any
 
 from orca.bench.peers.arrivals import serve
-from orca.bench.peers.workload import Answer, Workload
+from orca.bench.peers.workload import PeerAnswer, Workload
 from orca.core.process.gc_freeze import freeze_all
 
 CACHE_BLOCK_TOKENS = 128
-"""On a CPU."""
+"""vLLM's block size on a CPU."""
 
 
 def main(arguments: list[str]) -> None:
@@ -39,11 +42,11 @@ def main(arguments: list[str]) -> None:
     freeze_all()
     start_s = perf_counter()
     answer = serve(workload, VllmEngine(engine, workload, make_params))
-    Answer(seconds=perf_counter() - start_s, **answer).save(Path(last))
+    PeerAnswer(seconds=perf_counter() - start_s, **answer).save(Path(last))
 
 
 def variables(workload: Workload) -> Mapping[str, str]:
-    """What vLLM is told by its environment."""
+    """Return the environment variables for vLLM."""
     processors = sorted(os.sched_getaffinity(0))[: workload.threads]
     return {
         "VLLM_CPU_KVCACHE_SPACE": str(workload.cache_gib(CACHE_BLOCK_TOKENS)),
@@ -54,13 +57,13 @@ def variables(workload: Workload) -> Mapping[str, str]:
 
 
 def server_command(workload: Workload, *, port: int) -> list[str]:
-    """Its server of the OpenAI API, in float32."""
+    """Return the command of vLLM's server of the OpenAI API, in float32."""
     flags = {
         "--model": workload.model,
         "--dtype": "float32",
         "--max-num-seqs": workload.batch_size,
         "--max-model-len": workload.longest,
-        "--generation-config": "vllm",  # no sampling defaults of the model's
+        "--generation-config": "vllm",  # without the model's sampling defaults
         "--host": "127.0.0.1",
         "--port": port,
     }
@@ -69,7 +72,7 @@ def server_command(workload: Workload, *, port: int) -> list[str]:
 
 
 def _engine(workload: Workload, dtype: str) -> tuple[Any, Callable[[int], Any]]:
-    """Returns: the engine, and what makes the parameters of a request of so many tokens."""
+    """Return the engine, and a function that makes the parameters of a request with a number of tokens."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     vllm: Any = import_module("vllm")
     kinds: Any = import_module("vllm.sampling_params").RequestOutputKind
@@ -91,11 +94,11 @@ def _engine(workload: Workload, dtype: str) -> tuple[Any, Callable[[int], Any]]:
 
 
 class VllmEngine:
-    """arrivals.Stepped.
+    """vLLM's engine as an `arrivals.SteppedSystem`.
 
     Args:
         engine: vLLM's.
-        make_params: what makes the parameters of a request of so many tokens.
+        make_params: makes the parameters of a request with a number of tokens.
     """
 
     def __init__(self, engine: Any, workload: Workload, make_params: Callable[[int], Any]) -> None:

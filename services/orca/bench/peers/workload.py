@@ -1,6 +1,6 @@
-"""What passes between the comparison and the peers it starts: one file in, one file out, both JSON.
+"""The files between the comparison and the peers that it starts: one file in, one file out, both JSON.
 
-A peer is its own process, so that no system under comparison shares an interpreter, threads or memory with another.
+A peer is its own process, so that no two compared systems share an interpreter, threads or memory.
 """
 
 import json
@@ -19,7 +19,7 @@ class Workload:
     new_tokens: list[int]  # greedy tokens to generate for each, EOS or not
     batch_size: int
     threads: int
-    arrivals_s: list[float] | None = None  # of each, after the start; None: all are there at the start
+    arrivals_s: list[float] | None = None  # of each request, after the start; None: all arrive at the start
 
     @staticmethod
     def of(trace: Trace, model: Path, vocab_size: int, *, batch_size: int, threads: int) -> "Workload":
@@ -45,9 +45,10 @@ class Workload:
         return max(len(prompt) + new for prompt, new in zip(self.prompts, self.new_tokens, strict=True))
 
     def cache_gib(self, block_tokens: int) -> int:
-        """Whole GiB for a full batch of the longest requests in float32, in blocks: so a cache never limits a peer.
+        """Return the whole GiB for a full batch of the longest requests in float32, so that a cache never limits a
+        peer.
 
-        The model must be of llama type or GPT-2 type: its config.json says what a token takes.
+        The model must be of llama type or GPT-2 type: the bytes of a token follow from its config.json.
         """
         config: dict[str, int] = json.loads((Path(self.model) / "config.json").read_text())
         hidden = config.get("hidden_size") or config["n_embd"]
@@ -59,7 +60,7 @@ class Workload:
         return -(-self.batch_size * whole_blocks * token_bytes // 2**30)
 
     def head(self, requests: int) -> "Workload":
-        """The first requests only, all at the start, at most four tokens each: it warms caches and allocators up."""
+        """Return the first requests, all at the start, with at most four tokens each, to warm up caches."""
         return Workload(
             model=self.model,
             prompts=self.prompts[:requests],
@@ -70,19 +71,19 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What one system did with a workload."""
+class PeerAnswer:
+    """The answer of one system to a workload."""
 
-    seconds: float  # from the first request handed over to the last token
+    seconds: float  # from submitting the first request to the last token
     tokens: list[list[int]]  # generated ids of each request
-    limit_seconds: float | None = None  # of the engine alone: what its matrix products take by themselves
-    # Of each request, seconds behind its arrival; None where a system does not tell.
-    first_s: list[float] | None = None  # its first token was there
-    last_s: list[float] | None = None  # its last one was
+    limit_seconds: float | None = None  # time of the matrix products alone; only for the engine
+    # For each request, seconds after its arrival; None if the system does not report them.
+    first_s: list[float] | None = None  # first token
+    last_s: list[float] | None = None  # last token
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
 
     @staticmethod
-    def load(path: Path) -> "Answer":
-        return Answer(**json.loads(path.read_text()))
+    def load(path: Path) -> "PeerAnswer":
+        return PeerAnswer(**json.loads(path.read_text()))

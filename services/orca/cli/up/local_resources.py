@@ -1,4 +1,4 @@
-"""What a system uses of its machine: the data folder, which one supervisor locks at a time, free ports and GPUs."""
+"""Machine resources of a system: the data folder, which one supervisor locks at a time, free ports and GPUs."""
 
 import errno
 import fcntl

@@ -29,7 +29,7 @@ dead stage is refused at once."""
 
 @dataclass(frozen=True, slots=True)
 class StartStatus:
-    """How far the start of one process has come."""
+    """The progress of one process on its way to readiness."""
 
     text: str  # a few words for people
     permille: int  # progress; 1000 is up

@@ -83,7 +83,7 @@ class Keys:
 
     def __init__(self, deployment: str) -> None:
         if not deployment or any(char in deployment for char in "{}: \n"):
-            raise ValueError(f"a deployment's name must not hold braces, colons or spaces: {deployment!r}")
+            raise ValueError(f"a deployment's name must be free of braces, colons and spaces: {deployment!r}")
         self.prefix = f"orca:{{{deployment}}}:"
 
     def single(self, kind: str) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.core.domain.request import SamplingParams
-from orca.kernels.contract.recording import Made
+from orca.kernels.contract.recording import Recorded
 from orca.kernels.device import use_kernels
 from orca.kernels.gpu.kernels import TritonKernels
 from orca.kernels.gpu.recording import GraphRecorder
@@ -40,8 +40,8 @@ class AnyOrder(GraphRecorder):
         self._edges_of = edges_of
 
     def record(
-        self, compute: Callable[[], Made], captured: Callable[[], Made] | None = None
-    ) -> tuple[Made, Callable[[], None]]:
+        self, compute: Callable[[], Recorded], captured: Callable[[], Recorded] | None = None
+    ) -> tuple[Recorded, Callable[[], None]]:
         assert captured is None
         made = compute()
         graph = trace(lambda: tuple(each for each in compute() if each is not None))

@@ -15,7 +15,7 @@ from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.core.domain.step import Step
 from orca.kernels.contract.recording import RecordingSize
 from orca.kernels.cpu.recording import CpuRecorder
-from orca.worker.models.blocks import Layer, Part, StepContext
+from orca.worker.models.blocks import Layer, ModelPart, StepContext
 from orca.worker.stage.recorded_steps import RecordedSteps
 from orca.worker.stage.sampling import StepSample
 from orca.worker.stage.step_runner import PreparedStep, StepOutput
@@ -241,7 +241,7 @@ class PlainHead:
 
     only_kernels = False
 
-    def __init__(self, head: Part | None) -> None:
+    def __init__(self, head: ModelPart | None) -> None:
         assert head is not None
         self._head = head
 

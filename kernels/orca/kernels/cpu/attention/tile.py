@@ -1,10 +1,10 @@
-"""The inner part of attention on a CPU: a few queries by a few keys, or values, with AVX-512 all sums in registers.
+"""The inner part of attention on a CPU: a few queries by a few keys or values. With AVX-512 all sums are in registers.
 
-Keys and values are rows [head_dim] of their own dtype. Queries are what `query` makes of them: rows of bfloat16 where
-the processor multiplies pairs of these (AVX512_BF16), else of float32. Sums over values are rows of float32, in an
-order that comes cheap (`_row`) and that only `write_mean` undoes.
+Keys and values are rows [head_dim] of their own dtype. Queries are rows of bfloat16 if the processor multiplies pairs
+of them (AVX512_BF16), otherwise of float32 (`query_element`). Sums over values are rows of float32 in an order that is
+cheap to compute (`_load_ordered`); only `write_mean` restores the order of the elements.
 
-What a query gets from a key does not depend on the queries and keys beside them.
+The result of a query and a key does not depend on the queries and keys beside them.
 """
 
 from typing import Any
@@ -14,32 +14,40 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from orca.kernels.cpu.team.intrinsics import BFLOAT, compiles_for, filled, narrowed, spread, vector, widened
+from orca.kernels.cpu.team.intrinsics import (
+    BFLOAT,
+    constant,
+    emit_from_float32,
+    emit_to_float32,
+    has_cpu_feature,
+    load_vector,
+    splat,
+)
 
 QUERIES, ROWS = 4, 4
-"""Of a whole tile. Its sums take half of the registers of AVX-512; fewer queries are no faster on AVX2, which has too
-few for them."""
+"""Size of a whole tile. Its sums take half of the AVX-512 registers. AVX2 has too few registers for them, but fewer
+queries are no faster there."""
 
 _LANES = 16
-"""Of a vector at most: what one register of the largest kind holds. Longer ones take LLVM seconds to cut up."""
+"""Most lanes of a vector: one register of the largest kind. LLVM takes seconds to split longer vectors."""
 _FLOAT, _WORD = ir.FloatType(), ir.IntType(32)
 
 _IN_ORDER = ("contract",)
-"""Of sums: Numba lets LLVM add in any order where no flags are given."""
+"""Flags of sums: without flags Numba lets LLVM add in any order."""
 
 
-def is_paired(kind: Any) -> bool:
-    """Whether queries stay as they are."""
-    return kind == types.uint16 and compiles_for("avx512bf16")
+def uses_bfloat16_pairs(kind: Any) -> bool:
+    """Return whether queries stay bfloat16, because the processor multiplies pairs of them."""
+    return kind == types.uint16 and has_cpu_feature("avx512bf16")
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def query(_typing: Any, bits: Any, kind: Any) -> Any:
-    """An element of a query, of a kind, as `dots` wants it."""
-    is_kept = is_paired(kind.dtype)
+def query_element(_typing: Any, bits: Any, kind: Any) -> Any:
+    """Convert an element of a query to the type that `dots` reads."""
+    is_kept = uses_bfloat16_pairs(kind.dtype)
 
     def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        return values[0] if is_kept else widened(builder, values[0], kind.dtype)
+        return values[0] if is_kept else emit_to_float32(builder, values[0], kind.dtype)
 
     return (kind.dtype if is_kept else types.float32)(bits, kind), generate
 
@@ -54,44 +62,44 @@ def dots(
     first: Any,
     kind: Any,
     dim: Any,
-    asked: Any,
+    query_count: Any,
     rows: Any,
 ) -> Any:
-    """Scores [asked, rows] = queries [asked, dim] from the first on times keys [rows, dim] of a kind.
+    """Compute scores [query_count, rows] = queries [query_count, dim], from query `first` on, times keys [rows, dim].
 
-    Args: the first three are addresses, the next one the bytes from a query's scores to the next query's; the last
-        three are literals, `rows` ROWS or 1.
+    Args: the first three are addresses; score_bytes is the distance from one query's scores to the next; the last
+        three are compile-time constants, `rows` is ROWS or 1.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         queries_at, keys_at, scores_at, score_bytes_, first_ = values[:5]
         width, places = dim.literal_value, range(rows.literal_value)
-        products = _PairedDots(width) if is_paired(kind.dtype) else _Dots(width, kind.dtype)
+        products = _PairedDots(width) if uses_bfloat16_pairs(kind.dtype) else _Dots(width, kind.dtype)
         queries_at = builder.add(queries_at, builder.mul(first_, ir.IntType(64)(width * products.query_bytes)))
         scores_at = builder.add(scores_at, builder.mul(first_, score_bytes_))
         sums: dict[tuple[int, int], list[Any]] = {}
         for piece in products.pieces:
             row_pieces = [products.key(builder, keys_at, place, piece) for place in places]
-            for i in range(asked.literal_value):
+            for i in range(query_count.literal_value):
                 asked_piece = products.query(builder, queries_at, i, piece)
                 for place in places:
                     products.add(builder, sums.setdefault((i, place), []), asked_piece, row_pieces[place])
-        for i in range(asked.literal_value):
-            totals = _totals(builder, [_one_vector(builder, sums[i, place]) for place in places])
+        for i in range(query_count.literal_value):
+            totals = _horizontal_sums(builder, [_sum_vectors(builder, sums[i, place]) for place in places])
             at = builder.add(scores_at, builder.mul(score_bytes_, ir.IntType(64)(i)))
             builder.store(totals, builder.inttoptr(at, totals.type.as_pointer()), align=4)
         return context.get_dummy_value()
 
-    return types.void(queries, keys, scores, score_bytes, first, kind, dim, asked, rows), generate
+    return types.void(queries, keys, scores, score_bytes, first, kind, dim, query_count, rows), generate
 
 
 def _pieces(dim: int) -> list[tuple[int, int]]:
-    """A row as vectors: first element and lanes of each."""
+    """Split a row into vectors: first element and number of lanes of each."""
     return [(first, min(_LANES, dim - first)) for first in range(0, dim, _LANES)]
 
 
 class _Dots:
-    """By vectors of float32."""
+    """Dot products with vectors of float32."""
 
     query_bytes = 4  # of an element
 
@@ -100,13 +108,13 @@ class _Dots:
         self.pieces = _pieces(dim)
 
     def query(self, builder: Any, at: Any, i: int, piece: tuple[int, int]) -> Any:
-        return vector(builder, at, i * self._dim + piece[0], types.float32, piece[1])
+        return load_vector(builder, at, i * self._dim + piece[0], types.float32, piece[1])
 
     def key(self, builder: Any, at: Any, place: int, piece: tuple[int, int]) -> Any:
-        return vector(builder, at, place * self._dim + piece[0], self._kind, piece[1])
+        return load_vector(builder, at, place * self._dim + piece[0], self._kind, piece[1])
 
     def add(self, builder: Any, sums: list[Any], query: Any, key: Any) -> None:
-        """To the sum of as many lanes; all pieces but the last are alike."""
+        """Add to the sum with the same number of lanes; all pieces except the last have equal lengths."""
         product = builder.fmul(query, key, flags=_IN_ORDER)
         if sums and sums[-1].type == product.type:
             sums[-1] = builder.fadd(sums[-1], product, flags=_IN_ORDER)
@@ -115,7 +123,7 @@ class _Dots:
 
 
 class _PairedDots:
-    """By vectors of pairs of bfloat16, as far as there are whole ones."""
+    """Dot products with vectors of bfloat16 pairs; the rest of a row, too short for such a vector, uses `_Dots`."""
 
     query_bytes = 2
 
@@ -141,43 +149,46 @@ class _PairedDots:
         numbers = ir.VectorType(_FLOAT, _LANES)
         kind = ir.FunctionType(numbers, [numbers, query.type, query.type])
         multiply = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
-        before = sums.pop() if sums else filled(numbers, 0.0)
+        before = sums.pop() if sums else constant(numbers, 0.0)
         sums.append(builder.call(multiply, [before, query, key]))
 
 
 def _words(builder: Any, at: Any, element: int) -> Any:
-    """LLVM's vector of 2 x _LANES elements of 16 bits from `element` behind an address on, as words."""
+    """Emit a load of 2 x _LANES 16-bit elements, from `element` after an address on, as a vector of 32-bit words."""
     here = builder.add(at, ir.IntType(64)(2 * element))
     return builder.load(builder.inttoptr(here, ir.VectorType(_WORD, _LANES).as_pointer()), align=2)
 
 
-def _picked(builder: Any, one: Any, other: Any, places: list[int]) -> Any:
-    """LLVM's vector of lanes of two vectors."""
+def _shuffle(builder: Any, one: Any, other: Any, places: list[int]) -> Any:
+    """Emit a vector of the chosen lanes of two vectors."""
     return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(_WORD, len(places)), places))
 
 
-def _one_vector(builder: Any, sums: list[Any]) -> Any:
-    """The sum, in _LANES lanes, of vectors of at most so many."""
+def _sum_vectors(builder: Any, sums: list[Any]) -> Any:
+    """Emit the sum of vectors of at most _LANES lanes, as a vector of _LANES lanes."""
     total = None
     for each in sums:
         if each.type.count < _LANES:
-            places = [min(lane, each.type.count) for lane in range(_LANES)]  # behind its own, a zero's
-            each = _picked(builder, each, filled(each.type, 0.0), places)
+            places = [min(lane, each.type.count) for lane in range(_LANES)]  # its own lanes, then zeros
+            each = _shuffle(builder, each, constant(each.type, 0.0), places)
         total = each if total is None else builder.fadd(total, each, flags=_IN_ORDER)
     return total
 
 
-def _totals(builder: Any, sums: list[Any]) -> Any:
-    """The total of each of ROWS vectors, or of one: halves upon halves, several vectors in one as they get shorter."""
+def _horizontal_sums(builder: Any, sums: list[Any]) -> Any:
+    """Emit the sum of the lanes of each of ROWS vectors, or of one.
+
+    Halves are added to halves; as they get shorter, several vectors share one register.
+    """
     width = _LANES
 
     def folded(*vectors: Any) -> Any:
-        """Runs of `width` lanes, of one vector or two: the halves of each are added."""
+        """Add the two halves of each run of `width` lanes in one vector or two."""
         half = width // 2
         runs = range(0, sum(each.type.count for each in vectors), width)
         low, high = ([run + lane for run in runs for lane in range(at, at + half)] for at in (0, half))
         both = vectors[0], vectors[-1]
-        return builder.fadd(_picked(builder, *both, low), _picked(builder, *both, high), flags=_IN_ORDER)
+        return builder.fadd(_shuffle(builder, *both, low), _shuffle(builder, *both, high), flags=_IN_ORDER)
 
     while width > 1:
         sums = [folded(*sums[i : i + 2]) for i in range(0, len(sums), 2)]
@@ -185,13 +196,18 @@ def _totals(builder: Any, sums: list[Any]) -> Any:
     return sums[0]
 
 
-def _loaded(builder: Any, at: Any, first: int, lanes: int, kind: Any) -> list[Any]:
-    """LLVM's vectors of float32 of elements from `first` on, in the order of sums: of pairs of bfloat16 the even ones,
-    then the odd ones."""
+def _load_ordered(builder: Any, at: Any, first: int, lanes: int, kind: Any) -> list[Any]:
+    """Emit float32 vectors of the elements from `first` on, in the order of sums.
+
+    Pairs of bfloat16 give first the even elements, then the odd ones.
+    """
     if lanes <= _LANES:
-        return [vector(builder, at, first, kind, lanes)]
+        return [load_vector(builder, at, first, kind, lanes)]
     words = _words(builder, at, first)
-    even, odd = builder.shl(words, filled(words.type, 16)), builder.and_(words, filled(words.type, 0xFFFF0000))
+    even, odd = (
+        builder.shl(words, constant(words.type, 16)),
+        builder.and_(words, constant(words.type, 0xFFFF0000)),
+    )
     return [builder.bitcast(half, ir.VectorType(_FLOAT, _LANES)) for half in (even, odd)]
 
 
@@ -209,19 +225,18 @@ def add_weighted(
     first: Any,
     kind: Any,
     dim: Any,
-    asked: Any,
+    query_count: Any,
     rows: Any,
 ) -> Any:
-    """sums [asked, dim] of the queries from the first on += their weights [asked, rows] times values [rows, dim] of a
-    kind.
+    """Add weights [query_count, rows] times values [rows, dim] to the sums of the queries from `first` on.
 
-    Args: the first three are addresses, the next one the bytes from a query's weights to the next query's; the last
-        three are literals.
+    Args: the first three are addresses; weight_bytes is the distance from one query's weights to the next; the last
+        three are compile-time constants.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         long, width = ir.IntType(64), dim.literal_value
-        places, queries = range(rows.literal_value), range(asked.literal_value)
+        places, queries = range(rows.literal_value), range(query_count.literal_value)
         sums_at = builder.add(values[0], builder.mul(values[4], long(4 * width)))
         weights_at = [builder.add(values[2], builder.mul(builder.add(values[4], long(i)), values[3])) for i in queries]
         factors = [
@@ -230,34 +245,36 @@ def add_weighted(
         ]
         is_split = _is_split(kind.dtype, width)
         for first, lanes in [(at, 2 * _LANES) for at in range(0, width, 2 * _LANES)] if is_split else _pieces(width):
-            rows_here = [_loaded(builder, values[1], place * width + first, lanes, kind.dtype) for place in places]
+            rows_here = [
+                _load_ordered(builder, values[1], place * width + first, lanes, kind.dtype) for place in places
+            ]
             for half, here in enumerate(zip(*rows_here, strict=True)):
                 for i in queries:
                     at = builder.add(sums_at, long(4 * (i * width + first + half * _LANES)))
-                    sum_ = vector(builder, at, 0, types.float32, here[0].type.count)
+                    sum_ = load_vector(builder, at, 0, types.float32, here[0].type.count)
                     for place in places:
-                        weight = spread(builder, factors[i][place], here[place].type.count)
+                        weight = splat(builder, factors[i][place], here[place].type.count)
                         product = builder.fmul(weight, here[place], flags=_IN_ORDER)
                         sum_ = builder.fadd(sum_, product, flags=_IN_ORDER)
                     builder.store(sum_, builder.inttoptr(at, sum_.type.as_pointer()), align=4)
         return context.get_dummy_value()
 
-    return types.void(sums, values_at, weights, weight_bytes, first, kind, dim, asked, rows), generate
+    return types.void(sums, values_at, weights, weight_bytes, first, kind, dim, query_count, rows), generate
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def write_mean(_typing: Any, into: Any, sums: Any, total: Any, kind: Any, dim: Any) -> Any:
-    """A row [dim] of a kind becomes sums / total; by addresses."""
+    """Write sums / total to a row [dim] of a kind. Args: into, sums: addresses."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         width, is_split = dim.literal_value, _is_split(kind.dtype, dim.literal_value)
         parts = []
         for first, lanes in _pieces(width):
-            sum_ = vector(builder, values[1], first, types.float32, lanes)
-            parts.append(narrowed(builder, builder.fdiv(sum_, spread(builder, values[2], lanes)), kind.dtype))
+            sum_ = load_vector(builder, values[1], first, types.float32, lanes)
+            parts.append(emit_from_float32(builder, builder.fdiv(sum_, splat(builder, values[2], lanes)), kind.dtype))
         if is_split:
             order = [lane // 2 + lane % 2 * _LANES for lane in range(2 * _LANES)]
-            parts = [_picked(builder, even, odd, order) for even, odd in zip(parts[::2], parts[1::2], strict=True)]
+            parts = [_shuffle(builder, even, odd, order) for even, odd in zip(parts[::2], parts[1::2], strict=True)]
         done = 0
         for part in parts:
             to = builder.add(values[0], ir.IntType(64)(done * kind.dtype.bitwidth // 8))
@@ -269,20 +286,20 @@ def write_mean(_typing: Any, into: Any, sums: Any, total: Any, kind: Any, dim: A
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def largest_of(_typing: Any, address: Any, count: Any) -> Any:
-    """Of `count` float32 that are no NaN."""
+def max_of(_typing: Any, address: Any, count: Any) -> Any:
+    """Return the largest of `count` float32 numbers, none of which is NaN."""
 
     def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         long, at, many = ir.IntType(64), values[0], values[1]
         whole = builder.and_(many, long(-_LANES))
-        lanes = cgutils.alloca_once_value(builder, filled(ir.VectorType(_FLOAT, _LANES), float("-inf")))
+        lanes = cgutils.alloca_once_value(builder, constant(ir.VectorType(_FLOAT, _LANES), float("-inf")))
         most = cgutils.alloca_once_value(builder, _FLOAT(float("-inf")))
 
         def larger(one: Any, other: Any) -> Any:
             return builder.select(builder.fcmp_ordered(">", one, other), one, other)
 
         with cgutils.for_range_slice(builder, long(0), whole, long(_LANES)) as (first, _):
-            here = vector(builder, builder.add(at, builder.mul(first, long(4))), 0, types.float32, _LANES)
+            here = load_vector(builder, builder.add(at, builder.mul(first, long(4))), 0, types.float32, _LANES)
             builder.store(larger(here, builder.load(lanes)), lanes)
         with cgutils.for_range_slice(builder, whole, many, long(1)) as (first, _):
             here = builder.inttoptr(builder.add(at, builder.mul(first, long(4))), _FLOAT.as_pointer())
@@ -291,7 +308,7 @@ def largest_of(_typing: Any, address: Any, count: Any) -> Any:
         while width > 1:
             width //= 2
             halves = ([*range(start, start + width)] for start in (0, width))
-            each = larger(*(_picked(builder, each, each, half) for half in halves))
+            each = larger(*(_shuffle(builder, each, each, half) for half in halves))
         return larger(builder.extract_element(each, _WORD(0)), builder.load(most))
 
     return types.float32(address, count), generate

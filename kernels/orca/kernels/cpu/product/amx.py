@@ -1,7 +1,8 @@
-"""The tile registers of AMX: 16 rows by 16 outputs by 32 inputs of bfloat16 in one instruction, summed in float32.
+"""The tile registers of AMX: one instruction multiplies 16 rows by 16 outputs by 32 inputs of bfloat16, and sums in
+float32.
 
-There are eight of 1 KiB each. Four hold the sums of 32 rows and 32 outputs, two the rows, two the weights: each that is
-loaded is used twice. Numbers below the smallest normal one count as zero.
+There are eight registers of 1 KiB. Four hold the sums of 32 rows and 32 outputs, two hold rows, and two hold weights:
+each loaded register is used twice. Denormal numbers count as zero.
 
 Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18.
 """
@@ -16,15 +17,15 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from orca.kernels.cpu.team.intrinsics import LINE_BYTES, ask_for, compiles_for
+from orca.kernels.cpu.team.intrinsics import LINE_BYTES, emit_prefetch, has_cpu_feature
 
 ROWS = 16
-"""Of a register."""
+"""Rows of a register."""
 INPUTS = 32
-"""Of a register of rows; one of weights has pairs of inputs beneath each other."""
+"""Inputs of a register of rows. A register of weights holds pairs of inputs in its rows."""
 TILE_BYTES = 1024
 LANES = 16
-"""Outputs of a register: as many as a vector of float32 has on these processors."""
+"""Outputs of a register: as many as the lanes of a float32 vector on these processors."""
 
 _ARCH_PRCTL = 158
 _REQUEST_PERMISSION, _TILE_DATA = 0x1023, 18
@@ -35,8 +36,8 @@ _SUMS, _X, _WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)
 
 @cache
 def is_available() -> bool:
-    """Whether this process may use the registers, which Linux wants to be asked for."""
-    if not (compiles_for("amx-tile") and compiles_for("amx-bf16")) or platform.system() != "Linux":
+    """Return whether this process may use the registers. Linux requires that the process requests them."""
+    if not (has_cpu_feature("amx-tile") and has_cpu_feature("amx-bf16")) or platform.system() != "Linux":
         return False
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
@@ -47,14 +48,14 @@ def _call(builder: Any, name: str, *values: Any) -> None:
 
 
 def _move(builder: Any, name: str, tile: int, address: Any, row_bytes: Any) -> None:
-    """Between a register and memory."""
+    """Emit a load or store of a register."""
     _call(builder, name, _BYTE(tile), builder.inttoptr(address, _BYTE.as_pointer()), row_bytes)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def enter(_typing: Any) -> Any:
-    """Give this thread its registers, all of them whole ones, until `leave`."""
-    # Palette 1; then the bytes of a row, two each, from 16 on, and the rows of each register from 48 on.
+def configure_tiles(_typing: Any) -> Any:
+    """Configure this thread's registers, all with their full shape, until `release_tiles`."""
+    # Palette 1; from byte 16 on, the bytes per row of each register (16 bits); from byte 48 on, its number of rows.
     shapes = [1] + [0] * 15 + [LINE_BYTES, 0] * 8 + [0] * 16 + [ROWS] * 8 + [0] * 8
 
     def generate(context: Any, builder: Any, _signature: Any, _values: Any) -> Any:
@@ -68,8 +69,8 @@ def enter(_typing: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def leave(_typing: Any) -> Any:
-    """Empty the registers, which the kernel of the operating system would have to keep otherwise."""
+def release_tiles(_typing: Any) -> Any:
+    """Release the registers, so that the operating system need not save them."""
 
     def generate(context: Any, builder: Any, _signature: Any, _values: Any) -> Any:
         _call(builder, "tilerelease")
@@ -92,16 +93,16 @@ def add_tiles(
     ahead_bytes: Any,
     tiles: Any,
 ) -> Any:
-    """sums [tiles x 16, 32] = before + x times weights, by their addresses.
+    """Compute sums [tiles x 16, 32] = before + x times weights. sums, before, x and weights are addresses.
 
     Args:
-        before_bytes: from a row of `before` to the next; 0 takes one row for all.
-        x: [steps, any rows, 32] of bfloat16: 32 inputs of each row at a time.
-        x_bytes: from a step to the next.
+        before_bytes: distance between rows of `before`; 0 uses one row for all.
+        x: [steps, any rows, 32] of bfloat16: 32 inputs of each row per step.
+        x_bytes: distance between steps.
         weights: [steps x 16, 32, 2] of bfloat16: pairs of inputs of each output.
         steps: 1 or more.
-        ahead: addresses to ask for, `ahead_bytes` of them in each step.
-        tiles: of rows; 1 or 2.
+        ahead: address to prefetch, `ahead_bytes` in each step.
+        tiles: number of tiles of rows, 1 or 2.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
@@ -117,7 +118,7 @@ def add_tiles(
 
 
 def _add_tiles(builder: Any, values: Any, tiles: int) -> None:
-    """LLVM's code of `add_tiles` for one number of tiles."""
+    """Emit the code of `add_tiles` for one number of tiles."""
     sums, before, before_bytes, x, x_bytes, weights, steps, ahead, ahead_bytes = values
     line, two_lines = _LONG(LINE_BYTES), _LONG(2 * LINE_BYTES)
 
@@ -131,7 +132,7 @@ def _add_tiles(builder: Any, values: Any, tiles: int) -> None:
     with cgutils.for_range(builder, steps, intp=_LONG) as loop:
         asked = builder.add(ahead, builder.mul(loop.index, ahead_bytes))
         with cgutils.for_range_slice(builder, _LONG(0), ahead_bytes, line) as (behind, _):
-            ask_for(builder, builder.add(asked, behind))
+            emit_prefetch(builder, builder.add(asked, behind))
         x_at = builder.add(x, builder.mul(loop.index, x_bytes))
         weights_at = builder.add(weights, builder.mul(loop.index, _LONG(2 * TILE_BYTES)))
         for half in range(2):
@@ -147,7 +148,7 @@ def _add_tiles(builder: Any, values: Any, tiles: int) -> None:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def copy_lines(_typing: Any, to: Any, to_bytes: Any, of: Any, lines: Any) -> Any:
-    """Cache lines that follow each other to addresses that are `to_bytes` apart."""
+    """Copy contiguous cache lines to addresses that are `to_bytes` apart."""
     words = ir.VectorType(ir.IntType(32), LINE_BYTES // 4)
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:

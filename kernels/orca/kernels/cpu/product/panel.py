@@ -1,10 +1,10 @@
-"""What the kernels of matrix products (vector_product.py, amx_product.py) share: the arguments that they
-get, which panel a task is, and what becomes of its sums.
+"""Shared parts of the matrix product kernels (vector_product.py, amx_product.py): their arguments, the panel of a task,
+and the epilogue that writes its sums.
 
-The outputs of neighbouring panels lie in one line of the cache, or in the pair of lines that processors fetch. So
-threads begin far apart, or each store of one would take the line away from another: with two threads on a Zen 5
-processor products of 16 to 250 rows are up to 1.2 times as fast as with the panels in their order (bfloat16; float32
-1.05), and 1.02 to 1.15 times again by asking for the lines before they are written, which the other thread has read.
+The outputs of neighbouring panels share a cache line, or the pair of lines that processors fetch. So threads work on
+panels far apart; otherwise each store of one thread would take the line away from another. With two threads on a Zen 5
+processor, products of 16 to 250 rows are up to 1.2 times as fast as with the panels in order (bfloat16; float32 1.05).
+Prefetching the lines before they are written, because the other thread has read them, gives another 1.02 to 1.15 times.
 """
 
 from typing import Any
@@ -16,44 +16,44 @@ from orca.kernels.cpu.activations import activate_lanes, gate_lanes
 from orca.kernels.cpu.team.intrinsics import (
     FAST,
     LINE_BYTES,
-    elements,
-    narrow,
-    narrow_lanes,
+    from_float32,
+    pointer,
     prefetch_to_write,
-    turn_lanes,
-    wide,
+    rotate_lanes,
+    store_lanes,
+    to_float32,
 )
 
 TASK_ROWS = 256
-"""Of a task at most: their sums of one panel, 32 KiB, stay in the second cache. With fewer, a prompt's weights would be
-read from memory several times."""
+"""Most rows of a task: their sums of one panel, 32 KiB, stay in the L2 cache. With fewer rows, the weights would be
+read from memory several times for a prompt."""
 
-STORE, ADD, GATE, KEEP, WIDE, ACTIVATE = range(6)
-"""What becomes of the sums: y, or added to it; silu(one half) * the other; turned and put into the KV cache; y of
-float32, unrounded; y by the first activation, and by the others from there on."""
+STORE, ADD, GATE, WRITE_KV, FLOAT32, ACTIVATE = range(6)
+"""Epilogues: store to y; add to y; store silu(first half) * second half; rotate and write to the KV cache; store to a
+float32 y without rounding; store after activation number epilogue - ACTIVATE."""
 
-# Places of the arguments, in the order in which `PackedWeight` gives them.
-X, WEIGHT, BIAS, Y, SCRATCH, TURNS, SLOTS, CACHE = range(2, 10)
-ROWS, INPUTS, OUTPUTS, PARTS, PANELS, THREADS, ENDING = range(10, 17)
-HEAD_DIM, KEPT, BLOCK_TOKENS, SCRATCH_BYTES, NORM, NORM_BIAS, EPS, SCALE = range(17, 25)
+# Indices of the arguments, in the order in which `PackedWeight` passes them.
+X, WEIGHT, BIAS, Y, SCRATCH, ROTATIONS, SLOTS, CACHE = range(2, 10)
+ROWS, INPUTS, OUTPUTS, PARTS, PANELS, THREADS, EPILOGUE = range(10, 17)
+HEAD_DIM, CACHE_LINES, BLOCK_TOKENS, SCRATCH_BYTES, NORM, NORM_BIAS, EPS, SCALE = range(17, 25)
 
 _TASKS_A_THREAD = 4
-"""At least, where there are rows to split: threads end at about the same time."""
+"""Fewest tasks per thread if rows can be split, so that all threads end at about the same time."""
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
 def blocks_of(rows: Any, panels: Any, threads: Any, tile_rows: Any) -> Any:
-    """Into how many parts rows are split, each panel of which is a task."""
+    """Return the number of blocks that the rows are split into. A task is one panel for one block of rows."""
     wanted = (_TASKS_A_THREAD * threads + panels - 1) // panels
     return max((rows + TASK_ROWS - 1) // TASK_ROWS, min(wanted, rows // tile_rows), 1)
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
 def panel_of(place: Any, args: Any) -> Any:
-    """The panel of the task that is taken at a place among those of the same rows.
+    """Return the panel of task number `place` among the tasks of the same rows.
 
-    There are as many runs of panels as threads, of equal sizes or nearly so, and their panels take turns: the first of
-    each run, then the second. So a thread probably takes the next panel next.
+    The panels form as many runs as there are threads, of nearly equal sizes. Tasks go through the first panel of each
+    run, then the second of each run, and so on. So the next task of a thread is probably the next panel of its run.
     """
     each, longer = args[PANELS] // args[THREADS], args[PANELS] % args[THREADS]
     run = place % args[THREADS]
@@ -61,10 +61,10 @@ def panel_of(place: Any, args: Any) -> Any:
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
-def ask_for_outputs(first: Any, last: Any, panel: Any, args: Any, bytes_: Any, lanes: Any) -> None:
-    """The lines of y that `finish` will write for rows [first, last) of a panel."""
-    element_bytes = 4 if args[ENDING] == WIDE else bytes_
-    pieces = args[PARTS] if args[ENDING] != GATE else 1
+def prefetch_outputs(first: Any, last: Any, panel: Any, args: Any, bytes_: Any, lanes: Any) -> None:
+    """Prefetch the cache lines of y that `apply_epilogue` will write for rows [first, last) of a panel."""
+    element_bytes = 4 if args[EPILOGUE] == FLOAT32 else bytes_
+    pieces = args[PARTS] if args[EPILOGUE] != GATE else 1
     piece_bytes = literally(lanes) * element_bytes * (2 if args[PARTS] == 1 else 1)
     for row in range(first, last):
         for piece in range(pieces):
@@ -74,79 +74,84 @@ def ask_for_outputs(first: Any, last: Any, panel: Any, args: Any, bytes_: Any, l
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
-def finish(sums_at: Any, first: Any, last: Any, panel: Any, args: Any, kind: Any, bytes_: Any, lanes: Any) -> None:
-    """From sums [last - first, 2 x lanes] of a panel, of rows [first, last), to y, and the cache."""
-    if args[ENDING] == KEEP:
-        _keep(sums_at, first, last, panel, args, kind, bytes_, lanes)
+def apply_epilogue(
+    sums_at: Any, first: Any, last: Any, panel: Any, args: Any, kind: Any, bytes_: Any, lanes: Any
+) -> None:
+    """Write the sums [last - first, 2 x lanes] of a panel for rows [first, last) to y and to the KV cache."""
+    if args[EPILOGUE] == WRITE_KV:
+        _write_kv(sums_at, first, last, panel, args, kind, bytes_, lanes)
     else:
         _store(sums_at, first, last, panel, args, kind, bytes_, lanes)
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
 def _store(sums_at: Any, first: Any, last: Any, panel: Any, args: Any, kind: Any, bytes_: Any, lanes: Any) -> None:
-    """To y, where the sums of a row are two pieces, or one when gated. Row by row: the pieces often share a line."""
-    ending, vector_bytes = args[ENDING], literally(lanes) * 4
+    """Write sums to y. A row has two pieces, or one with a gate.
+
+    It goes row by row, because the two pieces often share a cache line.
+    """
+    epilogue, vector_bytes = args[EPILOGUE], literally(lanes) * 4
     size, width = args[OUTPUTS] // args[PARTS], _width(args)
     for row in range(first, last):
         numbers = sums_at + (row - first) * 2 * vector_bytes
-        if ending == GATE:
+        if epilogue == GATE:
             gate_lanes(numbers, literally(lanes))
-        elif ending >= ACTIVATE:
-            activate_lanes(numbers, ending - ACTIVATE, literally(lanes))
-        for piece in range(1 if ending == GATE else 2):
+        elif epilogue >= ACTIVATE:
+            activate_lanes(numbers, epilogue - ACTIVATE, literally(lanes))
+        for piece in range(1 if epilogue == GATE else 2):
             column = _column(panel, piece, args, lanes)
-            # What is there of y, or of this part of it, from there on.
+            # Outputs of y, or of this part of y, that are left from here on.
             left = size - panel * lanes if args[PARTS] == 2 else width - column
             sums, element = numbers + piece * vector_bytes, row * width + column
-            if ending == WIDE:
-                _put(sums, args[Y] + element * 4, left, False, np.float32, lanes)
+            if epilogue == FLOAT32:
+                _store_vector(sums, args[Y] + element * 4, left, False, np.float32, lanes)
             else:
-                _put(sums, args[Y] + element * bytes_, left, ending == ADD, kind, lanes)
+                _store_vector(sums, args[Y] + element * bytes_, left, epilogue == ADD, kind, lanes)
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
 def _width(args: Any) -> Any:
-    """Of a row of y."""
-    return args[OUTPUTS] // args[PARTS] if args[ENDING] == GATE else args[OUTPUTS]
+    """Return the width of a row of y."""
+    return args[OUTPUTS] // args[PARTS] if args[EPILOGUE] == GATE else args[OUTPUTS]
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
 def _column(panel: Any, piece: Any, args: Any, lanes: Any) -> Any:
-    """Of y, where a piece of a panel's outputs begins."""
+    """Return the column of y at which a piece of a panel's outputs begins."""
     if args[PARTS] == 2:
         return panel * lanes + piece * (args[OUTPUTS] // 2)
     return (2 * panel + piece) * lanes
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
-def _put(numbers: Any, to: Any, left: Any, is_added: Any, kind: Any, lanes: Any) -> None:
-    """A vector, as far as there is room for it, to y, or to what is there."""
+def _store_vector(numbers: Any, to: Any, left: Any, is_added: Any, kind: Any, lanes: Any) -> None:
+    """Write a vector to y, or add it to y; of a vector that is too long, only the first `left` numbers."""
     if left < lanes:
-        sums, some = carray(elements(numbers, np.float32), (lanes,)), carray(elements(to, kind), (lanes,))
+        sums, some = carray(pointer(numbers, np.float32), (lanes,)), carray(pointer(to, kind), (lanes,))
         for lane in range(left):
-            some[lane] = narrow(sums[lane] + (wide(some[lane]) if is_added else np.float32(0.0)), kind)
+            some[lane] = from_float32(sums[lane] + (to_float32(some[lane]) if is_added else np.float32(0.0)), kind)
     elif is_added:
-        narrow_lanes(numbers, to, kind, literally(lanes), True)
+        store_lanes(numbers, to, kind, literally(lanes), True)
     else:
-        narrow_lanes(numbers, to, kind, literally(lanes), False)
+        store_lanes(numbers, to, kind, literally(lanes), False)
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
-def _keep(sums_at: Any, first: Any, last: Any, panel: Any, args: Any, kind: Any, bytes_: Any, lanes: Any) -> None:
-    """From sums of a panel of queries, keys or values to y and the cache (device.Kernels.keep)."""
-    outputs, head_dim, kept, block_tokens = args[OUTPUTS], args[HEAD_DIM], args[KEPT], args[BLOCK_TOKENS]
-    slots = carray(elements(args[SLOTS], np.int64), (args[ROWS],))
+def _write_kv(sums_at: Any, first: Any, last: Any, panel: Any, args: Any, kind: Any, bytes_: Any, lanes: Any) -> None:
+    """Write the sums of a panel of queries, keys or values to y and to the cache (device.Kernels.write_kv)."""
+    outputs, head_dim, cache_lines, block_tokens = args[OUTPUTS], args[HEAD_DIM], args[CACHE_LINES], args[BLOCK_TOKENS]
+    slots = carray(pointer(args[SLOTS], np.int64), (args[ROWS],))
     for half in range(2):
         column = (2 * panel + half) * literally(lanes)
         if column < outputs:
             head, dim = column // head_dim, column % head_dim
-            line = head - outputs // head_dim + kept  # of a block in the cache; below 0 for queries
+            line = head - outputs // head_dim + cache_lines  # line in a block of the cache; negative for queries
             for row in range(first, last):
                 numbers = sums_at + ((row - first) * 2 + half) * lanes * 4
-                if args[TURNS] != 0 and line < kept // 2:
-                    turn_lanes(numbers, args[TURNS] + (row * head_dim + dim) * 4, literally(lanes))
-                narrow_lanes(numbers, args[Y] + (row * outputs + column) * bytes_, kind, literally(lanes), False)
+                if args[ROTATIONS] != 0 and line < cache_lines // 2:
+                    rotate_lanes(numbers, args[ROTATIONS] + (row * head_dim + dim) * 4, literally(lanes))
+                store_lanes(numbers, args[Y] + (row * outputs + column) * bytes_, kind, literally(lanes), False)
                 if line >= 0:
                     block, place = slots[row] // block_tokens, slots[row] % block_tokens
-                    to = ((block * kept + line) * block_tokens + place) * head_dim + dim
-                    narrow_lanes(numbers, args[CACHE] + to * bytes_, kind, literally(lanes), False)
+                    to = ((block * cache_lines + line) * block_tokens + place) * head_dim + dim
+                    store_lanes(numbers, args[CACHE] + to * bytes_, kind, literally(lanes), False)

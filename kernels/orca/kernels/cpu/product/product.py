@@ -1,15 +1,16 @@
-"""Matrix products of a batch on a CPU: y = x W^T + b, with the weight in panels, and what comes before and after it.
+"""Matrix products of a batch on a CPU: y = x W^T + b, with a packed weight, and the operations before and after it.
 
     x [rows, inputs], W [outputs, inputs], b [outputs], y [rows, outputs]; sums in float32
 
-W may be of 8 bits with a scale for each output, y = s (x W^T) + b. Beside x of float32 it may be of half precision: the
-products are those of the same numbers in float32, bit for bit, out of half the memory.
+W may be int8 with a scale per output: y = s (x W^T) + b. W may also be half precision while x is float32: the products
+are bit-identical to those with the same numbers in float32, from half the memory.
 
-A panel holds two vectors of outputs, input by input: the `lanes` of the first, then those of the second, or both by
-turns (`has_words`). A task is a panel for some rows. The result of a row does not depend on the rows beside it.
+A panel holds two vectors of outputs, input by input: the `lanes` of the first vector, then those of the second, or both
+interleaved (`is_interleaved`). A task is a panel for some rows. The result of a row does not depend on the rows beside
+it.
 
-Rows are normalised by each thread for itself: that takes less time than to hand them over. The sums of a task are in
-the processor's cache when they are activated, gated, added to what is there, or turned and put into the KV cache.
+Each thread normalises the rows for itself: that takes less time than passing them on. When the sums of a task are
+activated, gated, added to y, or rotated and written to the KV cache, they are still in the processor's cache.
 """
 
 import torch
@@ -20,36 +21,38 @@ from orca.kernels.contract.activation import Activation
 from orca.kernels.contract.reference import KvWrite, NormParameters
 from orca.kernels.cpu import huge_pages, lookups
 from orca.kernels.cpu.product import amx_product, vector_product
-from orca.kernels.cpu.product.panel import ACTIVATE, ADD, GATE, KEEP, STORE, TASK_ROWS, WIDE, blocks_of
-from orca.kernels.cpu.product.tile import Tile, has_words, tile_of
-from orca.kernels.cpu.rows import address_of, kept_addresses, norm_arguments, write_kv
-from orca.kernels.cpu.team.team import Kernel, new_empty, rows_of
+from orca.kernels.cpu.product.panel import ACTIVATE, ADD, FLOAT32, GATE, STORE, TASK_ROWS, WRITE_KV, blocks_of
+from orca.kernels.cpu.product.tile import Tile, is_interleaved, tile_of
+from orca.kernels.cpu.rows import address_of, kv_addresses, norm_arguments, write_kv
+from orca.kernels.cpu.team.team import Kernel, new_empty, row_count
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def kernel(dtype: torch.dtype, weight_dtype: torch.dtype, tile: Tile | None = None) -> Kernel:
-    """That of all products of rows and weights of two dtypes: the same, or weights of 8 bits, or rows of float32 with
-    weights of half precision."""
+    """Return the kernel of all products of rows and weights of two dtypes.
+
+    The dtypes are equal, or the weights are int8, or the rows are float32 and the weights half precision.
+    """
     tile = tile or _tile_of(dtype, weight_dtype)
     return amx_product.kernel() if tile.is_amx else vector_product.kernel(dtype, weight_dtype, tile)
 
 
 def _tile_of(dtype: torch.dtype, weight_dtype: torch.dtype) -> Tile:
-    """Weights that are widened meet rows of float32."""
+    """Return the tile of a product. Weights of another dtype are converted to float32 and meet float32 rows."""
     return tile_of(dtype if dtype == weight_dtype else torch.float32)
 
 
 class PackedWeight:
-    """A weight [outputs, inputs] and perhaps a bias [outputs], laid out for products with few rows.
+    """A weight [outputs, inputs] and an optional bias [outputs], packed into panels for products with few rows.
 
     Args:
-        scale: [outputs] of float32, of a weight of int8.
-        dtype: of rows and results; None if it is the weight's. See `kernel`.
-        is_gated: the outputs are a gate and what it opens for, of equal sizes (`gated_silu`): each panel has a vector
-            of both.
-        memory: for the weight; None takes it anywhere.
-    Raises: ValueError for a number of inputs that cannot be paired on this processor.
+        scale: [outputs] float32, the scales of an int8 weight.
+        dtype: dtype of rows and results; None: that of the weight. See `kernel`.
+        is_gated: the outputs are a gate and the up-projection, of equal sizes (`gated_silu`); each panel has one vector
+            of each.
+        memory: memory for the weight; None: allocate it anywhere.
+    Raises: ValueError for an odd number of inputs if this processor needs pairs.
     """
 
     def __init__(
@@ -72,11 +75,11 @@ class PackedWeight:
         if self._tile.pairs and self.inputs % 2:
             raise ValueError(f"an odd number of inputs, {self.inputs}, has no pairs")
         self._parts = 2 if is_gated else 1
-        self.weight = self._laid_out(weight, self._tile.together, self._tile.step, memory)
-        self._scale = None if scale is None else self._laid_out(scale.float()[:, None], 1, 1).flatten()
-        if bias is None and scale is None:  # sums begin with it, where nothing is scaled behind them
+        self.weight = self._pack(weight, self._tile.adjacent, self._tile.step, memory)
+        self._scale = None if scale is None else self._pack(scale.float()[:, None], 1, 1).flatten()
+        if bias is None and scale is None:  # sums begin with the bias, unless they are scaled at the end
             bias = torch.zeros(self.outputs)
-        self._bias = None if bias is None else self._laid_out(bias.float()[:, None], 1, 1).flatten()
+        self._bias = None if bias is None else self._pack(bias.float()[:, None], 1, 1).flatten()
         self._kernel = kernel(self._dtype, weight.dtype, self._tile)
         self._kernel.compile()
 
@@ -87,57 +90,57 @@ class PackedWeight:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether rows of W are in the panels as they were: it has no scale, and no gate that parts its outputs."""
+        """Whether the panels contain the rows of W unchanged: there is no scale, and no gate that splits outputs."""
         return self._scale is None and self._parts == 1
 
     def product(self, x: Tensor, norm: NormParameters | None = None, activation: Activation | None = None) -> Tensor:
-        """x [rows, inputs] to y [rows, outputs]."""
-        y = new_empty(x.dtype, rows_of(x), self.outputs)
+        """Return y [rows, outputs] for x [rows, inputs]."""
+        y = new_empty(x.dtype, row_count(x), self.outputs)
         self._launch(x, y, STORE if activation is None else ACTIVATE + activation, norm)
         return y
 
     def float32_product(self, x: Tensor, norm: NormParameters | None = None) -> Tensor:
-        """`product`, the sums as they are: y [rows, outputs] of float32."""
-        y = new_empty(torch.float32, rows_of(x), self.outputs)
-        self._launch(x, y, STORE if x.dtype == torch.float32 else WIDE, norm)
+        """Return y [rows, outputs] in float32, without rounding the sums."""
+        y = new_empty(torch.float32, row_count(x), self.outputs)
+        self._launch(x, y, STORE if x.dtype == torch.float32 else FLOAT32, norm)
         return y
 
     def add_product(self, x: Tensor, to: Tensor) -> None:
-        """to [rows, outputs] += y, rounded once."""
+        """Compute to [rows, outputs] += y, rounded once."""
         assert to.shape == (x.shape[0], self.outputs)
         self._launch(x, to, ADD)
 
     def gated_product(self, x: Tensor, norm: NormParameters | None = None) -> Tensor:
-        """silu(the first half of y) * the second: [rows, outputs / 2]. Of a gated weight only."""
+        """Return silu(first half of y) * second half, [rows, outputs / 2]. Only for a gated weight."""
         assert self._parts == 2
-        gated = new_empty(x.dtype, rows_of(x), self.outputs // 2)
+        gated = new_empty(x.dtype, row_count(x), self.outputs // 2)
         self._launch(x, gated, GATE, norm)
         return gated
 
-    def write_kv_product(self, x: Tensor, norm: NormParameters | None, kept: KvWrite) -> Tensor:
-        """y as [rows, query heads + 2 x kv heads, head_dim], turned and put into the cache."""
-        head_dim = kept.cache.shape[3]
+    def write_kv_product(self, x: Tensor, norm: NormParameters | None, kv: KvWrite) -> Tensor:
+        """Return y as [rows, query heads + 2 x kv heads, head_dim], rotated, and write keys and values to the cache."""
+        head_dim = kv.cache.shape[3]
         assert self._parts == 1
         assert self.outputs % head_dim == 0
-        assert kept.cache.dtype == x.dtype
-        y = new_empty(x.dtype, rows_of(x), self.outputs // head_dim, head_dim)
-        if head_dim % self._tile.lanes == 0 and kept.head_norm is None:  # a vector of outputs lies inside one head
-            self._launch(x, y, KEEP, norm, kept)
+        assert kv.cache.dtype == x.dtype
+        y = new_empty(x.dtype, row_count(x), self.outputs // head_dim, head_dim)
+        if head_dim % self._tile.lanes == 0 and kv.head_norm is None:  # a vector of outputs is inside one head
+            self._launch(x, y, WRITE_KV, norm, kv)
         else:
             self._launch(x, y, STORE, norm)
-            write_kv(y, kept)
+            write_kv(y, kv)
         return y
 
     def embed(self, ids: Tensor, places: Tensor | None, positions: Tensor) -> Tensor:
-        """Rows of W, of the outputs `ids`, as they were (device.Kernels.embed), where it `shows_rows`."""
+        """Return rows `ids` of W (see device.Kernels.embed). Only if `keeps_rows`."""
         assert self.keeps_rows
-        lanes, together = self._tile.lanes, self._tile.together
+        lanes, adjacent = self._tile.lanes, self._tile.adjacent
         _, depth, line = self.weight.shape
-        is_word = has_words(self.weight.dtype, self._tile)
-        lane, vector = (line // lanes, together) if is_word else (together, lanes * together)
+        is_interleaved_table = is_interleaved(self.weight.dtype, self._tile)
+        lane, vector = (line // lanes, adjacent) if is_interleaved_table else (adjacent, lanes * adjacent)
         layout = lookups.RowLayout(
             width=self.inputs,
-            together=together,
+            adjacent=adjacent,
             step=line,
             block=depth * line,
             vectors=2,
@@ -147,22 +150,22 @@ class PackedWeight:
         )
         return lookups.embed_from(self.weight, layout, ids, places, positions, self._dtype)
 
-    def _laid_out(
-        self, features: Tensor, together: int, step: int, memory: huge_pages.WeightMemory | None = None
+    def _pack(
+        self, features: Tensor, adjacent: int, step: int, memory: huge_pages.WeightMemory | None = None
     ) -> Tensor:
-        """[outputs, inputs] as [panels, inputs / together, 2 x lanes (x together)], filled up with zeros."""
+        """Pack [outputs, inputs] as [panels, inputs / adjacent, 2 x lanes (x adjacent)], padded with zeros."""
         lanes, parts, size = self._tile.lanes, self._parts, self.outputs // self._parts
         each = 2 * lanes // parts
         whole, rest = divmod(size, each)
-        depth, filled = features.shape[1] // together, -(-features.shape[1] // step) * step // together
-        rows = features.view(parts, size, depth, together)
-        # Filled in place: a copy more of a vocabulary would be the most memory that loading takes.
-        shape = (whole + (rest > 0), filled, 2 * lanes * together)
+        depth, filled = features.shape[1] // adjacent, -(-features.shape[1] // step) * step // adjacent
+        rows = features.view(parts, size, depth, adjacent)
+        # Filled in place: another copy of a vocabulary's matrix would be the peak of memory during loading.
+        shape = (whole + (rest > 0), filled, 2 * lanes * adjacent)
         panels = features.new_zeros(shape) if memory is None else memory.zeros(shape, features.dtype)
-        if has_words(features.dtype, self._tile):
-            vectors = panels.unflatten(2, (lanes, 2, together)).transpose(2, 3)
+        if is_interleaved(features.dtype, self._tile):
+            vectors = panels.unflatten(2, (lanes, 2, adjacent)).transpose(2, 3)
         else:
-            vectors = panels.unflatten(2, (2, lanes, together))
+            vectors = panels.unflatten(2, (2, lanes, adjacent))
         last = F.pad(rows[:, whole * each :], (0, 0, 0, 0, 0, -rest % each))
         for first, some in ((0, rows[:, : whole * each]), (whole, last)):
             many = some.shape[1] // each
@@ -171,10 +174,10 @@ class PackedWeight:
         return panels
 
     def _launch(
-        self, x: Tensor, y: Tensor, ending: int, norm: NormParameters | None = None, kept: KvWrite | None = None
+        self, x: Tensor, y: Tensor, epilogue: int, norm: NormParameters | None = None, kv: KvWrite | None = None
     ) -> None:
         assert x.dtype == self._dtype
-        assert y.dtype == (torch.float32 if ending == WIDE else x.dtype)
+        assert y.dtype == (torch.float32 if epilogue == FLOAT32 else x.dtype)
         assert x.shape[1] == self.inputs
         assert y.is_contiguous()
         assert x.is_contiguous()
@@ -186,16 +189,16 @@ class PackedWeight:
             panels * blocks,
             *(x.data_ptr(), self.weight.data_ptr(), address_of(self._bias), y.data_ptr()),
             scratch.data_ptr(),
-            *((0, 0, 0) if kept is None else kept_addresses(kept, rows)),
-            *(rows_of(x), self.inputs, self.outputs, self._parts, panels, threads, ending),
-            *((1, 1, 1) if kept is None else (kept.cache.shape[3], kept.cache.shape[1], kept.cache.shape[2])),
+            *((0, 0, 0) if kv is None else kv_addresses(kv, rows)),
+            *(row_count(x), self.inputs, self.outputs, self._parts, panels, threads, epilogue),
+            *((1, 1, 1) if kv is None else (kv.cache.shape[3], kv.cache.shape[1], kv.cache.shape[2])),
             scratch_bytes,
             *norm_arguments(norm, x),
             address_of(self._scale),
         )
 
     def _scratch_bytes(self, rows: int, dtype: torch.dtype, *, is_normed: bool) -> int:
-        """Of a thread whose tasks have so many rows."""
+        """Return the scratch memory of a thread whose tasks have this many rows."""
         if self._tile.is_amx:
             return amx_product.scratch_bytes(rows, self.inputs)
         return vector_product.scratch_bytes(rows, self.inputs, dtype, self._tile, is_normed=is_normed)

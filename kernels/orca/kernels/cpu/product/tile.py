@@ -1,4 +1,4 @@
-"""The inner part of matrix products on a CPU: a few rows by two vectors of outputs, all sums in registers."""
+"""The inner part of matrix products on a CPU: a few rows by two vectors of outputs, with all sums in registers."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -11,28 +11,38 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from orca.kernels.cpu.product import amx
-from orca.kernels.cpu.team.intrinsics import BFLOAT, LINE_BYTES, ask_for, compiles_for, filled, spread, vector
+from orca.kernels.cpu.team.intrinsics import (
+    BFLOAT,
+    LINE_BYTES,
+    constant,
+    emit_prefetch,
+    has_cpu_feature,
+    load_vector,
+    splat,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a processor's registers hold: the sums of `rows` rows and two vectors of outputs, besides a vector of each
-    for the weights and one for an input."""
+    """The part of a product that fits into a processor's registers.
 
-    lanes: int  # of a vector of float32
+    They hold the sums of `rows` rows and two vectors of outputs, two vectors of weights, and one of an input.
+    """
+
+    lanes: int  # lanes of a float32 vector
     rows: int
-    pairs: bool  # of neighbouring inputs lie beside each other (AVX512_BF16 and AMX, of bfloat16 alone)
-    is_amx: bool = False  # registers of its own instead of vectors (amx.py), of bfloat16 alone
+    pairs: bool  # neighbouring inputs are stored as pairs (AVX512_BF16 and AMX; bfloat16 only)
+    is_amx: bool = False  # uses AMX registers instead of vectors (amx.py); bfloat16 only
 
     @property
-    def together(self) -> int:
-        """Inputs that lie beside each other in memory."""
+    def adjacent(self) -> int:
+        """Number of inputs of one output that are adjacent in memory."""
         return 2 if self.pairs else 1
 
     @property
     def step(self) -> int:
-        """Inputs that are multiplied at a time."""
-        return amx.INPUTS if self.is_amx else self.together
+        """Number of inputs that are multiplied at a time."""
+        return amx.INPUTS if self.is_amx else self.adjacent
 
     @property
     def name(self) -> str:
@@ -41,17 +51,20 @@ class Tile:
 
 @cache
 def tile_of(dtype: torch.dtype) -> Tile:
-    """For weights of a dtype on the processor at hand."""
+    """Return the tile for weights of a dtype on this processor."""
     if dtype == torch.bfloat16 and amx.is_available():
         return Tile(lanes=amx.LANES, rows=2 * amx.ROWS, pairs=True, is_amx=True)
-    if not compiles_for("avx512f"):
+    if not has_cpu_feature("avx512f"):
         return Tile(lanes=8, rows=6, pairs=False)
-    return Tile(lanes=16, rows=12, pairs=dtype == torch.bfloat16 and compiles_for("avx512bf16"))
+    return Tile(lanes=16, rows=12, pairs=dtype == torch.bfloat16 and has_cpu_feature("avx512bf16"))
 
 
-def has_words(dtype: torch.dtype, tile: Tile) -> bool:
-    """Whether the two vectors of a panel lie in the halves of 32-bit words: one instruction widens each of them. Where
-    each lies by itself it takes two, and products of 16 rows and more 1.04 to 1.08 times as long on a Zen 3."""
+def is_interleaved(dtype: torch.dtype, tile: Tile) -> bool:
+    """Return whether the two vectors of a panel are interleaved as the halves of 32-bit words.
+
+    One instruction then converts each of them to float32. Stored one after the other they need two, and products of 16
+    or more rows take 1.04 to 1.08 times as long on a Zen 3.
+    """
     return dtype == torch.bfloat16 and not tile.pairs
 
 
@@ -74,17 +87,17 @@ def add_products(
     pairs: Any,
     is_alone: Any,
 ) -> Any:
-    """sums [rows, 2 x lanes] = before + x [rows, depth (x 2)] times weights [depth, 2 x lanes (x 2)].
+    """Compute sums [rows, 2 x lanes] = before + x [rows, depth (x 2)] times weights [depth, 2 x lanes (x 2)].
 
-    The weights are of a kind; x is of bfloat16 where there are pairs, and else of float32.
+    The weights are of a kind; x is bfloat16 with pairs, otherwise float32.
 
-    Args: the first eight are addresses, or bytes between them.
-        before_bytes: from a row of `before` to the next; 0 takes one row for all.
-        row_bytes: from a row of x to the next.
-        ahead: addresses to ask for, `ahead_bytes` of them for each input, or pair: a line or less, or two if is_alone.
-        depth: in inputs, or in pairs of them; 1 or more.
-        rows: 1 to rows_max; at least half of it unless is_alone.
-        is_alone: these rows are all for which the weights are read.
+    Args: the first eight are addresses, or distances in bytes.
+        before_bytes: distance between rows of `before`; 0 uses one row for all.
+        row_bytes: distance between rows of x.
+        ahead: address to prefetch, `ahead_bytes` for each input or pair: at most one cache line, or two if is_alone.
+        depth: number of inputs, or of pairs of inputs; 1 or more.
+        rows: 1 to rows_max; at least half of rows_max unless is_alone.
+        is_alone: the weights are read only for these rows.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
@@ -110,27 +123,27 @@ def add_products(
 
 
 class _Inputs(Protocol):
-    """How inputs are multiplied. Addresses and vectors are LLVM's."""
+    """Emits the multiplication of inputs. Addresses and vectors are LLVM values."""
 
     lanes: int
-    bytes: int  # of a row's that are multiplied at a time
-    weight_bytes: int  # of an output's
+    bytes: int  # bytes of a row that are multiplied at a time
+    weight_bytes: int  # bytes of an output's weight that are multiplied at a time
 
     def one(self, builder: Any, address: Any) -> Any:
-        """A row's input (or pair), in each lane."""
+        """Emit a vector with an input (or pair) of a row in each lane."""
         ...
 
     def weights(self, builder: Any, address: Any) -> list[Any]:
-        """Of both vectors of outputs."""
+        """Emit the weights of both vectors of outputs."""
         ...
 
     def add(self, builder: Any, sums: Any, one: Any, weights: Any) -> Any:
-        """sums + one x weights."""
+        """Emit sums + one x weights."""
         ...
 
 
 class _Singles:
-    """One by one, as float32."""
+    """Multiplies inputs one by one, as float32."""
 
     bytes = 4
 
@@ -139,27 +152,27 @@ class _Singles:
 
     def one(self, builder: Any, address: Any) -> Any:
         number = builder.load(builder.inttoptr(address, ir.FloatType().as_pointer()))
-        return spread(builder, number, self.lanes)
+        return splat(builder, number, self.lanes)
 
     def weights(self, builder: Any, address: Any) -> list[Any]:
-        return [vector(builder, address, first, self._kind, self.lanes) for first in (0, self.lanes)]
+        return [load_vector(builder, address, first, self._kind, self.lanes) for first in (0, self.lanes)]
 
     def add(self, builder: Any, sums: Any, one: Any, weights: Any) -> Any:
         return builder.fadd(sums, builder.fmul(one, weights, flags=("contract",)), flags=("contract",))
 
 
 class _Words(_Singles):
-    """bfloat16, of which a word of the weights holds two, one of each vector (`has_words`)."""
+    """Multiplies bfloat16 weights of which each 32-bit word holds one of each vector (`is_interleaved`)."""
 
     def weights(self, builder: Any, address: Any) -> list[Any]:
         kind = ir.VectorType(ir.IntType(32), self.lanes)
         words = builder.load(builder.inttoptr(address, kind.as_pointer()), align=2)
-        numbers = builder.shl(words, filled(kind, 16)), builder.and_(words, filled(kind, 0xFFFF0000))
+        numbers = builder.shl(words, constant(kind, 16)), builder.and_(words, constant(kind, 0xFFFF0000))
         return [builder.bitcast(each, ir.VectorType(ir.FloatType(), self.lanes)) for each in numbers]
 
 
 class _Pairs:
-    """Two neighbours of bfloat16 at a time, with one instruction of AVX512_BF16."""
+    """Multiplies two neighbouring bfloat16 inputs at a time, with one instruction of AVX512_BF16."""
 
     bytes = weight_bytes = 4
 
@@ -170,7 +183,7 @@ class _Pairs:
 
     def one(self, builder: Any, address: Any) -> Any:
         word = builder.load(builder.inttoptr(address, ir.IntType(32).as_pointer()), align=2)
-        return builder.bitcast(spread(builder, word, self.lanes), self._numbers)
+        return builder.bitcast(splat(builder, word, self.lanes), self._numbers)
 
     def weights(self, builder: Any, address: Any) -> list[Any]:
         at = address, builder.add(address, ir.IntType(64)(self.lanes * self.weight_bytes))
@@ -184,14 +197,14 @@ class _Pairs:
 
 
 def _add_products(builder: Any, values: Any, rows: int, inputs: _Inputs, *, is_alone: bool) -> None:
-    """LLVM's code of `add_products` for one number of rows: a loop over the inputs."""
+    """Emit the code of `add_products` for one number of rows: a loop over the inputs."""
     sums_at, before_at, before_bytes, x, row_bytes, weights, ahead, ahead_bytes, depth = values
     lanes, long = inputs.lanes, ir.IntType(64)
     vector_bytes = lanes * inputs.weight_bytes
     places = [(row, half) for row in range(rows) for half in range(2)]
     rows_at = [builder.add(x, builder.mul(row_bytes, long(row))) for row in range(rows)]
     before_rows = [builder.add(before_at, builder.mul(before_bytes, long(row))) for row in range(rows)]
-    before = [vector(builder, before_rows[row], half * lanes, types.float32, lanes) for row, half in places]
+    before = [load_vector(builder, before_rows[row], half * lanes, types.float32, lanes) for row, half in places]
 
     start, loop, end = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("loop_end")
     builder.branch(loop)
@@ -200,14 +213,14 @@ def _add_products(builder: Any, values: Any, rows: int, inputs: _Inputs, *, is_a
     sums = [builder.phi(each.type) for each in before]
     done = builder.mul(index, long(2 * vector_bytes))
     asked = builder.add(ahead, builder.mul(index, ahead_bytes))
-    ask_for(builder, asked)
+    emit_prefetch(builder, asked)
     halves = inputs.weights(builder, builder.add(weights, done))
     after = []
     for row, at in enumerate(rows_at):
         one = inputs.one(builder, builder.add(at, builder.mul(index, long(inputs.bytes))))
         after += [inputs.add(builder, sums[2 * row + half], one, halves[half]) for half in range(2)]
     if is_alone and 2 * vector_bytes > LINE_BYTES:
-        ask_for(builder, builder.add(asked, builder.lshr(ahead_bytes, long(1))))
+        emit_prefetch(builder, builder.add(asked, builder.lshr(ahead_bytes, long(1))))
     following = builder.add(index, long(1))
     for phi, first, next_ in zip([index, *sums], [long(0), *before], [following, *after], strict=True):
         phi.add_incoming(first, start)

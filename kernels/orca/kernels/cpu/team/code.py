@@ -1,4 +1,4 @@
-"""Compiles functions of numbers and addresses for the processor at hand, and keeps the code for the next process."""
+"""Compiles functions of numbers and addresses for this processor, and caches the code for the next process."""
 
 import fcntl
 import hashlib
@@ -20,47 +20,49 @@ from orca.kernels.cpu.team.intrinsics import ARGS, FAST
 
 log = logging.getLogger(__name__)
 
-TURN_SECONDS_MAX = 5.0
-"""So long a kernel that another process compiles is waited for, about what the largest one takes. Who waits computes
-nothing, and a rank must not stand still for long while it loads (`loading_silent_s`)."""
-TURN_LOOK_SECONDS = 0.02
+LOCK_SECONDS_MAX = 5.0
+"""Longest wait for a kernel that another process compiles: about the time that the largest kernel takes. A process that
+waits computes nothing, and a rank must not be silent for long while it loads (`loading_silent_s`)."""
+LOCK_POLL_SECONDS = 0.02
 
 _compiling = Lock()
 _has_compiled = Event()
 
 
 def has_compiled() -> bool:
-    """Whether this process has compiled code that others will find kept.
+    """Return whether this process has compiled code that other processes will load from the cache.
 
-    They run other code than it does. Where a kernel is compiled, the functions inside it come from code of their own;
-    where it is found kept, LLVM optimises them once more as parts of their kernel, and bfloat16 may be rounded at other
-    places.
+    Their code differs from the code of this process. In a process that compiles a kernel, the functions inside it keep
+    code of their own. In a process that loads the kernel, LLVM optimises them again as parts of the kernel, and may
+    round bfloat16 at other places.
     """
     return _has_compiled.is_set()
 
 
-def compiled(name: str, body: Callable[[Any], None]) -> Any:
-    """Numba's code of `body`, by one thread at a time: where it is kept is a setting of the whole process. Where it can
-    be kept, one process compiles it, and others that want it meanwhile wait for that.
+def compile_body(name: str, body: Callable[[Any], None]) -> Any:
+    """Compile `body` with Numba, or load its code from the cache.
+
+    One thread at a time does this, because the cache folder is a setting of the whole process. If the code can be
+    cached, one process compiles it, and other processes that need it wait for that.
 
     Args:
-        name: its own, also among its variants.
-        body: takes the address of 64-bit numbers.
+        name: a unique name of this variant of the kernel.
+        body: a function of the address of 64-bit numbers.
     """
     with _compiling:
         kept_in = cache_folder()
         if kept_in is not None:
             others = config.CACHE_DIR
-            # A folder for each: Numba keeps all variants of a function under one index, which two processes that write
-            # at a time would leave pointing to each other's code.
+            # A folder for each kernel: Numba keeps all variants of a function under one index. Two processes that write
+            # at the same time would leave an index that points to the other's code.
             config.CACHE_DIR = str(kept_in / name)
             try:
-                with _turn(kept_in / name):
+                with _exclusive(kept_in / name):
                     code: Any = cfunc(ARGS, cache=True, **FAST)(body)
                 if not code.cache_hits:
                     _has_compiled.set()
                 return code
-            except Exception as error:  # a full disk, a file cut short: Numba raises what it meets
+            except Exception as error:  # a full disk or a truncated file: Numba raises all kinds of errors
                 log.warning("kernel %s is compiled and not kept in %s: %s", name, kept_in, error)
             finally:
                 config.CACHE_DIR = others
@@ -68,23 +70,23 @@ def compiled(name: str, body: Callable[[Any], None]) -> Any:
 
 
 @contextmanager
-def _turn(place: Path) -> Iterator[None]:
-    """Alone with this folder among processes, or beside one that has hung for TURN_SECONDS_MAX."""
+def _exclusive(place: Path) -> Iterator[None]:
+    """Hold a lock on a folder among processes; after LOCK_SECONDS_MAX go on without it."""
     place.mkdir(exist_ok=True)
-    held = os.open(place, os.O_RDONLY)
+    descriptor = os.open(place, os.O_RDONLY)
     try:
-        end = monotonic() + TURN_SECONDS_MAX
-        while _is_taken(held) and monotonic() < end:
-            sleep(TURN_LOOK_SECONDS)
+        end = monotonic() + LOCK_SECONDS_MAX
+        while _is_locked_elsewhere(descriptor) and monotonic() < end:
+            sleep(LOCK_POLL_SECONDS)
         yield
     finally:
-        os.close(held)  # and with it the lock, as when the process dies
+        os.close(descriptor)  # releases the lock, as the death of the process does
 
 
-def _is_taken(held: int) -> bool:
-    """Whether another process has the lock. If not, this one has it now, where the file system knows locks."""
+def _is_locked_elsewhere(descriptor: int) -> bool:
+    """Try to take the lock. Returns: whether another process has it; False also if the file system has no locks."""
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
@@ -94,8 +96,11 @@ def _is_taken(held: int) -> bool:
 
 @cache
 def cache_folder() -> Path | None:
-    """Where code is kept, by all that it is compiled from and for: Numba itself looks at the kernel's own file, not at
-    those that it imports. None where nothing can be kept."""
+    """Return the folder of cached code; None if nothing can be cached.
+
+    Its name depends on all source files and on the processor: Numba itself checks only the kernel's own file, not the
+    files that it imports.
+    """
     kind = hashlib.sha256(f"{numba.__version__} {llvmlite.binding.get_host_cpu_name()}".encode())
     kind.update(llvmlite.binding.get_host_cpu_features().flatten().encode())
     kernels = Path(__file__).parents[2]
@@ -106,5 +111,5 @@ def cache_folder() -> Path | None:
         kept_in = home / "orca" / "kernels" / kind.hexdigest()[:16]
         kept_in.mkdir(parents=True, exist_ok=True)
         return kept_in if os.access(kept_in, os.W_OK) else None
-    except (OSError, RuntimeError):  # no home, or one that only can be read
+    except (OSError, RuntimeError):  # there is no home, or it is read-only
         return None

@@ -1,16 +1,16 @@
 """Kernels for CPUs, written in Numba's Python and run by a team of threads.
 
-A kernel is a function of an array of 64-bit numbers: addresses and sizes. Numba compiles it for the processor at hand
-(LLVM; code.py), and it runs on as many threads as PyTorch has: the one that calls, and helpers (threads.py)
-as far as they have a processor. Each takes the next of the kernel's tasks off a counter until none is left, so the
-result does not depend on how many take part. Where there is but one task none of them is woken.
+A kernel is a function of an array of 64-bit numbers: addresses and sizes. Numba compiles it for this processor (LLVM;
+code.py). It runs on as many threads as PyTorch has: the calling thread, and helpers (threads.py) as far as processors
+are free for them. Each thread takes the kernel's next task from a counter until none is left, so the result does not
+depend on the number of threads. If there is only one task, no helper is woken.
 
-Calls inside `together` run when its block ends, one behind the other without any Python in between: what a kernel reads
-puts Python's own code and data out of the caches, and getting them back took three quarters of the time between two
+Calls inside `deferred` run when its block ends, one after the other without Python in between: the data that a kernel
+reads evicts Python's own code and data from the caches, and reloading them took three quarters of the time between two
 kernels.
 
-PyTorch's own threads are another team. What it computes on several beside our kernels should be little: both look for
-work for a moment before they sleep.
+PyTorch's own threads are another team. PyTorch should compute little on several threads beside these kernels: the
+threads of both teams spin for a moment before they sleep.
 """
 
 import atexit
@@ -34,22 +34,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from orca.kernels.cpu.team import threads as threads
-from orca.kernels.cpu.team.code import compiled
+from orca.kernels.cpu.team.code import compile_body
 
 log = logging.getLogger(__name__)
 
 _CODE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _WORD_BYTES = 8
 _COUNTERS = 2
-"""Words ahead of what a call gives."""
+"""Number of 64-bit words before the arguments of a call."""
 
 
 class Kernel:
     """A kernel, compiled at its first call or by `compile`.
 
     Args:
-        name: its own, also among its variants.
-        body: (args) -> None. args[0] and args[1] are the counters of `take` and `join`, args[2:] what the call gives.
+        name: a unique name of this variant of the kernel.
+        body: (args) -> None. args[0] and args[1] are the counters of `next_task` and `thread_number`; args[2:] are the
+            arguments of the call.
     """
 
     def __init__(self, name: str, body: Callable[[Any], None]) -> None:
@@ -62,116 +63,123 @@ class Kernel:
     def compile(self) -> None:
         with self._compiling:
             if self._compiled is None:
-                self._compiled = compiled(self._name, self._body)
+                self._compiled = compile_body(self._name, self._body)
 
     @property
     def address(self) -> int:
-        """Of its code."""
+        """Address of the compiled code."""
         address: int = self._compiled.address
         return address
 
-    def __call__(self, tasks: int, *args: "int | float | Rows") -> None:
-        """Run to the end, on as many threads as PyTorch has, or on this one alone where there is one task.
+    def __call__(self, tasks: int, *args: "int | float | RowCount") -> None:
+        """Run the kernel to the end, on as many threads as PyTorch has, or on this thread alone if there is one task.
 
         Args:
-            tasks: how many there are; of tensors whose number of rows varies, for the most.
-            args: numbers, and addresses of what lives until the kernel has run; a float gives its bits (`real`), and so
-                it does in each call.
+            tasks: number of tasks; if the number of rows varies, that for the most rows.
+            args: numbers, and addresses of memory that lives until the kernel has run. A float is passed by its bits
+                (`float_argument`); the same argument must be a float in each call.
         """
-        block: Block | None = getattr(_open, "block", None)
-        varying: tuple[tuple[int, Rows], ...] = ()
-        if block is not None and block.varies:
-            varying = tuple((_COUNTERS + place, each) for place, each in enumerate(args) if isinstance(each, Rows))
-            args = tuple(each.most if isinstance(each, Rows) else each for each in args)
+        block: CallBlock | None = getattr(_thread_state, "block", None)
+        varying: tuple[tuple[int, RowCount], ...] = ()
+        if block is not None and block.has_varying_rows:
+            varying = tuple(
+                (_COUNTERS + place, argument) for place, argument in enumerate(args) if isinstance(argument, RowCount)
+            )
+            args = tuple(argument.maximum if isinstance(argument, RowCount) else argument for argument in args)
         if self._layout is None:
             self.compile()
-            self._layout = struct.Struct("qq" + "".join("d" if isinstance(each, float) else "q" for each in args))
-        call = Call(self, self._layout.pack(0, 0, *args), max(min(torch.get_num_threads(), tasks) - 1, 0), varying)
+            self._layout = struct.Struct(
+                "qq" + "".join("d" if isinstance(argument, float) else "q" for argument in args)
+            )
+        call = KernelCall(
+            self, self._layout.pack(0, 0, *args), max(min(torch.get_num_threads(), tasks) - 1, 0), varying
+        )
         if block is None:
-            Program([call]).run()
+            CallProgram([call]).run()
         else:
             block.calls.append(call)
 
 
-class Rows:
-    """How many rows some tensors of a recording have: another number in each run, up to as many as there is memory for.
+class RowCount:
+    """The number of rows of some tensors in a recording: each run may set `current`, up to `maximum`.
 
-    Such tensors are made by `new_empty`, or said to be such by `vary`. Their recording runs on one thread at a time.
+    `new_empty` makes such tensors, and `bind_rows` registers tensors from outside. Only one thread at a time may run
+    the recording.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = self.now = most
+    def __init__(self, maximum: int) -> None:
+        self.maximum = self.current = maximum
 
 
-class Call(NamedTuple):
-    """Of a kernel, not run yet."""
+class KernelCall(NamedTuple):
+    """A kernel call that has not run yet."""
 
     kernel: Kernel
     arguments: bytes
-    helpers: int  # at most
-    varying: tuple[tuple[int, Rows], ...]  # the words of the arguments that are numbers of rows
+    helpers: int  # most helpers that may take part
+    varying: tuple[tuple[int, RowCount], ...]  # indices of argument words that are numbers of rows
 
 
-class Program:
-    """Calls as `call_team` takes them, to be run any number of times, one after the other."""
+class CallProgram:
+    """Calls in the memory format of `call_team`. They run one after the other, any number of times."""
 
-    def __init__(self, calls: Sequence[Call]) -> None:
-        sizes = [_apart(len(call.arguments)) for call in calls]
-        start = _apart(_WORD_BYTES * (threads.ORDER_WORDS + threads.BODY_WORDS * len(calls)))
+    def __init__(self, calls: Sequence[KernelCall]) -> None:
+        sizes = [_align(len(call.arguments)) for call in calls]
+        start = _align(_WORD_BYTES * (threads.ORDER_WORDS + threads.BODY_WORDS * len(calls)))
         offsets = list(accumulate(sizes, initial=start))[:-1]
         bodies = ((call.kernel.address, offset, call.helpers) for call, offset in zip(calls, offsets, strict=True))
         order = array("q", (0, 0, len(calls), *chain.from_iterable(bodies)))
         arguments = (call.arguments.ljust(size, b"\0") for call, size in zip(calls, sizes, strict=True))
         self._image = b"".join((order.tobytes().ljust(start, b"\0"), *arguments))
         self._helpers = max((call.helpers for call in calls), default=0)
-        places: dict[Rows, list[int]] = {}  # words of the image
+        places: dict[RowCount, list[int]] = {}  # indices of words in the image
         for call, offset in zip(calls, offsets, strict=True):
             for word, rows in call.varying:
                 places.setdefault(rows, []).append(offset // _WORD_BYTES + word)
         self._varying = [(rows, np.array(words)) for rows, words in places.items()]
-        self._idle: list[_Copy] = []
+        self._idle: list[_ProgramCopy] = []
 
     def run(self) -> None:
-        # Kernels count in their arguments, so runs at the same time have memory of their own.
+        # Kernels count inside their arguments, so each concurrent run needs memory of its own.
         try:
             copy = self._idle.pop()
         except IndexError:
-            copy = _Copy(self._image, self._varying)
-        at = copy.made()
+            copy = _ProgramCopy(self._image, self._varying)
+        at = copy.refresh()
         team = _team() if self._helpers > 0 else None
         if team is None or not team.run(at, self._helpers):
             _call_team(0, at)
         self._idle.append(copy)
 
 
-class _Copy:
-    """Of a program's image, for one run at a time."""
+class _ProgramCopy:
+    """A copy of a program's image, for one run at a time."""
 
-    def __init__(self, image: bytes, varying: Sequence[tuple[Rows, NDArray[np.int64]]]) -> None:
+    def __init__(self, image: bytes, varying: Sequence[tuple[RowCount, NDArray[np.int64]]]) -> None:
         self._image, self._varying = image, varying
-        self._memory = ctypes.create_string_buffer(len(image) + threads.APART_BYTES)
-        self._at = _apart(ctypes.addressof(self._memory))
+        self._memory = ctypes.create_string_buffer(len(image) + threads.ALIGNMENT_BYTES)
+        self._at = _align(ctypes.addressof(self._memory))
         if varying:
             behind = self._at - ctypes.addressof(self._memory)
             self._words = np.frombuffer(self._memory, np.int64, len(image) // _WORD_BYTES, behind)
 
-    def made(self) -> int:
-        """Its address, with the numbers of rows as they are now."""
+    def refresh(self) -> int:
+        """Write the image with the current numbers of rows. Returns: its address."""
         ctypes.memmove(self._at, self._image, len(self._image))
         for rows, places in self._varying:
-            assert 0 <= rows.now <= rows.most
-            self._words[places] = rows.now
+            assert 0 <= rows.current <= rows.maximum
+            self._words[places] = rows.current
         return self._at
 
 
 def _call_team(team: int, order: int) -> None:
-    """numba_threads.call_team; without helpers it needs no team. Args: order: address of a program's image."""
+    """Call threads.call_team. Args: team: address of the team, 0 without helpers; order: address of an image."""
     (ctypes.c_int64 * 2).from_address(order)[:] = (team, order)
     _native(threads.call_team)(order)
 
 
 def compile_launches() -> None:
-    """Compile what runs kernels."""
+    """Compile the functions that run kernels."""
     for body in (threads.call_team, threads.help_team):
         _native(body)
 
@@ -182,146 +190,155 @@ def _native(body: Callable[[Any], None]) -> "_Native":
 
 
 class _Native:
-    """A function of an address, compiled, to be called from here."""
+    """A compiled function of an address, callable from Python."""
 
     def __init__(self, body: Callable[[Any], None]) -> None:
-        self._compiled = compiled(body.__name__, body)
+        self._compiled = compile_body(body.__name__, body)
         self._function = _CODE(self._compiled.address)
 
     def __call__(self, at: int) -> None:
         self._function(at)
 
 
-class Block:
-    """What `together` gathers."""
+class CallBlock:
+    """The calls and the memory of a `deferred` or `record_calls` block."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
-        self._rows: dict[int, Rows] = {}  # of tensors whose number of rows varies, by id; they live as long as this
-        self._given: list[Tensor] = []
-        self._memory: dict[tuple[torch.dtype, tuple[int | Rows, ...]], list[Tensor]] = {}
+        self.calls: list[KernelCall] = []
+        self._rows: dict[int, RowCount] = {}  # by id of tensors with a varying number of rows, which live as long
+        self._bound: list[Tensor] = []
+        self._memory: dict[tuple[torch.dtype, tuple[int | RowCount, ...]], list[Tensor]] = {}
 
     @property
-    def varies(self) -> bool:
-        """Whether there are tensors whose number of rows does."""
+    def has_varying_rows(self) -> bool:
+        """Whether there are tensors with a varying number of rows."""
         return bool(self._rows)
 
-    def vary(self, rows: Rows, tensor: Tensor) -> None:
-        assert len(tensor) == rows.most
+    def bind_rows(self, rows: RowCount, tensor: Tensor) -> None:
+        assert len(tensor) == rows.maximum
         self._rows[id(tensor)] = rows
-        self._given.append(tensor)
+        self._bound.append(tensor)
 
-    def rows_of(self, tensor: Tensor) -> int | Rows:
+    def row_count(self, tensor: Tensor) -> int | RowCount:
         if not self._rows:
             return tensor.shape[0]
-        # In a recording with such tensors it is one: garbage behind its rows must go nowhere.
-        assert id(tensor) in self._rows, "a view, or not told to `vary`"
+        # In such a recording each tensor must vary: garbage after its current rows must not be used.
+        assert id(tensor) in self._rows, "a view, or not passed to `bind_rows`"
         return self._rows[id(tensor)]
 
-    def empty(self, dtype: torch.dtype, shape: tuple[int | Rows, ...]) -> Tensor:
-        """As torch.empty. A tensor that nobody holds any more is given again: who writes into it runs behind those who
-        were to use it before."""
+    def empty(self, dtype: torch.dtype, shape: tuple[int | RowCount, ...]) -> Tensor:
+        """Return memory as torch.empty does, or a tensor that nobody references any more.
+
+        Reuse is safe: the kernel that writes into the tensor runs after all earlier users of it.
+        """
         tensors = self._memory.setdefault((dtype, shape), [])
         for tensor in tensors:
-            if getrefcount(tensor) == _HELD_HERE:
+            if getrefcount(tensor) == _OWN_REFERENCES:
                 return tensor
-        made = torch.empty([each.most if isinstance(each, Rows) else each for each in shape], dtype=dtype)
-        if isinstance(shape[0], Rows):
+        made = torch.empty([size.maximum if isinstance(size, RowCount) else size for size in shape], dtype=dtype)
+        if isinstance(shape[0], RowCount):
             self._rows[id(made)] = shape[0]
         tensors.append(made)
         return tensors[-1]
 
 
-_HELD_HERE = 3
-"""References to a tensor that only `Block.empty` has: its list, its loop and its question. Were it less in a later
-Python, no tensor would be given again."""
+_OWN_REFERENCES = 3
+"""References of `CallBlock.empty` to a tensor: its list, its loop variable and the argument of getrefcount. If a later
+Python counts fewer, no tensor is reused."""
 
-_open = local()
+_thread_state = local()
 
 
 @contextmanager
-def _gathered() -> Iterator[Block]:
-    assert getattr(_open, "block", None) is None
-    block = _open.block = Block()
+def _collect_calls() -> Iterator[CallBlock]:
+    assert getattr(_thread_state, "block", None) is None
+    block = _thread_state.block = CallBlock()
     try:
         yield block
     finally:
-        _open.block = None
+        _thread_state.block = None
 
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Kernels that are called inside run when the block ends, unless it is left by an error.
+    """Run the kernels that are called inside when the block ends, unless an exception leaves it.
 
-    Nothing but these kernels may touch what they write, and it must come from `new_empty`, not as a view of it. What
-    they read from outside lives until the end. While the team is at work for another thread, all run on this one alone.
+    Only these kernels may touch the memory that they write, and it must come from `new_empty`, not be a view. Memory
+    that they read from outside must live until the end. While the team works for another thread, all of them run on
+    this thread alone.
     """
-    with _gathered() as block:
+    with _collect_calls() as block:
         yield
     if block.calls:
-        Program(block.calls).run()
+        CallProgram(block.calls).run()
 
 
-class Recording:
-    """Kernels that were called inside `recorded`, and the memory that they were given by `new_empty`."""
+class KernelRecording:
+    """The kernel calls of a `record_calls` block, and their memory from `new_empty`."""
 
-    def __init__(self, block: Block) -> None:
-        self._block = block  # what the program has by address: memory, and the kernels' code
-        self._program: Program | None = None
+    def __init__(self, block: CallBlock) -> None:
+        self._block = block  # keeps alive the memory and code that the program uses by address
+        self._program: CallProgram | None = None
 
     def end(self) -> None:
-        """Nothing more is called inside."""
-        self._program = Program(self._block.calls)
+        """Finish the recording: no more calls will follow."""
+        self._program = CallProgram(self._block.calls)
 
     def run(self) -> None:
-        """All of them, in their order. Not before `recorded` has ended."""
+        """Run all calls in order. Only after the `record_calls` block has ended."""
         assert self._program is not None
         self._program.run()
 
 
 @contextmanager
-def recorded() -> Iterator[Recording]:
-    """As `together`, but what is called inside runs each time that the recording does, and never by itself. What it
-    reads from outside lives as long as the recording. Tensors may have as many rows as each run says (`Rows`)."""
-    with _gathered() as block:
-        recording = Recording(block)
+def record_calls() -> Iterator[KernelRecording]:
+    """Record the kernels that are called inside. They run only when the recording runs, any number of times.
+
+    The rules of `deferred` apply; memory that is read from outside must live as long as the recording. The number of
+    rows of tensors may vary from run to run (`RowCount`).
+    """
+    with _collect_calls() as block:
+        recording = KernelRecording(block)
         yield recording
     recording.end()
 
 
-def vary(rows: Rows, *tensors: Tensor) -> None:
-    """In `recorded`, of memory for the most rows that is given from outside: a run has `rows.now` of them."""
-    block: Block = _open.block
+def bind_rows(rows: RowCount, *tensors: Tensor) -> None:
+    """Inside `record_calls`, register tensors from outside that have `rows.current` rows in a run.
+
+    Args: tensors: memory for `rows.maximum` rows.
+    """
+    block: CallBlock = _thread_state.block
     for tensor in tensors:
-        block.vary(rows, tensor)
+        block.bind_rows(rows, tensor)
 
 
-def rows_of(tensor: Tensor) -> int | Rows:
-    """How many rows a kernel is to go through: all, or as many as a run has."""
-    block: Block | None = getattr(_open, "block", None)
-    return tensor.shape[0] if block is None else block.rows_of(tensor)
+def row_count(tensor: Tensor) -> int | RowCount:
+    """Return the number of rows that a kernel must process: that of the tensor, or the varying one."""
+    block: CallBlock | None = getattr(_thread_state, "block", None)
+    return tensor.shape[0] if block is None else block.row_count(tensor)
 
 
-def new_empty(dtype: torch.dtype, *shape: int | Rows) -> Tensor:
-    """As torch.empty, for what only kernels touch as long as they are not run (`together`).
+def new_empty(dtype: torch.dtype, *shape: int | RowCount) -> Tensor:
+    """Return memory as torch.empty does, for tensors that only kernels touch until they have run (`deferred`).
 
     Args:
-        shape: its first number may be one that varies from run to run; there is memory for the most then.
+        shape: the first number may be a RowCount; the tensor then has memory for its maximum.
     """
-    block: Block | None = getattr(_open, "block", None)
+    block: CallBlock | None = getattr(_thread_state, "block", None)
     if block is not None:
         return block.empty(dtype, shape)
     return torch.empty(cast("tuple[int, ...]", shape), dtype=dtype)
 
 
 class Team:
-    """Threads that help the one that calls kernels."""
+    """Threads that help the thread that calls kernels."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Args: library: C's."""
+        """Args: library: the C library."""
         self._library = library
-        self._memory = ctypes.create_string_buffer(threads.TEAM_BYTES + threads.APART_BYTES)
-        self._at = _apart(ctypes.addressof(self._memory))
+        self._memory = ctypes.create_string_buffer(threads.TEAM_BYTES + threads.ALIGNMENT_BYTES)
+        self._at = _align(ctypes.addressof(self._memory))
         self._put(threads.SYSCALL, _address(library.syscall))
         self._put(threads.YIELD, _address(library.sched_yield))
         self._help = _native(threads.help_team)
@@ -330,12 +347,12 @@ class Team:
         atexit.register(self.end)
 
     def run(self, order: int, helpers: int) -> bool:
-        """Kernels one after the other, on this thread and on helpers.
+        """Run kernels one after the other, on this thread and on helpers.
 
         Args:
             order: address of a program's image.
-            helpers: the most that any of its kernels may have.
-        Returns: False if the team is at work already, for another thread; nothing was run then.
+            helpers: largest number of helpers of any of its kernels.
+        Returns: False if the team already works for another thread; then nothing has run.
         """
         if not self._is_free.acquire(blocking=False):
             return False
@@ -348,7 +365,7 @@ class Team:
         return True
 
     def end(self) -> None:
-        """End the helpers: the code that they run goes with the interpreter."""
+        """End the helper threads: the code that they run is freed with the interpreter."""
         self._put(threads.IS_OVER, 1)
         self._put(threads.CALLS, 1 + self._get(threads.CALLS))
         self._library.syscall(threads.FUTEX, ctypes.c_void_p(self._at + threads.CALLS), threads.FUTEX_WAKE, 1 << 30)
@@ -357,12 +374,12 @@ class Team:
 
     def _grow(self) -> None:
         name = f"kernels-{1 + len(self._helpers)}"
-        helper = Thread(target=self._attend, args=(self._get(threads.STATE),), name=name, daemon=True)
+        helper = Thread(target=self._run_helper, args=(self._get(threads.STATE),), name=name, daemon=True)
         self._helpers.append(helper)
         helper.start()
 
-    def _attend(self, state: int) -> None:
-        # They are for the main thread, which Python wakes for them in vain when another one gets them.
+    def _run_helper(self, state: int) -> None:
+        # Signals are for the main thread. If another thread gets one, Python wakes the main thread for nothing.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         order = (ctypes.c_int64 * 2)(self._at, state)
         self._help(ctypes.addressof(order))
@@ -374,9 +391,9 @@ class Team:
         return ctypes.c_int64.from_address(self._at + at).value
 
 
-def _apart(bytes_: int) -> int:
-    """An address or a size, up to the next whole number of lines that lie apart."""
-    return -(-bytes_ // threads.APART_BYTES) * threads.APART_BYTES
+def _align(bytes_: int) -> int:
+    """Round an address or size up to a multiple of ALIGNMENT_BYTES."""
+    return -(-bytes_ // threads.ALIGNMENT_BYTES) * threads.ALIGNMENT_BYTES
 
 
 def _address(function: Any) -> int:
@@ -387,9 +404,9 @@ def _address(function: Any) -> int:
 
 @cache
 def _team() -> Team | None:
-    """That of this process; None where threads could not wait for each other."""
+    """Return the team of this process; None on systems without a known futex system call."""
     if not threads.FUTEX:
-        log.warning("kernels run on one thread: how threads wait for each other is not known on this system")
+        log.warning("kernels run on one thread: Orca knows no futex system call for this system")
         return None
     return Team(ctypes.CDLL(None))
 

@@ -10,10 +10,10 @@ from orca.bench.figures.origin import commit, processor, shown_command
 from orca.bench.figures.writer import append, measured
 from orca.bench.gpu.command import main as gpu
 from orca.bench.gpu.command import measured_figures
-from orca.bench.host.commits import Committed
-from orca.bench.host.events import Streamed
+from orca.bench.host.commits import CommitFigures
+from orca.bench.host.events import StreamFigures
 from orca.bench.host.figures import figures as host_figures
-from orca.bench.host.run import Figures as HostFigures
+from orca.bench.host.run import HostFigures
 from orca.bench.main import main as bench
 from orca.bench.simulate import main as simulate
 
@@ -121,7 +121,7 @@ def test_a_simulation_appends_its_points_and_depends_on_no_processor(tmp_path: P
 
 
 def test_the_host_bench_keeps_what_a_processor_does_alone() -> None:
-    committed = Committed(
+    committed = CommitFigures(
         schedulers=2,
         batch_size=64,
         step_us=0,
@@ -135,7 +135,7 @@ def test_the_host_bench_keeps_what_a_processor_does_alone() -> None:
         waiting=1000,
         waiting_bytes=860,
     )
-    streamed = Streamed(
+    streamed = StreamFigures(
         gateways=1,
         streams=64,
         waiting=0,

@@ -1,4 +1,4 @@
-"""What each system under comparison did: figures of every round, and how its tokens were judged."""
+"""The results of each compared system: figures of every round, and the judgement of its tokens."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from orca.bench.peers.judgement import Judgement
-from orca.bench.peers.memory import Held, Peak
-from orca.bench.peers.workload import Answer
+from orca.bench.peers.memory import ProcessPeak, RankMemory
+from orca.bench.peers.workload import PeerAnswer
 from orca.bench.report import Spread, spread
 
 STATIC, CONTINUOUS = "transformers static", "transformers continuous"
@@ -21,19 +21,19 @@ NOT_JUDGED = {
     ENGINE_BFLOAT16: "lengths only: computes in bfloat16",
     ORCA_BFLOAT16: "lengths only: computes in bfloat16",
 }
-"""What is no float32, and so has other tokens with good reason."""
+"""Systems that do not compute in float32, so that their tokens may differ for a good reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """Of the requests of one round, in seconds from their arrival."""
+    """The latencies of the requests of one round, in seconds from their arrival."""
 
     first_token_s: Spread
     normalised_s: Spread  # end to end, per generated token
 
     @staticmethod
-    def of(answer: Answer, new_tokens: Sequence[int]) -> "Latencies | None":
-        """None where the system did not tell when its tokens came."""
+    def of(answer: PeerAnswer, new_tokens: Sequence[int]) -> "Latencies | None":
+        """Return the latencies of an answer; None if the system did not report the times of its tokens."""
         if answer.first_s is None or answer.last_s is None:
             return None
         first = spread(answer.first_s)
@@ -44,39 +44,39 @@ class Latencies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
-    """One turn of one system."""
+class PeerRound:
+    """One run of one system."""
 
-    answer: Answer
-    memory: list[Peak]  # of its processes
-    held: Held | None = None  # of a system with ranks
+    answer: PeerAnswer
+    memory: list[ProcessPeak]  # one per process
+    rank_memory: RankMemory | None = None  # of a system with ranks
 
 
 @dataclass(slots=True)
-class Standing:
-    """What one system did, a value per round."""
+class PeerResult:
+    """The results of one system, with one value per round."""
 
     name: str
     tokens_per_s: list[float] = field(default_factory=list)
     answers: list[list[list[int]]] = field(default_factory=list)
     judgements: list[Judgement] = field(default_factory=list)
-    shares_of_limit: list[float] = field(default_factory=list)  # of the engine: time of its matrix products alone
-    latencies: list[Latencies] = field(default_factory=list)  # of systems that tell when tokens came
-    memory: list[list[Peak]] = field(default_factory=list)  # of each of its processes
-    held: list[Held] = field(default_factory=list)  # of systems with ranks
+    shares_of_limit: list[float] = field(default_factory=list)  # engine only: time of its matrix products / whole time
+    latencies: list[Latencies] = field(default_factory=list)  # of systems that report the times of tokens
+    memory: list[list[ProcessPeak]] = field(default_factory=list)  # of each of its processes
+    rank_memory: list[RankMemory] = field(default_factory=list)  # of systems with ranks
 
-    def add(self, ran: Ran, new_tokens: Sequence[int]) -> None:
-        """Note a round in which so many tokens were asked for, by request."""
-        answer = ran.answer
+    def add(self, peer_round: PeerRound, new_tokens: Sequence[int]) -> None:
+        """Add a round. Args: new_tokens: number of requested tokens, by request."""
+        answer = peer_round.answer
         self.tokens_per_s.append(sum(new_tokens) / answer.seconds)
         self.answers.append(answer.tokens)
-        self.memory.append(ran.memory)
+        self.memory.append(peer_round.memory)
         if answer.limit_seconds is not None:
             self.shares_of_limit.append(answer.limit_seconds / answer.seconds)
         if (latencies := Latencies.of(answer, new_tokens)) is not None:
             self.latencies.append(latencies)
-        if ran.held is not None:
-            self.held.append(ran.held)
+        if peer_round.rank_memory is not None:
+            self.rank_memory.append(peer_round.rank_memory)
 
     @property
     def median_tokens_per_s(self) -> float:
@@ -86,13 +86,13 @@ class Standing:
         return median(map(figure, self.latencies))
 
     @property
-    def peaks(self) -> list[Peak]:
-        """The most that each process took in any round; processes of one name by their place among these."""
-        most: dict[tuple[str, int], Peak] = {}
+    def peaks(self) -> list[ProcessPeak]:
+        """The peak of each process over all rounds; processes with the same name are matched by their order."""
+        most: dict[tuple[str, int], ProcessPeak] = {}
         for peaks in self.memory:
             seen: Counter[str] = Counter()
             for peak in peaks:
                 place = peak.name, seen[peak.name]
                 seen[peak.name] += 1
-                most.setdefault(place, Peak(peak.name)).raise_to(peak.whole_bytes, peak.anonymous_bytes)
+                most.setdefault(place, ProcessPeak(peak.name)).raise_to(peak.whole_bytes, peak.anonymous_bytes)
         return list(most.values())
