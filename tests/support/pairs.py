@@ -16,7 +16,7 @@ def pairwise(settings: Mapping[str, Sequence[Any]], strength: int = 2) -> list[d
     return [rows[place] for place in cover(rows, strength)]
 
 
-def cover(rows: Sequence[Mapping[str, Hashable]], strength: int) -> list[int]:
+def cover(rows: Sequence[Mapping[Any, Hashable]], strength: int) -> list[int]:
     """Choose few rows in which every `strength` values of different names meet that meet in any row.
 
     A greedy choice, the same at every call. Returns: their places.

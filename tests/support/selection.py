@@ -38,4 +38,5 @@ def _chosen(several: Sequence[pytest.Function]) -> set[int]:
     covered = several[0].get_closest_marker("covered")
     assert covered is not None
     [strength] = covered.args
-    return set(cover([dict(item.callspec.indices) for item in several], strength))
+    # The ids of a parametrization, one for each `parametrize` and each fixture with parameters.
+    return set(cover([dict(enumerate(item.callspec._idlist)) for item in several], strength))

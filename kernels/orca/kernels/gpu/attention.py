@@ -70,8 +70,8 @@ class TileShape(NamedTuple):
 def shape_of(dtype: torch.dtype, head_dim: int) -> TileShape:
     """Return the tile sizes for a dtype and head_dim.
 
-    Tensor cores multiply at least 16 queries. tests/support/kernels/compile_triton.py shows the registers and shared memory
-    that the other sizes take.
+    Tensor cores multiply at least 16 queries. tests/support/kernels/compile_triton.py shows the registers and shared
+    memory that the other sizes take.
     """
     is_long = head_dim > 128
     if dtype == torch.float32:
