@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from checker.faults.freezes import standing_by
+from checker.faults.freezes import running_standby
 from checker.points.mutants import MUTANTS
 from checker.points.names import DROP_REPLY, KILL_BEFORE, POINTS
 
@@ -95,9 +95,9 @@ async def test_a_standby_waits_for_the_seat_before_the_block_and_ends_with_it(tm
     code = "import time; print('another process holds the seat', flush=True); time.sleep(300)"
     first = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=subprocess.DEVNULL)
     process = psutil.Process(first.pid)
-    scene: Any = SimpleNamespace(system=SimpleNamespace(parts=lambda: {"scheduler-0": process}, logs=tmp_path))
+    context: Any = SimpleNamespace(system=SimpleNamespace(parts=lambda: {"scheduler-0": process}, logs=tmp_path))
     try:
-        async with standing_by(scene):
+        async with running_standby(context):
             children = [child for child in psutil.Process().children() if child.pid != first.pid]
             # Other tests' servers may be children of this process, too.
             [standby] = [child for child in children if child.cmdline() == process.cmdline()]

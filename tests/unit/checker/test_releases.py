@@ -12,17 +12,17 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from checker.clients.client import Client, Journey
+from checker.clients.client import CallProgress, Client
 from checker.clients.workload import PlannedCall, chain
-from checker.faults.releases import UNITS, NumberInForce, what_forming_came_to
-from checker.faults.retelling import Telling, compare, plan_questions, retell
+from checker.faults.releases import UNITS, SchemaNumber, forming_outcome
+from checker.faults.replays import Replay, compare, plan_questions, replay
 from checker.history.records import Checked, HandedOver, HistoryWriter
 from checker.rules.verdict import judge, table
 from checker.systems.checkouts import Release, Releases
 from checker.systems.layout import GROUPS, PARTS, Layout, parts_of
 from checker.systems.ports import free_ports
 from checker.systems.rolling import DEATHS_MAX, RollingSystem
-from checker.systems.system import SystemBroke, wait_for
+from checker.systems.system import SystemFailure, wait_for
 from support.checker.history_builders import good_call, good_history
 
 
@@ -98,7 +98,7 @@ async def test_a_part_that_cannot_live_ends_the_run_with_its_last_words(system: 
         for number in range(1, DEATHS_MAX + 1):
             system.parts()["gateway"].kill()
             await wait_for(lambda number=number: system.output.count("gateway") == number, 60, "its end")  # type: ignore[misc]
-        with pytest.raises(SystemBroke, match=f"gateway died {DEATHS_MAX} times"):
+        with pytest.raises(SystemFailure, match=f"gateway died {DEATHS_MAX} times"):
             system.check_up()
 
 
@@ -115,19 +115,19 @@ async def test_a_part_that_cannot_live_ends_the_run_with_its_last_words(system: 
     ],
 )
 def test_what_a_mixed_group_came_to_is_read_from_its_schedulers_log(lines: list[dict[str, str]], outcome: str) -> None:
-    assert what_forming_came_to("\n".join(["no record", *map(json.dumps, lines)])) == outcome
+    assert forming_outcome("\n".join(["no record", *map(json.dumps, lines)])) == outcome
 
 
-def telling(gateway: str = "one", **changes: Any) -> Telling:
-    return Telling(**{"gateway": gateway, "request_id": "cmpl-1", "by_key": b"abc", "by_name": b"", **changes})
+def replay_(gateway: str = "one", **changes: Any) -> Replay:
+    return Replay(**{"gateway": gateway, "request_id": "cmpl-1", "by_key": b"abc", "by_name": b"", **changes})
 
 
-def journey() -> Journey:
-    return Journey(PlannedCall(name="q0", due_s=0.0, path="/", body={}), request_id="cmpl-1")
+def progress() -> CallProgress:
+    return CallProgress(PlannedCall(name="q0", due_s=0.0, path="/", body={}), request_id="cmpl-1")
 
 
 def test_gateways_that_tell_the_same_bytes_are_right() -> None:
-    checks = compare(journey(), [telling(), telling("two")])
+    checks = compare(progress(), [replay_(), replay_("two")])
     assert {check.rule for check in checks} == {"key_is_one_request", "gateways_tell_alike"}
     assert all(check.is_right for check in checks)
 
@@ -146,10 +146,10 @@ def events(*, has_ids: bool) -> list[bytes]:
 @pytest.mark.parametrize("has_ids", [True, False])
 def test_how_choices_interleave_is_no_difference_and_the_order_within_one_is(has_ids: bool) -> None:
     first, second, other, done = events(has_ids=has_ids)
-    one = telling(by_name=first + second + other + done)
-    assert all(check.is_right for check in compare(journey(), [one, telling(by_name=other + first + second + done)]))
+    one = replay_(by_name=first + second + other + done)
+    assert all(check.is_right for check in compare(progress(), [one, replay_(by_name=other + first + second + done)]))
     assert not all(
-        check.is_right for check in compare(journey(), [one, telling(by_name=second + first + other + done)])
+        check.is_right for check in compare(progress(), [one, replay_(by_name=second + first + other + done)])
     )
 
 
@@ -162,7 +162,7 @@ def test_how_choices_interleave_is_no_difference_and_the_order_within_one_is(has
     ],
 )
 def test_gateways_that_differ_are_told_with_the_place(changes: dict[str, Any], rule: str, found: str) -> None:
-    wrong = [check for check in compare(journey(), [telling(), telling("two", **changes)]) if not check.is_right]
+    wrong = [check for check in compare(progress(), [replay_(), replay_("two", **changes)]) if not check.is_right]
     assert [(check.rule, check.found) for check in wrong] == [(rule, found)]
 
 
@@ -171,25 +171,25 @@ async def test_a_gateway_that_cannot_read_a_record_is_no_silence(tmp_path: Path)
     with HistoryWriter(tmp_path / "history") as history:
         async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: next(answers))) as http:
             client = Client(["http://one"], http, history, seed=1, can_resume=True)
-            told = await retell(http, "http://one", client, journey())
-    assert told == Telling("http://one", None, b"broken", b"")
+            told = await replay(http, "http://one", client, progress())
+    assert told == Replay("http://one", None, b"broken", b"")
 
 
 async def test_a_call_is_told_again_with_its_key_and_its_own_headers(tmp_path: Path) -> None:
-    heard: list[httpx.Headers] = []
+    received: list[httpx.Headers] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        heard.append(request.headers)
+        received.append(request.headers)
         return httpx.Response(200, headers={"x-request-id": "cmpl-1"}, content=b"all")
 
     plan = PlannedCall(name="q0", due_s=0.0, path="/", body={"stream": True}, headers={"x-slo-ttft-ms": "5"})
     with HistoryWriter(tmp_path / "history") as history:
         async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
             client = Client(["http://one"], http, history, seed=1, can_resume=True)
-            told = await retell(http, "http://one", client, Journey(plan, request_id="cmpl-1"))
-            assert heard[0]["idempotency-key"] == client.key_of(Journey(plan))
-    assert told == Telling("http://one", "cmpl-1", b"all", b"all")
-    assert heard[0]["x-slo-ttft-ms"] == "5"
+            told = await replay(http, "http://one", client, CallProgress(plan, request_id="cmpl-1"))
+            assert received[0]["idempotency-key"] == client.idempotency_key(CallProgress(plan))
+    assert told == Replay("http://one", "cmpl-1", b"all", b"all")
+    assert received[0]["x-slo-ttft-ms"] == "5"
 
 
 def test_questions_end_by_themselves_and_ask_for_log_probabilities_too() -> None:
@@ -209,9 +209,9 @@ async def ask(folder: Path, said: str, schemas: tuple[int, int], *, has_older_pa
             return said
 
     with HistoryWriter(folder / "history") as history:
-        scene = SimpleNamespace(history=history, tell=lambda _: None)
-        numbers = NumberInForce(cast(Any, scene), cast(Any, Pool()))
-        await numbers.ask_raise(has_older_parts=has_older_parts)
+        context = SimpleNamespace(history=history, report=lambda _: None)
+        numbers = SchemaNumber(cast(Any, context), cast(Any, Pool()))
+        await numbers.check_raise(has_older_parts=has_older_parts)
         return [record for record in history.records if isinstance(record, Checked)]
 
 
@@ -236,4 +236,4 @@ def test_a_wrong_answer_to_a_check_is_a_violation_and_handovers_are_counted() ->
     wrong = Checked(at=3.0, rule="gateways_tell_alike", subject="q0", expected="equal", found="b", is_right=False)
     verdict = judge([*good_history(good_call()), handed, wrong])
     assert (verdict.handovers, verdict.checks, verdict.harms["misstated"]) == (1, {"gateways_tell_alike": 1}, 1)
-    assert "1 hand-overs between releases; asked: gateways_tell_alike 1" in table(verdict)
+    assert "1 hand-overs between releases; checks: gateways_tell_alike 1" in table(verdict)
