@@ -1,4 +1,4 @@
-"""NetworkPolicies by a switch of the chart. The cluster's network obeys none: that they come and go is what is seen."""
+"""NetworkPolicies by a switch of the chart: they come and go. The cluster's network does not enforce them."""
 
 import pytest
 

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.images import store as store_module
 from cluster.images.building import Builder
-from cluster.images.store import keep, link_into, store_folder
+from cluster.images.store import keep, link_store_into, store_folder
 from cluster.machine.errors import ClusterError
 from cluster.machine.layout import Node
 
@@ -36,7 +36,7 @@ def node(folder: Path) -> Node:
 
 def test_layers_are_shared_and_databases_are_not(store: Path, tmp_path: Path) -> None:
     one = node(tmp_path)
-    link_into(one)
+    link_store_into(one)
     there = one.folder / "var-lib" / "containerd"
     assert (there / LAYER).samefile(store / LAYER)
     assert not (there / DATABASE).samefile(store / DATABASE)
@@ -45,7 +45,7 @@ def test_layers_are_shared_and_databases_are_not(store: Path, tmp_path: Path) ->
 
 def test_what_a_node_writes_into_its_database_stays_there(store: Path, tmp_path: Path) -> None:
     one = node(tmp_path)
-    link_into(one)
+    link_store_into(one)
     (one.folder / "var-lib" / "containerd" / DATABASE).write_text("of one node")
     assert (store / DATABASE).read_text() == "as unpacked"
 
@@ -53,7 +53,7 @@ def test_what_a_node_writes_into_its_database_stays_there(store: Path, tmp_path:
 def test_without_a_store_a_node_begins_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCA_CACHE", str(tmp_path / "cache"))
     one = node(tmp_path)
-    link_into(one)
+    link_store_into(one)
     assert not list((one.folder / "var-lib").iterdir())
 
 
