@@ -8,7 +8,7 @@ PYTEST = .venv/bin/python -m pytest -n auto --dist worksteal
 LINTED = .ci services operator kernels charts tests e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help run test prove e2e cluster-ready images cluster-up cluster-down check static docs docs-serve reference reference-check format format-check lint types imports proto proto-check figures figures-check lock
+.PHONY: help run quick test check-slow prove test-times e2e cluster-ready images cluster-up cluster-down check static docs docs-serve reference reference-check format format-check lint types house-rules imports proto proto-check figures figures-check lock
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,12 +17,25 @@ run: .venv/.installed-local  ## install, then serve the small model on http://12
 	@exec .venv/bin/orca up $(ARGS)
 
 # One computing thread per process: the tests start many processes and measure none.
-test prove: export OMP_NUM_THREADS ?= 1
+quick test check-slow prove: export OMP_NUM_THREADS ?= 1
+# The set for development holds what these tests need; without it a small one is enough, which no PyTorch is part of.
+quick: $(or $(wildcard .venv/.installed-dev),.venv/.installed-quick)  ## run the tests that need only Python, in under a minute
+	@$(PYTEST) -o testpaths=tests/unit -m "not slow and not prove" --junitxml $(TIMES)/quick.xml $(ARGS); status=$$?; \
+	  echo "make quick left out tests/process (PyTorch, child processes), tests/redis (a Redis server), tests/cluster (a" \
+	    "Kubernetes API server) and tests/kernels (compilers): make test"; exit $$status
+
 test: .venv/.installed-dev  ## run the tests, three at a time on two processors
-	$(PYTEST) -m "not prove" $(ARGS)
+	$(PYTEST) -m "not slow and not prove" --junitxml $(TIMES)/test.xml $(ARGS)
+
+check-slow: .venv/.installed-dev  ## run what leaves make test: whole starts, API servers, the Triton interpreter, matrices
+	$(PYTEST) -m "slow and not prove" --timeout 1200 --junitxml $(TIMES)/check-slow.xml $(ARGS)
 
 prove: .venv/.installed-dev  ## run everything, the full matrices too (hours)
 	$(PYTEST) --timeout 3600 $(ARGS)
+
+TIMES = build/test-times
+test-times:  ## print the slowest 30 tests of the last make test, and the sum of each folder
+	@.venv/bin/python .ci/test_times.py $(or $(ARGS),$(TIMES)/test.xml)
 
 # The scenarios run in the network of a cluster of their own, which has no way out of this machine. It is taken away behind
 # them, also when they fail; its logs stay until the next one.
@@ -56,7 +69,7 @@ cluster-down: .venv/.installed-dev  ## end it
 
 check: static test  ## everything a change must pass: static and test
 
-static: format-check lint types imports proto-check reference-check figures-check  ## all checks that run no tests
+static: format-check lint types imports house-rules proto-check reference-check figures-check  ## all checks that run no tests
 
 MKDOCS = NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs
 DOCS_CONFIG = --config-file .ci/docs/mkdocs.yml
@@ -87,6 +100,10 @@ lint: .venv/.installed-dev  ## ruff
 types: .venv/.installed-dev  ## mypy, strict
 	.venv/bin/mypy
 
+# What is allowed is what was left when the check came; these numbers only go down.
+house-rules: .venv/.installed-dev  ## starts of docstrings, names of classes, sizes of folders, long sentences
+	.venv/bin/python .ci/house_rules.py --allow sentence=179 --allow docstring=41 --allow class=5
+
 imports: .venv/.installed-dev  ## arrows between rooms go one way (import-linter)
 	PYTHONPATH=e2e .venv/bin/lint-imports
 
@@ -112,11 +129,15 @@ lock: .venv/.installed-dev  ## resolve the dependencies of pyproject.toml anew i
 	$(LOCK) pyproject.toml --extra local --extra operator --extra fetch --extra bench --group dev --output-file .lock/dev.txt
 	$(LOCK) pyproject.toml --extra local --constraint .lock/dev.txt --output-file .lock/local.txt
 	$(LOCK) --group build --constraint .lock/dev.txt --output-file .lock/build.txt
+	$(LOCK) pyproject.toml --extra gateway --extra scheduler --extra operator --extra fetch --extra bench --group quick --constraint .lock/dev.txt --output-file .lock/quick.txt
 	for role in gateway scheduler worker operator fetch; do \
 	  $(LOCK) pyproject.toml --extra $$role --constraint .lock/dev.txt --output-file .lock/$$role.txt || exit 1; done
 
 .venv/.installed-local: .lock/local.txt .lock/build.txt pyproject.toml
 	.lock/install local
+
+.venv/.installed-quick: .lock/quick.txt .lock/build.txt pyproject.toml
+	.lock/install quick
 
 .venv/.installed-dev: .lock/dev.txt .lock/build.txt pyproject.toml
 	.lock/install dev

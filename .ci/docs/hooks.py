@@ -20,8 +20,14 @@ def on_config(config: Any) -> Any:
     for title, folder in FOUND.items():
         pages = sorted((ROOT / "docs" / folder).glob("*.md"), key=lambda page: (page.name != "index.md", page.name))
         if pages:
-            config.nav.append({title: [f"{folder}/{page.name}" for page in pages]})
+            config.nav.append({title: [{_title(page): f"{folder}/{page.name}"} for page in pages]})
     return config
+
+
+def _title(page: Path) -> str:
+    """Return the first heading. MkDocs finds none below a comment, as generated pages have one."""
+    found = re.search(r"^# (.*)$", page.read_text(), re.MULTILINE)
+    return found[1] if found else page.stem
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -37,7 +43,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             raise FileNotFoundError(f"{page.file.src_uri} links to {path}, which does not exist")
         if CODE_HOST:
             return f"[{text}]({CODE_HOST}/{path})"
-        return text if text.strip("`").endswith(posixpath.basename(path)) else f"{text} (`{path}`)"
+        names_itself = text.startswith("`") or path.startswith(text)
+        return text if names_itself else f"{text} (`{path}`)"
 
     parts = FENCE.split(markdown)
     return "".join(part if part.startswith("```") else LINK.sub(replaced, part) for part in parts)

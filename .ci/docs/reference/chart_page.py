@@ -3,7 +3,7 @@
 import json
 
 from reference.tables import code, table
-from values_table import CHART, read_values
+from values_table import CHART, Value, read_values
 
 _HEAD = """# Chart values
 
@@ -12,7 +12,17 @@ Values of the Helm chart [`charts/orca`](../../charts/orca/README.md). A schema 
 """
 
 
+_DEFAULT_CHARACTERS_MAX = 24
+
+
 def page() -> str:
     values = read_values((CHART / "values.yaml").read_text())
-    rows = [(code(value.path), code(json.dumps(value.default)), value.meaning) for value in values]
-    return _HEAD + table(["Value", "Default", "Meaning"], rows)
+    return _HEAD + table(["Value", "Default", "Meaning"], map(_row, values))
+
+
+def _row(value: Value) -> tuple[str, str, str]:
+    """Return a row; a default too long for its column stands in the last one."""
+    default = code(json.dumps(value.default))
+    if len(default) > _DEFAULT_CHARACTERS_MAX:
+        return code(value.path), "", f"{value.meaning} Default: {default}."
+    return code(value.path), default, value.meaning

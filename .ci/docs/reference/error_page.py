@@ -44,16 +44,19 @@ def page() -> str:
     rows: dict[tuple[int, str, str], list[str]] = {}
     for error in made:
         final = " No retry." if error.is_final else ""
-        text = "Says what is wrong" if set(error.message) <= set(" .:") else sentence(error.message).rstrip(".")
+        text = "Says what is wrong" if set(error.message) <= set(" .:") else sentence(error.message)
+        text = text if text.endswith("...") else f"{text}."
         texts = rows.setdefault((error.status, error.type, error.code), [])
-        if f"{text}.{final}" not in texts:
-            texts.append(f"{text}.{final}")
-    answers = [(str(status), code(name), code(kind), "\n".join(texts)) for (status, kind, name), texts in rows.items()]
+        if f"{text}{final}" not in texts:
+            texts.append(f"{text}{final}")
+    answers = [
+        (str(status), f"{code(name)}\n{code(kind)}", "\n".join(texts)) for (status, kind, name), texts in rows.items()
+    ]
     tree = (core_errors.__doc__ or "").partition("\n\n")[2].strip()
     return (
         _HEAD
         + "## Answers of the gateway\n\n`...` stands for a part of the message that depends on the call.\n\n"
-        + table(["Status", "Code", "Type", "Message"], sorted(answers))
+        + table(["Status", "Code and type", "Message"], sorted(answers))
         + "## Errors in the code\n\nThese cross a boundary between services. The gateway maps them to answers.\n\n"
         + f"```text\n{tree}\n```\n"
     )

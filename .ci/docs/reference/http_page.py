@@ -8,7 +8,7 @@ from typing import Any
 from orca.cli.small_model import small_model_folder
 from orca.gateway.app import create_app
 from orca.gateway.models.models import Models, load_newest
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from orca.pool.memory.pool import MemoryPool
 from reference.tables import code, sentence, table
 
@@ -56,7 +56,7 @@ class _Clock:
 
 
 def _document() -> Json:
-    settings = Settings(model=str(small_model_folder()))
+    settings = GatewaySettings(model=str(small_model_folder()))
     app = create_app(MemoryPool(_Clock()), Models(load_newest(settings)), settings)
     return app.openapi()
 

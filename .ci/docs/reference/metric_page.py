@@ -4,7 +4,7 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
-from orca.gateway.metrics import Metrics as GatewayMetrics
+from orca.gateway.metrics import GatewayMetrics
 from orca.operator.metrics import OperatorMetrics
 from orca.scheduler.metrics import SchedulerMetrics
 from orca.scheduler.observer import SchedulerLoad
@@ -39,5 +39,5 @@ def _section(title: str, registry: CollectorRegistry) -> str:
         kind = metric._type  # type: ignore[attr-defined]
         name = metric._name + ("_total" if kind == "counter" else "")  # type: ignore[attr-defined]
         labels = ", ".join(map(code, metric._labelnames))  # type: ignore[attr-defined]
-        rows.append([code(name), kind, labels, sentence(metric._documentation)])  # type: ignore[attr-defined]
-    return f"## {title}\n\n" + table(["Metric", "Type", "Labels", "Meaning"], sorted(rows))
+        rows.append([code(name), f"{kind}\n{labels}" if labels else kind, sentence(metric._documentation)])  # type: ignore[attr-defined]
+    return f"## {title}\n\n" + table(["Metric", "Type and labels", "Meaning"], sorted(rows))

@@ -46,7 +46,7 @@ def page() -> str:
         ),
         "`orca --version` prints the version and the commit.\n\n",
         _section("orca up", UpSettings, "", _UP),
-        _section("Gateway", gateway.Settings, gateway.PREFIX, "`orca gateway` runs one gateway.\n\n"),
+        _section("Gateway", gateway.GatewaySettings, gateway.PREFIX, "`orca gateway` runs one gateway.\n\n"),
         _section(
             "Scheduler",
             scheduler.SchedulerSettings,

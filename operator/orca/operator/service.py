@@ -123,7 +123,7 @@ class Operator:
         for task in waiting:
             task.cancel()
         if not end.is_set():
-            log.info("leads")
+            log.info("holds the Lease")
             await self._operate(end)
         if holding.done():
             holding.result()

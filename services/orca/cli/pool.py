@@ -18,7 +18,7 @@ from orca.cli.up.local_resources import default_data_folder
 from orca.cli.up.plan import DEPLOYMENT
 from orca.core.domain.errors import PoolUnavailable, SettingError
 from orca.core.process.settings import check_bounds, read_settings, setting
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 from orca.pool.redis.access import DEFAULT_USER_WARNING, LOCAL_USER, LocalAccess, acl_lines, password_digest
 from orca.pool.redis.pool import open_redis_pool
 from orca.pool.settings import PoolSettings, parse_pool_settings
@@ -124,7 +124,7 @@ def _connection(settings: PoolCommandSettings) -> tuple[str, PoolSettings]:
     return f"unix://{folder / 'redis.sock'}", login
 
 
-async def _schema(pool: Pool, number: int | None) -> str:
+async def _schema(pool: RequestPool, number: int | None) -> str:
     before = await pool.stats()
     if number is None:
         return f"schema {before.schema} is in force; {before.newer_records} requests have newer records"

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 PROGRESS_PAGE = "/progress"
 REASONS = ("ModelMissing", "ModelDenied", "ModelBroken", "NoSpace", "ModelUnreachable")
-"""Why a model is not there; orca.cli.fetch.errors explains each."""
+"""Reasons why a model is not there; orca.cli.fetch.errors explains each."""
 PERMANENT_EXIT, RETRY_EXIT = 2, 1
 """Exit status of a fetch that the next start would only repeat, and of one that the next start goes on with."""
 

@@ -32,12 +32,12 @@ from orca.gateway.limits.auth import check_access, key_check
 from orca.gateway.limits.key_ring import KeyRing
 from orca.gateway.limits.middleware import HeadAsGet, HttpMetrics, RateLimitHeaders
 from orca.gateway.limits.overload import Overload
-from orca.gateway.metrics import Metrics
+from orca.gateway.metrics import GatewayMetrics
 from orca.gateway.models.models import Models
 from orca.gateway.routes import about, generation, openapi, requests
 from orca.gateway.routes.early_refusal import EarlyRefusal
-from orca.gateway.settings import Settings
-from orca.pool.api import Pool
+from orca.gateway.settings import GatewaySettings
+from orca.pool.api import RequestPool
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +49,9 @@ SETTLE_SECONDS = 1.0
 
 
 def create_app(
-    pool: Pool,
+    pool: RequestPool,
     models: Models,
-    settings: Settings,
+    settings: GatewaySettings,
     clock_ms: Callable[[], int] = wall_clock_ms,
     tracing: Tracing | None = None,
 ) -> FastAPI:
@@ -70,7 +70,7 @@ def create_app(
         models=models,
         settings=settings,
         clock_ms=clock_ms,
-        metrics=Metrics(models.newest.info.name),
+        metrics=GatewayMetrics(models.newest.info.name),
         tracing=tracing or Tracing.from_environment(),
         watcher=LogWatcher(pool),
         readers=Readers(pool, settings.round_seconds, lease_s=pool.reader_lease_s),

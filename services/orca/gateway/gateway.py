@@ -12,21 +12,21 @@ from orca.gateway.http.receive import BodyBudget
 from orca.gateway.limits.drain import Drain
 from orca.gateway.limits.key_ring import KeyRing
 from orca.gateway.limits.overload import Overload
-from orca.gateway.metrics import Metrics
+from orca.gateway.metrics import GatewayMetrics
 from orca.gateway.models.models import Models
-from orca.gateway.settings import Settings
-from orca.pool.api import Pool
+from orca.gateway.settings import GatewaySettings
+from orca.pool.api import RequestPool
 
 
 @dataclass(slots=True, kw_only=True)
 class Gateway:
     """The parts of a gateway process. Only tasks in `finishing` outlive the connection of their call."""
 
-    pool: Pool
+    pool: RequestPool
     models: Models
-    settings: Settings
+    settings: GatewaySettings
     clock_ms: Callable[[], int]
-    metrics: Metrics
+    metrics: GatewayMetrics
     tracing: Tracing
     watcher: LogWatcher
     readers: Readers

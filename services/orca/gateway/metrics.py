@@ -25,7 +25,7 @@ _POOL_GAUGES = {
 }
 
 
-class Metrics:
+class GatewayMetrics:
     """The metrics of one application. Each has its own registry, so that several can exist in one process."""
 
     def __init__(self, model: str) -> None:

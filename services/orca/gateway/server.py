@@ -17,7 +17,7 @@ from orca.gateway.app import METRICS_PORT
 from orca.gateway.gateway import Gateway
 from orca.gateway.http.bounds import OpenConnections
 from orca.gateway.http.connection import connection_class
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def _holds(limit: int, needed: int) -> bool:
     return limit == resource.RLIM_INFINITY or limit >= needed
 
 
-def make_server(app: FastAPI, settings: Settings) -> "Server":
+def make_server(app: FastAPI, settings: GatewaySettings) -> "GatewayServer":
     """Return a server that is not yet running; `await server.serve()` runs it until a signal."""
     gateway: Gateway = app.state.gateway
     config = uvicorn.Config(
@@ -97,10 +97,10 @@ def make_server(app: FastAPI, settings: Settings) -> "Server":
         proxy_headers=False,
         server_header=False,
     )
-    return Server(config, gateway)
+    return GatewayServer(config, gateway)
 
 
-class Server(uvicorn.Server):
+class GatewayServer(uvicorn.Server):
     """uvicorn's server with a drain: the first signal lets open answers end (see drain.py), the second cuts them.
 
     Either way the lifespan ends too, and the process ends with its own exit status: pool and traces are the same after
@@ -178,7 +178,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(POLL_SECONDS)
 
     async def _listen_for_metrics(self, port: int) -> None:
-        """Listen on a second port for the same application. The state of a call tells by which port it came.
+        """Listen on a second port for the same application. The state of a call has the port by which it came.
 
         The port counts its own connections: a probe of /health is answered however many clients fill the other port.
         """

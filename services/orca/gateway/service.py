@@ -15,7 +15,7 @@ from orca.core.process.logs import Format, configure_logging
 from orca.gateway.app import create_app
 from orca.gateway.models.models import Models, load_newest, load_others
 from orca.gateway.server import allow_open_files, make_server, take_port
-from orca.gateway.settings import Settings, parse_settings
+from orca.gateway.settings import GatewaySettings, parse_settings
 from orca.pool.redis.pool import RedisPool
 from orca.pool.settings import PoolSettings, parse_pool_settings
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return uvloop.run(_serve(settings, pool_settings, sockets))
 
 
-async def _serve(settings: Settings, pool_settings: PoolSettings, sockets: list[socket.socket]) -> int:
+async def _serve(settings: GatewaySettings, pool_settings: PoolSettings, sockets: list[socket.socket]) -> int:
     try:
         models = Models(load_newest(settings), load_others(settings))
         pool = RedisPool(settings.pool, settings.deployment, pool_settings)

@@ -21,7 +21,7 @@ PORT_MAX = 65_535
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class GatewaySettings:
     """The settings of a gateway process."""
 
     model: str = required("folder of the model: config.json, tokenizer.json and weights (only their headers are read)")
@@ -174,10 +174,10 @@ def _is_model(text: str) -> bool:
     return True
 
 
-def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> Settings:
+def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> GatewaySettings:
     """Read the settings. Raises: SettingError that names the setting; SystemExit only for --help."""
     return read_settings(
-        Settings,
+        GatewaySettings,
         argv,
         environment,
         prefix=PREFIX,

@@ -58,7 +58,7 @@ class StaleCall(Exception):
     """The call number is below the last one of this process: its sender has moved on, so drop the answer."""
 
 
-class Pool(Protocol):
+class RequestPool(Protocol):
     """All requests and their token logs. The class is long because the protocol has one method per transition."""
 
     @property

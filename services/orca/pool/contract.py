@@ -31,7 +31,7 @@ behind."""
 
 @dataclass(slots=True)
 class ReadBudget:
-    """What one call may still read. The script `read` counts in the same way."""
+    """The tokens and bytes that one call may still read. The script `read` counts in the same way."""
 
     tokens: int = READ_TOKENS_MAX
     size: int = READ_BYTES_MAX

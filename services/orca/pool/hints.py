@@ -136,7 +136,7 @@ class Hints:
 
     @contextlib.contextmanager
     def log_news(self, cursors: Mapping[str, int]) -> Iterator[LogNews]:
-        """See Pool.log_news."""
+        """See RequestPool.log_news."""
         news = LogNews(cursors, self._poll_s)
         self._news.append(news)
         try:

@@ -9,13 +9,13 @@ from orca.core.domain.step import Claim, Epoch
 
 
 class OnDisconnect(StrEnum):
-    """What happens to a request that has no reader any more."""
+    """The fate of a request that has no reader any more."""
 
     CANCEL = "cancel"  # the sweep ends it once no reader entry has lived for the grace
     KEEP = "keep"
 
 
-class RequestState(StrEnum):
+class OwnershipState(StrEnum):
     QUEUED = "queued"
     OWNED = "owned"
     ENDED = "ended"
@@ -122,7 +122,7 @@ class Heartbeat:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStatus:
     request: Request
-    state: RequestState
+    state: OwnershipState
     owner: str | None
     claim: Claim | None
     tokens: int  # length of the log
@@ -137,7 +137,7 @@ class RequestStatus:
         """Return the status of a request that nobody has claimed yet."""
         return cls(
             request=request,
-            state=RequestState.QUEUED,
+            state=OwnershipState.QUEUED,
             owner=None,
             claim=None,
             tokens=0,

@@ -65,10 +65,10 @@ class PoolSettings:
     """File that holds the user's password, read at each connect. None does not log in."""
 
     tls_ca_file: str | None = None
-    """For `rediss://`: certificates (PEM) that may have signed the server's; None uses those of the system."""
+    """Certificates (PEM) that may have signed the server's, for `rediss://`; None uses those of the system."""
 
     tls_certificate_file: str | None = None
-    """For `rediss://`: our own certificate (PEM), if the server asks for one; read at each connect, as its key is."""
+    """Our own certificate (PEM), for a `rediss://` server that asks for one; read at each connect, as its key is."""
 
     tls_key_file: str | None = None
     """Private key (PEM) of `tls_certificate_file`."""

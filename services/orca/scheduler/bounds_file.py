@@ -1,7 +1,7 @@
-"""A file with the bounds of a batch, followed while the scheduler runs: `{"max_batch_size": 16}`.
+"""A file with the bounds of a batch, polled while the scheduler runs: `{"max_batch_size": 16}`.
 
-Kubernetes brings a changed ConfigMap by swapping a link, an editor by a new file, so the content is compared. One that
-cannot be used leaves the bounds in force as they are, loudly.
+Kubernetes replaces a changed ConfigMap by swapping a link, an editor by writing a new file, so the content is compared.
+If the content is invalid, the bounds in force stay, and an error is logged.
 """
 
 import asyncio
@@ -18,17 +18,17 @@ from orca.scheduler.settings import BatchingSettings
 
 log = logging.getLogger("orca.scheduler")
 
-LOOK_S = 1.0
+POLL_S = 1.0
 FIELDS = frozenset({"max_batch_size", "max_batch_tokens"})
 
 
 class BoundsFile:
-    """`run` is one task of the process."""
+    """Polls the file; `run` is one task of the process."""
 
     def __init__(self, path: Path, settings: BatchingSettings) -> None:
-        """Args: settings: what the file says nothing about.
+        """Args: settings: the settings that the file does not hold.
 
-        Raises: SettingError when the file cannot be used: at the start there are no other bounds to keep.
+        Raises: SettingError if the file is invalid: at the start there are no other bounds to keep.
         """
         self._path = path
         self._settings = settings
@@ -36,13 +36,13 @@ class BoundsFile:
         self.bounds = self._read(self._seen)
 
     async def run(self, scheduler: GroupScheduler) -> None:
-        """Until cancelled: the scheduler gets what changes."""
+        """Pass changes on to the scheduler until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            self.look(scheduler)
+            await asyncio.sleep(POLL_S)
+            self.poll(scheduler)
 
-    def look(self, scheduler: GroupScheduler) -> None:
-        """Take over the file's bounds if it has changed."""
+    def poll(self, scheduler: GroupScheduler) -> None:
+        """Put the file's bounds in force if the file has changed."""
         try:
             content = self._content()
             if content == self._seen:
@@ -51,11 +51,11 @@ class BoundsFile:
             bounds = self._read(content)
             scheduler.set_batch_bounds(bounds.max_batch_size, bounds.max_batch_tokens)
         except SettingError as error:
-            log.error("the changed file of bounds cannot be used, the old bounds stay in force: %s", error)
+            log.error("the changed file of bounds is invalid, so the old bounds stay in force: %s", error)
             return
         self.bounds = bounds
         log.info(
-            "bounds taken over from the changed file",
+            "the bounds of the changed file are in force",
             extra={"max_batch_size": bounds.max_batch_size, "max_batch_tokens": bounds.max_batch_tokens},
         )
 
@@ -66,7 +66,7 @@ class BoundsFile:
             raise SettingError(f"setting bounds_file: {self._path}: {error.strerror}") from error
 
     def _read(self, content: bytes) -> BatchingSettings:
-        """Under the rules of the settings of the same names."""
+        """Parse the content. The settings of the same names have the same rules. Raises: SettingError."""
         try:
             found = orjson.loads(content)
         except orjson.JSONDecodeError as error:

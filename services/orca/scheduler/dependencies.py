@@ -1,4 +1,4 @@
-"""What a scheduler stands between and all that it takes from outside; and how it calls a pool that may be away."""
+"""Everything that a scheduler gets from outside, and its calls to a pool that may not answer."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from typing import TypeVar
 from orca.core.domain.engine import Engine
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.process.wall_clock import wall_clock_ms
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 from orca.pool.records import Caller
 from orca.scheduler.observer import Observer
 from orca.scheduler.policy.finish import MakeStopStringMatcher
@@ -18,31 +18,32 @@ from orca.scheduler.policy.policy import Policy
 log = logging.getLogger("orca.scheduler")
 T = TypeVar("T")
 
-SAY_AGAIN_S = 5.0
-"""Between two words on one call that the pool does not answer."""
+LOG_AGAIN_S = 5.0
+"""Time between two log lines about one call that the pool does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopTimings:
-    """How long the loop waits for what, in seconds. The defaults suit a pool that answers in a millisecond."""
+    """Intervals and bounds of the loop, in seconds. The defaults suit a pool that answers in a millisecond."""
 
     heartbeat_s: float = 0.5  # between heartbeats, and between sweeps (protocol: twice a second)
-    work_s: float = 0.25  # bound on a wait for the pool's hint that a request came: what a lost hint costs at most
+    work_s: float = 0.25  # bound on a wait for the pool's hint that a request came: the cost of a lost hint
     claim_s: float = 0.05  # bound on a step's wait for a claim that is due, with prefetch 0
-    head_s: float = 0.05  # between claims while the head of the queue does not fit: another group may have taken it
-    # From one commit of tokens to the next, but for first tokens and ends that are waited for; twice that in a queue.
+    head_s: float = 0.05  # between claims while the head of the queue does not fit: another group may have claimed it
+    # From one commit of tokens to the next; while requests queue, twice as long. First tokens and ends that somebody
+    # waits for do not wait for it.
     commit_s: float = 0.0
-    pool_retry_s: float = 0.1  # before a call that the pool did not answer is made again
-    form_retry_s: float = 0.2  # before the next epoch after a failure; doubles up to `form_retry_max_s`
+    pool_retry_s: float = 0.1  # pause before a call that the pool did not answer is repeated
+    form_retry_s: float = 0.2  # pause before the next epoch after a failure; doubles up to `form_retry_max_s`
     form_retry_max_s: float = 5.0
-    flush_s: float = 2.0  # bound on committing what was read, when an epoch ends or the scheduler stops
+    flush_s: float = 2.0  # bound on committing the tokens that were read, when an epoch ends or the scheduler stops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """What the loop stands between, and all that it takes from outside."""
+    """The services and values that the loop gets from outside."""
 
-    pool: Pool
+    pool: RequestPool
     engine: Engine
     policy: Policy
     caller: Caller
@@ -54,15 +55,14 @@ class Dependencies:
     timings: LoopTimings = LoopTimings()
     wall_ms: Callable[[], int] = wall_clock_ms  # Unix milliseconds
 
-
-async def call_until_answered(call: Callable[[], Awaitable[T]], pause_s: float) -> T:
-    """Call the pool until it answers, and say now and then that it does not; every transition may be repeated."""
-    clock, silent_until = asyncio.get_running_loop().time, 0.0
-    while True:
-        try:
-            return await call()
-        except PoolUnavailable as error:
-            if clock() >= silent_until:
-                log.warning("the pool did not answer, asking again", extra={"error": str(error)})
-                silent_until = clock() + SAY_AGAIN_S
-            await asyncio.sleep(pause_s)
+    async def call_pool(self, call: Callable[[RequestPool], Awaitable[T]]) -> T:
+        """Call the pool until it answers, and log now and then that it does not. Every transition may be repeated."""
+        clock, silent_until = asyncio.get_running_loop().time, 0.0
+        while True:
+            try:
+                return await call(self.pool)
+            except PoolUnavailable as error:
+                if clock() >= silent_until:
+                    log.warning("the pool did not answer, calling again", extra={"error": str(error)})
+                    silent_until = clock() + LOG_AGAIN_S
+                await asyncio.sleep(self.timings.pool_retry_s)

@@ -1,10 +1,10 @@
 """The scheduler's life: take the group's seat, form an epoch, serve it, and begin again when it breaks.
 
-    enter seat -> form engine -> serve (epoch.py) -> seat lost or engine broken: again
-                                                  -> stopped: finish the steps in flight, commit, leave
+    enter seat -> form engine -> serve (epoch/epoch_run.py) -> seat lost or engine broken: again
+                                                            -> stopped: finish the steps in flight, commit, leave
 
 Heartbeats run from the moment the seat is taken, also while the engine forms; the sweep runs always. The loop holds no
-truth: whatever it knows is in the pool or can be computed again.
+truth: everything that it knows is in the pool or can be computed again.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from typing import TypeVar
 
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError, PoolUnavailable, SettingError
-from orca.core.domain.step import Claim, Epoch
-from orca.pool.api import SeatLost, StaleCall
-from orca.pool.records import SeatEntered
-from orca.scheduler.dependencies import Dependencies, call_until_answered
-from orca.scheduler.epoch import EpochRun
+from orca.core.domain.step import Epoch
+from orca.pool.api import SeatLost
+from orca.scheduler.dependencies import Dependencies
+from orca.scheduler.epoch.epoch_run import EpochRun
 from orca.scheduler.observer import SchedulerLoad
 from orca.scheduler.policy.policy import BatchLimits
 from orca.scheduler.policy.state import GroupState
+from orca.scheduler.seat import GroupSeat
 
 log = logging.getLogger("orca.scheduler")
 T = TypeVar("T")
@@ -31,12 +31,12 @@ E = TypeVar("E", bound=BaseException)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingOptions:
-    """What is chosen about scheduling; the group's own sizes come from its engine when it forms."""
+    """The options of scheduling. The group's own sizes come from its engine when it forms."""
 
     max_batch_size: int = 16
     prefetch: int = 0
     max_batch_tokens: int | None = None
-    are_slots_chosen: bool = False  # that the engine forms with; or else memory decides them
+    are_slots_chosen: bool = False  # slots of the engine are set; otherwise memory decides them
     generation: int = 1  # of the revision: the newest one becomes current
     is_predecessor_dead: bool = False  # the last holder of the seat was seen to exit (protocol: enter)
 
@@ -54,18 +54,16 @@ class SchedulingOptions:
 
 
 class GroupScheduler:
-    """One group's scheduler process, without the process: `run` until `stop` was called."""
+    """One group's scheduler without its process: `run` serves until `stop` was called."""
 
     def __init__(self, dependencies: Dependencies, options: SchedulingOptions) -> None:
         self._dependencies = dependencies
         self._options = options
+        self._seat = GroupSeat(dependencies, is_predecessor_dead=options.is_predecessor_dead)
         self._stop = asyncio.Event()
         self._run: EpochRun | None = None
-        self._reported_epoch = 0  # highest epoch that a stage told of
-        self._is_predecessor_dead = options.is_predecessor_dead  # believed once: later holders may live
-        self._blamed: dict[str, Claim] = {}  # what ran when the engine failed from inside, until the pool knows
         self._pause_s = 0.0  # before the next epoch is formed
-        self._failures = 0  # epochs in a row that ended before a step came back
+        self._failures = 0  # epochs in a row that ended before a step returned
 
     @property
     def is_serving(self) -> bool:
@@ -73,16 +71,16 @@ class GroupScheduler:
 
     @property
     def state(self) -> GroupState | None:
-        """Of the present epoch, to look at; None while there is none."""
+        """The state of the present epoch, for inspection; None while there is no epoch."""
         return None if self._run is None else self._run.state
 
     def load(self) -> SchedulerLoad:
         return SchedulerLoad() if self._run is None else self._run.load()
 
     def set_batch_bounds(self, max_batch_size: int, max_batch_tokens: int | None) -> None:
-        """Bound every batch from the next one on by other sizes; what runs goes on.
+        """Use other bounds for every batch from the next one on; running requests go on.
 
-        Raises: SettingError when the policy cannot work under them; nothing has changed then.
+        Raises: SettingError if the policy cannot work under them; nothing has changed then.
         """
         options = replace(self._options, max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens)
         if self._run is not None:
@@ -90,67 +88,34 @@ class GroupScheduler:
         self._options = options
 
     def stop(self) -> None:
-        """Drain: no new steps, commit what is in flight, give the rest back, leave. `run` then returns."""
+        """Drain: submit no new steps, commit what is in flight, give the rest back, leave. `run` then returns."""
         self._stop.set()
 
     async def run(self) -> None:
         """Serve until stopped.
 
-        Raises: ProcessClosed when the pool has closed this process, SettingError when the policy cannot work on this
-            group. Both mean that it makes no sense to go on.
+        Raises: ProcessClosed if the pool has closed this process, SettingError if the policy cannot work on this group.
+            Both mean that it makes no sense to go on.
         """
         async with asyncio.TaskGroup() as group:
             sweeps = group.create_task(self._sweeps())
             try:
                 await self._live_until_stopped()
             except* SettingError:
-                # Nobody can serve the group with these settings: the seat is free at once for one with others.
-                await self._leave()
+                # No process can serve the group with these settings: free the seat at once for one with others.
+                await self._seat.leave()
                 raise
-            await self._leave()
+            await self._seat.leave()
             sweeps.cancel()
 
     async def _live_until_stopped(self) -> None:
         while not self._stop.is_set():
-            epoch = await self._unless_stopped(self._enter())
+            epoch = await self._unless_stopped(self._seat.enter())
             if epoch is not None:
                 await self._live(epoch)
 
-    async def _enter(self) -> Epoch:
-        """Take the seat, however long its holder lives."""
-        dependencies = self._dependencies
-        while True:
-            call = next(dependencies.calls)
-            try:
-                answer = await call_until_answered(
-                    lambda call=call: dependencies.pool.enter(  # type: ignore[misc]
-                        dependencies.caller,
-                        call,
-                        reported_epoch=self._reported_epoch,
-                        is_holder_dead=self._is_predecessor_dead,
-                        blamed=self._blamed,
-                    ),
-                    dependencies.timings.pool_retry_s,
-                )
-            except StaleCall:
-                continue
-            self._is_predecessor_dead = False
-            if isinstance(answer, SeatEntered):
-                self._note_blame(answer)
-                log.info("seat taken", extra={"epoch": answer.epoch.number, "group": dependencies.caller.group})
-                return answer.epoch
-            self._dependencies.observer.stood_by()
-            log.info("another process holds the seat", extra={"lease_ms": answer.lease_ms})
-            await asyncio.sleep(min(max(answer.lease_ms, 1) / 1e3, dependencies.timings.heartbeat_s))
-
-    def _note_blame(self, answer: SeatEntered) -> None:
-        self._blamed = {}
-        if answer.failed or answer.poisoned:
-            log.warning("requests are blamed", extra={"failed": answer.failed, "poisoned": answer.poisoned})
-            self._dependencies.observer.blamed(answer.failed, answer.poisoned)
-
     async def _live(self, epoch: Epoch) -> None:
-        """Form and serve one epoch; returns when it is over."""
+        """Form and serve one epoch; return when it is over."""
         reason: str | None = None
         try:
             async with asyncio.TaskGroup() as group:
@@ -162,9 +127,9 @@ class GroupScheduler:
             self._failures = 0
         except* EngineError as errors:
             failures = flat_errors(errors)
-            self._reported_epoch = max(self._reported_epoch, *(error.reported_epoch for error in failures))
-            if self._run is not None and any(error.is_from_inside for error in failures):
-                self._blamed = self._run.in_flight()
+            is_from_inside = any(error.is_from_inside for error in failures)
+            blamed = self._run.in_flight() if self._run is not None and is_from_inside else None
+            self._seat.note_failure(failures, blamed)
             reason = f"the engine failed: {failures[0]}"
         finally:
             self._run = None
@@ -174,7 +139,8 @@ class GroupScheduler:
             self._set_pause()
 
     async def _form_and_serve(self, epoch: Epoch) -> None:
-        # With the seat taken already: what the last epoch held is blamed before the lease ends, and free for others.
+        # The pause comes after the seat was taken: the requests of the last epoch are blamed before the lease ends, and
+        # other groups can claim them.
         await self._unless_stopped(asyncio.sleep(self._pause_s))
         self._failures += 1
         shape = await self._unless_stopped(self._dependencies.engine.form(epoch))
@@ -195,24 +161,21 @@ class GroupScheduler:
                 self._failures = 0
 
     async def _promise(self, limits: BatchLimits) -> int:
-        """State what any one request may need, and the revision. A group with fewer slots than promised is not formed.
+        """Promise the slots that any one request may need, and set the revision.
 
-        No request needs more than the model's length, so a group that comes back with fewer slots still forms above it.
+        No request needs more than the model's length, so a group that comes back with fewer slots still forms if it has
+        at least that many.
+
+        Returns: the promise in force. Raises: EngineError if the group has fewer slots than promised.
         """
         dependencies, revision = self._dependencies, self._dependencies.caller.revision
-        offer = limits.longest_request
-        promised = await call_until_answered(
-            lambda: dependencies.pool.promise_slots(revision, offer), dependencies.timings.pool_retry_s
-        )
+        promised = await dependencies.call_pool(lambda pool: pool.promise_slots(revision, limits.longest_request))
         if limits.slots < promised:
             raise EngineError(
                 f"the group has {limits.slots} slots, and {promised} were promised to a request of revision {revision}:"
-                " it forms with as many, or in a pool of its own"
+                " give the group as many slots, or a pool of its own"
             )
-        await call_until_answered(
-            lambda: dependencies.pool.set_revision(revision, self._options.generation),
-            dependencies.timings.pool_retry_s,
-        )
+        await dependencies.call_pool(lambda pool: pool.set_revision(revision, self._options.generation))
         return promised
 
     async def _heartbeats(self) -> None:
@@ -228,7 +191,7 @@ class GroupScheduler:
                 log.warning("heartbeat without an answer", extra={"error": str(error)})
 
     async def _sweeps(self) -> None:
-        """They run all the time, so they are also what says when the pool went away and came back."""
+        """Sweep until cancelled. Sweeps run all the time, so they also log that the pool went away and came back."""
         is_away = False
         while True:
             try:
@@ -242,24 +205,13 @@ class GroupScheduler:
                 is_away = False
             await asyncio.sleep(self._dependencies.timings.heartbeat_s)
 
-    async def _leave(self) -> None:
-        """Close this process in the pool. Its lease does the same, later, if the pool does not answer."""
-        dependencies = self._dependencies
-        try:
-            async with asyncio.timeout(dependencies.timings.flush_s):
-                await call_until_answered(
-                    lambda: dependencies.pool.leave(dependencies.caller), dependencies.timings.pool_retry_s
-                )
-            log.info("left", extra={"group": dependencies.caller.group})
-        except TimeoutError:
-            log.warning("the pool did not answer the farewell", extra={"group": dependencies.caller.group})
-
     def _set_pause(self) -> None:
         timings = self._dependencies.timings
-        self._pause_s = min(timings.form_retry_s * 2.0 ** min(max(self._failures - 1, 0), 30), timings.form_retry_max_s)
+        doublings = min(max(self._failures - 1, 0), 30)
+        self._pause_s = min(timings.form_retry_s * 2.0**doublings, timings.form_retry_max_s)
 
     async def _unless_stopped(self, call: Awaitable[T]) -> T | None:
-        """Await `call`, or cancel it when the scheduler is stopped first. Returns: None when stopped."""
+        """Await `call`, or cancel it if the scheduler is stopped first. Returns: None if stopped."""
         task = asyncio.ensure_future(call)
         stopped = asyncio.ensure_future(self._stop.wait())
         try:
@@ -273,7 +225,7 @@ class GroupScheduler:
 
 
 def flat_errors(errors: BaseExceptionGroup[E]) -> list[E]:
-    """The single exceptions of a group of groups, in their order."""
+    """Return the exceptions of a group and of the groups in it, in their order."""
     found: list[E] = []
     for error in errors.exceptions:
         found += flat_errors(error) if isinstance(error, BaseExceptionGroup) else [error]

@@ -1,6 +1,6 @@
-"""Prometheus metrics of a scheduler. Names follow those in common use for LLM servers, with our prefix.
+"""Prometheus metrics of a scheduler. The names follow common names of LLM servers, with our prefix.
 
-Gauges are computed when they are scraped, so that a step costs two counters and two histograms.
+Gauges are computed when they are scraped, so that a step costs only two counters and two histograms.
 """
 
 import asyncio
@@ -44,11 +44,14 @@ class SchedulerMetrics(Observer):
         self._prompt = counter("orca_scheduler_prompt_tokens", "Tokens run in the initiation phase, repeats included.")
         self._generated = counter("orca_scheduler_generation_tokens", "Tokens that came back from the stages.")
         self._success = Counter(
-            "orca_scheduler_request_success", "Ends decided here.", ["group", "finished_reason"], registry=self.registry
+            "orca_scheduler_request_success",
+            "Ends decided by this scheduler.",
+            ["group", "finished_reason"],
+            registry=self.registry,
         )
         answers = Counter(
             "orca_commit_answers",
-            "What the pool said to commits, one answer per request: refusals are of claims that are over.",
+            "The pool's answers to commits, one per request: a refused request has a claim that is over.",
             ["group", "answer"],
             registry=self.registry,
         )
@@ -71,18 +74,18 @@ class SchedulerMetrics(Observer):
         unformed_s: Callable[[], float],
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """Show at each scrape the load, for how long the group has not been formed (see formation_watch.py), and with a
-        loop how many tasks it has."""
+        """Add gauges: the load, the time for which the group has not been formed (formation_watch.py), and the tasks of
+        the loop if there is one."""
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:
             Gauge(name, text, ["group"], registry=self.registry).labels(self._group).set_function(value)
 
         gauge("orca_num_requests_running", "Requests that have slots and have not ended.", lambda: load().running)
-        gauge("orca_num_requests_claimed", "Requests in hand that have not run yet.", lambda: load().claimed)
+        gauge("orca_num_requests_claimed", "Requests claimed that have not run yet.", lambda: load().claimed)
         gauge("orca_num_requests_waiting", "Requests queued in the pool, at the last claim.", lambda: load().waiting)
         gauge("orca_kv_cache_usage_perc", "Share of the slots that is reserved, 0 to 1.", lambda: _usage(load()))
         gauge("orca_kv_slots", "KV slots of the group; 0 while it is not formed.", lambda: load().slots)
-        gauge("orca_group_unformed_seconds", "For how long the group has not been formed; 0 while it is.", unformed_s)
+        gauge("orca_group_unformed_seconds", "Time that the group has not been formed; 0 while it is.", unformed_s)
         gauge("orca_requests_uncommitted", "Requests with tokens on their way to the pool.", lambda: load().uncommitted)
 
         if loop is not None:
@@ -90,7 +93,7 @@ class SchedulerMetrics(Observer):
             gauge("orca_asyncio_tasks", text, lambda: len(asyncio.all_tasks(loop)))
 
     def page(self) -> Page:
-        """What a scrape reads."""
+        """Return the page that a scrape reads."""
         return Page(generate_latest(self.registry), CONTENT_TYPE_LATEST)
 
     def formed(self, epoch: Epoch, slots: int, description: str) -> None:  # noqa: ARG002 - an observer's shape

@@ -1,4 +1,4 @@
-"""What the loop tells about its work: to metrics, to the iteration log, to tests. Observers change nothing."""
+"""Events of the loop, for metrics, for the iteration log and for tests. Observers change nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ class RowRecord:
     """A request's part of an iteration."""
 
     request_id: str
-    phase: Phase  # INITIATION while it runs known tokens, else INCREMENT
+    phase: Phase  # INITIATION while it runs known tokens, otherwise INCREMENT
     start: int  # position of its first token
     count: int  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationRecord:
-    """One step, once its result was read. Times are of the loop's clock, in nanoseconds.
+    """One step whose result was read. Times are of the loop's clock, in nanoseconds.
 
-    It refers to the loop's own entries, so that a step costs no copying; what is shown of them never changes.
+    It refers to the loop's own entries, so that a step costs no copying; the fields used here never change.
     """
 
     epoch: Epoch
@@ -43,7 +43,7 @@ class IterationRecord:
 
     @property
     def freed(self) -> tuple[str, ...]:
-        """Ids of the requests whose slots this step gave back."""
+        """The ids of the requests whose slots this step gave back."""
         return tuple(entry.request.id for entry in self.batch.freed)
 
     @property
@@ -51,7 +51,7 @@ class IterationRecord:
         return sum(row.count for row in self.batch.rows)
 
     def as_json(self) -> bytes:
-        """One line: epoch, step, rows as [request, phase, start, count], freed, and the two times."""
+        """Return one line: epoch, step, rows as [request, phase, start, count], freed, and the two times."""
         return orjson.dumps(
             {
                 "epoch": self.epoch.number,
@@ -67,10 +67,10 @@ class IterationRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLoad:
-    """Where the group stands."""
+    """The present load of the group."""
 
     running: int = 0  # requests admitted and not over
-    claimed: int = 0  # requests in hand that have not run yet
+    claimed: int = 0  # requests claimed that have not run yet
     waiting: int = 0  # requests in the pool's queue, as of the last claim
     slots_reserved: int = 0
     slots: int = 0  # 0 while no epoch is formed
@@ -78,7 +78,7 @@ class SchedulerLoad:
 
 
 class Observer:
-    """Base of all observers: hears everything and does nothing."""
+    """Base of all observers: has a method for each event, which does nothing."""
 
     def formed(self, epoch: Epoch, slots: int, description: str) -> None:
         """An epoch begins."""
@@ -87,22 +87,22 @@ class Observer:
         """An epoch ended before the scheduler was stopped."""
 
     def stood_by(self) -> None:
-        """The seat was asked for, and another process holds it: the group is that one's."""
+        """Another process holds the seat that this one wants to enter, and so the group."""
 
     def claimed(self, request: Request, logged: int) -> None:
-        """A request came into hand with `logged` tokens of earlier claims."""
+        """A request was claimed, with `logged` tokens of earlier claims."""
 
     def isolated(self, request: Request) -> None:
-        """A request came into hand that must run alone, because engines failed while they ran it."""
+        """A request was claimed that must run alone, because engines failed while they ran it."""
 
     def blamed(self, failed: Sequence[str], poisoned: Sequence[str]) -> None:
-        """The engine failed from inside: requests that the pool let wait again, and those that it ended as poison."""
+        """The engine failed from inside. The pool queued the failed requests again and ended the poisoned ones."""
 
     def iterated(self, record: IterationRecord) -> None:
         """A step was read."""
 
     def ended(self, request: Request, reason: FinishReason, tokens: int) -> None:
-        """A request's end was decided here."""
+        """The scheduler decided a request's end."""
 
     def answered(self, answers: Sequence[CommitAnswer]) -> None:
         """The pool answered a commit, one answer for each request in it."""
@@ -140,7 +140,7 @@ class IterationLogFile(Observer):
 
 
 class Observers(Observer):
-    """Tells several observers, in order."""
+    """Passes every event on to several observers, in order. The class is long because it has a method per event."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)

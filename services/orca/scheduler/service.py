@@ -1,4 +1,4 @@
-"""Entry of a scheduler process: settings, logging, model, pool, engine, and the loop between signals."""
+"""The entry of a scheduler process: settings, logging, model, pool, engine, and the loop until a signal."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from orca.core.process.internal_port import InternalPort
 from orca.core.process.logs import Format, configure_logging
 from orca.core.process.wall_clock import wall_clock_ms
 from orca.core.transport.tls_files import TlsFiles
-from orca.pool.api import Pool, ProcessClosed
+from orca.pool.api import ProcessClosed, RequestPool
 from orca.pool.records import Caller
 from orca.pool.redis.pool import RedisPool
 from orca.pool.settings import PoolSettings, parse_pool_settings
@@ -46,7 +46,7 @@ MakeEngine = Callable[[ModelInfo, SchedulerSettings], Engine]
 
 
 def real_stages(model: ModelInfo, settings: SchedulerSettings) -> Engine:
-    return StagesOfRevision(model.revision, settings)
+    return RevisionCheckedEngine(model.revision, settings)
 
 
 def main(argv: Sequence[str] | None = None, make_engine: MakeEngine = real_stages) -> int:
@@ -54,9 +54,9 @@ def main(argv: Sequence[str] | None = None, make_engine: MakeEngine = real_stage
 
     Args:
         argv: flags without the program's name; those of the process when None.
-        make_engine: what it is the master of.
-    Returns: exit status; 0 after a drain, 1 when pool or group cannot be used, 2 for a bad setting or a model that can
-        never be served.
+        make_engine: makes the engine whose master the scheduler is.
+    Returns: exit status; 0 after a drain, 1 if the pool or the group cannot be used, 2 for a bad setting or a model
+        that can never be served.
     """
     try:
         settings = parse_settings(sys.argv[1:] if argv is None else argv, os.environ)
@@ -98,13 +98,13 @@ async def _serve(settings: SchedulerSettings, pool_settings: PoolSettings, make_
 
 
 async def _schedule(
-    settings: SchedulerSettings, model: ModelInfo, tokenizer: Tokenizer, pool: Pool, engine: Engine
+    settings: SchedulerSettings, model: ModelInfo, tokenizer: Tokenizer, pool: RequestPool, engine: Engine
 ) -> None:
     """Run the loop until a signal, with metrics and iteration log around it."""
     process = f"{settings.group}-{secrets.token_hex(6)}"
     metrics = SchedulerMetrics(settings.group, wall_ms=wall_clock_ms)
-    formation = FormationWatch(settings.unformed_s, time.monotonic)
-    observers: list[Observer] = [metrics, formation]
+    watch = FormationWatch(settings.unformed_s, time.monotonic)
+    observers: list[Observer] = [metrics, watch]
     with contextlib.ExitStack() as stack:
         if settings.iteration_log is not None:
             observers.append(stack.enter_context(IterationLogFile(Path(settings.iteration_log))))
@@ -126,11 +126,11 @@ async def _schedule(
         )
         if bounds_file is not None:
             stack.callback(asyncio.create_task(bounds_file.run(scheduler)).cancel)
-        metrics.watch(scheduler.load, unformed_s=formation.unformed_s, loop=asyncio.get_running_loop())
-        stack.callback(asyncio.create_task(formation.run()).cancel)
+        metrics.watch(scheduler.load, unformed_s=watch.unformed_s, loop=asyncio.get_running_loop())
+        stack.callback(asyncio.create_task(watch.run()).cancel)
         if settings.metrics_listen is not None:
             port = await InternalPort.open(
-                settings.metrics_listen, {"/metrics": metrics.page, "/ready": formation.ready_page}
+                settings.metrics_listen, {"/metrics": metrics.page, "/ready": watch.ready_page}
             )
             stack.callback(port.close)
             log.info("metrics", extra={"address": port.address})
@@ -162,7 +162,7 @@ async def _run_until_signalled(scheduler: GroupScheduler) -> None:
 
 
 def stop_string_matchers(tokenizer: Tokenizer) -> MakeStopStringMatcher:
-    """How stop strings are seen: with the same code as the gateway's text, so that both see them at the same token."""
+    """Make matchers from the code that writes the gateway's text, so that both find a stop string at the same token."""
 
     def make(request: Request) -> OutputText:
         return OutputText(tokenizer, request.sampling.stop, request.sampling.min_tokens)
@@ -170,8 +170,8 @@ def stop_string_matchers(tokenizer: Tokenizer) -> MakeStopStringMatcher:
     return make
 
 
-class StagesOfRevision(GrpcEngine):
-    """Real stages that hold the model whose requests this scheduler claims."""
+class RevisionCheckedEngine(GrpcEngine):
+    """The engine of real stages, refusing stages of another model than the one whose requests this scheduler claims."""
 
     def __init__(self, revision: str, settings: SchedulerSettings) -> None:
         super().__init__(
@@ -188,7 +188,7 @@ class StagesOfRevision(GrpcEngine):
         self._revision = revision
 
     async def form(self, epoch: Epoch) -> EngineShape:
-        """As GrpcEngine, for stages of the right revision only: outputs of another would be promised as this one's."""
+        """Form as GrpcEngine does, if all stages hold the revision whose output this scheduler promises."""
         for status in await self.wait_loaded():
             if status.revision != self._revision:
                 raise EngineError(f"stage {status.stage} holds revision {status.revision}, not {self._revision}")

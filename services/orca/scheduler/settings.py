@@ -1,4 +1,4 @@
-"""The settings of a scheduler: `--prefetch 1` or `ORCA_SCHEDULER_PREFETCH=1` (see core.process.settings)."""
+"""The settings of a scheduler, such as `--prefetch 1` or `ORCA_SCHEDULER_PREFETCH=1` (see core.process.settings)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -33,22 +33,22 @@ POLICIES = ("iteration", "request_level")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingSettings:
-    """How requests are batched: of one scheduler, and of whoever starts some."""
+    """The settings of batching, for a scheduler and for commands that start schedulers."""
 
     policy: str = setting(
         "iteration",
-        "iteration is Algorithm 1 of the paper, request_level its baseline",
+        "iteration is Algorithm 1 of the ORCA paper, request_level is the paper's baseline",
         choices=POLICIES,
     )
-    max_batch_size: int = setting(16, "most requests in a batch", least=1)
+    max_batch_size: int = setting(16, "maximum number of requests in a batch", least=1)
     max_batch_tokens: int | None = setting(
-        None, "most tokens in a step, prompts run in chunks; unset is the paper: prompts whole", least=1
+        None, "maximum number of tokens in a step; prompts then run in chunks; unset runs prompts whole", least=1
     )
     microbatch_size: int | None = setting(
-        None, "request_level: requests in a microbatch; unset does not split batches", least=1
+        None, "request_level only: requests in a microbatch; unset does not split batches", least=1
     )
     without_habits: tuple[str, ...] = setting(
-        (), f"request_level: habits to switch off, parted by commas, of {' '.join(HABITS)}"
+        (), f"request_level only: comma-separated habits to switch off, of {' '.join(HABITS)}"
     )
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class BatchingSettings:
             require(is_request_level or not getattr(self, name), self, name, "for this policy: only for request_level")
         is_chunked = bool(self.max_batch_tokens)
         require(not is_chunked or not is_request_level, self, "max_batch_tokens", "for the policy request_level")
-        # The oldest prompt must always find a token beside a full batch of increments.
+        # A full batch of increments must always leave a token for the oldest prompt.
         is_enough = not self.max_batch_tokens or self.max_batch_tokens > self.max_batch_size
         require(is_enough, self, "max_batch_tokens", f"above max_batch_size ({self.max_batch_size})")
 
@@ -71,68 +71,72 @@ class BatchingSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings(BatchingSettings):
-    """Everything that a scheduler process is told at start."""
+    """All settings of a scheduler process."""
 
-    model: str = required("folder of the model: config.json and tokenizer.json; of its weights only a sample")
-    dtype: str = setting("float32", "what the stages compute in; part of the revision", choices=DTYPES)
+    model: str = required("folder of the model: config.json, tokenizer.json, and a sample of its weights")
+    dtype: str = setting("float32", "number format in which the stages compute; part of the revision", choices=DTYPES)
     quantization: str | None = setting(
         None,
-        "what the stages round matrices to; part of the revision; unset leaves them in dtype",
+        "format to which the stages round matrices; part of the revision; unset leaves them in dtype",
         choices=QUANTIZATIONS,
     )
-    stages: tuple[str, ...] = required("host:port of each stage's controller, stage 0 first, parted by commas")
-    group: str = setting("g0", "name of the group, whose seat this process takes; one word")
-    listen: str = setting("127.0.0.1:0", "host:port of the rendezvous of the stages; port 0 takes a free one")
-    advertise: str | None = setting(None, "host under which stages reach `listen`; unset takes that of `listen`")
+    stages: tuple[str, ...] = required("host:port of each stage's controller, comma-separated, stage 0 first")
+    group: str = setting("g0", "name of the group that this process schedules, without spaces, colons and braces")
+    listen: str = setting(
+        "127.0.0.1:0", "host:port on which the stages meet to form the group; port 0 uses a free port"
+    )
+    advertise: str | None = setting(None, "host by which stages reach `listen`; unset uses the host of `listen`")
     pool: str = setting("redis://127.0.0.1:6379/0", "URL of the pool's Redis")
-    deployment: str = setting("orca", "word that keeps this deployment's keys apart in one Redis")
+    deployment: str = setting("orca", "name of this deployment; other deployments may use the same Redis")
     tls_ca_file: str | None = tls_ca_setting()
     tls_certificate_file: str | None = tls_certificate_setting()
     tls_key_file: str | None = tls_key_setting()
     tls_server_name: str | None = tls_server_name_setting()
     generation: int = setting(1, "number of the model's revision: the highest becomes current", least=1)
-    slots: int | None = setting(None, "KV slots in tokens; unset takes what the poorest stage offers", least=1)
+    slots: int | None = setting(None, "KV slots in tokens; unset uses as many as every stage has memory for", least=1)
     block_tokens: int = setting(DEFAULT_BLOCK_TOKENS, "slots in a KV block", least=1)
-    # For steps that were lost between stages: a long one may take its time, and a hanging rank is its controller's.
-    # Twice what a controller gives a rank that hangs: it is nearer to the fault, and knows whose it is.
+    # For steps that were lost between stages. A long step may take any time, and its controller ends a rank that hangs.
+    # Twice the time that a controller gives such a rank: the controller is nearer to the fault, and knows its cause.
     step_timeout_s: float = setting(
-        10.0, "a step not back within it while no stage is at work ends the epoch, seconds", least=0.001
+        10.0, "seconds after which a step without a result ends the epoch, if no stage is at work", least=0.001
     )
-    # By gRPC the way to the master and back takes some milliseconds, which a second batch hides.
+    # The way to the master and back takes some milliseconds by gRPC, which a second batch hides.
     prefetch: int = setting(1, "1 submits one more batch before the oldest was read; 0 is Algorithm 1", least=0)
-    # A commit costs a call of the pool, a read of each gateway and a write to each client, whatever it brings.
+    # A commit costs a call of the pool, a read of each gateway and a write to each client, whatever its size.
     commit_interval_ms: int = setting(
         0,
-        "milliseconds from one commit of tokens to the next, twice as many while requests queue for a place; first"
-        " tokens and ends wait only where they do and theirs, without a deadline, was submitted sixteen times as long"
-        " ago",
+        "milliseconds from one commit of tokens to the next, doubled while requests queue; first tokens and ends wait"
+        " for it only while requests queue, and only if their request has no deadline and was submitted more than"
+        " sixteen intervals ago",
         least=0,
     )
-    join_timeout_s: float = setting(60.0, "bound on forming an epoch once weights are loaded, seconds", least=0.001)
+    join_timeout_s: float = setting(
+        60.0, "seconds within which the stages must form an epoch once their weights are loaded", least=0.001
+    )
     # A stage of a small model is back in 3 s, ranks of a large one load for minutes.
     unformed_s: float = setting(
-        30.0, "the log says when the group has not been formed for so long, and whenever that doubled", least=0.001
+        30.0, "seconds after which the log reports a group that is not formed, again whenever it doubles", least=0.001
     )
     predecessor_exited: bool = setting(
-        False, "true when whoever starts this process saw the group's last scheduler exit: its seat is free at once"
+        False, "true if the starter of this process saw the group's last scheduler exit, so its seat is free at once"
     )
     metrics_listen: str | None = setting(
         None,
-        "host:port of /metrics, for Prometheus, of /health, and of /ready, which is 200 while the group is formed;"
-        " port 0 takes a free one; unset: none",
+        "host:port of /metrics (for Prometheus), /health, and /ready, which is 200 while the group is formed; port 0"
+        " uses a free port; unset serves none",
     )
     # For a cluster: an edit of the deployment is in force without a new pod.
     bounds_file: str | None = setting(
         None,
-        "file of JSON with max_batch_size, and max_batch_tokens where steps have a bound; it wins over both settings"
-        " and is followed when it changes",
+        "JSON file with max_batch_size, and max_batch_tokens if steps have a bound; it overrides both settings and is"
+        " read again when it changes",
     )
-    iteration_log: str | None = setting(None, "file that gets one JSON line per step; unset writes none")
+    iteration_log: str | None = setting(None, "file to which one JSON line per step is written; unset writes none")
     log_format: str = log_format_setting()
     log_level: str = log_level_setting()
 
     def __post_init__(self) -> None:
-        # super() does not find the class of a record with slots.
+        # super() does not find the class of a dataclass with slots.
         BatchingSettings.__post_init__(self)
         require(self.prefetch <= 1, self, "prefetch", "0 or 1")
         for address in self.stages:
@@ -140,10 +144,11 @@ class SchedulerSettings(BatchingSettings):
         require(is_address(self.listen), self, "listen", "host:port")
         require(self.metrics_listen is None or is_address(self.metrics_listen), self, "metrics_listen", "host:port")
         TlsFiles.of(self)
-        require(bool(self.group) and not set(self.group) & set(" :{}\n"), self, "group", "one word")
+        is_name = bool(self.group) and not set(self.group) & set(" :{}\n")
+        require(is_name, self, "group", "a name without spaces, colons and braces")
 
     def make_options(self, bounds: BatchingSettings | None = None) -> SchedulingOptions:
-        """Args: bounds: whose bounds of a batch win over these."""
+        """Return the options of scheduling. Args: bounds: settings whose bounds of a batch override these."""
         bounds = bounds or self
         return SchedulingOptions(
             max_batch_size=bounds.max_batch_size,
@@ -156,7 +161,7 @@ class SchedulerSettings(BatchingSettings):
 
 
 def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> SchedulerSettings:
-    """Raises: SettingError that names the setting; SystemExit only for --help."""
+    """Read the settings. Raises: SettingError that names the setting; SystemExit only for --help."""
     return read_settings(
         SchedulerSettings,
         argv,

@@ -1,4 +1,4 @@
-"""Entry of a stage worker: settings, logging, signals, and the controller between them."""
+"""The entry point of a stage worker: settings, logging, signals, and the controller."""
 
 import asyncio
 import logging
@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve one stage until SIGTERM or SIGINT; a second signal ends it at once.
 
-    Args: argv: flags without the program's name; those of the process when None.
-    Returns: exit status; 0 after a signal, 2 for a setting or a model that can never be served, 1 for other failures,
-        a second signal among them.
+    Args: argv: flags without the program's name; None: those of the process.
+    Returns: the exit status: 0 after a signal, 2 for a setting or a model that can never be served, 1 for other
+        failures and after a second signal.
     """
     try:
         settings = parse_settings(sys.argv[1:] if argv is None else argv, os.environ)
@@ -44,11 +44,11 @@ async def _serve(settings: WorkerSettings) -> int:
 
     def on_signal() -> None:
         if stop.is_set():
-            log.warning("ends at once, by a second signal")
+            log.warning("second signal, the worker exits at once")
             logging.shutdown()
-            # The ranks are children by die_with_parent: the kernel ends them with this process.
+
             os._exit(1)
-        log.info("leaves, by a signal")
+        log.info("signal, the worker stops")
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -58,7 +58,7 @@ async def _serve(settings: WorkerSettings) -> int:
     try:
         if settings.health_listen is not None:
             health = await InternalPort.open(settings.health_listen)
-            log.info("health", extra={"address": health.address})
+            log.info("health served", extra={"address": health.address})
         await controller.start()
         await controller.run(stop)
     except ModelError as error:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from orca.gateway.metrics import Metrics as GatewayMetrics
+from orca.gateway.metrics import GatewayMetrics
 from orca.operator.cluster.watching import LIST_S
 from orca.operator.domain import names
 from orca.operator.metrics import OperatorMetrics

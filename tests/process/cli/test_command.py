@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -26,12 +25,11 @@ def test_up_waits_for_no_library_that_only_its_parts_need() -> None:
     assert not {"torch", "numpy", "redis", "fastapi", "uvicorn", "tokenizers", "prometheus_client"} & {*brought}
 
 
-@pytest.mark.parametrize("script", ["system.measure_memory", "system.measure_start", "pool.measure_pool"])
-def test_a_script_that_measures_says_how_it_is_called(script: str) -> None:
-    line = [sys.executable, "-m", f"support.{script}", "--help"]
-    tests = Path(__file__).parents[2]
-    shown = subprocess.run(line, cwd=tests, capture_output=True, text=True, check=True).stdout
-    assert shown.startswith(f"usage: {script.rpartition('.')[2]}.py ")
+@pytest.mark.parametrize("part", ["rank_memory", "start", "pool"])
+def test_a_script_that_measures_says_how_it_is_called(part: str) -> None:
+    line = [sys.executable, "-m", f"orca.bench.parts.{part}", "--help"]
+    shown = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    assert shown.startswith(f"usage: {part}.py ")
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="a process 1 is made by root only")

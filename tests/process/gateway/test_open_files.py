@@ -26,7 +26,10 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE))
             4096,
             [
                 "limit of open files raised for connections_max",
-                "the process may open 1024 files, but connections_max 4096 needs 4224: raise the limit or lower the",
+                (
+                    "the process may open 1024 files, but connections_max 4096 needs 4224: "
+                    "raise the limit or lower the setting"
+                ),
                 "(1024, 1024)",
             ],
         ),

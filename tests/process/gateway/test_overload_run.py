@@ -5,12 +5,12 @@ import pytest
 from orca.bench.client import LoadTarget
 from orca.bench.overload import OverloadSettings, lines, measure, quantile_ms
 from orca.bench.trace import Range, TraceSpec, generate
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from orca.pool.settings import PoolSettings
 from support.gateway.gateway_server import served
 
 TRACE = generate(TraceSpec(requests=20, prompt_tokens=Range(8, 8), new_tokens=Range(8, 8), rate=None, seed=0))
-SETTINGS = Settings(model="tiny", port=0, drain_seconds=1)
+SETTINGS = GatewaySettings(model="tiny", port=0, drain_seconds=1)
 
 pytestmark = pytest.mark.alone
 

@@ -77,7 +77,7 @@ def test_an_environment_of_another_python_is_not_touched(checkout: Path) -> None
 
 def test_an_unknown_set_of_packages_is_refused(checkout: Path) -> None:
     refused = install(checkout, "python3", "everything")
-    assert (refused.returncode, refused.stderr) == (1, "orca: usage: .lock/install local|dev\n")
+    assert (refused.returncode, refused.stderr) == (1, "orca: usage: .lock/install local|dev|quick\n")
 
 
 def everything_on(terminal: int) -> bytes:

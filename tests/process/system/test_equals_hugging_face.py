@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from orca.bench.parts.tiny_families import FAMILIES, tiny_checkpoint
 from orca.core.domain.request import SamplingParams
 from support.pairs import full, pairwise
 from support.system.hugging_face import Reference, Verdict, generate, sample
 from support.system.running_group import GREEDY, RunningGroup, Work
-from support.worker.tiny_models import FAMILIES, tiny_checkpoint
 
 LAYOUTS = ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2))
 DIVIDED_LAYOUTS = ((3, 1), (2, 2))

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.core.domain.request import SamplingParams
 from orca.scheduler.observer import IterationHistory
 from support.system.running_group import RunningGroup, Work
-from support.worker.tiny_models import tiny_checkpoint
 
 pytestmark = pytest.mark.timeout(300)  # longer than a group is waited for
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from orca.bench.parts.stage_processes import Stages, engine_for
+from orca.bench.parts.tiny_model import write_tiny_model
 from orca.scheduler.engines.grpc_engine import GrpcEngine
 from orca.worker.controller.controller import Controller
 from orca.worker.settings import WorkerSettings
-from support.worker.engine_builders import SCRIPTED_RANK, Stages, engine_for
+from support.worker.engine_builders import SCRIPTED_RANK
 from support.worker.loops import run
-from support.worker.tiny_model import write_tiny_model
 
 __all__ = ["run"]
 

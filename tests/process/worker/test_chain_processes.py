@@ -8,8 +8,9 @@ import pytest
 
 from checker.oracles.chain_model import load_chain_model, make_chain_model
 from checker.oracles.chain_oracle import expected_tokens
+from orca.bench.parts.stage_processes import Stages, new_request
 from orca.scheduler.engines.grpc_engine import GrpcEngine
-from support.worker.engine_builders import Stages, generate, new_request
+from support.worker.engine_builders import generate
 
 StartEngine = Callable[..., GrpcEngine]
 

@@ -6,12 +6,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from orca.bench.parts.stage_processes import engine_for, new_request
+from orca.bench.parts.tiny_model import HIDDEN, write_tiny_model
 from orca.core.domain.step import Epoch
 from orca.core.transport import engine_pb2 as pb
 from orca.worker.controller.controller import Controller
 from orca.worker.settings import WorkerSettings
-from support.worker.engine_builders import engine_for, generate, new_request
-from support.worker.tiny_model import HIDDEN, write_tiny_model
+from support.worker.engine_builders import generate
 
 STAGES = 2
 WIDTHS = (HIDDEN, 8 * HIDDEN)

@@ -15,9 +15,11 @@ import torch
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Epoch
 from orca.scheduler.engines.rendezvous import RendezvousServer, key_prefix
-from orca.worker.parallel.process_groups import Groups, RendezvousStore, TensorLink
-from orca.worker.parallel.progress import Progress
+from orca.worker.parallel.process_groups import EpochGroups
+from orca.worker.parallel.progress import RankProgress
+from orca.worker.parallel.rendezvous_store import RendezvousStore
 from orca.worker.parallel.shard import Shard
+from orca.worker.parallel.tensor_link import TensorLink
 
 EPOCH = Epoch(4, "scheduler/a")
 PREFIX = key_prefix(EPOCH)
@@ -126,11 +128,11 @@ class Peer:
 
     def __init__(self, address: str, shard: Shard, interface: str | None = None) -> None:
         self.shard = shard
-        progress = Progress()
+        progress = RankProgress()
         self.store = RendezvousStore(address, 10.0)
         self.tensor = TensorLink(shard.tensor, progress)
         cpu = torch.device("cpu")
-        self.groups = Groups(
+        self.groups = EpochGroups(
             shard,
             cpu,
             uses_nccl=False,
@@ -270,4 +272,4 @@ async def test_a_wait_for_a_peer_ends_at_a_bound_of_its_own(
 
 def test_ranks_of_a_stage_outside_an_epoch_cannot_compute() -> None:
     with pytest.raises(EngineError, match="no epoch"):
-        TensorLink(2, Progress()).all_reduce(torch.ones(1))
+        TensorLink(2, RankProgress()).all_reduce(torch.ones(1))

@@ -11,6 +11,7 @@ import pytest
 from grpc import StatusCode, aio, ssl_channel_credentials
 
 from handshake import shown_certificate
+from orca.bench.parts.stage_processes import Stages, new_request
 from orca.core.domain.errors import EngineError, SettingError
 from orca.core.domain.step import Step
 from orca.core.transport import grpc_links
@@ -20,7 +21,7 @@ from orca.scheduler.settings import parse_settings as parse_scheduler
 from orca.worker.settings import parse_settings as parse_worker
 from support.certificates import Authority
 from support.worker.answering_stage import ask, serving
-from support.worker.engine_builders import Stages, generate, new_request, next_result
+from support.worker.engine_builders import generate, next_result
 
 StartEngine = Callable[..., GrpcEngine]
 NAME = "shop.default.svc"
@@ -217,9 +218,7 @@ def test_files_that_are_exchanged_between_two_reads_come_of_one_piece(authority:
 def test_all_three_files_or_none(parse: Callable[..., object]) -> None:
     flags = ["--model", "/m", "--stages", "1" if parse is parse_worker else "127.0.0.1:1"]
     parse(flags, {})
-    with pytest.raises(
-        SettingError, match="setting tls_certificate_file: set all of tls_ca_file, tls_certificate_file"
-    ):
+    with pytest.raises(SettingError, match="setting tls_certificate_file: set all of tls_ca_file, tls_cert"):
         parse([*flags, "--tls-ca-file", "/ca"], {})
 
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from orca.bench.parts.stage_processes import new_request
 from orca.core.domain.step import Epoch, Row, StageTiming, Step
-from orca.worker.parallel.progress import Progress
+from orca.worker.parallel.progress import RankProgress
 from orca.worker.parallel.shard import Shard
 from orca.worker.rank.device_tokens import DeviceTokenQueue
 from orca.worker.rank.executor import Executor
 from orca.worker.rank.stage_log import StageLog
 from orca.worker.stage.sampling import HostSample
-from support.worker.engine_builders import new_request
 
 EPOCH = Epoch(1, "test")
 
@@ -96,7 +96,7 @@ def test_a_line_of_the_iteration_log_tells_who_ran_and_when(tmp_path: Path) -> N
 class MarkWatcher(FedStage):
     """A stage without a model that notes the progress as it is while each part of a step runs."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: RankProgress) -> None:
         super().__init__()
         self.progress = progress
         self.seen: list[tuple[str, bool]] = []
@@ -116,7 +116,7 @@ class MarkWatcher(FedStage):
 
 
 def test_a_step_is_at_work_while_it_computes_moves_while_it_takes_long_and_waits_when_done() -> None:
-    progress = Progress()
+    progress = RankProgress()
     stage = MarkWatcher(progress)
     executor = Executor(
         Shard(),

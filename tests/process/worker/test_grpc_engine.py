@@ -8,7 +8,8 @@ import pytest
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError, SettingError
 from orca.core.domain.step import Epoch, Row, Step
-from orca.scheduler.engines.grpc_engine import GrpcEngine, StageLoading
+from orca.scheduler.engines.grpc_engine import GrpcEngine
+from orca.scheduler.engines.stage_links import StageLoading
 from orca.worker.controller.controller import Controller
 from support.worker.engine_builders import error_of, next_result
 

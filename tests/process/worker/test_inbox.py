@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 
+from orca.bench.parts.stage_processes import new_request
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Epoch, Row, Step
 from orca.core.transport import wire
 from orca.core.transport.frame_socket import FrameSocket
 from orca.worker.messages import frames
-from orca.worker.messages.frames import Kind
+from orca.worker.messages.frames import RankFrameKind
 from orca.worker.messages.inbox import Inbox
-from orca.worker.parallel.progress import Progress
+from orca.worker.parallel.progress import RankProgress
 from orca.worker.parallel.shard import Shard
 from orca.worker.rank.epoch_steps import EpochSteps
 from orca.worker.rank.executor import Executor
 from orca.worker.stage.sampling import HostSample
-from support.worker.engine_builders import new_request
 
 
 class Link:
@@ -87,12 +87,12 @@ def inbox() -> Inbox:
 
 
 @pytest.fixture
-def progress() -> Progress:
-    return Progress()
+def progress() -> RankProgress:
+    return RankProgress()
 
 
 @pytest.fixture
-def steps(link: Link, inbox: Inbox, progress: Progress) -> EpochSteps:
+def steps(link: Link, inbox: Inbox, progress: RankProgress) -> EpochSteps:
     """Steps of epoch 1 on the last of two stages."""
     executor = Executor(
         Shard(stage=1, stages=2),
@@ -113,7 +113,7 @@ def step_of(tokens: int, epoch: int = 1) -> bytes:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(frames.encode_step(0, wire.step_to_wire(step).SerializeToString()))
-        frame = FrameSocket(ours, Kind).read()
+        frame = FrameSocket(ours, RankFrameKind).read()
     assert frame is not None
     return frame[1]
 
@@ -122,8 +122,8 @@ def test_receives_of_all_steps_that_have_come_are_posted_before_the_oldest_compu
     link: Link, inbox: Inbox, steps: EpochSteps
 ) -> None:
     steps.receive(step_of(1))
-    inbox.put((Kind.STEP, step_of(2)))
-    inbox.put((Kind.STEP, step_of(3)))
+    inbox.put((RankFrameKind.STEP, step_of(2)))
+    inbox.put((RankFrameKind.STEP, step_of(3)))
     while steps:
         list(steps.run_next())
     assert link.calls == ["post 1", "post 2", "post 3", "compute 1", "compute 2", "compute 3"]
@@ -131,13 +131,13 @@ def test_receives_of_all_steps_that_have_come_are_posted_before_the_oldest_compu
 
 def test_a_step_behind_an_order_is_not_taken_before_the_order(link: Link, inbox: Inbox, steps: EpochSteps) -> None:
     steps.receive(step_of(1))
-    for frame in ((Kind.STEP, step_of(2)), (Kind.STOP, b""), (Kind.STEP, step_of(3))):
+    for frame in ((RankFrameKind.STEP, step_of(2)), (RankFrameKind.STOP, b""), (RankFrameKind.STEP, step_of(3))):
         inbox.put(frame)
     list(steps.run_next())
     assert link.calls == ["post 1", "post 2", "compute 1"]
     list(steps.run_next())
     assert link.calls[3:] == ["compute 2"]
-    assert [inbox.next()[0], inbox.next()[0]] == [Kind.STOP, Kind.STEP]
+    assert [inbox.next()[0], inbox.next()[0]] == [RankFrameKind.STOP, RankFrameKind.STEP]
 
 
 def test_a_step_of_another_epoch_is_passed_over(link: Link, steps: EpochSteps) -> None:
@@ -159,7 +159,7 @@ def test_a_receive_that_cannot_be_posted_raises_before_anything_computes(
 ) -> None:
     link.torn = {2}
     steps.receive(step_of(1))
-    inbox.put((Kind.STEP, step_of(2)))
+    inbox.put((RankFrameKind.STEP, step_of(2)))
     with pytest.raises(RuntimeError, match="the link is gone"):
         list(steps.run_next())
     assert link.calls == ["post 1"]
@@ -170,8 +170,8 @@ def test_the_next_step_is_ordered_from_a_device_before_the_tokens_of_this_one_ar
 ) -> None:
     link.draws_later = True
     steps.receive(step_of(1))
-    inbox.put((Kind.STEP, step_of(2)))
-    inbox.put((Kind.STEP, step_of(3)))
+    inbox.put((RankFrameKind.STEP, step_of(2)))
+    inbox.put((RankFrameKind.STEP, step_of(3)))
     assert run_all(link, steps) == [
         *("compute 1", "compute 2", "read 1", "send 1"),
         *("compute 3", "read 2", "send 2", "read 3", "send 3"),
@@ -183,9 +183,12 @@ def test_a_step_that_comes_while_a_device_computes_is_ordered_before_it_is_done(
 ) -> None:
     """As behind one stage: two steps are under way, and a result brings the next one."""
     link.draws_later = True
-    link.on_send = {1: lambda: inbox.put((Kind.STEP, step_of(3))), 2: lambda: inbox.put((Kind.STEP, step_of(4)))}
+    link.on_send = {
+        1: lambda: inbox.put((RankFrameKind.STEP, step_of(3))),
+        2: lambda: inbox.put((RankFrameKind.STEP, step_of(4))),
+    }
     steps.receive(step_of(1))
-    inbox.put((Kind.STEP, step_of(2)))
+    inbox.put((RankFrameKind.STEP, step_of(2)))
     assert run_all(link, steps) == [
         *("compute 1", "compute 2", "read 1", "send 1"),
         *("compute 3", "read 2", "send 2"),
@@ -194,7 +197,7 @@ def test_a_step_that_comes_while_a_device_computes_is_ordered_before_it_is_done(
 
 
 def test_a_rank_whose_device_computes_is_at_work_until_its_tokens_are_there(
-    link: Link, steps: EpochSteps, progress: Progress
+    link: Link, steps: EpochSteps, progress: RankProgress
 ) -> None:
     link.draws_later = True
     link.on_look = lambda: seen.append((progress.doing, progress.is_waiting))
@@ -208,9 +211,9 @@ def test_a_rank_whose_device_computes_is_at_work_until_its_tokens_are_there(
 def test_an_order_ends_the_wait_for_another_step(link: Link, inbox: Inbox, steps: EpochSteps) -> None:
     link.draws_later = True
     steps.receive(step_of(1))
-    inbox.put((Kind.STOP, b""))
+    inbox.put((RankFrameKind.STOP, b""))
     assert run_all(link, steps) == ["compute 1", "read 1", "send 1"]
-    assert inbox.next()[0] is Kind.STOP
+    assert inbox.next()[0] is RankFrameKind.STOP
 
 
 def run_all(link: Link, steps: EpochSteps) -> list[str]:
@@ -224,7 +227,7 @@ def run_all(link: Link, steps: EpochSteps) -> list[str]:
 
 def test_tokens_that_the_host_draws_do_not_wait_for_the_next_step(link: Link, inbox: Inbox, steps: EpochSteps) -> None:
     steps.receive(step_of(1))
-    inbox.put((Kind.STEP, step_of(2)))
+    inbox.put((RankFrameKind.STEP, step_of(2)))
     assert [result.number for result in steps.run_next()] == [1]
     assert [result.number for result in steps.run_next()] == [2]
     assert link.calls == ["post 1", "post 2", "compute 1", "compute 2"]

@@ -17,7 +17,7 @@ from orca.core.transport.local_link import LinkFrameKind, LocalLink, open_link
 from orca.scheduler.engines.grpc_engine import GrpcEngine
 from orca.worker.controller.controller import Controller
 from orca.worker.controller.local_masters import LocalMasters
-from orca.worker.controller.step_order import ResultLog, Verdict
+from orca.worker.controller.step_order import ResultLog, StepVerdict
 from support.worker.engine_builders import error_of, next_result, until
 from support.worker.stage_client import StageClient
 
@@ -324,7 +324,7 @@ async def _connected(address: pb.LocalAddress) -> tuple[asyncio.StreamReader, as
     return await asyncio.open_unix_connection(sock=connection)
 
 
-async def _never(*_: object) -> Verdict:
+async def _never(*_: object) -> StepVerdict:
     raise AssertionError("no step was sent")
 
 

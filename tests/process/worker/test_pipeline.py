@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
+from orca.bench.parts.stage_processes import BLOCK_TOKENS, Stages, engine_for
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.records import CommitAnswer, CommitEntry
 from orca.scheduler.engines.virtual_time import VirtualClock
 from orca.scheduler.observer import IterationRecord
 from orca.worker.models.build import load_stage
 from orca.worker.rank.local_engine import LocalEngine
-from support.worker.engine_builders import BLOCK_TOKENS, Stages, engine_for
 from support.worker.priority import ahead_of_others, waited_s
 from support.worker.scheduled import Scheduled, a_request, alone
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from orca.bench.parts.stage_processes import engine_for
 from orca.core.domain.request import End, FinishReason, Request, SamplingParams
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.poison import FAILURES_MAX
-from orca.pool.records import Caller, LogSlice, OnDisconnect, RequestState, Submission
+from orca.pool.records import Caller, LogSlice, OnDisconnect, OwnershipState, Submission
 from orca.scheduler.dependencies import Dependencies, LoopTimings
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
 from orca.scheduler.observer import IterationHistory
@@ -22,7 +23,6 @@ from orca.scheduler.policy.iteration import IterationPolicy
 from orca.worker.controller.controller import Controller
 from orca.worker.settings import WorkerSettings
 from support.worker import poisoned_rank
-from support.worker.engine_builders import engine_for
 from support.worker.poisoned_rank import FATAL_TOKENS, POISON
 
 POISONED_RANK = (sys.executable, poisoned_rank.__file__)
@@ -58,7 +58,7 @@ class Group:
 
     async def log_of(self, parent: str) -> LogSlice:
         """The whole log of a parent's request, once it has ended."""
-        while (await self.pool.status(f"{parent}.0")).state is not RequestState.ENDED:
+        while (await self.pool.status(f"{parent}.0")).state is not OwnershipState.ENDED:
             await asyncio.sleep(0.02)
         return await self.pool.read(f"{parent}.0", 0)
 

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
+from orca.bench.parts.stage_processes import new_request
 from orca.core.domain.step import Epoch, Row, Step
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import wire
@@ -20,27 +21,26 @@ from orca.core.transport.frame_stream import encode
 from orca.core.transport.local_link import LinkFrameKind
 from orca.worker.controller.rank_process import RANK_COMMAND
 from orca.worker.messages import frames
-from orca.worker.messages.frames import JoinOrder, Kind
+from orca.worker.messages.frames import JoinOrder, RankFrameKind
 from orca.worker.settings import WorkerSettings
-from support.worker.engine_builders import new_request
 
 BLOCK_TOKENS = 4
 
 
 @contextmanager
-def loaded_rank(settings: WorkerSettings, log: Path) -> Iterator[FrameSocket[Kind]]:
+def loaded_rank(settings: WorkerSettings, log: Path) -> Iterator[FrameSocket[RankFrameKind]]:
     """The controller's end of the only rank of a group, which has loaded its weights."""
     ours, theirs = socket.socketpair()
     with theirs, log.open("wb") as output:
         command = [*RANK_COMMAND, str(theirs.fileno())]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment, stderr=output)
-    link = FrameSocket(ours, Kind)
-    link.write(frames.encode_json(Kind.START, settings=dataclasses.asdict(settings), rank=0))
+    link = FrameSocket(ours, RankFrameKind)
+    link.write(frames.encode_json(RankFrameKind.START, settings=dataclasses.asdict(settings), rank=0))
     try:
-        assert said(link)[0] is Kind.LOADED, log.read_text()
+        assert said(link)[0] is RankFrameKind.LOADED, log.read_text()
         yield link
-        link.write(encode(Kind.STOP, b""))
+        link.write(encode(RankFrameKind.STOP, b""))
         assert process.wait(30) == 0
     finally:
         process.kill()
@@ -49,29 +49,32 @@ def loaded_rank(settings: WorkerSettings, log: Path) -> Iterator[FrameSocket[Kin
 
 
 @pytest.fixture
-def rank(tiny_model: Path, tmp_path: Path) -> Iterator[FrameSocket[Kind]]:
+def rank(tiny_model: Path, tmp_path: Path) -> Iterator[FrameSocket[RankFrameKind]]:
     with loaded_rank(WorkerSettings(model=str(tiny_model), threads=1), tmp_path / "rank.log") as link:
         yield link
 
 
-def said(link: FrameSocket[Kind]) -> tuple[Kind, Any]:
+def said(link: FrameSocket[RankFrameKind]) -> tuple[RankFrameKind, Any]:
     """The rank's next frame that is no heartbeat."""
     while True:
         frame = link.read()
         assert frame is not None
         kind, payload = frame
-        if kind is Kind.RESULT:
+        if kind is RankFrameKind.RESULT:
             return kind, pb.ResultMessage.FromString(payload)
-        if kind is not Kind.BEAT:
+        if kind is not RankFrameKind.HEARTBEAT:
             return kind, orjson.loads(payload)
 
 
-def joined(link: FrameSocket[Kind], epoch: int) -> None:
+def joined(link: FrameSocket[RankFrameKind], epoch: int) -> None:
     join(link, epoch)
-    assert [said(link), said(link)] == [(Kind.LEFT, {"epoch": epoch}), (Kind.JOINED, {"epoch": epoch})]
+    assert [said(link), said(link)] == [
+        (RankFrameKind.LEFT, {"epoch": epoch}),
+        (RankFrameKind.JOINED, {"epoch": epoch}),
+    ]
 
 
-def join(link: FrameSocket[Kind], epoch: int) -> None:
+def join(link: FrameSocket[RankFrameKind], epoch: int) -> None:
     order = JoinOrder(
         epoch=epoch,
         prefix=f"{epoch}/",
@@ -81,10 +84,10 @@ def join(link: FrameSocket[Kind], epoch: int) -> None:
         feeds_tokens=False,
         timeout_s=30.0,
     )
-    link.write(frames.encode_record(Kind.JOIN, order))
+    link.write(frames.encode_record(RankFrameKind.JOIN, order))
 
 
-def run(link: FrameSocket[Kind], epoch: int) -> None:
+def run(link: FrameSocket[RankFrameKind], epoch: int) -> None:
     link.write(frames.encode_step(0, step_of(epoch, handle=1)))
 
 
@@ -96,7 +99,7 @@ def step_of(epoch: int, handle: int) -> bytes:
 
 
 @contextmanager
-def master_of(link: FrameSocket[Kind], epoch: int) -> Iterator[FrameSocket[LinkFrameKind]]:
+def master_of(link: FrameSocket[RankFrameKind], epoch: int) -> Iterator[FrameSocket[LinkFrameKind]]:
     """A master whose link is handed to the rank."""
     ours, theirs = socket.socketpair()
     with ours:
@@ -106,15 +109,17 @@ def master_of(link: FrameSocket[Kind], epoch: int) -> Iterator[FrameSocket[LinkF
         yield FrameSocket(ours, LinkFrameKind)
 
 
-def test_an_order_to_join_that_comes_late_is_passed_over(rank: FrameSocket[Kind]) -> None:
+def test_an_order_to_join_that_comes_late_is_passed_over(rank: FrameSocket[RankFrameKind]) -> None:
     joined(rank, 2)
     join(rank, 1)
     run(rank, epoch=2)
     kind, result = said(rank)
-    assert (kind, result.epoch.number, len(result.sampled)) == (Kind.RESULT, 2, 1)
+    assert (kind, result.epoch.number, len(result.sampled)) == (RankFrameKind.RESULT, 2, 1)
 
 
-def test_a_rank_answers_the_master_whose_link_it_was_handed_until_another_epoch_begins(rank: FrameSocket[Kind]) -> None:
+def test_a_rank_answers_the_master_whose_link_it_was_handed_until_another_epoch_begins(
+    rank: FrameSocket[RankFrameKind],
+) -> None:
     joined(rank, 1)
     with master_of(rank, epoch=1) as master:
         master.write(encode(LinkFrameKind.STEP, step_of(1, handle=1)))
@@ -126,14 +131,16 @@ def test_a_rank_answers_the_master_whose_link_it_was_handed_until_another_epoch_
         assert master.read() is None
     with master_of(rank, epoch=1) as late:
         assert late.read() is None
-    assert [said(rank)[0], said(rank)[0]] == [Kind.LEFT, Kind.JOINED]
+    assert [said(rank)[0], said(rank)[0]] == [RankFrameKind.LEFT, RankFrameKind.JOINED]
     with master_of(rank, epoch=2) as first, master_of(rank, epoch=2) as second:
         assert second.read() is None
         first.write(encode(LinkFrameKind.STEP, step_of(2, handle=1)))
         assert heard_by(first)[0] is LinkFrameKind.RESULT
 
 
-def test_a_rank_whose_epoch_breaks_says_so_to_its_controller_and_then_to_its_master(rank: FrameSocket[Kind]) -> None:
+def test_a_rank_whose_epoch_breaks_says_so_to_its_controller_and_then_to_its_master(
+    rank: FrameSocket[RankFrameKind],
+) -> None:
     joined(rank, 1)
     with master_of(rank, epoch=1) as master:
         master.write(encode(LinkFrameKind.STEP, step_of(1, handle=7)))
@@ -141,7 +148,7 @@ def test_a_rank_whose_epoch_breaks_says_so_to_its_controller_and_then_to_its_mas
     assert kind is LinkFrameKind.OVER
     assert b"rank 0: step 1" in reason
     rank._connection.setblocking(False)  # it is here by now
-    assert said(rank)[0] is Kind.BROKEN
+    assert said(rank)[0] is RankFrameKind.BROKEN
     rank._connection.setblocking(True)
 
 
@@ -164,7 +171,7 @@ def test_a_rank_that_has_compiled_its_kernels_begins_again_and_finds_them_kept(
             joined(link, 1)
             before = kept(kept_kernels)
             run(link, epoch=1)
-            assert said(link)[0] is Kind.RESULT
+            assert said(link)[0] is RankFrameKind.RESULT
         assert kept(kept_kernels) == before
         logs.append(log.read_text())
     # Larger models than this one run products of ours too, on several threads.
@@ -172,8 +179,8 @@ def test_a_rank_that_has_compiled_its_kernels_begins_again_and_finds_them_kept(
     assert {"call_team", "help_team"} <= kernels
     [product] = [kernel for kernel in kernels if "product" in kernel]
     assert ("torch.int8" in product) is (quantization is not None)
-    assert ["begins again" in log for log in logs] == [True, False]
-    assert logs[0].count("begins again") == 1
+    assert ["starts again" in log for log in logs] == [True, False]
+    assert logs[0].count("starts again") == 1
 
 
 def kept(folder: Path) -> dict[Path, int]:

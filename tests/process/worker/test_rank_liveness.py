@@ -135,7 +135,7 @@ async def _has_another_rank(controller: Controller, old: int) -> bool:
 async def test_a_rank_that_never_gets_on_with_loading_is_tried_thrice_with_growing_pauses(
     start: StartOne, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.ERROR, "orca.worker.controller.controller")
+    caplog.set_level(logging.ERROR, "orca.worker.controller.stage_ranks")
     controller, client = await start("freezes", loading_silent_s=1.0)
     with pytest.raises(EngineError, match=r"3 times in a row .* rank 0 loads, and read nothing for"):
         await asyncio.wait_for(controller.run(asyncio.Event()), 60)

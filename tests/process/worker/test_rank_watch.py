@@ -6,11 +6,11 @@ from unittest.mock import Mock
 
 import torch
 
+from orca.bench.parts.stage_processes import new_request
 from orca.core.domain.step import Epoch, Row, Step
 from orca.kernels.device import kernels_of
-from orca.worker.parallel.progress import Progress
-from orca.worker.rank.marked_layers import mark_parts
-from support.worker.engine_builders import new_request
+from orca.worker.parallel.progress import RankProgress
+from orca.worker.rank.progress_layers import count_progress
 
 
 def step(tokens: int) -> Step:
@@ -19,12 +19,12 @@ def step(tokens: int) -> Step:
 
 
 def test_layers_move_the_mark_when_they_have_run() -> None:
-    progress = Progress()
+    progress = RankProgress()
     progress.at("computes")
     mark = progress.mark
     for device in (torch.device("cpu"), torch.device("meta")):
         model: Any = SimpleNamespace(device=device, layers=[Unchanging()], head=None)
-        mark_parts(model, progress)
+        count_progress(model, progress)
         [layer] = model.layers
         with kernels_of(device).deferred():
             layer(torch.zeros(1, 1), Mock())

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from orca.bench.parts.stage_processes import BLOCK_TOKENS
 from orca.core.domain.engine import Engine, EngineShape
 from orca.core.domain.request import End, FinishReason, Request
 from orca.scheduler.engines.simulated_engine import CostModel, SimulatedEngine, seeded_tokens
 from orca.worker.models.build import load_stage
 from orca.worker.parallel.shard import Shard
 from orca.worker.rank.local_engine import LocalEngine
-from support.worker.engine_builders import BLOCK_TOKENS
 from support.worker.scheduled import Scheduled, a_request, alone
 
 MakeEngine = Callable[[int, int], Engine]  # from stages and prefetch

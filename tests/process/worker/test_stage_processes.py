@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from orca.bench.parts.stage_processes import BLOCK_TOKENS, Stages, new_request
 from orca.core.domain.step import Epoch, NewRequest, Row, Step
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import grpc_links
@@ -19,15 +20,7 @@ from orca.scheduler.engines.grpc_engine import GrpcEngine
 from orca.worker.models.build import StageModel, load_stage
 from orca.worker.parallel.shard import Shard
 from orca.worker.rank.local_engine import LocalEngine
-from support.worker.engine_builders import (
-    BLOCK_TOKENS,
-    Stages,
-    error_of,
-    generate,
-    new_request,
-    next_result,
-    until,
-)
+from support.worker.engine_builders import error_of, generate, next_result, until
 
 StartStages = Callable[..., Stages]
 StartEngine = Callable[..., GrpcEngine]
@@ -227,7 +220,7 @@ async def test_a_second_signal_ends_a_stage_at_once_and_its_ranks_with_it(tiny_m
 async def _is_leashed(pid: int) -> bool:
     """Whether the rank's own command runs: before it comes its leash, and before that a copy of its parent."""
     words = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
-    return b"orca.worker.rank.rank" in words and not any(word.endswith(b"leash.py") for word in words)
+    return b"orca.worker.rank.rank" in words and not any(word.endswith(b"parent_death.py") for word in words)
 
 
 async def _has_ended_when_signalled_again(group: Stages) -> bool:

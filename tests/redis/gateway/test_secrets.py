@@ -15,7 +15,7 @@ from orca.core.process.logs import JsonFormatter
 from orca.gateway.answer.tracing import Tracing
 from orca.gateway.app import create_app
 from orca.gateway.models.models import Models, ServedModel
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import RedisPool
 from support.gateway.gateway_rig import MODEL, FakeScheduler, tokenizer, until
@@ -59,7 +59,7 @@ async def test_no_key_is_in_logs_metrics_or_redis(tmp_path: Path, caplog: pytest
     caplog.set_level(logging.DEBUG)
     file = tmp_path / "keys"
     file.write_text(key_line(ApiKey("alice", key_digest(RIGHT))))
-    settings = Settings(model="tiny", api_keys=(SET,), api_keys_file=str(file))
+    settings = GatewaySettings(model="tiny", api_keys=(SET,), api_keys_file=str(file))
     with EmbeddedRedis(tmp_path / "redis") as server:
         pool = RedisPool(server.url, "test", PATIENT_POOL)
         await pool.set_revision(MODEL.revision, 0)

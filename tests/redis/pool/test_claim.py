@@ -4,7 +4,7 @@ import pytest
 
 from orca.core.domain.errors import UnknownRequest
 from orca.pool.api import StaleCall
-from orca.pool.records import RequestState
+from orca.pool.records import OwnershipState
 from support.pool.beds import REVISION, SETTINGS, Bed, Scheduler, entry, started, submission
 
 
@@ -25,7 +25,7 @@ async def test_the_oldest_that_fit_are_owned_in_order_of_arrival(bed: Bed) -> No
     assert [claimed.request.id for claimed in answer.claimed] == ["a.0", "b.0"]
     assert (answer.waiting, answer.is_blocked) == (1, True)
     status = await bed.pool.status("a.0")
-    assert (status.state, status.owner) == (RequestState.OWNED, "p-g")
+    assert (status.state, status.owner) == (OwnershipState.OWNED, "p-g")
     assert status.claim == answer.claimed[0].claim
 
 

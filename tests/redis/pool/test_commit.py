@@ -4,7 +4,7 @@ import pytest
 
 from orca.core.domain.request import End, FinishReason, Logprob, SamplingParams, Token
 from orca.core.domain.step import Claim
-from orca.pool.records import CommitAnswer, CommitEntry, LogSlice, RequestState
+from orca.pool.records import CommitAnswer, CommitEntry, LogSlice, OwnershipState
 from support.pool.beds import Bed, entry, started, submission
 
 
@@ -42,7 +42,7 @@ async def test_the_last_token_and_the_end_are_one_write(bed: Bed) -> None:
     scheduler, owned = await started(bed, "a")
     await bed.pool.commit([entry(owned["a.0"], 0, 5, end=FinishReason.LENGTH)])
     status = await bed.pool.status("a.0")
-    assert (status.state, status.owner, status.claim) == (RequestState.ENDED, None, None)
+    assert (status.state, status.owner, status.claim) == (OwnershipState.ENDED, None, None)
     assert (status.tokens, status.end) == (1, End(FinishReason.LENGTH, 1))
     assert await scheduler.heartbeat() == {}
 
@@ -103,7 +103,7 @@ async def test_an_entry_that_disagrees_with_the_log_costs_the_claim(
     await bed.pool.commit([entry(owned["a.0"], 0, 5)])
     wrong, later = entry(owned["a.0"], index, *tokens, end=end), entry(owned["a.0"], 1, 6)
     assert await bed.pool.commit([wrong, later]) == [CommitAnswer.NOT_YOURS] * 2
-    assert (await bed.pool.status("a.0")).state is RequestState.QUEUED
+    assert (await bed.pool.status("a.0")).state is OwnershipState.QUEUED
     assert [token.id for token in (await bed.pool.read("a.0", 0)).tokens] == [5]
 
 

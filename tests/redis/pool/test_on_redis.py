@@ -12,7 +12,7 @@ import pytest
 
 from orca.core.domain.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
 from orca.core.domain.request import FinishReason, SamplingParams
-from orca.pool.records import OnDisconnect, RequestState
+from orca.pool.records import OnDisconnect, OwnershipState
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.keys import NAMED, SINGLE, lua_key_builders
 from orca.pool.redis.pool import RedisPool, open_redis_pool
@@ -339,5 +339,5 @@ async def test_the_pool_closes_all_its_connections(own_redis: EmbeddedRedis, own
 async def test_state_survives_a_pool_object(redis_bed: RedisBed) -> None:
     await started(redis_bed, "a")
     again = await open_redis_pool(redis_bed.url, redis_bed.deployment, SETTINGS)
-    assert (await again.status("a.0")).state is RequestState.OWNED
+    assert (await again.status("a.0")).state is OwnershipState.OWNED
     await again.close()

@@ -4,7 +4,7 @@ import pytest
 
 from orca.core.domain.request import End, FinishReason
 from orca.pool.poison import FAILURES_IN_COMPANY, FAILURES_MAX
-from orca.pool.records import Claimed, CommitAnswer, OnDisconnect, RequestState, SeatEntered
+from orca.pool.records import Claimed, CommitAnswer, OnDisconnect, OwnershipState, SeatEntered
 from support.pool.beds import SETTINGS, Bed, RedisBed, Scheduler, entry, started, submission
 
 
@@ -49,7 +49,7 @@ async def test_three_failures_alone_end_a_request_with_an_error_in_the_call_that
     answer = await fails(scheduler, 1)
     assert (answer.failed, answer.poisoned) == ((), ("a.0",))
     status = await bed.pool.status("a.0")
-    assert (status.state, status.end) == (RequestState.ENDED, End(FinishReason.ERROR, 0))
+    assert (status.state, status.end) == (OwnershipState.ENDED, End(FinishReason.ERROR, 0))
 
 
 async def test_tokens_of_earlier_claims_stay_in_the_log_of_a_request_that_ends_as_poison(bed: Bed) -> None:

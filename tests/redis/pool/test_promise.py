@@ -4,7 +4,7 @@ import pytest
 
 from orca.core.domain.errors import NeverFits
 from orca.core.domain.request import FinishReason
-from orca.pool.records import LargerRequests, OnDisconnect, RequestState
+from orca.pool.records import LargerRequests, OnDisconnect, OwnershipState
 from support.pool.beds import REVISION, SETTINGS, Bed, RedisBed, Scheduler, entry, started, state, submission
 
 LARGE, SMALL = 60, 12
@@ -24,7 +24,7 @@ async def test_a_promise_that_is_lowered_refuses_what_needs_more_and_ends_nothin
     with pytest.raises(NeverFits, match="64 slots, the engine has 32"):
         await bed.pool.submit(submission("refused", max_new_tokens=LARGE))
     await bed.pool.submit(submission("small", max_new_tokens=SMALL))
-    assert await state(bed, "runs.0") is RequestState.OWNED
+    assert await state(bed, "runs.0") is OwnershipState.OWNED
     assert list(await scheduler.take()) == ["waits.0", "small.0"]
     assert await promised(bed) == 32
 

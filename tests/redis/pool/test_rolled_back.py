@@ -8,7 +8,7 @@ import pytest
 
 from orca.core.domain.request import FinishReason
 from orca.pool.api import SeatLost
-from orca.pool.records import CommitAnswer, RequestState
+from orca.pool.records import CommitAnswer, OwnershipState
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import RedisPool
 from support.pool.beds import SETTINGS, RedisBed, Scheduler, add_user, entry, started, submission
@@ -87,7 +87,7 @@ async def test_the_commits_of_a_lost_claim_are_refused(bed: RedisBed, past: Past
     owned = await scheduler.take()
     await past.bring_back()
     assert await bed.pool.commit([entry(owned["a.0"], 0, 5)]) == [CommitAnswer.NOT_YOURS]
-    assert (await bed.pool.status("a.0")).state is RequestState.QUEUED
+    assert (await bed.pool.status("a.0")).state is OwnershipState.QUEUED
     await finish(bed, scheduler, logged=0)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from orca.core.domain.errors import PoolUnavailable, SettingError
 from orca.core.domain.request import End, FinishReason
-from orca.pool.records import OnDisconnect, RequestState
+from orca.pool.records import OnDisconnect, OwnershipState
 from orca.pool.redis.pool import RedisPool
 from orca.pool.schemas import SCHEMAS, Schemas
 from support.pool.beds import REVISION, SETTINGS, Bed, RedisBed, Scheduler, entry, started, submission
@@ -134,7 +134,7 @@ async def test_after_a_rollback_the_older_release_passes_newer_records_and_serve
     scheduler = Scheduler(redis_bed)
     await scheduler.enter()
     assert list(await scheduler.take()) == ["ours.0"]
-    assert (await newer.status("newer.0")).state is RequestState.QUEUED
+    assert (await newer.status("newer.0")).state is OwnershipState.QUEUED
 
 
 async def test_the_older_release_leaves_newer_records_of_its_group_alone(
@@ -153,4 +153,4 @@ async def test_the_older_release_leaves_newer_records_of_its_group_alone(
     assert (await newer.status("newer.0")).owner == "p2"
     redis_bed.pool = newer
     await Scheduler(redis_bed, "p4").enter(is_holder_dead=True)
-    assert (await newer.status("newer.0")).state is RequestState.QUEUED
+    assert (await newer.status("newer.0")).state is OwnershipState.QUEUED

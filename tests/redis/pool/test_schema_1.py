@@ -4,7 +4,7 @@ import pytest
 
 from orca.core.domain.request import End, FinishReason, Logprob, Request, SamplingParams, Token
 from orca.core.domain.step import Claim
-from orca.pool.records import CommitAnswer, CommitEntry, RequestState
+from orca.pool.records import CommitAnswer, CommitEntry, OwnershipState
 from support.pool.beds import SETTINGS, RedisBed, Scheduler, entry
 from support.pool.schema_1 import write_schema_1
 
@@ -42,7 +42,7 @@ async def test_its_ended_request_is_told_with_the_stop_that_ended_it(bed: RedisB
     end = End(FinishReason.STOP, 2, "a")
     assert (await bed.pool.read("over.0", 0)).end == end
     status = await bed.pool.status("over.0")
-    assert (status.state, status.tokens, status.end) == (RequestState.ENDED, 2, end)
+    assert (status.state, status.tokens, status.end) == (OwnershipState.ENDED, 2, end)
     assert (await bed.pool.parent("over")).render == '{"kind":"test"}'
 
 

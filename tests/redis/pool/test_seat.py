@@ -4,7 +4,7 @@ import pytest
 
 from orca.pool.api import ProcessClosed, SeatLost, StaleCall
 from orca.pool.contract import CLOSED_FOR_MS
-from orca.pool.records import RequestState, SeatEntered, SeatHeld
+from orca.pool.records import OwnershipState, SeatEntered, SeatHeld
 from support.pool.beds import REVISION, SETTINGS, Bed, Scheduler, entry, started, submission
 
 
@@ -104,7 +104,7 @@ async def test_a_process_without_the_seat_may_not_commit(bed: Bed) -> None:
 async def test_leaving_gives_back_frees_the_seat_and_closes_the_process(bed: Bed) -> None:
     scheduler, _ = await started(bed, "a")
     await bed.pool.leave(scheduler.caller)
-    assert (await bed.pool.status("a.0")).state is RequestState.QUEUED
+    assert (await bed.pool.status("a.0")).state is OwnershipState.QUEUED
     for call in (scheduler.heartbeat(), scheduler.ask(), scheduler.enter()):
         with pytest.raises(ProcessClosed):
             await call
@@ -185,7 +185,7 @@ async def test_a_claim_that_arrives_after_the_drain_owns_nothing(bed: Bed) -> No
     await bed.pool.submit(submission("a"))
     with pytest.raises(ProcessClosed):
         await scheduler.ask()
-    assert (await bed.pool.status("a.0")).state is RequestState.QUEUED
+    assert (await bed.pool.status("a.0")).state is OwnershipState.QUEUED
 
 
 async def test_a_process_that_has_left_is_remembered_while_a_call_of_it_may_still_arrive(bed: Bed) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from orca.core.domain.errors import InvalidRequest, NameTaken, NeverFits, PoolFull, QueueFull, UnknownRequest
 from orca.core.domain.request import FinishReason, SamplingParams
-from orca.pool.records import OnDisconnect, RequestState
+from orca.pool.records import OnDisconnect, OwnershipState
 from support.pool.beds import REVISION, SETTINGS, Bed, Scheduler, request, started, submission, with_settings
 
 
@@ -45,7 +45,7 @@ async def test_a_parent_that_was_claimed_and_ended_still_answers_its_repeated_su
     _, owned = await started(bed, "a")
     await bed.pool.cancel("a")
     assert await bed.pool.submit(submission("a")) == (owned["a.0"].request,)
-    assert (await bed.pool.status("a.0")).state is RequestState.ENDED
+    assert (await bed.pool.status("a.0")).state is OwnershipState.ENDED
 
 
 async def test_a_repeated_submit_is_answered_with_what_was_stored_and_not_with_what_it_brings(bed: Bed) -> None:
@@ -75,7 +75,7 @@ async def test_a_parent_of_another_digest_is_refused_and_gets_no_reader(bed: Bed
     await bed.pool.detach("a", "reader")
     await bed.pass_awake(SETTINGS.resume_grace_ms)
     await bed.pool.sweep()
-    assert (await bed.pool.status("a.0")).state is RequestState.ENDED
+    assert (await bed.pool.status("a.0")).state is OwnershipState.ENDED
 
 
 async def test_a_revision_that_is_not_the_current_one_is_refused(bed: Bed) -> None:
@@ -102,7 +102,7 @@ async def test_the_first_promise_stands_and_ends_what_can_never_run(bed: Bed) ->
     assert await bed.pool.promise_slots(REVISION, 64) == 64
     assert await bed.pool.promise_slots(REVISION, 1000) == 64
     assert (await bed.pool.read("big.0", 0)).end.reason is FinishReason.ERROR
-    assert (await bed.pool.status("small.0")).state is RequestState.QUEUED
+    assert (await bed.pool.status("small.0")).state is OwnershipState.QUEUED
 
 
 async def test_a_full_queue_refuses_the_whole_parent(make_bed: Callable[..., Bed]) -> None:

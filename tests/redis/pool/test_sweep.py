@@ -7,7 +7,7 @@ import pytest
 
 from orca.core.domain.errors import PoolFull, UnknownRequest
 from orca.core.domain.request import End, FinishReason
-from orca.pool.records import CommitAnswer, OnDisconnect, RequestState
+from orca.pool.records import CommitAnswer, OnDisconnect, OwnershipState
 from support.pool.beds import (
     REVISION,
     SETTINGS,
@@ -48,7 +48,7 @@ async def test_a_pool_that_stood_still_costs_nobody_a_lease(bed: Bed) -> None:
     await bed.freeze(3_600_000)
     await bed.pool.sweep()
     assert list(await scheduler.heartbeat()) == ["a.0"]
-    assert await state(bed, "a.0") is RequestState.OWNED
+    assert await state(bed, "a.0") is OwnershipState.OWNED
 
 
 async def test_a_clock_that_jumps_back_costs_nobody_a_lease_and_stops_no_time(bed: Bed) -> None:
@@ -59,7 +59,7 @@ async def test_a_clock_that_jumps_back_costs_nobody_a_lease_and_stops_no_time(be
     for _ in range(4):
         await bed.freeze(1000)
         await bed.pool.sweep()
-    assert await state(bed, "a.0") is RequestState.QUEUED
+    assert await state(bed, "a.0") is OwnershipState.QUEUED
 
 
 async def test_a_silent_group_still_runs_out_while_others_call(bed: Bed) -> None:
@@ -67,14 +67,14 @@ async def test_a_silent_group_still_runs_out_while_others_call(bed: Bed) -> None
     for _ in range(SETTINGS.seat_lease_ms // 500 + 1):
         await bed.freeze(500)
         await bed.pool.sweep()
-    assert await state(bed, "a.0") is RequestState.QUEUED
+    assert await state(bed, "a.0") is OwnershipState.QUEUED
 
 
 async def test_a_request_that_nobody_reads_is_cancelled_after_lease_and_grace(bed: Bed) -> None:
     await started(bed, "a")
     await bed.pass_awake(UNREAD_MS - 2000)
     await bed.pool.sweep()
-    assert await state(bed, "a.0") is not RequestState.ENDED
+    assert await state(bed, "a.0") is not OwnershipState.ENDED
     await bed.pass_awake(2000)
     await bed.pool.sweep()
     assert (await bed.pool.read("a.0", 0)).end == End(FinishReason.CANCELLED, 0)
@@ -85,7 +85,7 @@ async def test_a_request_to_be_kept_needs_no_reader(bed: Bed) -> None:
     await bed.pool.detach("a", "reader")
     await bed.pass_awake(10 * UNREAD_MS)
     await bed.pool.sweep()
-    assert await state(bed, "a.0") is RequestState.QUEUED
+    assert await state(bed, "a.0") is OwnershipState.QUEUED
 
 
 async def test_a_renewed_reader_keeps_its_request(bed: Bed) -> None:
@@ -94,7 +94,7 @@ async def test_a_renewed_reader_keeps_its_request(bed: Bed) -> None:
         await bed.pass_awake(SETTINGS.reader_lease_ms)
         await bed.pool.renew([("a", "reader"), ("gone", "reader"), ("a", "stranger")])
         await bed.pool.sweep()
-    assert await state(bed, "a.0") is RequestState.QUEUED
+    assert await state(bed, "a.0") is OwnershipState.QUEUED
 
 
 async def test_a_disconnect_takes_out_its_own_entry_only(bed: Bed) -> None:
@@ -103,7 +103,7 @@ async def test_a_disconnect_takes_out_its_own_entry_only(bed: Bed) -> None:
     await bed.pool.detach("a", "reader")
     await bed.pass_awake(SETTINGS.reader_lease_ms + SETTINGS.resume_grace_ms - 2000)
     await bed.pool.sweep()
-    assert await state(bed, "a.0") is not RequestState.ENDED
+    assert await state(bed, "a.0") is not OwnershipState.ENDED
 
 
 async def test_the_grace_counts_from_the_last_reader_that_left(bed: Bed) -> None:
@@ -112,10 +112,10 @@ async def test_the_grace_counts_from_the_last_reader_that_left(bed: Bed) -> None
     await bed.pool.detach("a", "reader")
     await bed.pass_awake(SETTINGS.resume_grace_ms - 2000)
     await bed.pool.sweep()
-    assert await state(bed, "a.0") is not RequestState.ENDED
+    assert await state(bed, "a.0") is not OwnershipState.ENDED
     await bed.pass_awake(2000)
     await bed.pool.sweep()
-    assert await state(bed, "a.0") is RequestState.ENDED
+    assert await state(bed, "a.0") is OwnershipState.ENDED
 
 
 async def test_a_client_that_comes_back_within_the_grace_goes_on(bed: Bed) -> None:
@@ -125,14 +125,14 @@ async def test_a_client_that_comes_back_within_the_grace_goes_on(bed: Bed) -> No
     await bed.pool.attach("a", "resumed")
     await bed.pass_awake(SETTINGS.resume_grace_ms)
     await bed.pool.sweep()
-    assert await state(bed, "a.0") is not RequestState.ENDED
+    assert await state(bed, "a.0") is not OwnershipState.ENDED
 
 
 async def test_a_pool_that_stood_still_cancels_no_reader(bed: Bed) -> None:
     await started(bed, "a")
     await bed.freeze(3_600_000)
     await bed.pool.sweep()
-    assert await state(bed, "a.0") is RequestState.OWNED
+    assert await state(bed, "a.0") is OwnershipState.OWNED
 
 
 async def test_a_deadline_ends_waiting_and_running_requests_by_the_wall_clock(bed: Bed) -> None:
@@ -152,7 +152,7 @@ async def test_a_deadline_counts_from_arrival_by_the_clock_of_the_pool(bed: Bed)
     (stored,) = await bed.pool.submit(submission("a", deadline_ms=60_000))
     assert stored.deadline_wall_ms == stored.submitted_ms + 60_000
     await bed.pool.sweep()
-    assert await state(bed, "a.0") is RequestState.QUEUED
+    assert await state(bed, "a.0") is OwnershipState.QUEUED
     assert (await bed.pool.parent("a")).requests == (stored,)
 
 
@@ -162,7 +162,7 @@ async def test_what_expires_in_the_queue_is_never_claimed(bed: Bed) -> None:
     await bed.pool.submit(submission("next"))
     await bed.pass_deadlines(60_000)
     assert list(await scheduler.take()) == ["next.0"]
-    assert await state(bed, "late.0") is RequestState.QUEUED
+    assert await state(bed, "late.0") is OwnershipState.QUEUED
     await bed.pool.sweep()
     assert (await bed.pool.read("late.0", 0)).end == End(FinishReason.DEADLINE_EXCEEDED, 0)
 
@@ -184,7 +184,7 @@ async def test_from_the_first_token_on_only_the_deadline_of_the_end_holds(bed: B
     await bed.pool.commit([entry(owned["a.0"], 0, 5)])
     await bed.pass_deadlines(60_000)
     await bed.pool.sweep()
-    assert await state(bed, "a.0") is RequestState.OWNED
+    assert await state(bed, "a.0") is OwnershipState.OWNED
     await bed.pass_deadlines(540_000)
     await bed.pool.sweep()
     exceeded = End(FinishReason.DEADLINE_EXCEEDED, 1)
@@ -207,13 +207,13 @@ async def test_requests_of_a_replaced_revision_end_when_its_time_is_over(bed: Be
     await bed.pool.set_revision("r2", 2)
     await bed.pool.submit(submission("new", on_disconnect=OnDisconnect.KEEP, revision="r2"))
     await bed.pool.sweep()
-    assert await state(bed, "wait.0") is RequestState.QUEUED
+    assert await state(bed, "wait.0") is OwnershipState.QUEUED
     await bed.pass_awake(SETTINGS.retire_ms)
     await scheduler.heartbeat()
     await bed.pool.sweep()
     assert (await bed.pool.read("run.0", 0)).end == End(FinishReason.MODEL_REPLACED, 0)
     assert (await bed.pool.read("wait.0", 0)).end == End(FinishReason.MODEL_REPLACED, 0)
-    assert await state(bed, "new.0") is RequestState.QUEUED
+    assert await state(bed, "new.0") is OwnershipState.QUEUED
 
 
 async def test_a_revision_that_comes_back_in_time_loses_nothing(bed: Bed) -> None:
@@ -225,7 +225,7 @@ async def test_a_revision_that_comes_back_in_time_loses_nothing(bed: Bed) -> Non
     await bed.pool.set_revision(REVISION, 3)
     await bed.pass_awake(SETTINGS.retire_ms)
     await bed.pool.sweep()
-    assert await state(bed, "a.0") is RequestState.QUEUED
+    assert await state(bed, "a.0") is OwnershipState.QUEUED
 
 
 async def test_an_ended_request_is_forgotten_after_its_retention_with_all_its_bytes(bed: Bed) -> None:

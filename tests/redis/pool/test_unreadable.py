@@ -7,7 +7,7 @@ import pytest
 from orca.core.domain.errors import UnknownRequest
 from orca.core.domain.request import End, FinishReason
 from orca.pool.contract import SKIPPED_FOR_MS
-from orca.pool.records import OnDisconnect, RequestState
+from orca.pool.records import OnDisconnect, OwnershipState
 from orca.pool.schemas import SCHEMAS
 from support.pool.beds import REVISION, SETTINGS, UNREAD_MS, Bed, state, submission
 
@@ -27,7 +27,7 @@ async def test_deadlines_behind_many_records_that_cannot_be_read_are_kept(bed: B
     await crowd(bed, deadline_ms=0)
     await bed.pool.sweep()
     assert (await bed.pool.read("last.0", 0)).end == End(FinishReason.DEADLINE_EXCEEDED, 0)
-    assert await state(bed, "a0.0") is RequestState.QUEUED
+    assert await state(bed, "a0.0") is OwnershipState.QUEUED
 
 
 async def test_unread_requests_behind_many_records_that_cannot_be_read_are_cancelled(bed: Bed) -> None:
@@ -36,7 +36,7 @@ async def test_unread_requests_behind_many_records_that_cannot_be_read_are_cance
     await bed.pass_awake(UNREAD_MS)
     await bed.pool.sweep()
     assert (await bed.pool.read("last.0", 0)).end == End(FinishReason.CANCELLED, 0)
-    assert await state(bed, "a0.0") is RequestState.QUEUED
+    assert await state(bed, "a0.0") is OwnershipState.QUEUED
 
 
 async def test_a_retired_queue_behind_many_records_that_cannot_be_read_is_ended(bed: Bed) -> None:
@@ -47,7 +47,7 @@ async def test_a_retired_queue_behind_many_records_that_cannot_be_read_is_ended(
     await bed.pass_awake(SETTINGS.retire_ms)
     await bed.pool.sweep()
     assert (await bed.pool.read("last.0", 0)).end == End(FinishReason.MODEL_REPLACED, 0)
-    assert await state(bed, "a0.0") is RequestState.QUEUED
+    assert await state(bed, "a0.0") is OwnershipState.QUEUED
 
 
 async def test_the_first_promise_passes_over_what_cannot_be_read_and_ends_what_can(bed: Bed) -> None:
@@ -56,7 +56,7 @@ async def test_the_first_promise_passes_over_what_cannot_be_read_and_ends_what_c
         await bed.pool.submit(submission(parent, max_new_tokens=100))
     await bed.set_record_schema("a", UNREADABLE)
     await bed.pool.promise_slots(REVISION, 64)
-    assert await state(bed, "a.0") is RequestState.QUEUED
+    assert await state(bed, "a.0") is OwnershipState.QUEUED
     assert (await bed.pool.read("b.0", 0)).end == End(FinishReason.ERROR, 0)
 
 
@@ -72,7 +72,7 @@ async def test_ends_behind_many_records_that_cannot_be_read_are_forgotten(bed: B
     await bed.pool.sweep()
     with pytest.raises(UnknownRequest):
         await bed.pool.status("last.0")
-    assert await state(bed, "a0.0") is RequestState.ENDED
+    assert await state(bed, "a0.0") is OwnershipState.ENDED
 
 
 async def test_what_was_passed_over_comes_up_again_for_the_release_that_reads_it(bed: Bed) -> None:
@@ -84,4 +84,4 @@ async def test_what_was_passed_over_comes_up_again_for_the_release_that_reads_it
     await bed.set_record_schema("a", SCHEMAS.newest)
     await bed.pass_awake(SKIPPED_FOR_MS)
     await bed.pool.sweep()
-    assert await state(bed, "a.0") is RequestState.ENDED
+    assert await state(bed, "a.0") is OwnershipState.ENDED

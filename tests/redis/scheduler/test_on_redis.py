@@ -10,7 +10,7 @@ import pytest
 
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.request import Request, Token
-from orca.pool.records import Caller, OnDisconnect, RequestState, Submission
+from orca.pool.records import Caller, OnDisconnect, OwnershipState, Submission
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import RedisPool
 from orca.scheduler.dependencies import Dependencies
@@ -77,5 +77,5 @@ async def test_every_log_holds_the_models_tokens_though_stages_die(tmp_path: Pat
         for request in requests:
             log = await pool.read(request.id, 0)
             assert log.tokens == tuple(Token(TOKENS(request.id, i)) for i in range(request.max_new_tokens))
-            assert (await pool.status(request.id)).state is RequestState.ENDED
+            assert (await pool.status(request.id)).state is OwnershipState.ENDED
         await pool.close()

@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from orca.bench.parts.stage_processes import Stages
 from orca.cli.small_model import small_model_folder
 from orca.core.domain.errors import NotInForce
 from orca.core.domain.model import load_model_info
 from orca.core.domain.request import Request, SamplingParams
 from orca.operator.cluster import credentials
-from orca.pool.api import Pool
-from orca.pool.records import OnDisconnect, RequestState, Submission
+from orca.pool.api import RequestPool
+from orca.pool.records import OnDisconnect, OwnershipState, Submission
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import open_redis_pool
 from support.waiting import PATIENT_POOL
-from support.worker.engine_builders import Stages, until
+from support.worker.engine_builders import until
 
 NAME = "shop.default.svc"
 FLAGS = {"--tls-ca-file": "ca.crt", "--tls-certificate-file": "tls.crt", "--tls-key-file": "tls.key"}
@@ -85,7 +86,7 @@ async def test_a_group_forms_again_with_other_certificates_and_no_process_is_sta
     assert [child.poll() for child in (scheduler, *stages.processes)] == [None] * 3
 
 
-async def answer(pool: Pool, parent: str) -> list[int]:
+async def answer(pool: RequestPool, parent: str) -> list[int]:
     """Tokens of the same greedy request."""
     request = Request(
         parent=parent,
@@ -108,7 +109,7 @@ async def answer(pool: Pool, parent: str) -> list[int]:
         return True
 
     async def has_ended() -> bool:
-        return (await pool.status(request.id)).state is RequestState.ENDED
+        return (await pool.status(request.id)).state is OwnershipState.ENDED
 
     await until(is_accepted, limit_s=150.0)
     await until(has_ended, limit_s=150.0)

@@ -23,8 +23,8 @@ from orca.gateway.answer.tracing import Tracing
 from orca.gateway.app import create_app
 from orca.gateway.errors import MESSAGE_CHARACTERS_MAX, PARAM_CHARACTERS_MAX
 from orca.gateway.models.models import Models, ServedModel
-from orca.gateway.settings import Settings
-from orca.pool.api import Pool
+from orca.gateway.settings import GatewaySettings
+from orca.pool.api import RequestPool
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.records import Caller, Claimed, CommitAnswer, CommitEntry
 from orca.pool.settings import PoolSettings
@@ -95,7 +95,7 @@ class WallClock:
 class FakeScheduler:
     """Owns every request at once and gives each, turn by turn, the tokens of its script."""
 
-    pool: Pool
+    pool: RequestPool
     revision: str = MODEL.revision
     group: str = "g0"
     answer: Callable[[Request], Sequence[int]] = lambda _: ids(WORDS)
@@ -246,7 +246,7 @@ def check_refusal(response: httpx.Response) -> str:
 @contextlib.asynccontextmanager
 async def rig(
     *,
-    settings: Settings | None = None,
+    settings: GatewaySettings | None = None,
     pool: MemoryPool | None = None,
     pool_settings: PoolSettings | None = None,
     model: ModelInfo = MODEL,
@@ -267,7 +267,7 @@ async def rig(
     if schedules:
         await pool.set_revision(model.revision, 0)
         await pool.promise_slots(model.revision, SLOTS)
-    settings = settings or Settings(model="tiny")
+    settings = settings or GatewaySettings(model="tiny")
     newest = newest or ServedModel.of(model, tokenizer(chat_template), settings)
     app = create_app(pool, Models(newest, others), settings, tracing=tracing or Tracing(None))
     # Its clients compute in the same loop: what makes it late here is the test.

@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 
 from orca.gateway.http.bounds import OpenConnections
-from orca.gateway.server import Server, make_server
-from orca.gateway.settings import Settings
+from orca.gateway.server import GatewayServer, make_server
+from orca.gateway.settings import GatewaySettings
 from support.gateway.gateway_rig import Rig, rig, until
 
 LIMIT_SECONDS = 20.0
@@ -20,7 +20,7 @@ LIMIT_SECONDS = 20.0
 @dataclass
 class Served:
     rig: Rig
-    server: Server
+    server: GatewayServer
     task: asyncio.Task[None]
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
@@ -65,8 +65,8 @@ def completion(**body: Any) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def served(settings: Settings | None = None, **options: Any) -> AsyncIterator[Served]:
-    settings = settings or Settings(model="tiny", port=0, drain_seconds=1)
+async def served(settings: GatewaySettings | None = None, **options: Any) -> AsyncIterator[Served]:
+    settings = settings or GatewaySettings(model="tiny", port=0, drain_seconds=1)
     async with rig(settings=settings, runs_tasks=False, **options) as one:
         server = make_server(one.app, settings)
         task = asyncio.create_task(server.serve())

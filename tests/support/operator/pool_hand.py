@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from orca.core.domain.request import Request, SamplingParams
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 from orca.pool.records import Caller, OnDisconnect, PoolStats, Submission
 from orca.pool.redis.pool import RedisPool
 from support.waiting import PATIENT_POOL
@@ -28,7 +28,7 @@ class PoolHand:
             PATIENT_POOL, user=login["user"], password_file=str(file), retention_ms=1, retention_least_ms=1
         )
 
-    def do(self, work: Callable[[Pool], Awaitable[T]]) -> T:
+    def do(self, work: Callable[[RequestPool], Awaitable[T]]) -> T:
         async def connected() -> T:
             pool = RedisPool(self._url, self._word, self._settings)
             try:
@@ -52,7 +52,7 @@ class PoolHand:
         """What a scheduler says while its group serves; for as long as its lease."""
         caller = Caller(group="of-paper", process="of-paper", revision=revision)
 
-        async def say(pool: Pool) -> None:
+        async def say(pool: RequestPool) -> None:
             await pool.enter(caller, 1, reported_epoch=0)
             await pool.heartbeat(caller, offered_slots=slots)
 

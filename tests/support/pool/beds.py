@@ -13,7 +13,7 @@ from redis.asyncio.connection import AbstractConnection
 
 from orca.core.domain.request import End, FinishReason, Request, SamplingParams, Token
 from orca.core.domain.step import Claim
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.records import (
     Caller,
@@ -22,7 +22,7 @@ from orca.pool.records import (
     CommitAnswer,
     CommitEntry,
     OnDisconnect,
-    RequestState,
+    OwnershipState,
     SeatEntered,
     Submission,
 )
@@ -61,7 +61,7 @@ class FakeClock:
 class Repeated:
     """A pool whose first reply to each call is lost, so that each call comes twice."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: RequestPool) -> None:
         self._pool = pool
 
     def __getattr__(self, name: str) -> Any:
@@ -79,7 +79,7 @@ class Repeated:
 class Bed:
     """A pool and the hands on its clock."""
 
-    def __init__(self, pool: Pool, *, is_repeated: bool = False) -> None:
+    def __init__(self, pool: RequestPool, *, is_repeated: bool = False) -> None:
         self.bare = pool
         self.pool: Any = Repeated(pool) if is_repeated else pool
         self.is_repeated = is_repeated
@@ -313,7 +313,7 @@ async def started(bed: Bed, *parents: str, **changes: Any) -> tuple[Scheduler, d
     return scheduler, await scheduler.take()
 
 
-async def whole_log(pool: Pool, request_id: str) -> list[Token]:
+async def whole_log(pool: RequestPool, request_id: str) -> list[Token]:
     """All tokens of a log, page by page."""
     tokens: list[Token] = []
     while True:
@@ -323,8 +323,8 @@ async def whole_log(pool: Pool, request_id: str) -> list[Token]:
             return tokens
 
 
-async def state(bed: Bed, request_id: str) -> RequestState:
-    found: RequestState = (await bed.pool.status(request_id)).state
+async def state(bed: Bed, request_id: str) -> OwnershipState:
+    found: OwnershipState = (await bed.pool.status(request_id)).state
     return found
 
 

@@ -13,7 +13,7 @@ from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.request import End, FinishReason, Request, SamplingParams
 from orca.core.domain.step import Claim, Epoch, Step
 from orca.pool.memory.pool import MemoryPool
-from orca.pool.records import Caller, OnDisconnect, RequestState, Submission
+from orca.pool.records import Caller, OnDisconnect, OwnershipState, Submission
 from orca.scheduler.dependencies import Dependencies, LoopTimings
 from orca.scheduler.engines import virtual_time
 from orca.scheduler.engines.simulated_engine import (
@@ -318,7 +318,7 @@ class World:
 
     async def all_ended(self) -> bool:
         states = [(await self.pool.status(request_id)).state for request_id in self.submitted]
-        return all(state is RequestState.ENDED for state in states)
+        return all(state is OwnershipState.ENDED for state in states)
 
     async def finish(self) -> None:
         """Wait for every request to end and every slot to return, then stop all schedulers."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from orca.bench.parts.tiny_families import reference_model
 from orca.worker.stage.random_numbers import uniforms
-from support.worker.tiny_models import reference_model
 
 MARGIN = 1e-4
 """A difference is excused only where the reference's own choice was closer than this (order of summation)."""

@@ -19,7 +19,7 @@ from typing import Any, Self
 from orca.core.domain.request import End, Request, SamplingParams, Token
 from orca.core.process.ports import free_port
 from orca.pool.memory.pool import MemoryPool
-from orca.pool.records import Caller, OnDisconnect, RequestState, Submission
+from orca.pool.records import Caller, OnDisconnect, OwnershipState, Submission
 from orca.scheduler.dependencies import Dependencies
 from orca.scheduler.engines.grpc_engine import GrpcEngine
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
@@ -147,7 +147,7 @@ class RunningGroup:
         return names
 
     async def _output(self, running: asyncio.Task[None], request_id: str) -> Output:
-        while (await self.pool.status(request_id)).state is not RequestState.ENDED:
+        while (await self.pool.status(request_id)).state is not OwnershipState.ENDED:
             assert not running.done(), f"the scheduler ended: {running}"
             await asyncio.sleep(0.005)
         log = await self.pool.read(request_id, 0)

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from orca.worker.rank import rank
+from orca.worker.rank import rank, rank_epoch
 from orca.worker.rank.executor import Executor, LaunchedStep, ReceivedStep
 
 POISON = 77
@@ -33,5 +33,5 @@ class PoisonedExecutor(Executor):
 
 
 if __name__ == "__main__":
-    rank.Executor = PoisonedExecutor  # type: ignore[misc]
+    rank_epoch.Executor = PoisonedExecutor  # type: ignore[misc]
     rank.main(sys.argv[1:])

@@ -7,6 +7,7 @@ from itertools import count
 from types import TracebackType
 from typing import Any
 
+from orca.bench.parts.stage_processes import new_request
 from orca.core.domain.engine import Engine
 from orca.core.domain.request import End, Request, SamplingParams
 from orca.core.domain.step import Epoch
@@ -17,7 +18,7 @@ from orca.scheduler.engines.virtual_time import VirtualClock
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
 from orca.scheduler.observer import IterationHistory
 from orca.scheduler.policy.iteration import IterationPolicy
-from support.worker.engine_builders import generate, new_request, until
+from support.worker.engine_builders import generate, until
 
 REVISION = "r1"
 

@@ -28,25 +28,25 @@ from orca.core.transport import engine_pb2 as pb
 from orca.core.transport.frame_socket import FrameSocket
 from orca.core.transport.frame_stream import encode
 from orca.worker.messages import frames
-from orca.worker.messages.frames import Beat, Kind, Loaded
+from orca.worker.messages.frames import LoadReport, RankFrameKind, RankHeartbeat
 from orca.worker.messages.inbox import Inbox
 from orca.worker.messages.master_link import MasterLink
-from orca.worker.parallel.progress import Progress
+from orca.worker.parallel.progress import RankProgress
 
 _BEAT_S = 0.05
 
 
 def main() -> None:
-    link = FrameSocket(socket.socket(fileno=int(sys.argv[1])), Kind, takes_sockets=True)
-    progress = Progress()
+    link = FrameSocket(socket.socket(fileno=int(sys.argv[1])), RankFrameKind, takes_sockets=True)
+    progress = RankProgress()
     threading.Thread(target=_beat, args=(link, progress), daemon=True).start()
     kind, payload = link.read() or (None, b"")
-    assert kind is Kind.START
+    assert kind is RankFrameKind.START
     start = orjson.loads(payload)
     settings = start["settings"]
     script = settings["model"]
     if script == "refuse":
-        link.write(encode(Kind.REFUSED, b"config.json says so"))
+        link.write(encode(RankFrameKind.REFUSED, b"config.json says so"))
         return
     if script == "dies":
         os._exit(7)
@@ -54,20 +54,20 @@ def main() -> None:
         time.sleep(1)
     if script == "loads":
         _work(progress, 8.0)
-    loaded = Loaded(revision=settings["dtype"], max_model_len=64, weight_bytes=10, slots_possible=40)
+    loaded = LoadReport(revision=settings["dtype"], max_model_len=64, weight_bytes=10, slots_possible=40)
     progress.at("idle", is_waiting=True)
-    link.write(frames.encode_record(Kind.LOADED, loaded))
+    link.write(frames.encode_record(RankFrameKind.LOADED, loaded))
     answers = settings["stage"] == settings["stages"] - 1 and start["rank"] == 0
     joins = 0
     epoch = taken = 0
     inbox, master = Inbox(), None
     threading.Thread(target=_read, args=(link, inbox), daemon=True).start()
-    while (frame := inbox.next())[0] is not Kind.STOP:
+    while (frame := inbox.next())[0] is not RankFrameKind.STOP:
         kind, payload = frame
-        if kind is Kind.LINK:
+        if kind is RankFrameKind.LINK:
             master = MasterLink(link.take_socket(), *frames.decode_link(payload), inbox)
             master.start()
-        elif kind is Kind.JOIN:
+        elif kind is RankFrameKind.JOIN:
             joins += 1
             if script == "stuck" and joins > 1:
                 continue
@@ -77,8 +77,8 @@ def main() -> None:
             if master is not None:
                 master.end(f"epoch {epoch} begins")
                 master = None
-            link.write(frames.encode_json(Kind.LEFT, epoch=epoch))
-            link.write(frames.encode_json(Kind.JOINED, epoch=epoch))
+            link.write(frames.encode_json(RankFrameKind.LEFT, epoch=epoch))
+            link.write(frames.encode_json(RankFrameKind.JOINED, epoch=epoch))
         elif script == "hangs":
             progress.at("computes")
         elif answers and script != "mute":
@@ -87,30 +87,32 @@ def main() -> None:
             taken += 1
             answer = b"\xff" if script == "garbles" else _answer(payload, taken)
             if master is None:
-                link.write(encode(Kind.RESULT, answer))
+                link.write(encode(RankFrameKind.RESULT, answer))
             else:
                 master.send(answer)
             if script in ("broken", "raises"):
                 is_link = script == "broken"
-                link.write(frames.encode_json(Kind.BROKEN, epoch=epoch, detail="the link tore", is_link=is_link))
+                link.write(
+                    frames.encode_json(RankFrameKind.BROKEN, epoch=epoch, detail="the link tore", is_link=is_link)
+                )
                 if master is not None:
                     master.end("rank 0: the link tore")
 
 
-def _read(link: FrameSocket[Kind], inbox: Inbox) -> None:
+def _read(link: FrameSocket[RankFrameKind], inbox: Inbox) -> None:
     while (frame := link.read()) is not None:
         inbox.put(frame)
     os._exit(1)
 
 
-def _beat(link: FrameSocket[Kind], progress: Progress) -> None:
+def _beat(link: FrameSocket[RankFrameKind], progress: RankProgress) -> None:
     while True:
-        beat = Beat(mark=progress.mark, doing=progress.doing, is_waiting=progress.is_waiting)
-        link.write(frames.encode_record(Kind.BEAT, beat))
+        beat = RankHeartbeat(mark=progress.mark, doing=progress.doing, is_waiting=progress.is_waiting)
+        link.write(frames.encode_record(RankFrameKind.HEARTBEAT, beat))
         time.sleep(_BEAT_S)
 
 
-def _work(progress: Progress, seconds: float) -> None:
+def _work(progress: RankProgress, seconds: float) -> None:
     progress.at("works")
     until = time.monotonic() + seconds
     while time.monotonic() < until:

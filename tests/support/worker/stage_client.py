@@ -7,11 +7,12 @@ import grpc
 import pytest
 from grpc import aio
 
+from orca.bench.parts.stage_processes import new_request
 from orca.core.domain.step import Epoch, Row, Step
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import grpc_links, wire
 from orca.worker.controller.controller import Controller
-from support.worker.engine_builders import new_request, until
+from support.worker.engine_builders import until
 
 Phase = pb.StatusReply
 

@@ -12,7 +12,7 @@ from checker.oracles.chain_model import make_chain_model
 from checker.oracles.chain_oracle import expected_tokens
 from checker.oracles.expectations import chain_expectations, undisturbed_expectations
 from checker.systems.resources import read_resources
-from checker.systems.system import System, SystemFailure
+from checker.systems.system import System
 from support.checker.fake_pool import pool
 from support.checker.history_builders import good_call, good_history
 
@@ -106,9 +106,3 @@ async def test_nothing_is_known_of_what_is_held_while_a_part_is_away(tmp_path: P
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
         assert await read_resources("before", Standing(tmp_path, ()), http, pool()) is None
-
-
-async def test_a_system_that_does_not_come_up_says_why(tmp_path: Path) -> None:
-    with pytest.raises(SystemFailure, match="no-such-model"):
-        async with System(tmp_path / "run", ("--model", str(tmp_path / "no-such-model"))):
-            raise AssertionError("it cannot be up")

@@ -3,8 +3,6 @@
 import contextlib
 import json
 import socket
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,8 +19,6 @@ from checker.rules.verdict import judge, table
 from checker.systems.checkouts import Release, Releases
 from checker.systems.layout import GROUPS, PARTS, Layout, parts_of
 from checker.systems.ports import free_ports
-from checker.systems.rolling import DEATHS_MAX, RollingSystem
-from checker.systems.system import SystemFailure, wait_for
 from support.checker.history_builders import good_call, good_history
 
 
@@ -48,60 +44,6 @@ def test_ports_differ_and_are_free() -> None:
             stack.enter_context(socket.create_server(("127.0.0.1", port)))
 
 
-SLEEPS = "import os, time; print(os.environ['PYTHONPATH'], flush=True); time.sleep(300)"
-
-
-@dataclass(frozen=True, slots=True)
-class SmallLayout(Layout):
-    """Every part only says of which release it is."""
-
-    def command(self, name: str) -> list[str]:  # noqa: ARG002
-        return [sys.executable, "-c", SLEEPS]
-
-
-class SmallSystem(RollingSystem):
-    def _is_ready(self) -> bool:
-        return len(self.parts()) == len(PARTS) + 1
-
-
-@pytest.fixture
-def system(tmp_path: Path) -> RollingSystem:
-    releases = Releases(Release("one", tmp_path / "one", (1, 1)), Release("two", tmp_path / "two", (1, 2)))
-    system = SmallSystem(tmp_path / "system", ("--model", "m"), releases=releases)
-    system.layout = SmallLayout(Path("m"), system.folder)
-    return system
-
-
-async def test_a_part_that_is_killed_comes_back_as_the_release_that_it_was(system: RollingSystem) -> None:
-    async with system:
-        first, log = system.parts()["gateway"], system.log_of("gateway")
-        await wait_for(lambda: log.exists() and log.read_text().splitlines(), 60, "its predecessor's first words")
-        first.kill()
-        await wait_for(lambda: system.parts().get("gateway", first) != first, 60, "the gateway")
-        assert "gateway was killed by SIGKILL; started again" in system.output
-        await wait_for(lambda: len(log.read_text().splitlines()) == 2, 60, "its first words")
-        assert {line.rpartition("/")[0].rpartition("/")[2] for line in log.read_text().splitlines()} == {"one"}
-
-
-async def test_a_part_that_is_handed_over_is_of_the_other_release(system: RollingSystem) -> None:
-    async with system:
-        await system.hand_over("worker-0.1", system.releases.after)
-        log = system.log_of("worker-0.1")
-        await wait_for(lambda: "/two/" in log.read_text(), 60, "its first words")
-        assert system.release_of("worker-0.1") == system.releases.after
-        assert system.release_of("worker-0.0") == system.releases.before
-        assert system.output == ""
-
-
-async def test_a_part_that_cannot_live_ends_the_run_with_its_last_words(system: RollingSystem) -> None:
-    async with system:
-        for number in range(1, DEATHS_MAX + 1):
-            system.parts()["gateway"].kill()
-            await wait_for(lambda number=number: system.output.count("gateway") == number, 60, "its end")  # type: ignore[misc]
-        with pytest.raises(SystemFailure, match=f"gateway died {DEATHS_MAX} times"):
-            system.check_up()
-
-
 @pytest.mark.parametrize(
     ("lines", "outcome"),
     [
@@ -118,16 +60,16 @@ def test_what_a_mixed_group_came_to_is_read_from_its_schedulers_log(lines: list[
     assert forming_outcome("\n".join(["no record", *map(json.dumps, lines)])) == outcome
 
 
-def replay_(gateway: str = "one", **changes: Any) -> Replay:
+def telling(gateway: str = "one", **changes: Any) -> Replay:
     return Replay(**{"gateway": gateway, "request_id": "cmpl-1", "by_key": b"abc", "by_name": b"", **changes})
 
 
-def progress() -> CallProgress:
+def journey() -> CallProgress:
     return CallProgress(PlannedCall(name="q0", due_s=0.0, path="/", body={}), request_id="cmpl-1")
 
 
 def test_gateways_that_tell_the_same_bytes_are_right() -> None:
-    checks = compare(progress(), [replay_(), replay_("two")])
+    checks = compare(journey(), [telling(), telling("two")])
     assert {check.rule for check in checks} == {"key_is_one_request", "gateways_tell_alike"}
     assert all(check.is_right for check in checks)
 
@@ -146,10 +88,10 @@ def events(*, has_ids: bool) -> list[bytes]:
 @pytest.mark.parametrize("has_ids", [True, False])
 def test_how_choices_interleave_is_no_difference_and_the_order_within_one_is(has_ids: bool) -> None:
     first, second, other, done = events(has_ids=has_ids)
-    one = replay_(by_name=first + second + other + done)
-    assert all(check.is_right for check in compare(progress(), [one, replay_(by_name=other + first + second + done)]))
+    one = telling(by_name=first + second + other + done)
+    assert all(check.is_right for check in compare(journey(), [one, telling(by_name=other + first + second + done)]))
     assert not all(
-        check.is_right for check in compare(progress(), [one, replay_(by_name=second + first + other + done)])
+        check.is_right for check in compare(journey(), [one, telling(by_name=second + first + other + done)])
     )
 
 
@@ -162,7 +104,7 @@ def test_how_choices_interleave_is_no_difference_and_the_order_within_one_is(has
     ],
 )
 def test_gateways_that_differ_are_told_with_the_place(changes: dict[str, Any], rule: str, found: str) -> None:
-    wrong = [check for check in compare(progress(), [replay_(), replay_("two", **changes)]) if not check.is_right]
+    wrong = [check for check in compare(journey(), [telling(), telling("two", **changes)]) if not check.is_right]
     assert [(check.rule, check.found) for check in wrong] == [(rule, found)]
 
 
@@ -171,15 +113,15 @@ async def test_a_gateway_that_cannot_read_a_record_is_no_silence(tmp_path: Path)
     with HistoryWriter(tmp_path / "history") as history:
         async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: next(answers))) as http:
             client = Client(["http://one"], http, history, seed=1, can_resume=True)
-            told = await replay(http, "http://one", client, progress())
+            told = await replay(http, "http://one", client, journey())
     assert told == Replay("http://one", None, b"broken", b"")
 
 
 async def test_a_call_is_told_again_with_its_key_and_its_own_headers(tmp_path: Path) -> None:
-    received: list[httpx.Headers] = []
+    heard: list[httpx.Headers] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        received.append(request.headers)
+        heard.append(request.headers)
         return httpx.Response(200, headers={"x-request-id": "cmpl-1"}, content=b"all")
 
     plan = PlannedCall(name="q0", due_s=0.0, path="/", body={"stream": True}, headers={"x-slo-ttft-ms": "5"})
@@ -187,9 +129,9 @@ async def test_a_call_is_told_again_with_its_key_and_its_own_headers(tmp_path: P
         async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
             client = Client(["http://one"], http, history, seed=1, can_resume=True)
             told = await replay(http, "http://one", client, CallProgress(plan, request_id="cmpl-1"))
-            assert received[0]["idempotency-key"] == client.idempotency_key(CallProgress(plan))
+            assert heard[0]["idempotency-key"] == client.idempotency_key(CallProgress(plan))
     assert told == Replay("http://one", "cmpl-1", b"all", b"all")
-    assert received[0]["x-slo-ttft-ms"] == "5"
+    assert heard[0]["x-slo-ttft-ms"] == "5"
 
 
 def test_questions_end_by_themselves_and_ask_for_log_probabilities_too() -> None:
@@ -209,8 +151,8 @@ async def ask(folder: Path, said: str, schemas: tuple[int, int], *, has_older_pa
             return said
 
     with HistoryWriter(folder / "history") as history:
-        context = SimpleNamespace(history=history, report=lambda _: None)
-        numbers = SchemaNumber(cast(Any, context), cast(Any, Pool()))
+        scene = SimpleNamespace(history=history, report=lambda _: None)
+        numbers = SchemaNumber(cast(Any, scene), cast(Any, Pool()))
         await numbers.check_raise(has_older_parts=has_older_parts)
         return [record for record in history.records if isinstance(record, Checked)]
 

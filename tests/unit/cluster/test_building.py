@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.images.building import BUILDAH, CHECKOUT, CONTAINERFILE, DOCKER, ROLES, find_builder, orca_image
+from cluster.images.building import BUILDAH, CHECKOUT, CONTAINERFILE, DOCKER, ROLES
 
 TEXT = (CHECKOUT / CONTAINERFILE).read_text()
 
@@ -38,24 +38,6 @@ def test_each_role_of_ours_installs_its_own_lock() -> None:
 
 def test_the_base_is_the_public_python_image_unless_another_is_named() -> None:
     assert re.findall(r"^ARG BASE=(\S+)$", TEXT, re.MULTILINE) == ["docker.io/library/python:3.12-slim-bookworm"]
-
-
-def test_docker_builds_where_its_daemon_answers(docker: Path) -> None:
-    docker.write_text("#!/bin/sh\nexit 0\n")
-    assert find_builder() == DOCKER
-
-
-def test_buildah_builds_where_docker_has_no_daemon(docker: Path) -> None:
-    docker.write_text("#!/bin/sh\nexit 1\n")
-    assert find_builder() == BUILDAH
-
-
-def test_both_build_the_same_target_and_only_buildah_needs_a_base() -> None:
-    image = orca_image("gateway", "dev")
-    one, other = (builder.build_command("gateway", image) for builder in (DOCKER, BUILDAH))
-    assert one[-7:] == other[-7:] == ["--file", CONTAINERFILE, "--target", "gateway", "--tag", image, "."]
-    assert "BASE=localhost/orca-base:bookworm" in other
-    assert not any(word.startswith("BASE=") for word in one)
 
 
 def test_an_image_is_exported_as_a_stream_under_its_name() -> None:

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from orca.core.domain.errors import SettingError
 from orca.gateway.answer.tracing import Tracing
-from orca.gateway.settings import Settings, parse_settings
+from orca.gateway.settings import GatewaySettings, parse_settings
 from orca.pool.settings import PoolSettings
 from support.gateway.gateway_rig import MODEL, WORDS, error_of, ids, rig, until
 
@@ -195,7 +195,7 @@ def test_a_bad_setting_stops_the_start_with_its_name(argv: list[str], environmen
 
 
 def test_keys_are_not_shown_with_the_settings() -> None:
-    assert "secret" not in repr(Settings(model="tiny", api_keys=("secret",)))
+    assert "secret" not in repr(GatewaySettings(model="tiny", api_keys=("secret",)))
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/ready", "/metrics", "/v1/models", "/v1/models/tiny"])

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 
 from orca.gateway.limits.auth import OPEN_PATHS
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from support.gateway.gateway_rig import error_of, rig, until
 from support.gateway.gateway_server import LIMIT_SECONDS, served
 
@@ -17,7 +17,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
 
 
-KEYED = Settings(model="tiny", api_keys=("right", "also"))
+KEYED = GatewaySettings(model="tiny", api_keys=("right", "also"))
 WRONG_KEYS = [None, "Bearer wrong", "Bearer ", "Basic right", "right", "Bearer rightx", "Bearer right x", "Bearer é"]
 
 
@@ -68,7 +68,7 @@ TRICKS = ["/{}", "{}/", "/.{}", "/x/..{}", "{}?key=right", "{};x", "{}%00", "{}%
 @pytest.mark.parametrize("trick", TRICKS)
 async def test_no_spelling_and_no_method_gets_past_the_key(trick: str) -> None:
     """On real sockets: clients would tidy these paths up."""
-    settings = Settings(model="tiny", port=0, drain_seconds=1, api_keys=("right",))
+    settings = GatewaySettings(model="tiny", port=0, drain_seconds=1, api_keys=("right",))
     async with served(settings, schedules=False) as one:
         for method, path in itertools.product(METHODS, PATHS):
             lines = [f"{method} {trick.format(path)} HTTP/1.1", "host: /health", "x-forwarded-host: 127.0.0.1"]
@@ -80,7 +80,7 @@ async def test_no_spelling_and_no_method_gets_past_the_key(trick: str) -> None:
 
 
 async def test_a_key_has_so_many_calls_at_a_time_until_their_answers_end() -> None:
-    settings = Settings(model="tiny", port=0, drain_seconds=1, api_keys=("right", "also"), calls_per_key_max=1)
+    settings = GatewaySettings(model="tiny", port=0, drain_seconds=1, api_keys=("right", "also"), calls_per_key_max=1)
     async with served(settings) as one, httpx.AsyncClient(base_url=one.url) as client:
         one.rig.scheduler.turns_left = 1
         body = {"prompt": "a", "max_tokens": 5, "stream": True}
@@ -98,7 +98,7 @@ async def test_a_key_has_so_many_calls_at_a_time_until_their_answers_end() -> No
 
 
 async def test_metrics_can_have_a_port_of_their_own() -> None:
-    settings = Settings(model="tiny", port=0, metrics_port=0, drain_seconds=1, api_keys=("right",))
+    settings = GatewaySettings(model="tiny", port=0, metrics_port=0, drain_seconds=1, api_keys=("right",))
     async with served(settings, schedules=False) as one, httpx.AsyncClient() as client:
         own = f"http://127.0.0.1:{one.server.metrics_port}"
         assert "orca_pool_up" in (await client.get(f"{own}/metrics")).text
@@ -107,7 +107,7 @@ async def test_metrics_can_have_a_port_of_their_own() -> None:
 
 
 async def test_clients_that_fill_the_door_do_not_keep_probes_out_of_the_internal_one() -> None:
-    settings = Settings(model="tiny", port=0, metrics_port=0, drain_seconds=1, connections_max=1)
+    settings = GatewaySettings(model="tiny", port=0, metrics_port=0, drain_seconds=1, connections_max=1)
     async with served(settings, schedules=False) as one, httpx.AsyncClient() as first, httpx.AsyncClient() as second:
         assert (await first.get(f"{one.url}/health")).status_code == 200
         assert (await second.get(f"{one.url}/health")).status_code == 503
@@ -115,7 +115,7 @@ async def test_clients_that_fill_the_door_do_not_keep_probes_out_of_the_internal
 
 
 async def test_any_of_the_keys_opens_and_probes_need_none() -> None:
-    async with rig(settings=Settings(model="tiny", api_keys=("right", "also"))) as one:
+    async with rig(settings=GatewaySettings(model="tiny", api_keys=("right", "also"))) as one:
         for key in ("right", "also"):
             response = await one.client.get("/v1/models", headers={"authorization": f"bearer {key}"})
             assert response.status_code == 200

@@ -15,15 +15,15 @@ from orca.core.api_keys import KEYS_MAX, ApiKey, KeyFileError, KeyLimits, key_di
 from orca.core.domain.errors import SettingError
 from orca.gateway.limits.auth import check_access
 from orca.gateway.limits.key_ring import READING_LEAST, KeyRing, TokenBucket
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from support.gateway.gateway_rig import Rig, error_of, rig, until
 
 LIMIT = st.none() | st.integers(1, 100)
 HASH = "sha256:" + "0" * 64
 
 
-def settings_with(file: Path, **fields: Any) -> Settings:
-    return Settings(model="tiny", api_keys_file=str(file), **fields)
+def settings_with(file: Path, **fields: Any) -> GatewaySettings:
+    return GatewaySettings(model="tiny", api_keys_file=str(file), **fields)
 
 
 def write(file: Path, *keys: tuple[str, str], **limits: int) -> Path:
@@ -243,7 +243,7 @@ def test_calls_that_read_on_have_a_bound_of_their_own(tmp_path: Path) -> None:
 
 
 async def test_a_key_without_a_rate_is_told_of_none() -> None:
-    async with rig(schedules=False, settings=Settings(model="tiny", api_keys=("a",))) as one:
+    async with rig(schedules=False, settings=GatewaySettings(model="tiny", api_keys=("a",))) as one:
         assert not [name for name in (await call(one, "a")).headers if name.startswith("x-ratelimit")]
 
 
@@ -300,12 +300,12 @@ def test_times_are_told_as_openai_does(taken: int, said: str) -> None:
 )
 def test_who_may_call_is_said_at_the_start(fields: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    settings = Settings(model="tiny", **fields)
+    settings = GatewaySettings(model="tiny", **fields)
     check_access(settings, KeyRing(settings))
     assert said in caplog.text
 
 
 def test_without_keys_no_network_is_served_unless_that_is_wanted() -> None:
-    settings = Settings(model="tiny", host="0.0.0.0")
+    settings = GatewaySettings(model="tiny", host="0.0.0.0")
     with pytest.raises(SettingError, match=r"0\.0\.0\.0 can be reached from outside and no API keys are set"):
         check_access(settings, KeyRing(settings))

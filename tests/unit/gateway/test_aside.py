@@ -12,7 +12,7 @@ from orca.gateway.answer.delivery import AcceptedCall, CallTiming, StreamDeliver
 from orca.gateway.answer.log_watcher import LogSubscription, LogWatcher
 from orca.gateway.answer.offload import INLINE_TOKENS, write_answer, write_text
 from orca.gateway.limits.drain import Drain
-from orca.gateway.metrics import Metrics
+from orca.gateway.metrics import GatewayMetrics
 from orca.gateway.render.render import AnswerKind, ChoiceStream, RenderModel, RenderOptions, stream_end, text_so_far
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.records import LogSlice
@@ -72,7 +72,7 @@ async def test_others_have_their_turn_while_first_events_echo_long_prompts_which
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    delivery = StreamDelivery(accepted, READING, Metrics("tiny"), Drain(), keep_alive_s=60)
+    delivery = StreamDelivery(accepted, READING, GatewayMetrics("tiny"), Drain(), keep_alive_s=60)
     assert await turns_during(delivery({"type": "http"}, receive, send)) >= 20
     expected = []
     for request, log in zip(requests, logs.values(), strict=True):

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from orca.gateway.server import allow_open_files
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from support.gateway.gateway_rig import check_refusal, until
 from support.gateway.gateway_server import LIMIT_SECONDS, Served, completion, served
 
@@ -50,10 +50,10 @@ ATTACKS = {
 }
 # On a machine with much else to do.
 pytestmark = pytest.mark.timeout(900)
-SHORT = Settings(
+SHORT = GatewaySettings(
     model="tiny", port=0, drain_seconds=1, header_seconds_max=0.5, body_seconds_max=0.5, idle_seconds_max=0.3
 )
-DEFAULT = Settings(model="tiny", port=0, drain_seconds=1)
+DEFAULT = GatewaySettings(model="tiny", port=0, drain_seconds=1)
 BOUNDS = pytest.mark.parametrize(
     "settings", [SHORT, pytest.param(DEFAULT, marks=pytest.mark.prove)], ids=["short", "long"]
 )
@@ -85,7 +85,7 @@ async def _drip(writer: asyncio.StreamWriter, attack: Attack) -> None:
 
 
 @BOUNDS
-async def test_every_slow_or_endless_client_is_closed_within_its_bound(settings: Settings) -> None:
+async def test_every_slow_or_endless_client_is_closed_within_its_bound(settings: GatewaySettings) -> None:
     async with served(settings) as one:
         seconds = await asyncio.gather(*(seconds_to_close(one.server.port, attack) for attack in ATTACKS.values()))
         for (name, attack), elapsed in zip(ATTACKS.items(), seconds, strict=True):
@@ -96,7 +96,7 @@ async def test_every_slow_or_endless_client_is_closed_within_its_bound(settings:
 
 
 @BOUNDS
-async def test_idle_connections_are_all_closed_and_harm_nobody_meanwhile(settings: Settings) -> None:
+async def test_idle_connections_are_all_closed_and_harm_nobody_meanwhile(settings: GatewaySettings) -> None:
     idle = 1000 if settings is DEFAULT else 100
     allow_open_files(3 * idle)
     async with served(settings) as one, httpx.AsyncClient(base_url=one.url) as client:

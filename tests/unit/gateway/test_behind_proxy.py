@@ -9,7 +9,7 @@ import pytest
 from orca.gateway.http import behind_proxy
 from orca.gateway.http.behind_proxy import ProxyPause
 from orca.gateway.http.connection import SEND_BODY
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from support.gateway.gateway_rig import rig
 
 PAUSE_S = 0.2
@@ -207,7 +207,7 @@ async def test_without_a_pause_all_calls_pass_untouched() -> None:
 
 
 async def test_a_gateway_waits_for_as_long_as_its_setting_says() -> None:
-    async with rig(schedules=False, settings=Settings(model="tiny", proxy_pause_seconds=PAUSE_S)) as one:
+    async with rig(schedules=False, settings=GatewaySettings(model="tiny", proxy_pause_seconds=PAUSE_S)) as one:
         began_s = time.monotonic()
         await one.client.post("/tokenize", json={"prompt": "a"}, headers={"x-forwarded-for": "192.0.2.7"})
         assert time.monotonic() - began_s >= PAUSE_S

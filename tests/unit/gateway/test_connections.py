@@ -9,7 +9,7 @@ import pytest
 
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.request import FinishReason
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from orca.pool.settings import PoolSettings
 from support.gateway.gateway_rig import events, ids, until
 from support.gateway.gateway_server import LIMIT_SECONDS, completion, refusal, served
@@ -35,7 +35,7 @@ async def test_headers_come_before_the_first_token_and_events_as_they_are_commit
 
 
 async def test_a_client_that_leaves_takes_out_its_reader_and_the_pool_cancels() -> None:
-    async with served(Settings(model="tiny", port=0, round_seconds=0.05), pool_settings=READERS) as one:
+    async with served(GatewaySettings(model="tiny", port=0, round_seconds=0.05), pool_settings=READERS) as one:
         one.rig.scheduler.turns_left = 1
         _, writer = await one.open_stream()
         await until(lambda: any(record.log for record in one.rig.pool.state.records.values()))
@@ -72,7 +72,7 @@ async def test_a_client_that_leaves_a_whole_found_noticed_too() -> None:
 
 
 async def test_readers_are_renewed_for_as_long_as_the_connection_lives() -> None:
-    async with served(Settings(model="tiny", port=0, round_seconds=0.05), pool_settings=READERS) as one:
+    async with served(GatewaySettings(model="tiny", port=0, round_seconds=0.05), pool_settings=READERS) as one:
         one.rig.scheduler.turns_left = 1
         reader, writer = await one.open_stream()
         await until(lambda: one.rig.pool.state.records)
@@ -89,7 +89,7 @@ async def test_readers_are_renewed_for_as_long_as_the_connection_lives() -> None
 
 
 async def test_a_body_that_drips_is_cut_with_408() -> None:
-    async with served(Settings(model="tiny", port=0, body_seconds_max=0.2)) as one:
+    async with served(GatewaySettings(model="tiny", port=0, body_seconds_max=0.2)) as one:
         head = (
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n"
         )
@@ -103,7 +103,7 @@ async def test_a_body_that_drips_is_cut_with_408() -> None:
 
 @pytest.mark.parametrize("sent", [b"POST /v1/comp", b"GET /health HTTP/1.1\r\nhost: x\r\nx-a: b\r\n"])
 async def test_headers_that_drip_are_cut_with_408(sent: bytes) -> None:
-    async with served(Settings(model="tiny", port=0, header_seconds_max=0.2)) as one:
+    async with served(GatewaySettings(model="tiny", port=0, header_seconds_max=0.2)) as one:
         reader, _ = await one.open(sent)
         status, error = await refusal(reader)
         assert (status, error["code"]) == (408, "header_timeout")
@@ -112,13 +112,13 @@ async def test_headers_that_drip_are_cut_with_408(sent: bytes) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n\r\n"])
 async def test_a_connection_without_a_request_is_closed_without_a_word(sent: bytes) -> None:
-    async with served(Settings(model="tiny", port=0, header_seconds_max=0.2)) as one:
+    async with served(GatewaySettings(model="tiny", port=0, header_seconds_max=0.2)) as one:
         reader, _ = await one.open(sent)
         assert await asyncio.wait_for(reader.read(), LIMIT_SECONDS) == b""
 
 
 async def test_empty_lines_between_requests_do_not_hold_a_connection() -> None:
-    async with served(Settings(model="tiny", port=0, header_seconds_max=0.2)) as one:
+    async with served(GatewaySettings(model="tiny", port=0, header_seconds_max=0.2)) as one:
         reader, writer = await one.open(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         await reader.readuntil(b'"ok"}')
         writer.write(b"\r\n")
@@ -126,7 +126,9 @@ async def test_empty_lines_between_requests_do_not_hold_a_connection() -> None:
 
 
 async def test_a_body_that_comes_behind_its_answer_does_not_hold_a_connection() -> None:
-    async with served(Settings(model="tiny", port=0, header_seconds_max=LIMIT_SECONDS, idle_seconds_max=0.2)) as one:
+    async with served(
+        GatewaySettings(model="tiny", port=0, header_seconds_max=LIMIT_SECONDS, idle_seconds_max=0.2)
+    ) as one:
         reader, writer = await one.open(b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
         head = await reader.readuntil(b"\r\n\r\n")
         assert b" 404 " in head
@@ -135,13 +137,13 @@ async def test_a_body_that_comes_behind_its_answer_does_not_hold_a_connection() 
 
 
 async def test_a_body_that_never_comes_behind_its_answer_does_not_hold_a_connection() -> None:
-    async with served(Settings(model="tiny", port=0, header_seconds_max=0.2)) as one:
+    async with served(GatewaySettings(model="tiny", port=0, header_seconds_max=0.2)) as one:
         reader, _ = await one.open(b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
         assert b" 404 " in await asyncio.wait_for(reader.read(), LIMIT_SECONDS)
 
 
 async def test_a_request_right_behind_such_a_body_has_the_time_that_it_needs() -> None:
-    async with served(Settings(model="tiny", port=0, idle_seconds_max=0.2)) as one:
+    async with served(GatewaySettings(model="tiny", port=0, idle_seconds_max=0.2)) as one:
         one.rig.scheduler.turns_left = 1
         reader, writer = await one.open(b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
         await reader.readuntil(b"}")
@@ -153,7 +155,7 @@ async def test_a_request_right_behind_such_a_body_has_the_time_that_it_needs() -
 
 
 async def test_a_second_request_on_a_connection_has_its_own_time_for_headers() -> None:
-    async with served(Settings(model="tiny", port=0, header_seconds_max=0.3)) as one:
+    async with served(GatewaySettings(model="tiny", port=0, header_seconds_max=0.3)) as one:
         reader, writer = await one.open(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         await reader.readuntil(b'"ok"}')
         writer.write(b"GET /hea")
@@ -161,7 +163,7 @@ async def test_a_second_request_on_a_connection_has_its_own_time_for_headers() -
 
 
 async def test_a_long_answer_outlives_the_time_for_headers() -> None:
-    async with served(Settings(model="tiny", port=0, header_seconds_max=0.1)) as one:
+    async with served(GatewaySettings(model="tiny", port=0, header_seconds_max=0.1)) as one:
         one.rig.scheduler.turns_left = 1
         reader, writer = await one.open_stream()
         await until(lambda: one.rig.pool.state.awake > 400)

@@ -18,12 +18,12 @@ from orca.core.domain.errors import SettingError
 from orca.gateway.answer.tracing import CLOSE_SECONDS, Tracing
 from orca.gateway.http import bounds
 from orca.gateway.server import make_server
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from support.gateway.gateway_rig import rig, until
 from support.gateway.gateway_server import LIMIT_SECONDS, Served, refusal, served
 
-HOURS = Settings(model="tiny", port=0, drain_seconds=3600)
-SECONDS = Settings(model="tiny", port=0, drain_seconds=0.2)
+HOURS = GatewaySettings(model="tiny", port=0, drain_seconds=3600)
+SECONDS = GatewaySettings(model="tiny", port=0, drain_seconds=0.2)
 
 
 class Kept(SpanExporter):
@@ -163,7 +163,7 @@ async def test_a_second_signal_during_the_drain_ends_at_once() -> None:
 async def test_a_start_that_fails_at_the_metrics_port_ends_the_lifespan() -> None:
     kept = Kept()
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        settings = Settings(model="tiny", port=0, metrics_port=taken.getsockname()[1])
+        settings = GatewaySettings(model="tiny", port=0, metrics_port=taken.getsockname()[1])
         async with rig(settings=settings, runs_tasks=False, tracing=Tracing(kept)) as one:
             with pytest.raises(SettingError, match="metrics_port"):
                 await make_server(one.app, settings).serve()

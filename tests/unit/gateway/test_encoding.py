@@ -10,7 +10,7 @@ from tokenizers import models
 from orca.core.domain.text import Tokenizer
 from orca.gateway.errors import ApiError
 from orca.gateway.models.encoding import Encoder
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from support.gateway.gateway_rig import MODEL, ids, rig, tokenizer, turns_during
 
 LIMIT = MODEL.max_model_len * 64
@@ -53,7 +53,7 @@ async def test_a_token_that_is_longer_than_the_setting_raises_the_bound() -> Non
     long = "=" * 100
     inner = tokenizers.Tokenizer(models.WordLevel({long: 0, "?": 1}, unk_token="?"))
     one = Tokenizer(inner, decoder={"type": "ByteLevel"}, named_special_tokens={})
-    encoder = Encoder(replace(MODEL, max_model_len=1), one, Settings(model="tiny"))
+    encoder = Encoder(replace(MODEL, max_model_len=1), one, GatewaySettings(model="tiny"))
     assert await encoder.encode_prompt(long, param="prompt", add_special_tokens=False) == [0]
     with pytest.raises(ApiError, match="101 bytes cannot fit"):
         await encoder.encode_prompt(long + "=", param="prompt", add_special_tokens=False)
@@ -65,7 +65,7 @@ async def test_a_token_that_is_longer_than_the_setting_raises_the_bound() -> Non
     ids=["text", "chat"],
 )
 async def test_a_text_to_count_may_be_longer_than_a_prompt_up_to_a_bound(body: dict[str, Any], param: str) -> None:
-    settings = Settings(model="tiny", tokenize_bytes_max=30_000)
+    settings = GatewaySettings(model="tiny", tokenize_bytes_max=30_000)
     async with rig(schedules=False, settings=settings) as one:
         assert (await one.post("/tokenize", prompt="x" * 30_000)).json()["count"] == len(ids("x" * 30_000))
         status, error = await one.error("/tokenize", **body)
@@ -74,7 +74,7 @@ async def test_a_text_to_count_may_be_longer_than_a_prompt_up_to_a_bound(body: d
 
 
 async def test_other_work_goes_on_between_the_texts_of_a_call() -> None:
-    encoder = Encoder(MODEL, tokenizer(), Settings(model="tiny"))
+    encoder = Encoder(MODEL, tokenizer(), GatewaySettings(model="tiny"))
 
     async def encode_ten() -> None:
         for _ in range(10):

@@ -10,7 +10,7 @@ from orca.core.api_keys import ApiKey, KeyLimits, key_digest, key_line
 from orca.core.domain.request import Request
 from orca.gateway.limits.backlog import POLL_SECONDS
 from orca.gateway.limits.overload import LAG_MOST_SECONDS
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from orca.pool.records import Parent, Submission
 from orca.pool.settings import PoolSettings
 from support.gateway.gateway_rig import Rig, error_of, recording, rig, until
@@ -70,7 +70,7 @@ async def test_refused_calls_cost_the_pool_one_question_in_all() -> None:
 
 
 async def test_a_wrong_key_is_told_so_and_not_that_the_queue_is_full() -> None:
-    settings = Settings(model="tiny", api_keys=("right",))
+    settings = GatewaySettings(model="tiny", api_keys=("right",))
     async with rig(schedules=False, pool=SilentWhenFull(), settings=settings) as one:
         answers = [
             await one.client.post(COMPLETIONS, json={"prompt": "a"}, headers={"authorization": f"Bearer {key}"})
@@ -80,7 +80,7 @@ async def test_a_wrong_key_is_told_so_and_not_that_the_queue_is_full() -> None:
 
 
 async def test_new_calls_leave_a_way_in_for_those_that_resume_and_cancel() -> None:
-    async with rig(schedules=False, settings=Settings(model="tiny", connections_max=3)) as one:
+    async with rig(schedules=False, settings=GatewaySettings(model="tiny", connections_max=3)) as one:
         waiting = await filled(one, 2)
         keyed = {"idempotency-key": "k"}
         waiting.append(asyncio.create_task(one.client.post(COMPLETIONS, json={"prompt": "a"}, headers=keyed)))
@@ -108,7 +108,7 @@ async def test_a_key_of_less_priority_is_refused_in_a_queue_that_others_may_fill
     file = tmp_path / "keys"
     keys = [ApiKey("batch", key_digest("b"), KeyLimits(queue_percent=50)), ApiKey("people", key_digest("p"))]
     file.write_text("\n".join(map(key_line, keys)))
-    settings = Settings(model="tiny", api_keys_file=str(file))
+    settings = GatewaySettings(model="tiny", api_keys_file=str(file))
     async with rig(schedules=False, settings=settings, pool=ToldPool(stats(queued=60))) as one:
         answers = [
             await one.client.post(COMPLETIONS, json={"prompt": 5}, headers={"authorization": f"Bearer {key}"})
@@ -134,7 +134,7 @@ async def test_a_loop_that_is_late_takes_no_new_calls_until_it_keeps_up_again() 
 async def test_a_refused_call_counts_by_its_path_and_against_its_keys_limits(tmp_path: Any) -> None:
     file = tmp_path / "keys"
     file.write_text(key_line(ApiKey("one", key_digest("k"), KeyLimits(requests_per_minute=1))))
-    settings = Settings(model="tiny", api_keys_file=str(file))
+    settings = GatewaySettings(model="tiny", api_keys_file=str(file))
     async with rig(schedules=False, settings=settings, pool=ToldPool(stats(queued=100))) as one:
         keyed = {"authorization": "Bearer k"}
         # The first one asks the pool, behind the router; from the second on the queue is known to be full.

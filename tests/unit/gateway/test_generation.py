@@ -8,7 +8,7 @@ import pytest
 
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.request import FinishReason, Request, SamplingParams
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from support.gateway.gateway_rig import MODEL, SLOTS, WORDS, Rig, eos, events, ids, recording, rig, tokenizer, until
 
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
@@ -213,7 +213,7 @@ async def test_a_missing_max_tokens_is_cut_to_the_context_while_no_group_was_for
 
 async def test_max_completion_tokens_goes_before_max_tokens() -> None:
     found: list[Request] = []
-    async with rig(settings=Settings(model="tiny", default_max_new_tokens=7)) as one:
+    async with rig(settings=GatewaySettings(model="tiny", default_max_new_tokens=7)) as one:
         one.scheduler.answer = recording(found)
         await one.chat()
         await one.chat(max_tokens=3)
@@ -222,7 +222,7 @@ async def test_max_completion_tokens_goes_before_max_tokens() -> None:
 
 
 async def test_a_deadline_ends_the_request() -> None:
-    async with rig(settings=Settings(model="tiny", round_seconds=0.05)) as one:
+    async with rig(settings=GatewaySettings(model="tiny", round_seconds=0.05)) as one:
         one.scheduler.turns_left = 1
         response = await one.post("/v1/completions", prompt="a", max_tokens=9, deadline_ms=100)
         assert response.status_code == 504
@@ -312,7 +312,7 @@ async def test_a_trace_context_goes_on_with_the_requests() -> None:
 
 
 async def test_long_texts_are_encoded_off_the_event_loop() -> None:
-    async with rig(settings=Settings(model="tiny", inline_characters_max=0)) as one:
+    async with rig(settings=GatewaySettings(model="tiny", inline_characters_max=0)) as one:
         assert (await one.complete())["choices"][0]["text"] == WORDS
 
 

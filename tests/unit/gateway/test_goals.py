@@ -19,18 +19,18 @@ from orca.gateway.latency_goals import (
     latency_of,
     summary,
 )
-from orca.gateway.metrics import Metrics
+from orca.gateway.metrics import GatewayMetrics
 from orca.gateway.render.render import RenderOptions
-from orca.gateway.settings import Settings
-from orca.pool.records import RequestState, RequestStatus
+from orca.gateway.settings import GatewaySettings
+from orca.pool.records import OwnershipState, RequestStatus
 from support.gateway.gateway_rig import MODEL, WORDS, Rig, error_of, make_request, rig, until
 from support.gateway.gateway_server import served
 from support.gateway.overloads import observed
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BODY = {"prompt": "the fox", "max_tokens": 50, "messages": [{"role": "user", "content": "the fox"}]}
-SOFT = Settings(model="tiny", round_seconds=0.05)
-ENFORCING = Settings(model="tiny", round_seconds=0.05, slo_enforce=True)
+SOFT = GatewaySettings(model="tiny", round_seconds=0.05)
+ENFORCING = GatewaySettings(model="tiny", round_seconds=0.05, slo_enforce=True)
 LOOSE = {"x-slo-ttft-ms": "600000", "x-slo-tpot-ms": "600000.5"}
 TIGHT = {"x-slo-ttft-ms": "0.001", "x-slo-tpot-ms": "0.000001"}
 BOTH = LatencyGoals(ttft_ms=100, tpot_ms=10)
@@ -44,7 +44,7 @@ def status(
     """Of a request of 11 tokens at most; times in milliseconds from its submission."""
     return RequestStatus(
         request=replace(make_request(max_new_tokens=11), submitted_ms=SUBMITTED_MS),
-        state=RequestState.OWNED if ended is None else RequestState.ENDED,
+        state=OwnershipState.OWNED if ended is None else OwnershipState.ENDED,
         owner=None,
         claim=None,
         tokens=tokens,
@@ -55,7 +55,7 @@ def status(
     )
 
 
-def counted(metrics: Metrics) -> dict[tuple[str, str], float]:
+def counted(metrics: GatewayMetrics) -> dict[tuple[str, str], float]:
     """(goal, outcome) -> requests; those that none was counted for are left out."""
     [family] = [family for family in metrics.registry.collect() if family.name == "orca_request_slo"]
     assert {sample.labels["model_name"] for sample in family.samples} == {MODEL.name}

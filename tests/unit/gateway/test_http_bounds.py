@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from orca.gateway.http import bounds
 from orca.gateway.http.connection import LINGERING_MAX
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from support.gateway.gateway_rig import until
 from support.gateway.gateway_server import LIMIT_SECONDS, Served, refusal, served
 
@@ -31,8 +31,8 @@ def _idle_at_once(monkeypatch: pytest.MonkeyPatch, _nobody_gives_way: None) -> N
     monkeypatch.setattr(bounds, "IDLE_LEAST_SECONDS", 0.0)
 
 
-def bounded(**fields: Any) -> Settings:
-    return Settings(model="tiny", port=0, drain_seconds=1, **fields)
+def bounded(**fields: Any) -> GatewaySettings:
+    return GatewaySettings(model="tiny", port=0, drain_seconds=1, **fields)
 
 
 async def refused(one: Served, sent: bytes) -> tuple[int, str, str]:

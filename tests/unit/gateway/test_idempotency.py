@@ -8,7 +8,7 @@ import pytest
 
 from orca.core.domain.errors import QueueFull
 from orca.core.domain.request import Request
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from orca.pool.records import OnDisconnect
 from orca.pool.settings import PoolSettings
 from support.gateway.gateway_rig import WORDS, Rig, error_of, events, recording, rig, until
@@ -91,7 +91,7 @@ async def test_other_keys_and_no_keys_are_other_generations() -> None:
 
 
 async def test_the_same_word_under_two_api_keys_is_two_generations() -> None:
-    async with rig(settings=Settings(model="tiny", api_keys=("secret-1", "secret-2"))) as one:
+    async with rig(settings=GatewaySettings(model="tiny", api_keys=("secret-1", "secret-2"))) as one:
         names = set()
         for api_key in ("secret-1", "secret-2", "secret-1"):
             headers = {"idempotency-key": "k", "authorization": f"Bearer {api_key}"}

@@ -8,13 +8,13 @@ import httpx
 from openai import AsyncOpenAI, AsyncStream
 from openai.types import Completion
 
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from support.gateway.gateway_rig import WORDS, ids
 from support.gateway.gateway_server import LIMIT_SECONDS, served
 from support.waiting import until
 
-OFTEN = Settings(model="tiny", port=0, keep_alive_seconds=0.05)
-SELDOM = Settings(model="tiny", port=0, keep_alive_seconds=3)
+OFTEN = GatewaySettings(model="tiny", port=0, keep_alive_seconds=0.05)
+SELDOM = GatewaySettings(model="tiny", port=0, keep_alive_seconds=3)
 EVENTS = {"Accept": "text/event-stream"}
 CALL = {"model": "tiny", "prompt": "the fox", "max_tokens": 3, "stream": True}
 

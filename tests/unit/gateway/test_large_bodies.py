@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from orca.gateway.errors import ApiError
 from orca.gateway.http.receive import BodyBudget, UnreadBody, receive_body
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from support.gateway.gateway_rig import error_of, rig, until
 
 THREADS: list[threading.Thread] = []
@@ -38,7 +38,7 @@ async def received(content: bytes, **settings: Any) -> Noting:
     scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
     with BodyBudget(1 << 30).for_call() as budget:
         unread = UnreadBody.of(Request(scope, receive))
-        return await receive_body(unread, Noting, Settings(model="tiny", **settings), budget)
+        return await receive_body(unread, Noting, GatewaySettings(model="tiny", **settings), budget)
 
 
 @pytest.mark.parametrize(("size", "is_inline"), [(1_000, True), (4_000_000, False)])
@@ -71,7 +71,7 @@ async def test_as_many_objects_and_lists_as_a_body_may_have_are_checked() -> Non
 
 
 async def test_a_chat_of_many_messages_is_written_out_beside_the_loop() -> None:
-    settings = Settings(model="tiny", inline_messages_max=2)
+    settings = GatewaySettings(model="tiny", inline_messages_max=2)
     async with rig(schedules=False, settings=settings) as one:
         template = one.app.state.gateway.models.current.chat_template
         render, threads = template.render, []
@@ -90,7 +90,7 @@ async def test_a_chat_of_many_messages_is_written_out_beside_the_loop() -> None:
 
 
 async def test_more_tokens_than_a_context_can_hold_are_not_detokenized() -> None:
-    settings = Settings(model="tiny", detokenize_tokens_max=10)
+    settings = GatewaySettings(model="tiny", detokenize_tokens_max=10)
     async with rig(schedules=False, settings=settings) as one:
         most = max(10, one.app.state.gateway.models.current.info.max_model_len)
         for count, status in ((most, 200), (most + 1, 400)):
@@ -148,7 +148,7 @@ async def test_bodies_beyond_what_there_is_for_all_of_them_are_refused_until_oth
         yield b"}"
 
     may_end = asyncio.Event()
-    settings = Settings(model="tiny", body_bytes_max=1_000, bodies_bytes_max=1_000)
+    settings = GatewaySettings(model="tiny", body_bytes_max=1_000, bodies_bytes_max=1_000)
     headers = {"content-type": "application/json"}
     async with rig(schedules=False, settings=settings) as one:
         budget = one.app.state.gateway.body_budget

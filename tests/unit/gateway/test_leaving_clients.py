@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from checker.clients.leaving import AT_A_TIME, STAY_SECONDS_MAX, leave_at_random
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.settings import PoolSettings
 from support.gateway.gateway_rig import until
 from support.gateway.gateway_server import Served, served
 
 GRACE_MS = 300
-SETTINGS = Settings(model="tiny", port=0, drain_seconds=1, round_seconds=0.05)
+SETTINGS = GatewaySettings(model="tiny", port=0, drain_seconds=1, round_seconds=0.05)
 POOL = PoolSettings(resume_grace_ms=GRACE_MS, reader_lease_ms=2_000, max_queued=10_000)
 
 

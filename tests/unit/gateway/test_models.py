@@ -18,7 +18,7 @@ from orca.core.domain.errors import SettingError
 from orca.core.domain.text import Tokenizer
 from orca.core.other_model import OtherModel
 from orca.gateway.models.models import ServedModel, load_others
-from orca.gateway.settings import Settings, parse_settings
+from orca.gateway.settings import GatewaySettings, parse_settings
 from orca.pool.memory.pool import MemoryPool
 from support.gateway.gateway_rig import MODEL, SLOTS, FakeScheduler, Rig, WallClock, events, rig, tokenizer, until
 
@@ -74,7 +74,7 @@ async def change() -> AsyncIterator[Change]:
     await pool.set_revision(OLD.revision, 1)
     for revision, slots in ((OLD.revision, SLOTS), (NEW.revision, 80)):
         await pool.promise_slots(revision, slots)
-    settings = Settings(model="newer")
+    settings = GatewaySettings(model="newer")
     old = FakeScheduler(pool, OLD.revision, "old", answer=lambda _: tokenizer().encode(OLD_TEXT))
     new = FakeScheduler(pool, NEW.revision, "new", answer=lambda _: new_tokenizer().encode(NEW_TEXT))
     others = [ServedModel.of(OLD, tokenizer(), settings)]
@@ -242,7 +242,7 @@ async def test_a_model_in_force_that_changes_with_each_try_is_given_up(monkeypat
 def test_another_model_that_cannot_be_read_is_left_out_and_the_rest_is_there(tmp_path: Path) -> None:
     other = OtherModel(folder=str(AUSTEN), name="b", dtype="bfloat16", quantization="int8")
     words = [OtherModel(folder=str(tmp_path / "gone")), other]
-    settings = Settings(model="a", other_models=tuple(word.to_text() for word in words))
+    settings = GatewaySettings(model="a", other_models=tuple(word.to_text() for word in words))
     (found,) = load_others(settings)
     assert (found.info.name, found.info.dtype, found.info.folder) == ("b", "bfloat16", AUSTEN)
     assert found.info.quantization == "int8"

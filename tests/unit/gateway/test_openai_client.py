@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from orca.core.domain.request import FinishReason
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from support.gateway.gateway_rig import WORDS, ids
 from support.gateway.gateway_server import served
 
@@ -65,7 +65,7 @@ async def test_a_hundred_streams_at_once_each_get_their_own_tokens() -> None:
 
 
 async def test_errors_arrive_as_the_clients_own_kinds() -> None:
-    settings = Settings(model="tiny", port=0, api_keys=("right",), drain_seconds=1)
+    settings = GatewaySettings(model="tiny", port=0, api_keys=("right",), drain_seconds=1)
     async with served(settings) as one:
         async with openai.AsyncOpenAI(base_url=one.url + "/v1", api_key="wrong") as client:
             with pytest.raises(openai.AuthenticationError):

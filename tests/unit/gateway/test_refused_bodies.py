@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from support.gateway.gateway_rig import error_of, rig
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -39,7 +39,7 @@ async def test_a_body_that_is_too_large_is_413_announced_or_not() -> None:
         for _ in range(20):
             yield b" " * 100
 
-    async with rig(schedules=False, settings=Settings(model="tiny", body_bytes_max=1000)) as one:
+    async with rig(schedules=False, settings=GatewaySettings(model="tiny", body_bytes_max=1000)) as one:
         for content in (b" " * 1001, unannounced()):
             response = await one.client.post(COMPLETIONS, content=content, headers=JSON)
             status, error = error_of(response)

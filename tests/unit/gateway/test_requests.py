@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from orca.core.domain.request import FinishReason
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from support.gateway.gateway_rig import MODEL, WORDS, Rig, error_of, ids, rig, until
 
 BODY = {"prompt": "the fox", "max_tokens": 50}
-TWO_KEYS = Settings(model="tiny", api_keys=("mine", "yours"))
+TWO_KEYS = GatewaySettings(model="tiny", api_keys=("mine", "yours"))
 MINE, YOURS = {"authorization": "Bearer mine"}, {"authorization": "Bearer yours"}
 
 

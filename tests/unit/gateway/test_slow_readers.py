@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from orca.gateway.answer.log_watcher import UNTAKEN_MAX
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from support.gateway.gateway_rig import until
 from support.gateway.gateway_server import LIMIT_SECONDS, Served, served
 
@@ -20,10 +20,10 @@ SYSTEM_BUFFER_BYTES = 16 << 10
 """Of each socket, at both ends: the rest of a stream has to be somewhere else."""
 
 TOKEN_BYTES_MAX = 500  # of an event
-SETTINGS = Settings(model="tiny", port=0, drain_seconds=1)
+SETTINGS = GatewaySettings(model="tiny", port=0, drain_seconds=1)
 
 
-IMPATIENT = Settings(model="tiny", port=0, drain_seconds=1, unread_seconds_max=0.5)
+IMPATIENT = GatewaySettings(model="tiny", port=0, drain_seconds=1, unread_seconds_max=0.5)
 
 
 def call(**more: Any) -> bytes:

@@ -4,10 +4,6 @@ import json
 from typing import Any
 
 import pytest
-from changing_shop import ChangingShop
-from clusters import BORN_S, FakeCluster
-from deployments import deployment
-from slots_shop import SlotsShop
 
 from orca.operator.domain import facts, names
 from orca.operator.domain.actions import Apply, Delete
@@ -16,6 +12,10 @@ from orca.operator.domain.resource import Json
 from orca.operator.domain.served_models import ServedModel, read_model
 from orca.operator.plan.plan import ReconcilePlan
 from orca.operator.plan.status import make_status
+from support.operator.changing_shop import ChangingShop
+from support.operator.clusters import BORN_S, FakeCluster
+from support.operator.deployments import deployment
+from support.operator.slots_shop import SlotsShop
 
 MODEL = ServedModel(claim="c", folder="a/b", dtype="float32", name="n, m", max_model_len=5)
 GARBAGE = [
@@ -124,6 +124,26 @@ def test_a_group_of_unknown_slots_is_mended_though_requests_wait_that_it_may_hol
     del scheduler["metadata"]["annotations"][names.SLOTS_ANNOTATION]
     assert written(shop.look()) == [scheduler["metadata"]["name"]]
     assert [facts.slots(each) for each in shop.schedulers()] == [1024]
+
+
+def test_of_the_old_groups_one_whose_slots_are_known_stays_before_one_whose_are_not() -> None:
+    cluster = settled(model={"uri": "pvc://models/a"}, replicas=2, scheduler={"kvSlots": 1024})
+    known, unknown = cluster.names("StatefulSet", "scheduler")
+    del cluster.objects["StatefulSet", unknown]["metadata"]["annotations"][names.SLOTS_ANNOTATION]
+    cluster.pool = PoolStatus(generation=int(BORN_S) + 1)
+    cluster.deployment = deployment(model={"uri": "pvc://models/b"}, replicas=2, generation=2)
+    assert cluster.look().change.kept == {known.removesuffix("-scheduler")}
+
+
+def test_gateways_keep_an_old_model_while_a_group_may_still_have_it() -> None:
+    cluster = settled(model={"uri": "pvc://models/a"})
+    [old] = cluster.names("StatefulSet", "stage")
+    cluster.pool = PoolStatus(generation=int(BORN_S) + 1)
+    cluster.deployment = deployment(model={"uri": "pvc://models/b"}, generation=2)
+    cluster.look()
+    cluster.pool = PoolStatus(generation=int(BORN_S) + 2)
+    del cluster.objects["StatefulSet", old]["metadata"]["annotations"][names.MODELS_ANNOTATION]
+    assert [each.folder for each in cluster.look().change.older] == ["a"]
 
 
 def test_gateway_pods_without_the_annotation_do_not_hold_up_a_change_of_the_model() -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from clusters import observation
 from grpc import aio
 
 from orca.operator.cluster.api_server import Cluster
@@ -18,7 +17,7 @@ from orca.operator.domain.resource import Json, OrcaDeployment
 from orca.operator.plan.plan import make_plan
 from orca.operator.plan.status import make_status
 from orca.operator.reconcile import observe, reconcile
-from support.operator.clusters import BORN_S, RELEASE, FakeCluster
+from support.operator.clusters import BORN_S, RELEASE, FakeCluster, observation
 from support.operator.deployments import deployment
 from support.operator.handshakes import NAME, Files, a_key, ask, issue, secret, shown
 from support.operator.paper_api import paper_api

@@ -4,7 +4,6 @@ import time
 from pathlib import Path
 
 import pytest
-from clusters import observation
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from grpc import aio
@@ -12,7 +11,7 @@ from grpc import aio
 from orca.operator.domain import certificates
 from orca.operator.domain.certificates import CA, CERTIFICATE, KEY
 from orca.operator.domain.problems import Problem
-from support.operator.clusters import BORN_S
+from support.operator.clusters import BORN_S, observation
 from support.operator.deployments import deployment
 from support.operator.handshakes import Files, ask, by_some_ca, issue, secret, shown
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from clusters import observation
 
 from orca.core.domain.errors import OrcaError
 from orca.operator.cluster.probes import poll_pool, set_promise
@@ -17,6 +16,7 @@ from orca.operator.domain.api_refusals import Refusals
 from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import Json
 from orca.operator.reconcile import reconcile
+from support.operator.clusters import observation
 from support.operator.deployments import deployment
 from support.operator.paper_api import paper_api
 

@@ -13,7 +13,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 GROUPS = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
 ROLES = ["gateway", "scheduler", "worker", "operator", "fetch"]
 """Each is an extra and an image (services/Containerfile)."""
-LOCKS = ["dev", "local", "build", *ROLES]
+LOCKS = ["dev", "local", "build", "quick", *ROLES]
 PYTHONS = ["3.11", "3.12"]
 
 
@@ -58,9 +58,10 @@ def pins(lock: str, python: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("lock", "extras", "groups"),
     [
-        ("dev", ["local", "operator", "fetch", "bench"], ["dev", "build"]),
+        ("dev", ["local", "operator", "fetch", "bench"], ["dev", "build", "docs", "quick"]),
         ("local", ["local"], []),
         ("build", [], ["build"]),
+        ("quick", ["gateway", "scheduler", "operator", "fetch", "bench"], ["build", "quick"]),
         *((role, [role], []) for role in ROLES),
     ],
     ids=LOCKS,
@@ -100,3 +101,7 @@ def test_only_the_worker_brings_torch(role: str) -> None:
     heavy = {"torch", "triton", "numpy", "transformers"}
     assert heavy & pins(role, "3.11").keys() == set()
     assert "torch" in pins("worker", "3.11")
+
+
+def test_quick_tests_need_no_library_that_computes_models() -> None:
+    assert {"torch", "triton", "transformers", "numba"} & pins("quick", "3.11").keys() == set()

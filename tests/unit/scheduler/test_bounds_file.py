@@ -102,7 +102,7 @@ def test_a_changed_file_is_taken_over_once(path: Path) -> None:
     assert file.bounds.max_batch_size == 4
     path.write_text(json.dumps({"max_batch_size": 8, "max_batch_tokens": 64}))
     for _ in range(3):
-        file.look(told)  # type: ignore[arg-type]
+        file.poll(told)  # type: ignore[arg-type]
     assert told.bounds == [(8, 64)]
 
 
@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_used_leaves_the_bounds_as_they_are(
     told = Told()
     file = BoundsFile(path, BatchingSettings())
     path.write_text(content)
-    file.look(told)  # type: ignore[arg-type]
+    file.poll(told)  # type: ignore[arg-type]
     assert told.bounds == []
     [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert complaint in record.getMessage()

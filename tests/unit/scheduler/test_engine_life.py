@@ -10,8 +10,10 @@ from grpc import aio
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Epoch, Step, StepResult
 from orca.core.transport import engine_pb2 as pb
-from orca.scheduler.engines.engine_epoch import EngineEpoch, JoinedStage, mending_pause_s
-from orca.scheduler.engines.grpc_engine import GrpcEngine, StageLoading
+from orca.scheduler.engines.engine_epoch import EngineEpoch, mending_pause_s
+from orca.scheduler.engines.grpc_engine import GrpcEngine
+from orca.scheduler.engines.stage_links import StageLoading
+from orca.scheduler.engines.stage_probe import JoinedStage
 from orca.scheduler.engines.step_timeout import StepTimeout
 from support.scheduler.fake_stage import FakeStage, serve, until
 

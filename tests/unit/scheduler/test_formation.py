@@ -21,7 +21,7 @@ class Watched:
 
     def after(self, seconds: float) -> float:
         self.now_s += seconds
-        self.formation.look()
+        self.formation.poll()
         return self.formation.unformed_s()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.step import Claim
-from orca.pool.records import Caller, ClaimAnswer, Heartbeat, RequestState
+from orca.pool.records import Caller, ClaimAnswer, Heartbeat, OwnershipState
 from orca.scheduler.engines.simulated_engine import CostModel
 from orca.scheduler.loop import SchedulingOptions
 from support.scheduler.scheduler_world import (
@@ -48,7 +48,7 @@ async def test_a_claim_that_nobody_here_knows_is_given_back() -> None:
     stray = await world.pool.claim(caller, 10_000, free_slots=64, total_slots=64, block_tokens=4, most=1)
     assert [claimed.request.id for claimed in stray.claimed] == ["B.0"]
     await asyncio.sleep(1.1)
-    assert (await world.pool.status("B.0")).state is RequestState.QUEUED
+    assert (await world.pool.status("B.0")).state is OwnershipState.QUEUED
 
 
 @virtually
@@ -151,5 +151,5 @@ async def test_younger_requests_are_claimed_soon_after_a_head_that_did_not_fit_i
     await asyncio.sleep(0.2)
     await world.pool.cancel("B")
     await asyncio.sleep(0.1)
-    assert (await world.pool.status("C.0")).state is RequestState.ENDED, "it fits beside A"
+    assert (await world.pool.status("C.0")).state is OwnershipState.ENDED, "it fits beside A"
     await world.finish()

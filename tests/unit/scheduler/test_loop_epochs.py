@@ -8,7 +8,7 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError, NeverFits, SettingError
 from orca.core.domain.request import End, FinishReason
 from orca.core.domain.step import Epoch, Step
-from orca.pool.records import Caller, RequestState, SeatEntered
+from orca.pool.records import Caller, OwnershipState, SeatEntered
 from orca.scheduler.engines.simulated_engine import CostModel, StepFault
 from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.iteration import IterationPolicy
@@ -122,7 +122,7 @@ async def test_a_group_with_fewer_slots_than_promised_is_not_formed_and_says_so(
     assert "64 slots" in group.logs[0].reasons[0]
     assert "128 were promised" in group.logs[0].reasons[0]
     assert len(group.logs[0].reasons) < 20, "it tries again ever more slowly"
-    assert (await world.pool.status("A.0")).state is RequestState.QUEUED
+    assert (await world.pool.status("A.0")).state is OwnershipState.QUEUED
     stats = await world.pool.stats()
     assert (stats.groups, stats.groups_formed) == (("g0",), ())
     await world.stop()
@@ -233,7 +233,7 @@ async def test_stop_finishes_the_step_in_flight_commits_it_and_gives_the_rest_ba
     await asyncio.sleep(0.1)
     await world.stop()
     status = await world.pool.status("A.0")
-    assert (status.state, status.tokens) == (RequestState.QUEUED, 4)
+    assert (status.state, status.tokens) == (OwnershipState.QUEUED, 4)
     assert (await world.pool.stats()).groups == ()
 
 
@@ -340,6 +340,6 @@ async def test_a_process_whose_seat_was_taken_drops_everything_and_does_not_take
         await asyncio.sleep(0.5)
         await world.pool.heartbeat(other)
     assert not await is_formed(group)
-    assert (await world.pool.status("A.0")).state is RequestState.QUEUED
+    assert (await world.pool.status("A.0")).state is OwnershipState.QUEUED
     await world.pool.leave(other)
     await world.finish()

@@ -7,9 +7,9 @@ import pytest
 
 from orca.core.domain.step import Claim
 from orca.scheduler.engines.simulated_engine import CostModel
+from orca.scheduler.epoch.prefetch_timer import PrefetchTimer
 from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.state import NOTHING, Batch, BatchRow, GroupState, StepInFlight
-from orca.scheduler.prefetch_timer import PrefetchTimer
 from support.scheduler.scheduler_world import (
     Group,
     World,

@@ -2,10 +2,11 @@
 
 import time
 
+from orca.bench.parts.stage_processes import new_request
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.step import Epoch, Row, Step
 from orca.scheduler.engines.simulated_engine import CostModel, SimulatedEngine
-from support.worker.engine_builders import new_request, next_result
+from support.worker.engine_builders import next_result
 
 EPOCH = Epoch(1, "test")
 SHAPE = EngineShape(stages=1, slots=64, block_tokens=16, max_model_len=64)

@@ -5,25 +5,25 @@ from pathlib import Path
 
 import pytest
 
-from orca.worker.controller.failure_cause import Cause, cause_of_death, out_of_memory_kills, outweighs
+from orca.worker.controller.failure_cause import FailureCause, cause_of_death, out_of_memory_kills, outweighs
 
 
 @pytest.mark.parametrize("status", [0, 1, 7, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE])
 def test_a_rank_that_ends_by_itself_dies_from_inside(status: int) -> None:
-    assert cause_of_death(status, was_out_of_memory=False) is Cause.INSIDE
+    assert cause_of_death(status, was_out_of_memory=False) is FailureCause.INSIDE
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_rank_dies_from_outside_unless_memory_ran_out(number: int) -> None:
-    assert cause_of_death(-number, was_out_of_memory=False) is Cause.OUTSIDE
-    assert cause_of_death(-number, was_out_of_memory=True) is Cause.INSIDE
+    assert cause_of_death(-number, was_out_of_memory=False) is FailureCause.OUTSIDE
+    assert cause_of_death(-number, was_out_of_memory=True) is FailureCause.INSIDE
 
 
 def test_a_lost_link_explains_nothing_and_a_death_from_outside_explains_all_that_follows() -> None:
-    assert outweighs(Cause.INSIDE, Cause.LINK)
-    assert outweighs(Cause.OUTSIDE, Cause.INSIDE)
-    assert not outweighs(Cause.LINK, Cause.INSIDE)
-    assert not outweighs(Cause.INSIDE, Cause.OUTSIDE)
+    assert outweighs(FailureCause.INSIDE, FailureCause.LINK)
+    assert outweighs(FailureCause.OUTSIDE, FailureCause.INSIDE)
+    assert not outweighs(FailureCause.LINK, FailureCause.INSIDE)
+    assert not outweighs(FailureCause.INSIDE, FailureCause.OUTSIDE)
 
 
 @pytest.mark.parametrize(

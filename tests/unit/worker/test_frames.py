@@ -9,10 +9,10 @@ import pytest
 
 from orca.core.transport.frame_socket import FrameSocket
 from orca.core.transport.frame_stream import FrameStream, encode
-from orca.worker.messages.frames import Frame, Kind
+from orca.worker.messages.frames import RankFrame, RankFrameKind
 
-REFUSED = encode(Kind.REFUSED, b"config.json says so")
-STOP = encode(Kind.STOP, b"")
+REFUSED = encode(RankFrameKind.REFUSED, b"config.json says so")
+STOP = encode(RankFrameKind.STOP, b"")
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 Pair = tuple[socket.socket, socket.socket]
 
 
-async def heard(stream: FrameStream[Kind]) -> list[Frame]:
+async def heard(stream: FrameStream[RankFrameKind]) -> list[RankFrame]:
     """All frames up to the end of the rank."""
     async with asyncio.timeout(20):
         return [frame async for frame in stream.frames()]
@@ -35,14 +35,14 @@ async def heard(stream: FrameStream[Kind]) -> list[Frame]:
 def test_what_a_rank_said_before_it_ended_with_frames_unread_is_heard(run: Callable[..., Any], pair: Pair) -> None:
     ours, theirs = pair
 
-    async def session() -> list[Frame]:
-        stream = FrameStream(ours, Kind)
+    async def session() -> list[RankFrame]:
+        stream = FrameStream(ours, RankFrameKind)
         stream.write(STOP)  # never read, so the kernel resets the link
         theirs.sendall(REFUSED)
         theirs.close()
         return await heard(stream)
 
-    assert run(session()) == [(Kind.REFUSED, b"config.json says so")]
+    assert run(session()) == [(RankFrameKind.REFUSED, b"config.json says so")]
 
 
 def test_what_a_rank_said_before_it_ended_is_heard_though_a_write_found_it_gone(
@@ -50,8 +50,8 @@ def test_what_a_rank_said_before_it_ended_is_heard_though_a_write_found_it_gone(
 ) -> None:
     ours, theirs = pair
 
-    async def session() -> list[Frame]:
-        stream = FrameStream(ours, Kind)
+    async def session() -> list[RankFrame]:
+        stream = FrameStream(ours, RankFrameKind)
         theirs.sendall(REFUSED)
         theirs.close()
         stream.write(STOP)
@@ -59,7 +59,7 @@ def test_what_a_rank_said_before_it_ended_is_heard_though_a_write_found_it_gone(
         await asyncio.sleep(0)
         return await heard(stream)
 
-    assert run(session()) == [(Kind.REFUSED, b"config.json says so")]
+    assert run(session()) == [(RankFrameKind.REFUSED, b"config.json says so")]
 
 
 def test_frames_come_whole_however_their_bytes_come_and_a_cut_one_is_dropped(
@@ -67,15 +67,15 @@ def test_frames_come_whole_however_their_bytes_come_and_a_cut_one_is_dropped(
 ) -> None:
     ours, theirs = pair
 
-    async def session() -> list[Frame]:
-        hearing = asyncio.create_task(heard(FrameStream(ours, Kind)))
+    async def session() -> list[RankFrame]:
+        hearing = asyncio.create_task(heard(FrameStream(ours, RankFrameKind)))
         for byte in REFUSED + STOP + REFUSED[:-1]:
             theirs.send(bytes([byte]))
             await asyncio.sleep(0)
         theirs.close()
         return await hearing
 
-    assert run(session()) == [(Kind.REFUSED, b"config.json says so"), (Kind.STOP, b"")]
+    assert run(session()) == [(RankFrameKind.REFUSED, b"config.json says so"), (RankFrameKind.STOP, b"")]
 
 
 def test_more_than_the_socket_holds_is_delivered_in_order_as_the_rank_reads(
@@ -84,22 +84,22 @@ def test_more_than_the_socket_holds_is_delivered_in_order_as_the_rank_reads(
     ours, theirs = pair
     payloads = [bytes([number]) * 100_000 for number in range(50)]
 
-    async def session() -> list[Frame | None]:
-        stream = FrameStream(ours, Kind)
+    async def session() -> list[RankFrame | None]:
+        stream = FrameStream(ours, RankFrameKind)
         for payload in payloads:
-            stream.write(encode(Kind.STEP, payload))
-        rank = FrameSocket(theirs, Kind)
+            stream.write(encode(RankFrameKind.STEP, payload))
+        rank = FrameSocket(theirs, RankFrameKind)
         return [await asyncio.to_thread(rank.read) for _ in payloads]
 
-    assert run(session()) == [(Kind.STEP, payload) for payload in payloads]
+    assert run(session()) == [(RankFrameKind.STEP, payload) for payload in payloads]
 
 
 def test_what_is_written_behind_the_end_of_the_link_is_dropped(run: Callable[..., Any], pair: Pair) -> None:
     ours, theirs = pair
 
     async def session() -> None:
-        stream = FrameStream(ours, Kind)
-        stream.write(encode(Kind.STEP, bytes(5_000_000)))  # more than the socket holds
+        stream = FrameStream(ours, RankFrameKind)
+        stream.write(encode(RankFrameKind.STEP, bytes(5_000_000)))  # more than the socket holds
         theirs.close()
         stream.write(STOP)
         assert await heard(stream) == []
@@ -114,8 +114,8 @@ def test_a_frame_of_an_unknown_kind_is_an_error(run: Callable[..., Any], pair: P
     theirs.sendall(bytes([0, 0, 0, 0, 99]))
 
     async def session() -> None:
-        with pytest.raises(ValueError, match="99 is not a valid Kind"):
-            await heard(FrameStream(ours, Kind))
+        with pytest.raises(ValueError, match="99 is not a valid RankFrameKind"):
+            await heard(FrameStream(ours, RankFrameKind))
 
     run(session())
 
@@ -126,16 +126,16 @@ def test_a_socket_goes_over_with_its_frame_behind_all_that_is_unsent(
 ) -> None:
     ours, theirs = pair
     one, other = socket.socketpair()
-    rank = FrameSocket(theirs, Kind, takes_sockets=True)
+    rank = FrameSocket(theirs, RankFrameKind, takes_sockets=True)
 
     async def session() -> None:
-        stream = FrameStream(ours, Kind)
-        stream.write(encode(Kind.STEP, bytes(unsent_bytes)))
+        stream = FrameStream(ours, RankFrameKind)
+        stream.write(encode(RankFrameKind.STEP, bytes(unsent_bytes)))
         reading = asyncio.create_task(asyncio.to_thread(lambda: [rank.read(), rank.read()]))
         try:
-            await asyncio.wait_for(stream.write_with_socket(encode(Kind.LINK, b"a link"), one), 20)
+            await asyncio.wait_for(stream.write_with_socket(encode(RankFrameKind.LINK, b"a link"), one), 20)
             one.close()
-            assert (await reading)[1] == (Kind.LINK, b"a link")
+            assert (await reading)[1] == (RankFrameKind.LINK, b"a link")
         finally:
             rank.end()  # wakes who reads
 
@@ -151,22 +151,22 @@ def test_a_socket_goes_over_with_its_frame_behind_all_that_is_unsent(
 
 def test_a_socket_waits_for_room_that_others_have_taken(run: Callable[..., Any], pair: Pair) -> None:
     ours, theirs = pair
-    rank = FrameSocket(theirs, Kind, takes_sockets=True)
+    rank = FrameSocket(theirs, RankFrameKind, takes_sockets=True)
 
     async def session() -> None:
-        stream = FrameStream(ours, Kind)
+        stream = FrameStream(ours, RankFrameKind)
         while True:  # until the socket is full, behind the stream's back
             try:
                 ours.send(STOP)
             except BlockingIOError:
                 break
-        giving = asyncio.create_task(stream.write_with_socket(encode(Kind.LINK, b"a link"), ours))
+        giving = asyncio.create_task(stream.write_with_socket(encode(RankFrameKind.LINK, b"a link"), ours))
         await asyncio.sleep(0)
         assert not giving.done()
         reading = asyncio.create_task(asyncio.to_thread(_read_to_link, rank))
         try:
             await asyncio.wait_for(giving, 20)
-            assert await asyncio.wait_for(reading, 20) == (Kind.LINK, b"a link")
+            assert await asyncio.wait_for(reading, 20) == (RankFrameKind.LINK, b"a link")
         finally:
             rank.end()
 
@@ -174,8 +174,8 @@ def test_a_socket_waits_for_room_that_others_have_taken(run: Callable[..., Any],
     rank.take_socket().close()
 
 
-def _read_to_link(rank: FrameSocket[Kind]) -> Frame | None:
-    while (frame := rank.read()) is not None and frame[0] is not Kind.LINK:
+def _read_to_link(rank: FrameSocket[RankFrameKind]) -> RankFrame | None:
+    while (frame := rank.read()) is not None and frame[0] is not RankFrameKind.LINK:
         pass
     return frame
 
@@ -185,13 +185,13 @@ def test_what_has_arrived_is_not_lost_when_others_read_on(run: Callable[..., Any
     theirs.sendall(STOP + REFUSED + REFUSED[:7])
 
     async def first() -> bytes:
-        stream = FrameStream(ours, Kind)
-        assert await anext(stream.frames()) == (Kind.STOP, b"")
+        stream = FrameStream(ours, RankFrameKind)
+        assert await anext(stream.frames()) == (RankFrameKind.STOP, b"")
         return stream.stop()[1]
 
-    reader = FrameSocket(ours, Kind, arrived=run(first()))
+    reader = FrameSocket(ours, RankFrameKind, arrived=run(first()))
     theirs.sendall(REFUSED[7:])
-    assert [reader.read(), reader.read()] == [(Kind.REFUSED, b"config.json says so")] * 2
+    assert [reader.read(), reader.read()] == [(RankFrameKind.REFUSED, b"config.json says so")] * 2
     theirs.close()
     assert reader.read() is None
 
@@ -200,15 +200,15 @@ def test_a_reader_refuses_a_frame_that_is_too_long(pair: Pair) -> None:
     ours, theirs = pair
     theirs.sendall(b"\xff\xff\xff\xff\x03")
     with pytest.raises(ValueError, match="a frame of 4294967295 bytes"):
-        FrameSocket(ours, Kind, frame_bytes_max=1 << 20).read()
+        FrameSocket(ours, RankFrameKind, frame_bytes_max=1 << 20).read()
 
 
 def test_who_waits_for_a_peer_that_does_not_read_is_woken_by_the_end(run: Callable[..., Any], pair: Pair) -> None:
     ours, theirs = pair
 
     async def session() -> None:
-        stream = FrameStream(ours, Kind)
-        stream.write(encode(Kind.STEP, bytes(5_000_000)))
+        stream = FrameStream(ours, RankFrameKind)
+        stream.write(encode(RankFrameKind.STEP, bytes(5_000_000)))
         handing = asyncio.create_task(stream.write_with_socket(STOP, theirs))
         await asyncio.sleep(0)
         stream.close()

@@ -11,7 +11,7 @@ from orca.core.transport.frame_socket import FrameSocket
 from orca.core.transport.frame_stream import encode
 from orca.core.transport.local_link import LinkFrameKind
 from orca.worker.messages import frames
-from orca.worker.messages.frames import Kind
+from orca.worker.messages.frames import RankFrameKind
 from orca.worker.messages.inbox import Inbox
 from orca.worker.messages.master_link import MasterLink
 
@@ -43,7 +43,7 @@ def test_steps_come_with_their_time_and_results_go_back(ends: Ends, inbox: Inbox
     master.write(encode(LinkFrameKind.STEP, STEP))
     kind, payload = inbox.next()
     received_ns, message = frames.decode_step(payload)
-    assert (kind, message) == (Kind.STEP, STEP)
+    assert (kind, message) == (RankFrameKind.STEP, STEP)
     assert received_ns > 0
     link.send(b"a result")
     assert master.read() == (LinkFrameKind.RESULT, b"a result")

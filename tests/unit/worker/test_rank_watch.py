@@ -6,21 +6,21 @@ import time
 
 import pytest
 
+from orca.bench.parts.stage_processes import new_request
 from orca.core.domain.step import Epoch, Row, Step
 from orca.core.process.cpu_time import cpu_time_s
-from orca.worker.controller.liveness import AwakeClock, Signs, overdue, stage_still_s
+from orca.worker.controller.liveness import AwakeClock, RankLiveness, liveness_failure, stage_still_s
 from orca.worker.controller.rank_process import RankProcess
-from orca.worker.parallel.progress import Progress
+from orca.worker.parallel.progress import RankProgress
 from orca.worker.settings import WorkerSettings
-from support.worker.engine_builders import new_request
 
 SETTINGS = WorkerSettings(model="/m")  # 5 s, and 60 s while loading
 
 
-def signs(**told: object) -> Signs:
+def signs(**told: object) -> RankLiveness:
     """Of a healthy idle rank, unless told otherwise."""
     healthy: dict[str, object] = {"is_loaded": True, "silent_s": 0.2, "still_s": 0.2, "is_waiting": True, "units": 1}
-    return Signs(**(healthy | {"doing": "computes"} | told))  # type: ignore[arg-type]
+    return RankLiveness(**(healthy | {"doing": "computes"} | told))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ def signs(**told: object) -> Signs:
         signs(is_loaded=False, is_waiting=False, silent_s=59.0, still_s=59.0),
     ],
 )
-def test_a_rank_that_idles_works_or_loads_within_its_bounds_lives(alive: Signs) -> None:
-    assert overdue(alive, SETTINGS) is None
+def test_a_rank_that_idles_works_or_loads_within_its_bounds_lives(alive: RankLiveness) -> None:
+    assert liveness_failure(alive, SETTINGS) is None
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_a_rank_that_idles_works_or_loads_within_its_bounds_lives(alive: Signs) 
         (signs(is_loaded=False, silent_s=0.1, still_s=60.1), "read nothing"),  # its heartbeat alone is no progress
     ],
 )
-def test_a_rank_that_is_silent_or_stands_still_past_its_bound_is_killed(hung: Signs, reason: str) -> None:
-    assert re.search(reason, overdue(hung, SETTINGS) or "lives")
+def test_a_rank_that_is_silent_or_stands_still_past_its_bound_is_killed(hung: RankLiveness, reason: str) -> None:
+    assert re.search(reason, liveness_failure(hung, SETTINGS) or "lives")
 
 
 def test_a_rank_that_computes_while_it_loads_gets_on_but_a_heartbeat_is_too_little() -> None:
@@ -62,7 +62,7 @@ def test_a_rank_that_computes_while_it_loads_gets_on_but_a_heartbeat_is_too_litt
     )
     for now, computed_s, still_s in ((50.0, 0.4, 50.0), (60.0, 0.9, 0.0), (115.0, 0.95, 55.0), (121.0, 1.0, 61.0)):
         told.update(now=now, computed_s=computed_s)
-        assert rank.signs.still_s == still_s
+        assert rank.state.liveness.still_s == still_s
 
 
 def test_the_processor_time_of_a_process_is_told_and_is_none_when_there_is_no_process() -> None:
@@ -97,7 +97,7 @@ def step(tokens: int) -> Step:
 
 
 def test_a_layer_has_the_bound_for_each_1024_tokens_and_more_in_the_first_step_of_a_process() -> None:
-    progress = Progress()
+    progress = RankProgress()
     units = []
     for tokens in (1, 1, 1024, 1025, 5000):
         progress.begin_step(step(tokens))
@@ -107,7 +107,7 @@ def test_a_layer_has_the_bound_for_each_1024_tokens_and_more_in_the_first_step_o
 
 
 def test_a_step_without_rows_is_no_first_step() -> None:
-    progress = Progress()
+    progress = RankProgress()
     freeing = Step(epoch=Epoch(1, "test"), number=1, freed=(1,))
     progress.begin_step(freeing)
     progress.end_step(freeing)
@@ -116,7 +116,7 @@ def test_a_step_without_rows_is_no_first_step() -> None:
 
 
 def test_a_wait_for_another_rank_is_none_of_its_own_and_its_end_moves_the_mark() -> None:
-    progress = Progress()
+    progress = RankProgress()
     progress.at("computes")
     mark = progress.mark
     with progress.waiting():
@@ -126,7 +126,7 @@ def test_a_wait_for_another_rank_is_none_of_its_own_and_its_end_moves_the_mark()
 
 
 def test_a_wait_that_fails_is_remembered_as_one_so_that_the_other_rank_is_asked_why() -> None:
-    progress = Progress()
+    progress = RankProgress()
     progress.at("computes")
     with pytest.raises(RuntimeError), progress.waiting():
         raise RuntimeError("connection closed by peer")

@@ -8,7 +8,7 @@ import pytest
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Epoch
 from orca.core.transport import engine_pb2 as pb
-from orca.worker.controller.failure_cause import Cause
+from orca.worker.controller.failure_cause import FailureCause
 from orca.worker.controller.stage_epoch import StageEpoch
 
 EPOCH = Epoch(3, "scheduler-a")
@@ -51,25 +51,25 @@ async def test_a_step_that_the_next_stage_refuses_ends_the_epoch_as_a_broken_lin
     epoch.forward(pb.StepMessage(number=1, epoch=pb.Epoch(number=3)))
     following.answer.set_result(pb.RunReply(verdict=pb.RunReply.WRONG_EPOCH, epoch=pb.Epoch(number=4)))
     assert await failure(epoch) == "the next stage is in epoch 4, not 3"
-    assert epoch.cause is Cause.LINK
+    assert epoch.cause is FailureCause.LINK
 
 
 async def test_a_handing_over_that_fails_as_nobody_foresaw_ends_the_epoch(caplog: pytest.LogCaptureFixture) -> None:
     epoch, following = joined()
     epoch.forward(pb.StepMessage(number=1))
     following.answer.set_exception(ValueError("no message"))
-    assert await failure(epoch) == "a step was not handed over: ValueError: no message"
-    assert "handing a step over failed" in caplog.messages
+    assert await failure(epoch) == "a step was not forwarded: ValueError: no message"
+    assert "forwarding a step failed" in caplog.messages
 
 
 async def test_an_epoch_that_is_over_waits_for_no_step_that_is_under_way() -> None:
     epoch, following = joined()
     epoch.forward(pb.StepMessage(number=1))
     await asyncio.sleep(0)
-    epoch.end("a rank died", Cause.OUTSIDE)
+    epoch.end("a rank died", FailureCause.OUTSIDE)
     await asyncio.sleep(0)
     assert following.answer.cancelled()
-    assert (epoch.failure, epoch.cause, epoch.order.is_open) == ("a rank died", Cause.OUTSIDE, False)
+    assert (epoch.failure, epoch.cause, epoch.order.is_open) == ("a rank died", FailureCause.OUTSIDE, False)
     await epoch.close()
     assert following.is_closed
 
@@ -77,6 +77,6 @@ async def test_an_epoch_that_is_over_waits_for_no_step_that_is_under_way() -> No
 async def test_an_epoch_that_breaks_while_it_is_formed_says_so() -> None:
     epoch = StageEpoch(EPOCH)
     epoch.require_alive()
-    epoch.end("epoch 4 begins", Cause.OUTSIDE)
+    epoch.end("epoch 4 begins", FailureCause.OUTSIDE)
     with pytest.raises(EngineError, match="epoch 4 begins"):
         epoch.require_alive()

@@ -9,7 +9,7 @@ import pytest
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Epoch
 from orca.core.transport import engine_pb2 as pb
-from orca.worker.controller.step_order import ResultLog, StepOrder, Verdict
+from orca.worker.controller.step_order import ResultLog, StepOrder, StepVerdict
 
 EPOCH = Epoch(3, "scheduler-a")
 
@@ -23,11 +23,11 @@ def opened() -> StepOrder:
 async def test_a_step_runs_once_however_often_it_is_sent() -> None:
     order = opened()
     verdicts = [await order.admit(EPOCH, 1, 1.0) for _ in range(3)]
-    assert verdicts == [Verdict.ACCEPTED, Verdict.ALREADY_DONE, Verdict.ALREADY_DONE]
+    assert verdicts == [StepVerdict.ACCEPTED, StepVerdict.ALREADY_DONE, StepVerdict.ALREADY_DONE]
 
 
 async def test_the_holder_is_part_of_the_epoch() -> None:
-    assert await opened().admit(Epoch(3, "scheduler-b"), 1, 1.0) is Verdict.WRONG_EPOCH
+    assert await opened().admit(Epoch(3, "scheduler-b"), 1, 1.0) is StepVerdict.WRONG_EPOCH
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -36,7 +36,7 @@ async def test_overtaking_and_repeated_calls_run_in_the_order_of_their_numbers(s
     ran: list[int] = []
 
     async def call(number: int) -> None:
-        if await order.admit(EPOCH, number, 5.0) is Verdict.ACCEPTED:
+        if await order.admit(EPOCH, number, 5.0) is StepVerdict.ACCEPTED:
             ran.append(number)
 
     numbers = [*range(1, 30), *range(1, 30, 3)]
@@ -57,15 +57,15 @@ async def test_calls_that_wait_for_a_gap_learn_that_the_epoch_ended() -> None:
     waiting = asyncio.ensure_future(order.admit(EPOCH, 2, 5.0))
     await asyncio.sleep(0)
     order.close()
-    assert await waiting is Verdict.WRONG_EPOCH
+    assert await waiting is StepVerdict.WRONG_EPOCH
 
 
 async def test_no_step_runs_before_the_epoch_is_formed_and_none_after_it_is_over() -> None:
     order = StepOrder(EPOCH)
-    assert await order.admit(EPOCH, 1, 1.0) is Verdict.WRONG_EPOCH
+    assert await order.admit(EPOCH, 1, 1.0) is StepVerdict.WRONG_EPOCH
     order.open()
     order.close()
-    assert await order.admit(EPOCH, 1, 1.0) is Verdict.WRONG_EPOCH
+    assert await order.admit(EPOCH, 1, 1.0) is StepVerdict.WRONG_EPOCH
 
 
 def result(number: int) -> pb.ResultMessage:

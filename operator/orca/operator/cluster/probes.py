@@ -1,7 +1,8 @@
-"""Calls to what runs for a deployment: poll its pool and its running fetch, and set the promise of the pool's door.
+"""Calls to what runs for a deployment: poll its pool and its running fetch, and set the promise of the pool.
 
-The pool's door promises a number of slots to each request. Only the operator changes that promise, when the spec gives
-another number. A fetch reports its progress over HTTP, so polling it needs no rights in the cluster.
+The pool promises a number of slots to each request, and refuses requests that need more. Only the operator changes that
+promise, when the spec gives another number. A fetch reports its progress over HTTP, so polling it needs no rights in
+the cluster.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from orca.operator.domain.objects import is_going
 from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import Json, OrcaDeployment
 from orca.operator.render import fetch, pool
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 from orca.pool.records import LargerRequests
 from orca.pool.redis.pool import RedisPool
 from orca.pool.settings import PoolSettings
@@ -82,7 +83,7 @@ async def poll_pool(deployment: OrcaDeployment, secret: Json | None, larger_than
 def set_promise(
     deployment: OrcaDeployment, secret: Json | None, promise: PromiseSlots, *, within_s: Callable[[], float]
 ) -> None:
-    """Set the promise of the pool's door. For a thread without an event loop.
+    """Set the promise of the pool. For a thread without an event loop.
 
     Args:
         secret: as in `poll_pool`.
@@ -146,7 +147,7 @@ async def _connected(deployment: OrcaDeployment, secret: Json | None) -> AsyncIt
             await found.close()
 
 
-async def _read_status(pool: Pool, larger_than: int | None) -> PoolStatus:
+async def _read_status(pool: RequestPool, larger_than: int | None) -> PoolStatus:
     """Raises: OrcaError."""
     stats = await pool.stats()
     larger = LargerRequests(promised_slots=stats.promised_slots, unfinished=0, smallest=0, largest=0)

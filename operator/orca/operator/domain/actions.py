@@ -53,7 +53,7 @@ class IssueCertificate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromiseSlots:
-    """Set how many slots the pool's door promises to any one request of a model."""
+    """Set how many slots the pool promises to any one request of a model. It refuses requests that need more."""
 
     revision: str  # as the pool names it
     slots: int

@@ -112,7 +112,7 @@ def due_of(deployment: OrcaDeployment, secret: Json, now_s: float) -> IssueCerti
 def find_problem(observation: Observation) -> Problem | None:
     """Return what keeps the certificate from being used, now or soon.
 
-    For the operator's own that is only its end: the next reconcile mends everything else.
+    For the operator's own that is only its end: the next reconcile repairs everything else.
     """
     named, now_s = observation.spec.certificates.secret_name, observation.now_s
     if named is None:

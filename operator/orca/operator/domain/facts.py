@@ -9,9 +9,9 @@ They are in labels and annotations of the operator's own, written when an object
                                 generation  label: generation of the model
     pods of gateways            models      their own model, then older ones whose answers they still read
 
-The arguments of containers say the same, but users may patch those. Users may edit a label or an annotation too. One
-that is missing or unreadable counts as unknown, which is safe everywhere, and on an object that the spec still wants it
-is drift like any other: the operator writes it again.
+The arguments of containers say the same, but users may patch those. Users may edit a label or an annotation too. If one
+is missing or unreadable, the fact is unknown, and the plan assumes what loses no request. On an object that the spec
+still wants it is drift like any other: the operator writes it again.
 """
 
 import json
@@ -62,6 +62,11 @@ def slots(scheduler: Json) -> int | None:
     Args: scheduler: its StatefulSet.
     """
     return _whole_number(annotations(scheduler["metadata"]).get(names.SLOTS_ANNOTATION))
+
+
+def are_slots_known(scheduler: Json) -> bool:
+    """Return whether the annotation tells the slots of a group. Args: scheduler: its StatefulSet."""
+    return slots(scheduler) is not None or annotations(scheduler["metadata"]).get(names.SLOTS_ANNOTATION) == _ALL_SLOTS
 
 
 def models(metadata: Mapping[str, Any]) -> list[ServedModel]:

@@ -91,7 +91,7 @@ def group(name: str, revision: str, ordinal: int) -> str:
 
 
 def is_group(name: str) -> bool:
-    """Return whether `group` built a name."""
+    """Return whether a name has the form that `group` builds."""
     return _GROUP.fullmatch(name) is not None
 
 

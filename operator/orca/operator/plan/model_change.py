@@ -6,7 +6,7 @@
    model. drainSeconds later the pool ends what is left as `model_replaced`.
 3. When nobody can ask for an answer of the older models any more, the gateways lose them.
 
-A model may be given up before it came into force. While a scheduler of it runs, even one that was told to end, the
+A model may be given up before it came into force. While a scheduler of it runs, even one that is ending, the
 model may still come into force. When none runs any more, the pool is polled again: if the model came into force, a
 group of it comes back for the requests that were accepted.
 
@@ -18,6 +18,7 @@ gateways have, and the pool which model is in force and what still runs.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from orca.operator.domain import facts, names
 from orca.operator.domain.groups import Group
@@ -60,23 +61,24 @@ def plan_model_change(observation: Observation, move: RolloutMove) -> ModelChang
 
 def _older_models(observation: Observation) -> tuple[ServedModel, ...]:
     wanted, pool = model.wanted_model(observation.deployment), observation.pool
-    of_groups = list(_models_of_groups(observation))
+    of_groups = _models_of_groups(observation)
     if pool.problem is None:
-        has_groups = any(each.identity != wanted.identity for each in of_groups)
+        # Also a group whose model is unknown.
+        has_groups = any([each.identity for each in models] != [wanted.identity] for models in of_groups)
         is_over = observation.is_wanted_in_force and not pool.replaced_revisions and not has_groups
         # A pool that never had a model in force has no request that anybody could ask for. The older model may not
         # exist at all, and then its volume would keep gateways from starting.
         if is_over or pool.generation is None:
             return ()
     # Gateways come last, since they know the model's name, and groups do not.
-    found = {each.identity: each for each in (*of_groups, *_models_of_gateways(observation))}
+    found = {each.identity: each for each in (*chain(*of_groups), *_models_of_gateways(observation))}
     found.pop(wanted.identity, None)
     return tuple(sorted(found.values(), key=model.older_model_flag))
 
 
-def _models_of_groups(observation: Observation) -> Iterable[ServedModel]:
-    for stages in observation.children.stateful_sets(names.STAGE):
-        yield from facts.models(stages["metadata"])
+def _models_of_groups(observation: Observation) -> list[list[ServedModel]]:
+    """Return the model of each group; an empty list if it is unknown."""
+    return [facts.models(each["metadata"]) for each in observation.children.stateful_sets(names.STAGE)]
 
 
 def _models_of_gateways(observation: Observation) -> Iterable[ServedModel]:
@@ -89,7 +91,7 @@ def _models_of_gateways(observation: Observation) -> Iterable[ServedModel]:
     there = observation.children.get("Deployment", names.gateway(observation.name))
     if there is None:
         return
-    of_groups = {each.identity for each in _models_of_groups(observation)}
+    of_groups = {each.identity for each in chain(*_models_of_groups(observation))}
     is_proven = is_rolled_out(there) or observation.pool.problem is not None
     for number, each in enumerate(_models_of_template(there)):
         if number > 0 or is_proven or each.identity in of_groups:
@@ -142,9 +144,15 @@ def _needed_groups(observation: Observation) -> Mapping[str, str]:
 
 
 def _slots(observation: Observation, group: Group) -> float:
-    """Return the slots of a group. They differ between groups of a model while an edit of kvSlots is on its way."""
-    slots = facts.slots(observation.schedulers[group.name])
-    return math.inf if slots is None else slots
+    """Return the slots of a group, 0 if they are unknown.
+
+    They differ between groups of a model while an edit of kvSlots is on its way.
+    """
+    scheduler = observation.schedulers[group.name]
+    slots = facts.slots(scheduler)
+    if slots is None:
+        return math.inf if facts.are_slots_known(scheduler) else 0
+    return slots
 
 
 def _is_in_the_way(observation: Observation, needed: Mapping[str, str], move: RolloutMove) -> bool:

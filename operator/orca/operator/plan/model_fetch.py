@@ -4,7 +4,7 @@ One Job fetches a model from a hub or a store into one claim. Both have the same
 the model and its revision. When the Job succeeds, the model is complete. Until then, groups and gateways that read
 another model stay as they are (plan.py).
 
-A Job that has failed for good is made again after RETRY_S: somebody may have mended the cause meanwhile, in a Secret or
+A Job that has failed for good is made again after RETRY_S: somebody may have fixed the cause meanwhile, in a Secret or
 at the hub. A Job that would be another one now (image, token) is made again at once, unless it has succeeded.
 """
 
@@ -121,7 +121,7 @@ def _why_it_goes(observation: Observation, there: Json, new: Json) -> str | None
         return "the spec has changed"
     failed = since(there, "Failed")
     if failed is not None and observation.now_s - seconds(failed) > RETRY_S:
-        return "it has failed, and somebody may have mended the cause"
+        return "it has failed, and somebody may have fixed the cause"
     return None
 
 

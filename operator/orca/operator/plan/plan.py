@@ -214,7 +214,7 @@ def _held_objects(
     if not decisions.can_start:
         held |= _held_gateways(observation)
     held |= _held_schedulers(observation, schedulers, is_pool_known=decisions.is_pool_known)
-    # A scheduler that would not change may be written: that only mends what somebody has edited.
+    # A scheduler that would not change may be written: that only repairs what somebody has edited.
     changing = decisions.slots.held - {name for name in schedulers if _is_as_wanted(observation, schedulers[name][1])}
     held |= {("StatefulSet", names.scheduler(name)) for name in changing}
     if observation.renewed_pool_secret is not None:
@@ -278,7 +278,7 @@ def _rights(observation: Observation) -> Iterable[Apply]:
 
 
 def _promises(observation: Observation, slots: SlotsChange) -> Iterable[PromiseSlots]:
-    """Yield the promise first of all: no group gets fewer slots while the door lets in requests that need more."""
+    """Yield the promise first of all: no group gets fewer slots while the pool accepts requests that need more."""
     revision, promised = observation.pool.revision, observation.pool.promised_slots
     if slots.promise is not None and revision is not None and promised is not None:
         has_fewer = slots.promise < promised

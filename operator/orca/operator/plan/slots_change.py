@@ -1,14 +1,15 @@
 """An edit of scheduler.kvSlots, and how it takes effect without losing a request: pure.
 
 Fewer slots:
-1. The pool's door learns of it first, and from then on refuses requests that need more.
+1. The pool gets the new bound first, and from then on refuses requests that need more.
 2. While an accepted request needs more, the groups that can hold it stay as they are: their schedulers do not change,
    and no group comes or goes. A request that no group could hold holds nothing up: it waits in the pool for more slots,
    or for its deadline. It is not counted either, since the pool would have to check every request for that.
 3. Then schedulers change as with any edit.
 
-More slots: schedulers change first. When all wanted groups have formed with the new number, the door learns of it. The
-same holds for a model's new length, and for a spec without a number if the groups always have room for that length.
+More slots: schedulers change first. When all wanted groups have formed with the new number, the pool gets the new
+bound. The same holds for a model's new length, and for a spec without a number if the groups always have room for that
+length.
 
 Nothing is remembered: the schedulers' StatefulSets tell how many slots a group has, and the pool what is promised and
 which requests need more. Another model has a promise of its own, which its first group makes.
@@ -105,7 +106,7 @@ def _schedulers_of_wanted_model(observation: Observation) -> dict[str, Json]:
 def _groups_with_more(observation: Observation, schedulers: Mapping[str, Json], wanted: int) -> Mapping[str, int]:
     """Return the slots of groups that have more than wanted and serve, or may soon serve.
 
-    While the pool does not answer, no group forms, so how long a group has not served tells nothing.
+    While the pool does not answer, no group forms, so the time for which a group has not served does not count.
     """
     if observation.spec.wanted_groups == 0:
         return {}

@@ -2,7 +2,7 @@
 
 Accepted         the spec can be served as written
 PoolReady        Redis answers and keeps what it is given
-ModelReady       the model's files are where the pods look for them
+ModelReady       the model's files are where the pods read them
 WorkersReady     all stage pods of the wanted groups run
 SchedulerReady   all wanted groups are formed
 GatewayReady     clients get answers
@@ -231,7 +231,7 @@ def _why_groups_stay(observation: Observation, plan: ReconcilePlan) -> str:
     if observation.pool.problem is not None:
         return f"the pool does not answer, so nobody knows whether a request needs more than kvSlots {chosen}"
     if not slots.waits_for:
-        return f"the pool is being told of kvSlots {chosen}"
+        return f"the pool is about to get the new bound, kvSlots {chosen}"
     most = f", up to {slots.largest}" if slots.largest else ""
     return f"groups stay as they are for {slots.waits_for} requests that may need more than kvSlots {chosen}{most}"
 

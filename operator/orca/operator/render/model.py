@@ -65,7 +65,7 @@ def older_model_flag(model: ServedModel) -> str:
         dtype=model.dtype,
         quantization=model.quantization,
         max_model_len=model.max_model_len,
-    ).word()
+    ).to_text()
 
 
 def older_model_volume(claim: str) -> tuple[Json, Json]:

@@ -134,7 +134,7 @@ def _stateful_set(deployment: OrcaDeployment, image: str, secret: Json | None) -
         "spec": {
             "serviceName": name,
             "replicas": 1,
-            # With the default policy, a pod that cannot start blocks the very change that would mend it.
+            # With the default policy, a pod that cannot start blocks the very change that would repair it.
             "podManagementPolicy": "Parallel",
             "selector": {"matchLabels": selector(deployment, names.POOL)},
             "template": template(

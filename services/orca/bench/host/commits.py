@@ -28,7 +28,7 @@ from orca.core.domain.model import ModelInfo
 from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.core.process.batched import batched
 from orca.core.process.cpu_time import cpu_time_s
-from orca.pool.records import OnDisconnect, RequestState, Submission
+from orca.pool.records import OnDisconnect, OwnershipState, Submission
 from orca.pool.redis.pool import RedisPool, open_redis_pool
 from orca.pool.settings import parse_pool_settings
 
@@ -184,7 +184,7 @@ async def _until_ended(pool: RedisPool, schedulers: Sequence[NullScheduler], req
             continue
         found = await asyncio.gather(*(pool.status(request.id) for request in running))
         pairs = zip(running, found, strict=True)
-        running = [request for request, status in pairs if status.state is not RequestState.ENDED]
+        running = [request for request, status in pairs if status.state is not OwnershipState.ENDED]
 
 
 async def _check(pool: RedisPool, requests: Sequence[Request], vocab_size: int, *, has_backlog: bool) -> None:

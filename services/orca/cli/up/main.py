@@ -38,7 +38,7 @@ from orca.core.domain.model import ModelInfo, count_parameters, load_model_info,
 from orca.core.process.settings import check_variables
 from orca.gateway.limits.key_ring import KeyRing
 from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
-from orca.gateway.settings import Settings as GatewaySettings
+from orca.gateway.settings import GatewaySettings
 from orca.pool.settings import parse_pool_settings
 from orca.scheduler.settings import PREFIX as SCHEDULER_PREFIX
 from orca.scheduler.settings import SchedulerSettings

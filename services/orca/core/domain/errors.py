@@ -80,7 +80,7 @@ class Overloaded(OrcaError):
 
 
 class QueueFull(Overloaded):
-    """As many requests wait as the queue's bound allows."""
+    """The queue of waiting requests has reached its bound."""
 
 
 class PoolFull(Overloaded):

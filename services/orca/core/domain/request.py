@@ -43,7 +43,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # [-2, 2], subtracted per occurrence in the output
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit), ids rising
     seed: int = 0  # [0, 2^63); with the token's index it fixes the random number, whatever the batch
-    logprobs: int | None = None  # top alternatives to report beside the chosen one, [0, 20]; None reports nothing
+    logprobs: int | None = None  # top alternatives to report besides the chosen one, [0, 20]; None reports nothing
     prompt_logprobs: int | None = None  # the same for prompt tokens 1.. ; committed with token 0
     min_tokens: int = 0  # EOS, stop ids and stop strings are not allowed before this many tokens
     ignore_eos: bool = False
@@ -77,7 +77,7 @@ class Request:
 
     @property
     def deadline_wall_ms(self) -> int | None:
-        """When the request must have ended, by the pool's wall clock, Unix milliseconds; known once it is stored."""
+        """The deadline by the pool's wall clock, Unix milliseconds; known once the request is stored."""
         return None if self.deadline_ms is None else self.submitted_ms + self.deadline_ms
 
     @property
@@ -110,8 +110,8 @@ class Token(NamedTuple):
     """An entry of a request's log: the token with index i is the i-th generated one, from 0."""
 
     id: int
-    logprob: Logprob | None = None  # where `sampling.logprobs` asks for it
-    prompt_logprobs: tuple[Logprob, ...] = ()  # with token 0 only: prompt tokens 1.., where asked for
+    logprob: Logprob | None = None  # if `sampling.logprobs` asks for it
+    prompt_logprobs: tuple[Logprob, ...] = ()  # with token 0 only: prompt tokens 1.., if asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,7 +204,7 @@ class Tokenizer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
     def _make_special(self, texts: Any) -> None:
-        """Mark the named tokens of the vocabulary as special where tokenizer.json did not."""
+        """Mark the named tokens of the vocabulary as special if tokenizer.json does not."""
         known = {token.content for token in self._inner.get_added_tokens_decoder().values() if token.special}
         missing = [text for text in texts if text not in known and self._inner.token_to_id(text) is not None]
         self._inner.add_special_tokens([tokenizers.AddedToken(text, special=True) for text in missing])

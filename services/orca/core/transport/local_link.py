@@ -2,7 +2,7 @@
 
 gRPC passes each message through five threads on each end. A round trip with 16 rows takes 2.1 ms over gRPC, and 1.1 ms
 of CPU time in master and controller. In frames it takes 1.6 and 0.35 ms, or 1.4 and 0.2 ms if the stage is one rank, to
-which the controller hands the link on (two CPUs; `PYTHONPATH=tests python tests/engine/measure_engine.py 1 1`). A model
+which the controller hands the link on (two CPUs; `python -m orca.bench.parts.round_trip 1 1`). A model
 on the same CPUs would miss that time. Only steps and results travel here. Joins, status and failures stay with gRPC,
 which also notices a peer that is frozen.
 

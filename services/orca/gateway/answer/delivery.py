@@ -20,7 +20,7 @@ from orca.gateway.answer.offload import in_thread, is_long, write_answer
 from orca.gateway.errors import ApiError, api_error, end_error
 from orca.gateway.http.connection import SEND_BODY
 from orca.gateway.limits.drain import Drain, draining_error
-from orca.gateway.metrics import Metrics
+from orca.gateway.metrics import GatewayMetrics
 from orca.gateway.render.cursor import Cursor, ResumedChoice
 from orca.gateway.render.render import ChoiceStream, RenderModel, RenderOptions, error_event, resume_event, stream_end
 from orca.pool.records import LogSlice
@@ -61,7 +61,9 @@ class AcceptedCall:
 class Delivery(Response):
     """The common part of streams and whole answers: the client may leave at any moment."""
 
-    def __init__(self, accepted: AcceptedCall, render_model: RenderModel, metrics: Metrics, drain: Drain) -> None:
+    def __init__(
+        self, accepted: AcceptedCall, render_model: RenderModel, metrics: GatewayMetrics, drain: Drain
+    ) -> None:
         super().__init__()
         self._accepted = accepted
         self._render_model = render_model
@@ -147,7 +149,13 @@ class StreamDelivery(Delivery):
     """Delivers server-sent events. Those that wait are sent in one write, except after a long prompt that is echoed."""
 
     def __init__(
-        self, accepted: AcceptedCall, render_model: RenderModel, metrics: Metrics, drain: Drain, *, keep_alive_s: float
+        self,
+        accepted: AcceptedCall,
+        render_model: RenderModel,
+        metrics: GatewayMetrics,
+        drain: Drain,
+        *,
+        keep_alive_s: float,
     ) -> None:
         """Args: keep_alive_s: a stream that has been quiet for this long sends a comment."""
         super().__init__(accepted, render_model, metrics, drain)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from orca.core.domain.errors import OrcaError, PoolUnavailable, UnknownRequest
 from orca.core.process.batched import batched
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 from orca.pool.hints import LogNews
 from orca.pool.records import LogSlice
 
@@ -73,7 +73,7 @@ class LogSubscription:
 class LogWatcher:
     """Reads the logs of all subscriptions. `run` is one task of the process."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: RequestPool) -> None:
         self._pool = pool
         # For each log its readers, and the number of entries that each has. Several connections may read one log.
         self._reading: dict[str, dict[LogSubscription, int]] = {}

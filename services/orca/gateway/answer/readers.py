@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.process.batched import batched
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class Readers:
     Args: lease_s: lifetime of an entry that is not renewed.
     """
 
-    def __init__(self, pool: Pool, round_seconds: float, *, lease_s: float) -> None:
+    def __init__(self, pool: RequestPool, round_seconds: float, *, lease_s: float) -> None:
         self._pool = pool
         self._round_seconds = round_seconds
         self._rest_s = max(lease_s / _RENEWALS_A_LEASE - round_seconds, 0.0)
@@ -50,7 +50,7 @@ class Readers:
             task.add_done_callback(self._detaching.discard)
 
     async def run(self) -> None:
-        """Until cancelled, renew due entries and sweep, each once per round. Neither waits for the other."""
+        """Renew due entries and sweep until cancelled, each once per round. Neither waits for the other."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._rounds(self._renew, "renewing readers"))
             group.create_task(self._rounds(self._pool.sweep, "sweeping"))

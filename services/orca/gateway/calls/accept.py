@@ -16,7 +16,7 @@ from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION, MESSAGE, ref
 from orca.gateway.errors import ApiError
 from orca.gateway.models.models import ServedModel
 from orca.gateway.render.render import AnswerKind, RenderOptions
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from orca.pool.records import OnDisconnect, Submission
 
 COMPLETION_MAX_TOKENS = 16
@@ -33,13 +33,13 @@ class CallContext:
     parent: str
     reader: str
     now_ms: int  # wall clock, Unix milliseconds
-    seed: int  # used where the body has none, [0, 2^63)
+    seed: int  # used if the body has none, [0, 2^63)
     digest: str  # of the body if the call may be repeated; otherwise empty
     is_kept: bool  # unless the body says otherwise, the call goes on when nobody reads it
     traceparent: str | None  # trace context for the call's requests
 
 
-def completion_prompts(body: CompletionBody, served: ServedModel, settings: Settings) -> list[str | list[int]]:
+def completion_prompts(body: CompletionBody, model: ServedModel, settings: GatewaySettings) -> list[str | list[int]]:
     """Return the prompts of a call, as text or checked token ids. Raises: InvalidRequest."""
     refuse_unsupported(body.model_extra or {}, COMPLETION)
     _check_stream(body)
@@ -58,27 +58,27 @@ def completion_prompts(body: CompletionBody, served: ServedModel, settings: Sett
         if not isinstance(element, str):
             if isinstance(element, list):
                 # First, because checking each of a million ids takes long.
-                _check_context(len(element), served, param="prompt")
-            _check_token_ids(element, served.info.vocab_size, param="prompt" if len(prompt) == 1 else f"prompt[{i}]")
+                _check_context(len(element), model, param="prompt")
+            _check_token_ids(element, model.info.vocab_size, param="prompt" if len(prompt) == 1 else f"prompt[{i}]")
     return prompt
 
 
-async def chat_prompt(body: ChatBody | TokenizeBody, served: ServedModel, settings: Settings) -> str:
+async def chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: GatewaySettings) -> str:
     """Render a chat by the model's template. Raises: InvalidRequest."""
     if len(body.messages or []) > settings.inline_messages_max:
-        return await asyncio.to_thread(_chat_prompt, body, served, settings)
-    return _chat_prompt(body, served, settings)
+        return await asyncio.to_thread(_chat_prompt, body, model, settings)
+    return _chat_prompt(body, model, settings)
 
 
-def _chat_prompt(body: ChatBody | TokenizeBody, served: ServedModel, settings: Settings) -> str:
+def _chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: GatewaySettings) -> str:
     if isinstance(body, ChatBody):
         refuse_unsupported(body.model_extra or {}, CHAT)
         _check_stream(body)
         _check_choices(1, body.n or 1, settings)
-    if served.chat_template is None:
+    if model.chat_template is None:
         raise InvalidRequest("this model has no chat template: use /v1/completions", param="messages")
     messages = [_plain_message(message, i) for i, message in enumerate(body.messages or [])]
-    return served.chat_template.render(
+    return model.chat_template.render(
         messages,
         add_generation_prompt=body.add_generation_prompt is not False,
         variables=body.chat_template_kwargs,
@@ -88,8 +88,8 @@ def _chat_prompt(body: ChatBody | TokenizeBody, served: ServedModel, settings: S
 def submission(
     body: CompletionBody | ChatBody,
     prompts: Sequence[Sequence[int]],
-    served: ServedModel,
-    settings: Settings,
+    model: ServedModel,
+    settings: GatewaySettings,
     context: CallContext,
     max_total_tokens: int | None,
 ) -> Submission:
@@ -100,17 +100,17 @@ def submission(
         max_total_tokens: prompt and output of the longest request that fits; None if that is unknown.
     Raises: InvalidRequest naming the field.
     """
-    sampling = _sampling(body, served, settings)
+    sampling = _sampling(body, model, settings)
     choices = body.n or 1
     seed = context.seed if body.seed is None else body.seed
-    limits = [max_new_tokens(body, len(prompt), served, settings, max_total_tokens) for prompt in prompts]
+    limits = [max_new_tokens(body, len(prompt), model, settings, max_total_tokens) for prompt in prompts]
     # Shared by all choices of a prompt, which may be long.
     shared_prompts = [tuple(prompt) for prompt in prompts]
     requests = [
         Request(
             parent=context.parent,
             choice=i * choices + choice,
-            revision=served.info.revision,
+            revision=model.info.revision,
             prompt=prompt,
             max_new_tokens=limits[i],
             # Every prompt gets the seeds that it would get in a call of its own.
@@ -130,7 +130,7 @@ def submission(
         requests=tuple(requests),
         reader=context.reader,
         on_disconnect=_on_disconnect(body, context),
-        render=_render_options(body, served, context).to_json(),
+        render=_render_options(body, model, context).to_json(),
         owner=context.call.owner,
         digest=context.digest,
     )
@@ -139,18 +139,18 @@ def submission(
 def max_new_tokens(
     body: CompletionBody | ChatBody,
     prompt_length: int,
-    served: ServedModel,
-    settings: Settings,
+    model: ServedModel,
+    settings: GatewaySettings,
     max_total_tokens: int | None = None,
 ) -> int:
     """Return the most tokens to generate: the body's number, otherwise a default cut to the context and to what fits.
 
     Raises: InvalidRequest if they do not fit into the model's context.
     """
-    limit = served.info.max_model_len
+    limit = model.info.max_model_len
     if prompt_length == 0:
         raise InvalidRequest("the prompt has no tokens", param=_prompt_param(body))
-    _check_context(prompt_length, served, param=_prompt_param(body))
+    _check_context(prompt_length, model, param=_prompt_param(body))
     if isinstance(body, ChatBody):
         asked, default = body.max_completion_tokens or body.max_tokens, settings.default_max_new_tokens
         param = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
@@ -169,23 +169,23 @@ def max_new_tokens(
     return max(1, asked)
 
 
-def _sampling(body: CompletionBody | ChatBody, served: ServedModel, settings: Settings) -> dict[str, Any]:
+def _sampling(body: CompletionBody | ChatBody, model: ServedModel, settings: GatewaySettings) -> dict[str, Any]:
     """Return all SamplingParams but the seed. Defaults are OpenAI's, not those of a generation_config.json."""
     stop_token_ids = body.stop_token_ids or []
     if len(stop_token_ids) > settings.stop_token_ids_max:
         raise InvalidRequest(f"stop_token_ids has more than {settings.stop_token_ids_max}", param="stop_token_ids")
-    _check_token_ids(stop_token_ids, served.info.vocab_size, param="stop_token_ids")
+    _check_token_ids(stop_token_ids, model.info.vocab_size, param="stop_token_ids")
     logprobs, prompt_logprobs = _logprobs(body)
     return {
         "temperature": _float_or(body.temperature, 1.0),
         # A top_k that cuts nothing may be larger than the field of the stages' messages.
-        "top_k": body.top_k if 0 < (body.top_k or 0) < served.info.vocab_size else None,
+        "top_k": body.top_k if 0 < (body.top_k or 0) < model.info.vocab_size else None,
         "top_p": _float_or(body.top_p, 1.0),
         "min_p": _float_or(body.min_p, 0.0),
         "repetition_penalty": _float_or(body.repetition_penalty, 1.0),
         "presence_penalty": _float_or(body.presence_penalty, 0.0),
         "frequency_penalty": _float_or(body.frequency_penalty, 0.0),
-        "logit_bias": _logit_bias(body.logit_bias or {}, served, settings),
+        "logit_bias": _logit_bias(body.logit_bias or {}, model, settings),
         "logprobs": logprobs,
         "prompt_logprobs": prompt_logprobs,
         "min_tokens": body.min_tokens or 0,
@@ -205,12 +205,12 @@ def _on_disconnect(body: GenerationBody, context: CallContext) -> OnDisconnect:
     return OnDisconnect(body.on_disconnect)
 
 
-def _render_options(body: CompletionBody | ChatBody, served: ServedModel, context: CallContext) -> RenderOptions:
+def _render_options(body: CompletionBody | ChatBody, model: ServedModel, context: CallContext) -> RenderOptions:
     stream_options = body.stream_options if body.stream else None
     continuous = bool(stream_options and stream_options.continuous_usage_stats)
     return RenderOptions(
         kind=AnswerKind.CHAT if isinstance(body, ChatBody) else AnswerKind.COMPLETION,
-        model=served.info.name,
+        model=model.info.name,
         created=context.now_ms // 1000,
         choices_per_prompt=body.n or 1,
         echo=isinstance(body, CompletionBody) and bool(body.echo),
@@ -232,7 +232,7 @@ def _logprobs(body: CompletionBody | ChatBody) -> tuple[int | None, int | None]:
     return (body.top_logprobs or 0 if body.logprobs else None), None
 
 
-def _stop(stop: Any, settings: Settings) -> tuple[str, ...]:
+def _stop(stop: Any, settings: GatewaySettings) -> tuple[str, ...]:
     texts = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise InvalidRequest("stop must be a string or a list of strings", param="stop")
@@ -244,13 +244,13 @@ def _stop(stop: Any, settings: Settings) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def _logit_bias(bias: dict[str, float], served: ServedModel, settings: Settings) -> tuple[tuple[int, float], ...]:
+def _logit_bias(bias: dict[str, float], model: ServedModel, settings: GatewaySettings) -> tuple[tuple[int, float], ...]:
     if len(bias) > settings.logit_bias_max:
         raise InvalidRequest(f"logit_bias has more than {settings.logit_bias_max} entries", param="logit_bias")
     pairs: dict[int, float] = {}
     for key, value in bias.items():
         token_id = int(key) if key.isascii() and key.isdigit() and len(key) < 12 else -1
-        if not 0 <= token_id < served.info.vocab_size:
+        if not 0 <= token_id < model.info.vocab_size:
             raise InvalidRequest(f"logit_bias has {key[:32]!r}, which is not a token id", param="logit_bias")
         if not -100 <= value <= 100:
             raise InvalidRequest(f"logit_bias of {key} must be between -100 and 100", param="logit_bias")
@@ -258,8 +258,8 @@ def _logit_bias(bias: dict[str, float], served: ServedModel, settings: Settings)
     return tuple(sorted(pairs.items()))
 
 
-def _check_context(prompt_length: int, served: ServedModel, *, param: str) -> None:
-    limit = served.info.max_model_len
+def _check_context(prompt_length: int, model: ServedModel, *, param: str) -> None:
+    limit = model.info.max_model_len
     if prompt_length >= limit:
         message = f"the prompt has {prompt_length} tokens, which leaves no room in the model's context of {limit}"
         raise ApiError(400, message, param=param, code="context_length_exceeded")
@@ -270,7 +270,7 @@ def _check_stream(body: GenerationBody) -> None:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
 
 
-def _check_choices(prompts: int, choices: int, settings: Settings) -> None:
+def _check_choices(prompts: int, choices: int, settings: GatewaySettings) -> None:
     if prompts * choices > settings.choices_max:
         asked = f"n = {choices}" if prompts == 1 else f"{prompts} prompts with n = {choices}"
         message = f"{asked} is more than the {settings.choices_max} choices of one call"

@@ -12,7 +12,7 @@ from orca.core.domain.errors import QueueFull, UnknownRequest
 from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
 from orca.gateway.latency_goals import TTFT_HEADER, LatencyGoals
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 
 
 async def check_load(gateway: Gateway, key: ApiKey | None, name: str | None) -> None:
@@ -52,7 +52,7 @@ async def take_rest_from_rate(
 
 
 @contextlib.asynccontextmanager
-async def _unless_stored(pool: Pool, name: str | None) -> AsyncIterator[None]:
+async def _unless_stored(pool: RequestPool, name: str | None) -> AsyncIterator[None]:
     """Pass over a refusal if the pool has a request of this name: then the call repeats one that was accepted."""
     try:
         yield
@@ -61,7 +61,7 @@ async def _unless_stored(pool: Pool, name: str | None) -> AsyncIterator[None]:
             raise
 
 
-async def _is_stored(pool: Pool, parent: str) -> bool:
+async def _is_stored(pool: RequestPool, parent: str) -> bool:
     try:
         await pool.parent(parent)
     except UnknownRequest:

@@ -24,8 +24,8 @@ class OpenedCall:
 
     started: float  # on the clock of `time.perf_counter`
     path: str
-    key: ApiKey | None  # the API key that let the call in; None where there are no keys
-    owner: str  # names the key in stored requests and does not reveal it; empty where there are no keys
+    key: ApiKey | None  # the API key that let the call in; None if there are no keys
+    owner: str  # names the key in stored requests and does not reveal it; empty if there are no keys
     position: ResumePosition  # the events that the client has; the start of the stream unless it resumes one
     # Calls that generate.
     keyed_name: str | None = None  # the id that owner and Idempotency-Key stand for; None without such a key

@@ -15,7 +15,7 @@ from orca.gateway.calls.accept import CallContext, submission
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
 from orca.gateway.gateway import Gateway
 from orca.gateway.models.models import ServedModel, not_served
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 from orca.pool.records import Submission
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ async def _submit(gateway: Gateway, wanted: Submission) -> Sequence[Request]:
         raise gateway.overload.with_retry_after(error, wanted.parent) from None
 
 
-async def _take_back(pool: Pool, parent: str) -> None:
+async def _take_back(pool: RequestPool, parent: str) -> None:
     """Cancel what may have been stored for a call that was refused: its client never learns the name."""
     for wait_s in TAKE_BACK_SECONDS:
         await asyncio.sleep(wait_s)

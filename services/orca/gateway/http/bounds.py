@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from orca.gateway.errors import UNAVAILABLE, ApiError
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 
 IDLE_LEAST_SECONDS = 5.0
 """A connection that is kept has this time for its next request, however many others come."""
@@ -37,7 +37,7 @@ class IdleConnection(Protocol):
 class OpenConnections:
     """All connections of one listening port: their bounds, and how many there are."""
 
-    settings: Settings
+    settings: GatewaySettings
     on_refusal: Callable[[int], None] = lambda _: None  # called with the status of each answer that no route has given
     total: int = 0
     lingering: int = 0  # refused and still there
@@ -59,7 +59,7 @@ class OpenConnections:
         return None
 
     def is_idle_for_long(self, connection: IdleConnection) -> bool:
-        """Whether another connection may take its place."""
+        """Return whether another connection may take the place of this one."""
         return self.idle.get(connection, math.inf) <= time.monotonic() - IDLE_LEAST_SECONDS
 
     def _make_room(self, address: str | None = None) -> bool:
@@ -81,7 +81,7 @@ class OpenConnections:
 class HeadSize:
     """Counts what came besides bodies against the bounds: a request's line and headers, and what has no end."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self._count = self._bytes = 0  # of the headers
         # Bytes that the parser took without a callback: a header, a trailer or a chunk's line that has no end.

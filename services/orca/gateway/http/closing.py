@@ -12,7 +12,7 @@ LINGER_SECONDS = 1.0
 """A client that still sends when it is refused has this time to read the answer, instead of a reset connection."""
 
 TAKEN_LEAST_BYTES = 16 << 10
-"""In each `unread_seconds_max` the client of a closed connection has to take this much, or the rest."""
+"""The client of a closed connection has to take this much, or the rest, in each `unread_seconds_max`."""
 
 HALF_CLOSED_SECONDS = 0.25
 """Interval of the checks whether a client that shut its sending side has left altogether."""

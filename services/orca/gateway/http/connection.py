@@ -144,7 +144,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_listening(self) -> bool:
-        """Whether what comes in is parsed; otherwise it is thrown away."""
+        """True while incoming bytes are parsed; otherwise they are thrown away."""
         return self._phase is _Phase.OPEN
 
     # Callbacks of the parser.
@@ -214,7 +214,7 @@ class Connection(HttpToolsProtocol):
     # Endings.
 
     def give_way(self) -> bool:
-        """As IdleConnection. What was written is with the client's system; no byte of another request is with ours."""
+        """Close as IdleConnection describes: only if all was sent and no byte of another request has come."""
         transport = self.transport
         if transport.is_closing() or transport.get_write_buffer_size() or _has_unread_bytes(transport):
             return False

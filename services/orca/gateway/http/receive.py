@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from orca.gateway.errors import UNAVAILABLE, ApiError
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 
 BodyType = TypeVar("BodyType", bound=BaseModel)
 
@@ -80,16 +80,18 @@ class UnreadBody:
         )
 
 
-async def receive_body(unread: UnreadBody, model: type[BodyType], settings: Settings, budget: CallBudget) -> BodyType:
+async def receive_body(
+    unread: UnreadBody, body_type: type[BodyType], settings: GatewaySettings, budget: CallBudget
+) -> BodyType:
     """Read a body and check it. Raises: ApiError; starlette's ClientDisconnect when the client went away."""
     _check_headers(unread)
     raw = await _read(unread, settings, budget)
     if len(raw) > settings.inline_body_bytes_max:
-        return await asyncio.to_thread(_checked, raw, model, settings)
-    return _checked(raw, model, settings)
+        return await asyncio.to_thread(_checked, raw, body_type, settings)
+    return _checked(raw, body_type, settings)
 
 
-def _checked(raw: bytes, model: type[BodyType], settings: Settings) -> BodyType:
+def _checked(raw: bytes, body_type: type[BodyType], settings: GatewaySettings) -> BodyType:
     """Raises: ApiError."""
     document = _parse(raw)
     if not isinstance(document, dict):
@@ -97,7 +99,7 @@ def _checked(raw: bytes, model: type[BodyType], settings: Settings) -> BodyType:
     _check_shape(document, settings)
     _check_names(raw, document)
     try:
-        return model.model_validate(document)
+        return body_type.model_validate(document)
     except ValidationError as error:
         raise _first_problem(error) from error
 
@@ -114,7 +116,7 @@ def _check_headers(unread: UnreadBody) -> None:
         raise ApiError(415, message, code="unsupported_media_type", closes=True)
 
 
-async def _read(unread: UnreadBody, settings: Settings, budget: CallBudget) -> bytes:
+async def _read(unread: UnreadBody, settings: GatewaySettings, budget: CallBudget) -> bytes:
     length = unread.content_length
     if length.isdecimal() and int(length) > settings.body_bytes_max:
         raise _too_large(settings)
@@ -132,7 +134,7 @@ async def _read(unread: UnreadBody, settings: Settings, budget: CallBudget) -> b
     return bytes(body)
 
 
-def _too_large(settings: Settings) -> ApiError:
+def _too_large(settings: GatewaySettings) -> ApiError:
     message = f"the body is larger than {settings.body_bytes_max} bytes"
     return ApiError(413, message, code="body_too_large", closes=True)
 
@@ -188,7 +190,7 @@ def _place(error: orjson.JSONDecodeError) -> str:
     return f"line {error.lineno} column {error.colno}"
 
 
-def _check_shape(document: Any, settings: Settings) -> None:
+def _check_shape(document: Any, settings: GatewaySettings) -> None:
     """Refuse too many levels, or too many objects and lists. Raises: ApiError."""
     level, count = [document], 0
     for _ in range(settings.nesting_max):

@@ -23,7 +23,7 @@ from orca.core.domain.errors import SettingError
 from orca.core.process.settings import is_loopback
 from orca.gateway.errors import ApiError
 from orca.gateway.limits.key_ring import KeyRing
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/openapi.json"})
 """The table above, for the tests. It decides nothing."""
 
 
-def check_access(settings: Settings, keys: KeyRing) -> None:
+def check_access(settings: GatewaySettings, keys: KeyRing) -> None:
     """Log who may call, and refuse an API that would be open to a network by mistake. Raises: SettingError."""
     if not keys.is_open:
         log.info("calls must show an API key", extra={"keys": len(keys.names)})
@@ -98,7 +98,7 @@ def counted(keys: KeyRing, key: ApiKey, scope: Scope, *, makes_work: bool) -> It
 
 
 def key_of(scope: Scope) -> ApiKey | None:
-    """Return the key that let a call in; None where there are no keys."""
+    """Return the key that let a call in; None if there are no keys."""
     shown: list[ApiKey] = scope[KEYS_SHOWN]
     return shown[0] if shown else None
 

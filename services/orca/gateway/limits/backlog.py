@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from orca.core.domain.errors import PoolUnavailable
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 from orca.pool.records import PoolStats
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Backlog:
     """Polls the pool's counts for everyone in this process."""
 
     def __init__(
-        self, pool: Pool, clock_s: Callable[[], float], on_counts: Callable[[PoolStats], None] = lambda _: None
+        self, pool: RequestPool, clock_s: Callable[[], float], on_counts: Callable[[PoolStats], None] = lambda _: None
     ) -> None:
         """
         Args:
@@ -122,7 +122,7 @@ class Backlog:
 
     @property
     def _was_empty(self) -> bool:
-        """Whether the queue was empty at the last poll, and that was not long ago."""
+        """True if the queue was empty at the last poll, and that was not long ago."""
         has_waiting = self.stats is None or self.stats.queued > 0 or self.has_refused
         return not has_waiting and self.age_s <= EMPTY_SECONDS
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from orca.core.api_keys import ApiKey, KeyFileError, check_distinct, key_digest, read_keys
 from orca.core.domain.errors import SettingError
 from orca.gateway.errors import ApiError
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ has noticed must not keep a new one out."""
 class KeyRing:
     """All valid keys. `run` is one task of the process; it ends at once if there is no file."""
 
-    def __init__(self, settings: Settings, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: GatewaySettings, clock_s: Callable[[], float] = time.monotonic) -> None:
         """Raises: SettingError if the file of keys cannot be read: at the start there are no earlier keys to keep."""
         self._calls_max = settings.calls_per_key_max
         self._clock_s = clock_s
@@ -50,7 +50,7 @@ class KeyRing:
 
     @property
     def is_open(self) -> bool:
-        """Whether every call passes: there are no keys, and no file that could add some."""
+        """True if every call passes: there are no keys, and no file that could add some."""
         return self._file is None and not self._fixed
 
     @property

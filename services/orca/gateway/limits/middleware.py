@@ -7,13 +7,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from orca.core.api_keys import ApiKey
 from orca.gateway.limits.auth import ANSWER_STACK, KEYS_SHOWN
 from orca.gateway.limits.key_ring import KeyRing
-from orca.gateway.metrics import Metrics
+from orca.gateway.metrics import GatewayMetrics
 
 
 class HttpMetrics:
     """Counts HTTP answers by method, route and status, and by the key that the call showed."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
         self._app = app
         self._metrics = metrics
 

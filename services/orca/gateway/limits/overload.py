@@ -14,7 +14,7 @@ from collections.abc import Callable
 from orca.core.domain.errors import Overloaded, PoolFull, QueueFull
 from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.gateway.limits.backlog import Backlog
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 from orca.pool.records import PoolStats
 
 BELIEVE_SECONDS = 0.5
@@ -57,7 +57,7 @@ def retry_after_seconds(waiting: int, ends_per_second: float | None, call_id: st
 
 
 class LoopLag:
-    """How late this process's event loop is. `run` is one task of the process.
+    """Measures how late this process's event loop is. `run` is one task of the process.
 
     A gateway that takes in more calls than it has time for would answer all of them late, probes too, and be killed.
     """
@@ -92,7 +92,7 @@ class Overload:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: RequestPool,
         clock_s: Callable[[], float],
         connections_max: int,
         on_counts: Callable[[PoolStats], None] = lambda _: None,

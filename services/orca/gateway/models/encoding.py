@@ -12,13 +12,13 @@ from functools import cached_property, partial
 from orca.core.domain.model import ModelInfo
 from orca.core.domain.text import Tokenizer
 from orca.gateway.errors import ApiError
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 
 
 class Encoder:
     """Encodes the texts of one model."""
 
-    def __init__(self, info: ModelInfo, tokenizer: Tokenizer, settings: Settings) -> None:
+    def __init__(self, info: ModelInfo, tokenizer: Tokenizer, settings: GatewaySettings) -> None:
         self._context = info.max_model_len
         self._tokenizer = tokenizer
         self._settings = settings

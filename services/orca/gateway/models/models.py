@@ -18,7 +18,7 @@ from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.gateway.models.chat_template import ChatTemplate
 from orca.gateway.models.encoding import Encoder
 from orca.gateway.render.render import RenderModel
-from orca.gateway.settings import Settings
+from orca.gateway.settings import GatewaySettings
 from orca.pool.records import PoolStats
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class ServedModel:
     created: int = 0  # Unix seconds: when its config.json was written; 0 if unknown
 
     @classmethod
-    def of(cls, info: ModelInfo, tokenizer: Tokenizer, settings: Settings) -> "ServedModel":
+    def of(cls, info: ModelInfo, tokenizer: Tokenizer, settings: GatewaySettings) -> "ServedModel":
         """Raises: ModelError if the chat template is broken."""
         template = tokenizer.chat_template
         return cls(
@@ -54,7 +54,7 @@ def _changed_at(path: Path) -> int:
     return int(path.stat().st_mtime) if path.is_file() else 0
 
 
-def load_newest(settings: Settings) -> ServedModel:
+def load_newest(settings: GatewaySettings) -> ServedModel:
     """Load the gateway's own model. Raises: ModelError if it cannot be served."""
     own = OtherModel(
         folder=settings.model,
@@ -66,7 +66,7 @@ def load_newest(settings: Settings) -> ServedModel:
     return _load(own, settings)
 
 
-def load_others(settings: Settings) -> list[ServedModel]:
+def load_others(settings: GatewaySettings) -> list[ServedModel]:
     """Load the other models. One that cannot be read is left out: it must not keep the gateway from serving."""
     found = []
     for other in map(OtherModel.from_text, settings.other_models):
@@ -77,7 +77,7 @@ def load_others(settings: Settings) -> list[ServedModel]:
     return found
 
 
-def _load(model: OtherModel, settings: Settings) -> ServedModel:
+def _load(model: OtherModel, settings: GatewaySettings) -> ServedModel:
     info = load_model_info(
         model.folder,
         name=model.name,
@@ -108,12 +108,12 @@ class Models:
         return self._current
 
     def max_total_tokens(self, model: ServedModel) -> int | None:
-        """Return the tokens, prompt and output, of the longest request that fits; None until the pool has said it."""
+        """Return the tokens of the longest request that fits, prompt and output; None until the pool promises it."""
         return self._promised.get(model.info.revision)
 
     @property
     def has_formed(self) -> bool:
-        """Whether a group has formed at least once for a model that is or was current here."""
+        """True after a group has formed for a model that is or was current here."""
         return bool(self._promised)
 
     def find(self, revision: str) -> ServedModel | None:

@@ -108,7 +108,7 @@ class ResumedChoice:
 
     @property
     def tokens_to_echo(self) -> int:
-        """As in ChoiceStream: these tokens are rendered even if the client has them."""
+        """Tokens as in ChoiceStream: they are rendered even if the client has them."""
         return self._stream.tokens_to_echo
 
     @property

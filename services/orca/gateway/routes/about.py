@@ -96,17 +96,17 @@ async def tokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
     with gateway.body_budget.for_call() as budget:
         body = await receive_body(unread, TokenizeBody, gateway.settings, budget)
     gateway.models.check_name(body.model)
-    served = gateway.models.current
+    current = gateway.models.current
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
     is_chat = body.prompt is None
-    text = await chat_prompt(body, served, gateway.settings) if body.prompt is None else body.prompt
+    text = await chat_prompt(body, current, gateway.settings) if body.prompt is None else body.prompt
     add_special_tokens = not is_chat if body.add_special_tokens is None else body.add_special_tokens
     param = "messages" if is_chat else "prompt"
-    tokens = await served.encoder.encode_text(text, param=param, add_special_tokens=add_special_tokens)
-    answer = {"count": len(tokens), "max_model_len": served.info.max_model_len, "tokens": tokens}
+    tokens = await current.encoder.encode_text(text, param=param, add_special_tokens=add_special_tokens)
+    answer = {"count": len(tokens), "max_model_len": current.info.max_model_len, "tokens": tokens}
     if body.return_token_strs:
-        answer["token_strs"] = [served.tokenizer.token_text(token_id) for token_id in tokens]
+        answer["token_strs"] = [current.tokenizer.token_text(token_id) for token_id in tokens]
     return answer
 
 
@@ -115,14 +115,14 @@ async def detokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
     with gateway.body_budget.for_call() as budget:
         body = await receive_body(unread, DetokenizeBody, gateway.settings, budget)
     gateway.models.check_name(body.model)
-    served = gateway.models.current
-    limit = served.info.vocab_size
-    tokens_max = max(served.info.max_model_len, gateway.settings.detokenize_tokens_max)
+    current = gateway.models.current
+    limit = current.info.vocab_size
+    tokens_max = max(current.info.max_model_len, gateway.settings.detokenize_tokens_max)
     if len(body.tokens) > tokens_max:
         raise InvalidRequest(f"tokens has more than {tokens_max} token ids", param="tokens")
     if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < limit:
         raise InvalidRequest(f"tokens has a token id outside 0 to {limit - 1}", param="tokens")
-    return {"prompt": served.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+    return {"prompt": current.tokenizer.decode(body.tokens, skip_special_tokens=False)}
 
 
 @cache

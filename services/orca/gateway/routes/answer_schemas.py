@@ -170,7 +170,7 @@ class Health(AnswerSchema):
 
 
 class Ready(BaseModel):
-    """Whether a call would be served, and the state of pool and groups. More fields may be added."""
+    """The readiness of the gateway, and the state of pool and groups. More fields may be added."""
 
     ready: bool
     draining: bool

@@ -65,26 +65,26 @@ async def _receive(
     return body
 
 
-async def _encode_prompts(gateway: Gateway, body: CompletionBody, served: ServedModel) -> list[list[int]]:
+async def _encode_prompts(gateway: Gateway, body: CompletionBody, model: ServedModel) -> list[list[int]]:
     add_special_tokens = body.add_special_tokens is not False
-    prompts = completion_prompts(body, served, gateway.settings)
-    if body.model not in (None, served.info.name) and any(isinstance(prompt, list) for prompt in prompts):
+    prompts = completion_prompts(body, model, gateway.settings)
+    if body.model not in (None, model.info.name) and any(isinstance(prompt, list) for prompt in prompts):
         # Text means the same to any model, ids do not.
-        message = f"the prompt is token ids for {body.model!r}, but {served.info.name!r} serves by now"
+        message = f"the prompt is token ids for {body.model!r}, but {model.info.name!r} is the current model"
         raise ApiError(409, message, param="prompt", code="model_replaced")
     return [
         prompt
         if isinstance(prompt, list)
-        else await served.encoder.encode_prompt(prompt, param="prompt", add_special_tokens=add_special_tokens)
+        else await model.encoder.encode_prompt(prompt, param="prompt", add_special_tokens=add_special_tokens)
         for prompt in prompts
     ]
 
 
-async def _encode_chat(gateway: Gateway, body: ChatBody, served: ServedModel) -> list[list[int]]:
-    text = await chat_prompt(body, served, gateway.settings)
+async def _encode_chat(gateway: Gateway, body: ChatBody, model: ServedModel) -> list[list[int]]:
+    text = await chat_prompt(body, model, gateway.settings)
     # Templates write special tokens out.
     add_special_tokens = body.add_special_tokens is True
-    return [await served.encoder.encode_prompt(text, param="messages", add_special_tokens=add_special_tokens)]
+    return [await model.encoder.encode_prompt(text, param="messages", add_special_tokens=add_special_tokens)]
 
 
 async def _generate(
@@ -125,9 +125,9 @@ async def _accept(
     wanted, requests = await submit_to_current(gateway, body, encoded, context)
     _record_accepted(gateway, call.key, requests)
     stored = await _stored(gateway, wanted, requests)
-    served = gateway.models.require(stored.requests[0].revision)
+    model = gateway.models.require(stored.requests[0].revision)
     if is_background:
-        answer = await _answer_in_background(gateway, call, wanted, stored, served.render_model)
+        answer = await _answer_in_background(gateway, call, wanted, stored, model.render_model)
         gateway.tracing.finish(span, CallTiming(call.started), {"orca.request_id": context.parent})
         return answer
     gateway.readers.add(context.parent, context.reader)
@@ -146,14 +146,14 @@ async def _accept(
         on_closed=lambda done, ends: summarize_call(gateway, done, ends, span),
     )
     if body.stream:
-        return stream(gateway, accepted, served)
-    return WholeDelivery(accepted, served.render_model, gateway.metrics, gateway.drain)
+        return stream(gateway, accepted, model)
+    return WholeDelivery(accepted, model.render_model, gateway.metrics, gateway.drain)
 
 
-def stream(gateway: Gateway, accepted: AcceptedCall, served: ServedModel) -> StreamDelivery:
+def stream(gateway: Gateway, accepted: AcceptedCall, model: ServedModel) -> StreamDelivery:
     """Return the response that answers by events."""
     keep_alive_s = gateway.settings.keep_alive_seconds
-    return StreamDelivery(accepted, served.render_model, gateway.metrics, gateway.drain, keep_alive_s=keep_alive_s)
+    return StreamDelivery(accepted, model.render_model, gateway.metrics, gateway.drain, keep_alive_s=keep_alive_s)
 
 
 async def _stored(gateway: Gateway, wanted: Submission, requests: Sequence[Request]) -> Parent:

@@ -13,14 +13,14 @@ from orca.core.domain.request import Request
 from orca.gateway.answer.offload import write_text
 from orca.gateway.latency_goals import LatencyGoals, judge, latency_of
 from orca.gateway.render.render import RenderModel, RenderOptions
-from orca.pool.api import Pool
-from orca.pool.records import LogSlice, Parent, RequestState, RequestStatus
+from orca.pool.api import RequestPool
+from orca.pool.records import LogSlice, OwnershipState, Parent, RequestStatus
 
-_STATUS = {RequestState.QUEUED: "queued", RequestState.OWNED: "running", RequestState.ENDED: "ended"}
+_STATUS = {OwnershipState.QUEUED: "queued", OwnershipState.OWNED: "running", OwnershipState.ENDED: "ended"}
 _EMPTY_LOG = LogSlice(0, (), None)
 
 
-async def read_logs(pool: Pool, requests: Sequence[Request]) -> dict[str, LogSlice]:
+async def read_logs(pool: RequestPool, requests: Sequence[Request]) -> dict[str, LogSlice]:
     """Read the present logs, page by page; empty ones are left out. Raises: UnknownRequest."""
     logs: dict[str, LogSlice] = {}
     starts = {request.id: 0 for request in requests}
@@ -37,7 +37,7 @@ async def read_logs(pool: Pool, requests: Sequence[Request]) -> dict[str, LogSli
     return logs
 
 
-async def describe(pool: Pool, render_model: RenderModel | None, parent: Parent) -> dict[str, Any]:
+async def describe(pool: RequestPool, render_model: RenderModel | None, parent: Parent) -> dict[str, Any]:
     """Describe a parent.
 
     Args: render_model: None if this gateway does not have the parent's model; then the texts are null.
@@ -86,7 +86,7 @@ def _choice(status: RequestStatus, log: LogSlice, text: str | None, goals: Laten
     latency, outcomes = latency_of(status), judge(goals, status)
     return {
         "index": status.request.choice,
-        "status": _STATUS[RequestState.ENDED if log.end else status.state],
+        "status": _STATUS[OwnershipState.ENDED if log.end else status.state],
         "tokens": len(log.tokens),
         "text": text,
         "finish_reason": log.end and log.end.reason,

@@ -33,7 +33,7 @@ async def events(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
     """
     gateway.drain.check()
     parent = await _own_parent(gateway, call, request_id)
-    served = gateway.models.require(parent.requests[0].revision)
+    model = gateway.models.require(parent.requests[0].revision)
     if call.position.is_at_end:
         # Tells an EventSource, which would otherwise connect again for ever, that there is no more.
         return Response(status_code=204)
@@ -57,7 +57,7 @@ async def events(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
         on_closed=lambda done, ends: summarize_call(gateway, done, ends),
     )
     log.info("stream resumed", extra={"request_id": request_id, "cursor": ",".join(cursor.values())})
-    return stream(gateway, accepted, served)
+    return stream(gateway, accepted, model)
 
 
 async def state(gateway: Gateway, call: OpenedCall, request_id: str) -> Response:
@@ -75,8 +75,8 @@ async def cancel(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
     parent = await _own_parent(gateway, call, request_id)
     await gateway.pool.cancel(request_id)
     log.info("request cancelled by its client", extra={"request_id": request_id})
-    served = gateway.models.find(parent.requests[0].revision)
-    render_model = None if served is None else served.render_model
+    model = gateway.models.find(parent.requests[0].revision)
+    render_model = None if model is None else model.render_model
     return state_answer(await describe(gateway.pool, render_model, parent), 200)
 
 

@@ -13,7 +13,7 @@ from orca.core.domain.errors import UnknownRequest
 from orca.core.domain.request import FinishReason, Request, slots_needed
 from orca.core.domain.step import Claim, Epoch
 from orca.pool import codec
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 from orca.pool.contract import (
     CLOSED_FOR_MS,
     SKIPPED_FOR_MS,
@@ -40,9 +40,9 @@ from orca.pool.records import (
     LargerRequests,
     LogSlice,
     OnDisconnect,
+    OwnershipState,
     Parent,
     PoolStats,
-    RequestState,
     RequestStatus,
     SeatEntered,
     SeatHeld,
@@ -52,7 +52,7 @@ from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
 
 
-class MemoryPool(Pool):
+class MemoryPool(RequestPool):
     """The pool of one deployment in this process.
 
     The class is long because the protocol has one method per transition. Each rule that a transition applies is a small
@@ -166,7 +166,7 @@ class MemoryPool(Pool):
 
     async def status(self, request_id: str) -> RequestStatus:
         record = self._record(request_id)
-        is_owned = record.state is RequestState.OWNED
+        is_owned = record.state is OwnershipState.OWNED
         return RequestStatus(
             request=record.request,
             state=record.state,
@@ -369,7 +369,7 @@ class MemoryPool(Pool):
 
     def _own(self, record: RequestRecord, caller: Caller, call: str) -> None:
         self.state.unqueue(record)
-        record.state, record.number, record.call = RequestState.OWNED, record.number + 1, call
+        record.state, record.number, record.call = OwnershipState.OWNED, record.number + 1, call
         record.group, record.process, record.mark = caller.group, caller.process, None
         record.is_on_trial = True
         if record.first_claimed_ms is None:
@@ -386,7 +386,7 @@ class MemoryPool(Pool):
         record = self.state.records.get(entry.request_id)
         if record is None or not self.state.is_readable(record):
             return CommitAnswer.NOT_YOURS
-        is_ended = record.state is RequestState.ENDED
+        is_ended = record.state is OwnershipState.ENDED
         if not self._is_owner(record, entry.claim):
             return CommitAnswer.ENDED if is_ended else CommitAnswer.NOT_YOURS
         if is_ended:
@@ -410,7 +410,7 @@ class MemoryPool(Pool):
 
     def _is_owner(self, record: RequestRecord, claim: Claim) -> bool:
         is_equal = (record.number, record.call) == (claim.number, claim.call)
-        return is_equal and record.state is not RequestState.QUEUED
+        return is_equal and record.state is not OwnershipState.QUEUED
 
     def _is_next(self, record: RequestRecord, entry: CommitEntry) -> bool:
         return entry.index == len(record.log)
@@ -437,7 +437,7 @@ class MemoryPool(Pool):
         self.state.begin()
         for request_id, claim in claims.items():
             record = self.state.records.get(request_id)
-            if record is not None and record.state is RequestState.OWNED and self._is_owner(record, claim):
+            if record is not None and record.state is OwnershipState.OWNED and self._is_owner(record, claim):
                 self.state.take_back(record)
 
     # everybody: the sweep
@@ -594,7 +594,7 @@ class MemoryPool(Pool):
             revision=state.revision,
             generation=None if state.revision is None else state.generation,
             replaced_revisions=tuple(sorted({record.request.revision for record in replaced})),
-            replaced_unfinished=sum(record.state is not RequestState.ENDED for record in replaced),
+            replaced_unfinished=sum(record.state is not OwnershipState.ENDED for record in replaced),
             promised_slots=None if state.revision is None else state.promises.get(state.revision),
             offered_slots=_offered_slots(state, formed),
             groups=tuple(groups),
@@ -608,7 +608,7 @@ class MemoryPool(Pool):
 def unfinished(state: PoolState, revision: str) -> list[RequestRecord]:
     """Return the requests of a revision that have not ended."""
     records = (record for record in state.records.values() if record.request.revision == revision)
-    return [record for record in records if record.state is not RequestState.ENDED]
+    return [record for record in records if record.state is not OwnershipState.ENDED]
 
 
 def _offered_slots(state: PoolState, formed: Sequence[str]) -> int | None:

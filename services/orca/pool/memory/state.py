@@ -14,7 +14,7 @@ from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.pool import poison
 from orca.pool.contract import WANTED_FOR_MS
 from orca.pool.hints import Hints
-from orca.pool.records import RequestState, Submission
+from orca.pool.records import OwnershipState, Submission
 from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
 
@@ -35,7 +35,7 @@ class RequestRecord:
     bytes: int
     token_bytes: int
     schema: int
-    state: RequestState = RequestState.QUEUED
+    state: OwnershipState = OwnershipState.QUEUED
     number: int = 0  # of its present claim; rises with each claim and each take-back
     call: str = ""  # of its present claim; empty while queued, unchanged by the end
     group: str = ""
@@ -153,9 +153,9 @@ class PoolState:
         owned = {request_id for own in self.own.values() for request_id in own}
         for request_id, record in self.records.items():
             state = record.state
-            assert (request_id in queued) == (state is RequestState.QUEUED), request_id
-            assert (request_id in owned) == (state is RequestState.OWNED), request_id
-            assert (record.end is not None) == (state is RequestState.ENDED), request_id
+            assert (request_id in queued) == (state is OwnershipState.QUEUED), request_id
+            assert (request_id in owned) == (state is OwnershipState.OWNED), request_id
+            assert (record.end is not None) == (state is OwnershipState.ENDED), request_id
             assert record.end is None or record.end.count == len(record.log), request_id
         assert queued | owned <= self.records.keys()
         assert all(queue == sorted(queue) for queue in self.queues.values())
@@ -180,7 +180,7 @@ class PoolState:
         Its trial ends, and `failures` stays as it is: an enter that blames the request has counted before.
         """
         del self.own[record.group][record.request.id]
-        record.state, record.number, record.call = RequestState.QUEUED, record.number + 1, ""
+        record.state, record.number, record.call = OwnershipState.QUEUED, record.number + 1, ""
         record.group = record.process = ""
         record.is_on_trial = False
         insort(self.queue(record.request.revision), (record.request.arrival, record.request.id))
@@ -194,11 +194,11 @@ class PoolState:
 
     def end(self, record: RequestRecord, end: End) -> None:
         """END: write the log's last entry, leave queue and group, and release the bytes that it will not use."""
-        if record.state is RequestState.QUEUED:
+        if record.state is OwnershipState.QUEUED:
             self.unqueue(record)
         else:
             del self.own[record.group][record.request.id]
-        record.state, record.end, record.ended_ms = RequestState.ENDED, end, self.wall
+        record.state, record.end, record.ended_ms = OwnershipState.ENDED, end, self.wall
         record.writers.append(record.number)
         record.group = record.process = ""
         self.deadlines.drop(record.request.id)
@@ -220,7 +220,7 @@ class PoolState:
         kept = self.parents.get(parent)
         for request in kept.submission.requests if kept else ():
             record = self.records[request.id]
-            if record.state is not RequestState.ENDED and self.is_readable(record):
+            if record.state is not OwnershipState.ENDED and self.is_readable(record):
                 self.end_now(record, reason)
 
     def is_readable(self, record: RequestRecord) -> bool:

@@ -52,7 +52,7 @@ seat: holder (process, empty when free), epoch, revision, last_call (highest cal
     <id> <number> ..."); unformed (the holder, while it reports that the group does not serve); lasting_offer ("<holder>
     <slots>": the most that one request may need, while the holder reports it; otherwise empty).
 
-Memory, measured on Redis 6.2.14 and 7.0.15 (tests/pool/measure_pool.py): a waiting request with a prompt of 64 tokens
+Memory, measured on Redis 6.2.14 and 7.0.15 (orca.bench.parts.pool): a waiting request with a prompt of 64 tokens
 uses 1.7 KB in all its keys; a log 0.5 KB plus its last node (1 KiB in the embedded server, 4 KiB by default); a token
 10 to 19 bytes, with 5 log probabilities some 110, with 20 some 310. Admission reserves more (codec.py). Buffers of the
 append-only file do not count against maxmemory: Redis itself leaves them out.
@@ -83,7 +83,7 @@ class Keys:
 
     def __init__(self, deployment: str) -> None:
         if not deployment or any(char in deployment for char in "{}: \n"):
-            raise ValueError(f"a deployment's name must not hold braces, colons or spaces: {deployment!r}")
+            raise ValueError(f"a deployment's name must be free of braces, colons and spaces: {deployment!r}")
         self.prefix = f"orca:{{{deployment}}}:"
 
     def single(self, kind: str) -> str:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from orca.core.domain.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
 from orca.core.domain.request import Request
 from orca.core.domain.step import Claim, Epoch
-from orca.pool.api import Pool
+from orca.pool.api import RequestPool
 from orca.pool.contract import (
     CLOSED_FOR_MS,
     READ_BYTES_MAX,
@@ -35,9 +35,9 @@ from orca.pool.records import (
     LargerRequests,
     LogSlice,
     OnDisconnect,
+    OwnershipState,
     Parent,
     PoolStats,
-    RequestState,
     RequestStatus,
     SeatEntered,
     SeatHeld,
@@ -87,7 +87,7 @@ async def open_redis_pool(url: str, deployment: str, settings: PoolSettings) -> 
     return pool
 
 
-class RedisPool(Pool):
+class RedisPool(RequestPool):
     """The pool of one deployment. A process has one; it holds few connections for any number of requests.
 
     The class is long because the protocol has one method per transition. Each method is one call of a script.
@@ -202,8 +202,8 @@ class RedisPool(Pool):
             raise UnknownRequest(request_id)
         entry = dict(zip(last[::2], last[1::2], strict=True))
         end = script_format.read_end(entry) if b"end" in entry else None
-        state = RequestState(record[0].decode())
-        is_owned = state is RequestState.OWNED
+        state = OwnershipState(record[0].decode())
+        is_owned = state is OwnershipState.OWNED
         return RequestStatus(
             request=script_format.read_request(body, record[4], record[5]),
             state=state,

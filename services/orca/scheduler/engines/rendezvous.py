@@ -1,8 +1,8 @@
-"""Where the ranks of an epoch meet: a small key-value store in the scheduler process, one life per epoch.
+"""The rendezvous of an epoch's ranks: a small key-value store in the scheduler process, emptied for each epoch.
 
-It lives outside the ranks so that survivors of a dead one can meet again, and needs no torch: the ranks come through
-worker.parallel.process_groups.RendezvousStore, a torch.distributed store whose calls end here. Keys begin with the
-epoch's prefix, so a rank of an old epoch that comes late writes nowhere.
+It lives outside the ranks so that survivors of a dead rank can meet again. It needs no torch: the ranks call it through
+worker.parallel.process_groups.RendezvousStore, a torch.distributed store. Keys begin with the epoch's prefix, so a late
+rank of an old epoch cannot write anything.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from orca.core.transport.tls_files import TlsFiles
 
 
 def key_prefix(epoch: Epoch) -> str:
-    """What all keys of an epoch begin with."""
+    """Return the prefix of all keys of an epoch."""
     return f"{epoch.number}/{epoch.holder}/"
 
 
@@ -28,7 +28,7 @@ class RendezvousServer:
     def __init__(self, listen: str, certificates: TlsFiles | None = None) -> None:
         """
         Args:
-            listen: host:port to serve on; port 0 takes a free one.
+            listen: host:port to serve on; port 0 uses a free port.
             certificates: None encrypts nothing.
         """
         self._listen = listen
@@ -40,7 +40,7 @@ class RendezvousServer:
         self.address = ""
 
     async def start(self) -> None:
-        """Serve; once is enough. Raises: EngineError when the address is taken or a certificate cannot be read."""
+        """Serve, if it does not yet. Raises: EngineError if the address is in use or a certificate cannot be read."""
         if self._server is not None:
             return
         server = grpc_links.new_server()
@@ -59,13 +59,13 @@ class RendezvousServer:
             self._server = None
 
     async def open(self, epoch: Epoch) -> None:
-        """Forget everything and serve this epoch only; who waits for an older one is sent away."""
+        """Forget everything and serve this epoch only; waiting calls of an older epoch fail."""
         async with self._changed:
             self._values.clear()
             self._prefix = key_prefix(epoch)
             self._changed.notify_all()
 
-    # The methods of the service; grpc gives them their names.
+    # The methods of the service; engine.proto gives them their names.
 
     async def Set(self, request: pb.StoreSet, context: aio.ServicerContext) -> pb.StoreEmpty:  # noqa: N802
         async with self._changed:
@@ -82,7 +82,7 @@ class RendezvousServer:
 
         async with self._changed:
             try:
-                # A timeout of 0 asks without waiting, and then wait_for would not even look.
+                # A timeout of 0 checks without waiting, and then wait_for would not check at all.
                 if not is_over():
                     await asyncio.wait_for(self._changed.wait_for(is_over), request.timeout_ms / 1000)
             except TimeoutError:

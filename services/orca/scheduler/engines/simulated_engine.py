@@ -1,9 +1,9 @@
 """A simulated engine: a cost model on the running loop's clock, a seeded source of tokens, and faults.
 
-It stands behind the Engine seam, so the loop, the policies and `orca bench` cannot tell it from real stages. It is
-strict where real stages may be lenient: a step that breaks the contract of `core.domain.step` fails an assertion, so
-every simulated run also checks what the scheduler sends. Real time passes on a normal event loop, virtual time on
-`virtual_time.VirtualTimeLoop`.
+It implements `core.domain.engine.Engine`, so the loop, the policies and `orca bench` cannot distinguish it from real
+stages. It is strict where real stages may be lenient: a step that breaks the contract of `core.domain.step` fails an
+assertion, so every simulated run also checks the steps that the scheduler sends. Real time passes on a normal event
+loop, virtual time on `virtual_time.VirtualTimeLoop`.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from orca.scheduler.engines.step_timeout import StepTimeout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """Time that one stage takes for one step, in microseconds: a sum of three parts."""
+    """The time of one stage for one step, in microseconds: a sum of three parts."""
 
     step_us: int = 1_000  # per step: weights read once
     token_us: int = 0  # per row of the flat tensor
-    context_ns: int = 0  # per token of KV read by attention, in nanoseconds: it is far below a microsecond
+    context_ns: int = 0  # per token of KV read by attention, in nanoseconds, since it is far below a microsecond
 
     def stage_us(self, step: Step) -> int:
         if not step.rows:
@@ -37,7 +37,7 @@ class CostModel:
 
 
 class StepFault(StrEnum):
-    """What may go wrong with one step."""
+    """A fault of one step."""
 
     SLOW = "slow"  # stage 0 takes ten times as long
     LOST = "lost"  # its result never comes back: the engine's own bound ends the epoch
@@ -46,13 +46,13 @@ class StepFault(StrEnum):
 
 
 class TokenSource(Protocol):
-    """The model: a token for a request and an index, the same in every epoch (counter-based sampling)."""
+    """The model: returns a token for a request and an index, the same in every epoch (counter-based sampling)."""
 
     def __call__(self, request_id: str, index: int) -> int: ...
 
 
 def seeded_tokens(seed: int, vocab_size: int = 32_000) -> TokenSource:
-    """Tokens that look random and depend on seed, request and index alone."""
+    """Return a source of tokens that look random and depend only on seed, request and index."""
     return lambda request_id, index: crc32(f"{seed}/{request_id}/{index}".encode()) % vocab_size
 
 
@@ -61,43 +61,43 @@ def no_faults(step: Step) -> StepFault | None:  # noqa: ARG001 - every fault pla
 
 
 @dataclass(slots=True)
-class _Held:
-    """What the stages know of a request."""
+class _HeldRequest:
+    """A request as the stages hold it."""
 
     new: NewRequest
     slots: int
     computed: int = 0  # positions in its KV
     generated: int = 0  # its next token's index
-    sampled_us: int = 0  # when the last stage drew its newest token
+    sampled_us: int = 0  # time at which the last stage drew its newest token
     newest: int | None = None
 
 
 @dataclass(slots=True)
-class _Life:
-    """State of one epoch on the stages."""
+class _StageState:
+    """The state of one epoch on the stages."""
 
     epoch: Epoch
-    bound: StepTimeout
+    timeout: StepTimeout
     results: asyncio.Queue[StepResult | EngineError]
-    free_us: list[int]  # per stage: when it has done all its work
-    coming: deque[tuple[int, StepResult | EngineError]] = field(default_factory=deque)  # with the time each is due
-    held: dict[int, _Held] = field(default_factory=dict)
+    free_us: list[int]  # per stage: time at which it has done all its work
+    coming: deque[tuple[int, StepResult | EngineError]] = field(default_factory=deque)  # items with their due times
+    held: dict[int, _HeldRequest] = field(default_factory=dict)
     last_step: int = 0
     last_handle: int = 0
     slots_in_use: int = 0
     error: EngineError | None = None
-    is_watched: bool = False  # is an alarm set for the steps that are out?
+    is_watched: bool = False  # a timer is set for the oldest step in flight
 
 
 class SimulatedEngine:
     """Stages that take time and compute nothing.
 
     Args:
-        shape: what it says it can do, and is held to.
+        shape: the shape that it reports; a step beyond its slots fails an assertion.
         cost: time per stage and step.
-        tokens: what it "samples".
-        faults: asked once for each step with rows.
-        refuses: asked at each `form`; a reason makes it fail.
+        tokens: the source of "sampled" tokens.
+        faults: called once for each step with rows.
+        refuses: called at each `form`; a reason makes it fail.
         step_timeout_us: a step that is out for so long is lost if no stage has been at work for so long either.
         form_us: time that forming takes.
     """
@@ -120,42 +120,43 @@ class SimulatedEngine:
         self._refuses = refuses
         self._step_timeout_us = step_timeout_us
         self._form_us = form_us
-        self._life: _Life | None = None
+        self._state: _StageState | None = None
         self.slots_in_use_max = 0  # over all epochs
-        self.stage_times: list[tuple[int, int, int, int]] | None = None  # (step, stage, start, end) in us, when a list
+        # (step, stage, start, end) in microseconds, recorded if it is a list.
+        self.stage_times: list[tuple[int, int, int, int]] | None = None
 
     async def form(self, epoch: Epoch) -> EngineShape:
         if self._form_us:
             await asyncio.sleep(self._form_us / 1e6)
         if reason := self._refuses(epoch):
             raise EngineError(reason)
-        last = 0 if self._life is None else self._life.epoch.number
+        last = 0 if self._state is None else self._state.epoch.number
         if epoch.number <= last:
             raise EngineError(f"stage 0 has been in epoch {last}, and {epoch.number} is not above it")
-        bound = StepTimeout(self._step_timeout_us)
-        self._life = _Life(epoch, bound, asyncio.Queue(), [self._now_us()] * self.shape.stages)
+        timeout = StepTimeout(self._step_timeout_us)
+        self._state = _StageState(epoch, timeout, asyncio.Queue(), [self._now_us()] * self.shape.stages)
         return self.shape
 
     async def submit(self, step: Step) -> None:
-        life = self._life
-        if life is None or life.epoch != step.epoch:
+        state = self._state
+        if state is None or state.epoch != step.epoch:
             raise EngineError("the epoch is over")
-        if life.error is not None:
-            raise life.error
-        assert step.number == life.last_step + 1, "a step number is missing"
-        life.last_step = step.number
-        self._take_differences(life, step)
+        if state.error is not None:
+            raise state.error
+        assert step.number == state.last_step + 1, "a step number is missing"
+        state.last_step = step.number
+        self._take_differences(state, step)
         for row in step.rows:
-            _check_row(life.held[row.handle], row)
+            _check_row(state.held[row.handle], row)
         fault = self._faults(step) if step.rows else None
-        start_us, end_us = self._run_stages(life, step, fault)
-        life.bound.submit(step.number, now_us=self._now_us())
-        self._watch(life)
-        sampled = tuple(self._sample(life.held[row.handle], row, end_us) for row in step.rows if row.sample)
+        start_us, end_us = self._run_stages(state, step, fault)
+        state.timeout.submit(step.number, now_us=self._now_us())
+        self._watch(state)
+        sampled = tuple(self._sample(state.held[row.handle], row, end_us) for row in step.rows if row.sample)
         if fault in (StepFault.DEATH, StepFault.CRASH):
             is_from_inside = fault is StepFault.CRASH
             error = EngineError(f"a stage died in step {step.number}", is_from_inside=is_from_inside)
-            self._at(end_us, life, error)
+            self._deliver_at(end_us, state, error)
         elif fault is not StepFault.LOST:
             timing = StageTiming(
                 stage=self.shape.stages - 1,
@@ -164,111 +165,112 @@ class SimulatedEngine:
                 end_ns=end_us * 1_000,
             )
             result = StepResult(epoch=step.epoch, number=step.number, sampled=sampled, timing=timing)
-            self._at(end_us, life, result)
+            self._deliver_at(end_us, state, result)
 
     async def results(self) -> AsyncIterator[StepResult]:
-        life = self._life
-        assert life is not None, "results are asked for before an epoch was formed"
+        state = self._state
+        assert state is not None, "results are read before an epoch was formed"
         while True:
-            item = await life.results.get()
+            item = await state.results.get()
             if isinstance(item, EngineError):
                 raise item
             yield item
 
     async def close(self) -> None:
-        self._life = None
+        self._state = None
 
     @property
     def slots_in_use(self) -> int:
-        """Slots of all requests that the stages hold."""
-        return 0 if self._life is None else self._life.slots_in_use
+        """The slots of all requests that the stages hold."""
+        return 0 if self._state is None else self._state.slots_in_use
 
-    def _take_differences(self, life: _Life, step: Step) -> None:
+    def _take_differences(self, state: _StageState, step: Step) -> None:
         for handle in step.freed:
-            life.slots_in_use -= life.held.pop(handle).slots
+            state.slots_in_use -= state.held.pop(handle).slots
         for new in step.new:
-            assert new.handle > life.last_handle, "a handle is used twice"
-            life.last_handle = new.handle
-            held = _Held(new, slots_needed(new.max_total_tokens, self.shape.block_tokens))
+            assert new.handle > state.last_handle, "a handle is used twice"
+            state.last_handle = new.handle
+            held = _HeldRequest(new, slots_needed(new.max_total_tokens, self.shape.block_tokens))
             held.generated = len(new.tokens) - new.prompt_length
-            life.held[new.handle] = held
-            life.slots_in_use += held.slots
-        assert life.slots_in_use <= self.shape.slots, "more slots are in use than there are"
-        self.slots_in_use_max = max(self.slots_in_use_max, life.slots_in_use)
+            state.held[new.handle] = held
+            state.slots_in_use += held.slots
+        assert state.slots_in_use <= self.shape.slots, "more slots are in use than there are"
+        self.slots_in_use_max = max(self.slots_in_use_max, state.slots_in_use)
 
-    def _run_stages(self, life: _Life, step: Step, fault: StepFault | None) -> tuple[int, int]:
-        """Pass the step through the stages; a stage runs one step at a time. Returns start and end on the last one."""
+    def _run_stages(self, state: _StageState, step: Step, fault: StepFault | None) -> tuple[int, int]:
+        """Pass the step through the stages, which run one step at a time. Returns: start and end on the last stage."""
         cost_us = self._cost.stage_us(step)
-        fed = [held.sampled_us for row in step.rows if _is_fed(held := life.held[row.handle], row)]
+        fed = [held.sampled_us for row in step.rows if _is_fed(held := state.held[row.handle], row)]
         start_us = end_us = max([self._now_us(), *fed])
         for stage in range(self.shape.stages):
-            start_us = max(end_us, life.free_us[stage])
+            start_us = max(end_us, state.free_us[stage])
             end_us = start_us + (cost_us * 10 if fault is StepFault.SLOW and stage == 0 else cost_us)
-            life.free_us[stage] = end_us
+            state.free_us[stage] = end_us
             if self.stage_times is not None and step.rows:
                 self.stage_times.append((step.number, stage, start_us, end_us))
         return start_us, end_us
 
-    def _sample(self, held: _Held, row: Row, end_us: int) -> Sampled:
+    def _sample(self, held: _HeldRequest, row: Row, end_us: int) -> Sampled:
         index, held.generated = held.generated, held.generated + 1
         held.newest = self._tokens(held.new.request_id, index)
         held.sampled_us = end_us
         return Sampled(row.handle, index, Token(held.newest))
 
-    def _at(self, due_us: int, life: _Life, item: StepResult | EngineError) -> None:
-        """Tell it when it is due, which is never before those told of earlier."""
-        life.coming.append((due_us, item))
-        if len(life.coming) == 1:
-            self._deliver(life)
+    def _deliver_at(self, due_us: int, state: _StageState, item: StepResult | EngineError) -> None:
+        """Deliver the item when it is due, which is never before an earlier item."""
+        state.coming.append((due_us, item))
+        if len(state.coming) == 1:
+            self._deliver(state)
 
-    def _deliver(self, life: _Life) -> None:
-        # All that is due, in order: a loop that comes late may see a later step due before the timer of an earlier one.
-        while life.coming and life.coming[0][0] <= self._now_us():
-            _tell(life, life.coming.popleft()[1])
-        if life.coming:
-            asyncio.get_running_loop().call_at(life.coming[0][0] / 1e6, self._deliver, life)
+    def _deliver(self, state: _StageState) -> None:
+        # Everything that is due, in order: a late loop may see a later step due before the timer of an earlier one.
+        while state.coming and state.coming[0][0] <= self._now_us():
+            _put(state, state.coming.popleft()[1])
+        if state.coming:
+            asyncio.get_running_loop().call_at(state.coming[0][0] / 1e6, self._deliver, state)
 
-    def _watch(self, life: _Life) -> None:
-        """Set the alarm for the oldest step, where none is set; at its time it is lost, or the alarm is set anew."""
-        if life.is_watched or life.bound.oldest is None or life.error is not None:
+    def _watch(self, state: _StageState) -> None:
+        """Set a timer for the oldest step if none is set. When it fires, the step is lost, or the timer is set
+        again."""
+        if state.is_watched or state.timeout.oldest is None or state.error is not None:
             return
-        still_us = max(0, min(self._now_us() - free_us for free_us in life.free_us))
-        left_us = life.bound.left_us(now_us=self._now_us(), still_us=still_us)
+        still_us = max(0, min(self._now_us() - free_us for free_us in state.free_us))
+        left_us = state.timeout.left_us(now_us=self._now_us(), still_us=still_us)
         if left_us <= 0:
-            detail = f"step {life.bound.oldest} did not come back within its bound"
-            _tell(life, EngineError(detail, is_from_inside=True))
+            detail = f"step {state.timeout.oldest} did not come back within its bound"
+            _put(state, EngineError(detail, is_from_inside=True))
             return
 
-        def ring() -> None:
-            life.is_watched = False
-            self._watch(life)
+        def watch_again() -> None:
+            state.is_watched = False
+            self._watch(state)
 
-        life.is_watched = True
-        asyncio.get_running_loop().call_later(left_us / 1e6, ring)
+        state.is_watched = True
+        asyncio.get_running_loop().call_later(left_us / 1e6, watch_again)
 
     def _now_us(self) -> int:
         return round(asyncio.get_running_loop().time() * 1e6)
 
 
-def _tell(life: _Life, item: StepResult | EngineError) -> None:
-    # An error ends all that follows. Behind a lost result nothing is told any more, as a master that reads them by
-    # number would not take it.
-    if life.error is not None or (isinstance(item, StepResult) and item.number != life.bound.oldest):
+def _put(state: _StageState, item: StepResult | EngineError) -> None:
+    # Nothing follows an error. Nothing follows a lost result either: a master that reads results by number would refuse
+    # it.
+    if state.error is not None or (isinstance(item, StepResult) and item.number != state.timeout.oldest):
         return
     if isinstance(item, EngineError):
-        life.error = item
+        state.error = item
     else:
-        life.bound.take()
-    life.results.put_nowait(item)
+        state.timeout.take()
+    state.results.put_nowait(item)
 
 
-def _is_fed(held: _Held, row: Row) -> bool:
-    """Does the row wait for a token on its way from the last stage to the first?"""
+def _is_fed(held: _HeldRequest, row: Row) -> bool:
+    """Return true if the row waits for a token on its way from the last stage to the first."""
     return row.token is None and row.start >= len(held.new.tokens)
 
 
-def _check_row(held: _Held, row: Row) -> None:
-    """Hold the scheduler to the contract of `core.domain.step`. Raises: AssertionError."""
+def _check_row(held: _HeldRequest, row: Row) -> None:
+    """Check the row against the contract of `core.domain.step`. Raises: AssertionError."""
     known, end = len(held.new.tokens), row.start + row.count
     is_repeat = row.count == 1 and not row.sample and end == held.computed  # request-level: an ended request
     assert row.count >= 1, "a row without tokens"

@@ -1,7 +1,7 @@
-"""An asyncio event loop on virtual time: where others wait, it sets its clock to the next timer and goes on.
+"""An asyncio event loop on virtual time: instead of waiting it sets its clock to the next timer and goes on.
 
-The real scheduler loop, the in-memory pool and the simulated engine run on it unchanged, hours in seconds, and two runs
-with the same seed take the same turns. It owns the clock only; nothing outside the process may be waited for.
+The real scheduler loop, the in-memory pool and the simulated engine run on it unchanged: hours take seconds, and two
+runs with the same seed take the same turns. It owns only the clock; no task may wait for anything outside the process.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class Deadlock(Exception):
-    """Every task waits for another one and no timer is set: nothing would ever happen again."""
+    """Every task waits for another one and no timer is set: no task would ever run again."""
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Answers at once, and tells the loop by how much its clock jumps instead of waiting."""
+    """Returns at once and advances the clock by the timeout, instead of waiting for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class _JumpingSelector(selectors.SelectSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Its time starts at 0 seconds and moves only when nothing is left to do."""
+    """An event loop whose time starts at 0 seconds and moves only when no task can run."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
@@ -47,14 +47,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end on a loop of its own, as `asyncio.run` does.
 
-    Raises: Deadlock when it can never end, and whatever `main` raises.
+    Raises: Deadlock if it can never end, and what `main` raises.
     """
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)
 
 
 class VirtualClock:
-    """The running loop's clock as the in-memory pool and the scheduler want it."""
+    """The running loop's clock in the units of the in-memory pool and the scheduler."""
 
     def wall_ms(self) -> int:
         return round(asyncio.get_running_loop().time() * 1e3)

@@ -1,4 +1,4 @@
-"""How a request ends by its tokens: EOS, stop token ids, stop strings, length. Cancel and deadline are the pool's.
+"""The end of a request by its tokens: EOS, stop token ids, stop strings, length. Cancel and deadline are the pool's.
 
 A token that ends the request is the last one of its log; the end goes into the pool in one write with it.
 """
@@ -10,14 +10,14 @@ from orca.core.domain.request import End, FinishReason, Request, Token
 
 
 class StopStringMatch(Protocol):
-    """What `core.domain.text.OutputText.push` answers, as far as it matters here."""
+    """The part of `core.domain.text.TextDelta` that is needed here."""
 
     @property
     def stop(self) -> str | None: ...
 
 
 class StopStringMatcher(Protocol):
-    """The growing text of an output; `core.domain.text.OutputText` is one."""
+    """Finds stop strings in the growing text of an output, as `core.domain.text.OutputText` does."""
 
     def push(self, token_id: int, /) -> StopStringMatch: ...
 
@@ -26,14 +26,14 @@ MakeStopStringMatcher = Callable[[Request], StopStringMatcher]
 
 
 class FinishDetector:
-    """Watches the tokens of one request.
+    """Decides after each token of one request whether the request ends.
 
     Args:
         eos_token_ids: of the model.
-        make_stop_string_matcher: called for requests with stop strings only: detokenizing costs time on the master.
+        make_stop_string_matcher: called only for requests with stop strings: detokenizing costs time on the master.
     """
 
-    __slots__ = ("_eos", "_request", "_stop_ids", "_text", "count")
+    __slots__ = ("_eos", "_request", "_stop_ids", "_stop_strings", "count")
 
     def __init__(
         self, request: Request, eos_token_ids: Sequence[int], make_stop_string_matcher: MakeStopStringMatcher | None
@@ -42,14 +42,14 @@ class FinishDetector:
         self._request = request
         self._eos = () if sampling.ignore_eos else eos_token_ids
         self._stop_ids = sampling.stop_token_ids
-        self._text: StopStringMatcher | None = None
+        self._stop_strings: StopStringMatcher | None = None
         if sampling.stop:
             assert make_stop_string_matcher is not None, "a request with stop strings needs a tokenizer"
-            self._text = make_stop_string_matcher(request)
+            self._stop_strings = make_stop_string_matcher(request)
         self.count = 0  # tokens seen
 
     def push(self, token_id: int) -> End | None:
-        """Take the next token. Returns: the end that it brings, None when the request goes on.
+        """Take the next token. Returns: the end that it causes, None if the request goes on.
 
         With min_tokens = m the first m tokens end nothing by themselves (the stages do not draw EOS there either);
         stop strings keep their own count of them.
@@ -60,17 +60,17 @@ class FinishDetector:
                 return End(FinishReason.STOP, self.count)
             if token_id in self._stop_ids:
                 return End(FinishReason.STOP, self.count, token_id)
-        if self._text is not None and (stop := self._text.push(token_id).stop) is not None:
+        if self._stop_strings is not None and (stop := self._stop_strings.push(token_id).stop) is not None:
             return End(FinishReason.STOP, self.count, stop)
         if self.count == self._request.max_new_tokens:
             return End(FinishReason.LENGTH, self.count)
         return None
 
     def replay(self, log: Sequence[Token]) -> End | None:
-        """Take the tokens that a request brings from earlier claims. Returns: the end, if they already hold it.
+        """Take the tokens that earlier claims have logged. Returns: the end, if the log already holds it.
 
-        Where a scheduler of another release saw none there and went on, the end is behind what it wrote: clients have
-        that, and a log never becomes shorter.
+        A scheduler of another release may have seen no end there and gone on. Then the end comes after all that it
+        wrote: clients have those tokens, and a log never becomes shorter.
         """
         for token in log:
             if (end := self.push(token.id)) is not None:

@@ -11,7 +11,7 @@ from orca.scheduler.policy.state import Admission, Batch, BatchRow, GroupRequest
 
 @dataclass(frozen=True, slots=True)
 class IterationPolicy:
-    """First come, first served by iterations: whoever arrived earlier has run the same number of iterations or more."""
+    """First come, first served by iterations: an earlier request has run the same number of iterations or more."""
 
     @property
     def holds_results(self) -> bool:
@@ -20,16 +20,16 @@ class IterationPolicy:
     def select(self, state: GroupState, limits: BatchLimits) -> Batch:
         """Choose the requests of the next iteration, oldest first.
 
-        A request that does not fit stops further admissions, never running requests: while ages are in order this is
-        the paper's `break` (line 25, all younger ones are in the initiation phase too); after a group died its older
+        A request that does not fit stops further admissions, never running requests. While ages are in order this is
+        the paper's `break` (line 25): all younger ones are in the initiation phase too. After a group died its older
         requests arrive late, and a `break` would stop the younger ones that hold the very slots it waits for.
 
-        With `max_batch_tokens` each increment costs one token and what they leave goes to prompts, oldest first, in
-        chunks. A prompt that finds nothing left is passed over, and with it all younger prompts, so no prompt runs
-        before an older one has run as far as it can; the bound is above `max_batch_size`, so the oldest always moves.
+        With `max_batch_tokens` each increment costs one token. The rest goes to prompts in chunks, oldest first. A
+        prompt that gets no token is skipped, and with it all younger prompts, so no prompt runs before an older one has
+        run as far as it can. The bound is above `max_batch_size`, so the oldest prompt always moves on.
 
-        While there is one that must run alone, all others pause: some steps show that it does no harm, or break the
-        engine.
+        While there is a request that must run alone, all others pause: a few steps show that it does no harm, or break
+        the engine.
 
         Source: ORCA, Algorithm 1, lines 17 to 28.
         """
@@ -66,10 +66,10 @@ class IterationPolicy:
         return Batch(freed=tuple(freed), admitted=tuple(admitted), rows=tuple(rows))
 
     def free_capacity(self, state: GroupState, limits: BatchLimits) -> FreeCapacity:
-        """A full batch for each stage, as far as slots go.
+        """Return the capacity for a full batch per stage, as far as the slots allow.
 
-        Requests that are over are not counted though a step may still hold them: their places and slots are sure to
-        come back, and a successor that is in hand by then costs no iteration.
+        Requests that are over do not count although a step may still hold them: their places and slots are sure to
+        come back, and a successor that was claimed by then costs no iteration.
         """
         staying = [entry for entry in state.requests if not entry.is_over]
         slots = sum(_slots_for(entry, limits) for entry in staying)
@@ -87,7 +87,7 @@ def _slots_for(entry: GroupRequest, limits: BatchLimits) -> int:
 
 
 def _suspect(pool: Sequence[GroupRequest], reserved: int, limits: BatchLimits) -> GroupRequest | None:
-    """The oldest that must run alone, of those that have their slots or get them before anybody older needs them."""
+    """Return the oldest request that must run alone and has its slots, or gets them before an older one needs them."""
     if not [entry for entry in pool if entry.is_alone]:
         return None
     for entry in pool:
@@ -99,7 +99,7 @@ def _suspect(pool: Sequence[GroupRequest], reserved: int, limits: BatchLimits) -
 
 
 def _prompt_tokens(pool: list[GroupRequest], limits: BatchLimits) -> int:
-    """Tokens of a step that prompts may use: what the increments, one each, leave of the bound."""
+    """Return the tokens of a step that prompts may use: the bound less one token per increment."""
     if limits.max_batch_tokens is None:
         return sys.maxsize
     increments = sum(entry.computed >= len(entry.known) for entry in pool)

@@ -1,7 +1,7 @@
-"""What a scheduling policy is: a pure function from the group's state and its limits to the next batch.
+"""A scheduling policy: a pure function from the group's state and its limits to the next batch.
 
-Two stand behind this seam: `iteration.Iteration` (Algorithm 1 of the paper) and `request_level.RequestLevel` (its
-baseline). `next_batch` adds what both share: how many batches may be in flight, and prefetch.
+There are two: `iteration.IterationPolicy` (Algorithm 1 of the paper) and `request_level.RequestLevelPolicy` (its
+baseline). `next_batch` adds what both share: the bound on batches in flight, and prefetch.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from orca.scheduler.policy.state import NOTHING, Batch, GroupState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """What a policy may use. Sizes of the group are known once its engine is formed."""
+    """The resources that a policy may use. Sizes of the group are known once its engine is formed."""
 
     stages: int  # batches in flight: n_workers of Algorithm 1
     max_batch_size: int  # requests in a batch: max_bs
@@ -22,11 +22,11 @@ class BatchLimits:
     block_tokens: int  # slots in a block; reservations are whole blocks
     max_model_len: int  # longest prompt + output in tokens
     prefetch: int = 0  # 0: Algorithm 1; 1: one more batch is submitted before the oldest has been read
-    max_batch_tokens: int | None = None  # tokens in a step, prompts run in chunks; None: off, the paper
-    are_slots_chosen: bool = False  # or else they are what memory was free when the group formed
+    max_batch_tokens: int | None = None  # tokens in a step, prompts run in chunks; None: off, as in the paper
+    are_slots_chosen: bool = False  # otherwise the memory that was free when the group formed decided them
 
     def __post_init__(self) -> None:
-        """Raises: SettingError naming the limit that makes no sense."""
+        """Raises: SettingError that names the limit if it makes no sense."""
         for name in ("stages", "max_batch_size", "slots", "block_tokens", "max_model_len"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -34,7 +34,7 @@ class BatchLimits:
             raise SettingError(f"prefetch must be 0 or 1, not {self.prefetch}")
         if self.slots % self.block_tokens:
             raise SettingError(f"slots ({self.slots}) must be a multiple of block_tokens ({self.block_tokens})")
-        # A full batch of increments must leave a token for the oldest prompt, or that would wait for ever.
+        # A full batch of increments must leave a token for the oldest prompt, which would wait for ever otherwise.
         if self.max_batch_tokens is not None and self.max_batch_tokens <= self.max_batch_size:
             raise SettingError(
                 f"max_batch_tokens ({self.max_batch_tokens}) must be above max_batch_size ({self.max_batch_size})"
@@ -42,12 +42,12 @@ class BatchLimits:
 
     @property
     def longest_request(self) -> int:
-        """Slots that any one request may need: all that there are, or the model's length where that is less."""
+        """Slots that any one request may need: all that there are, or the model's length if that is less."""
         return min(self.slots, self._full_length)
 
     @property
     def lasting_offer(self) -> int | None:
-        """`longest_request`, where the group will have it each time that it forms. None where memory decides it."""
+        """`longest_request`, if the group will have it each time that it forms. None if free memory decides it."""
         return self.longest_request if self.are_slots_chosen or self.slots >= self._full_length else None
 
     @property
@@ -57,9 +57,9 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreeCapacity:
-    """What the group can still take from the pool."""
+    """The requests and slots that the group can still claim from the pool."""
 
-    requests: int  # 0 or less: nothing
+    requests: int  # 0 or less: none
     slots: int
 
 
@@ -68,38 +68,39 @@ class Policy(Protocol):
 
     @property
     def holds_results(self) -> bool:
-        """Do tokens reach the pool only when the whole batch of their request has ended?"""
+        """True if tokens reach the pool only when the whole batch of their request has ended."""
         ...
 
     def select(self, state: GroupState, limits: BatchLimits) -> Batch:
-        """The next batch: whom to free, whom to admit, whom to run. Without rows nothing can run now."""
+        """Return the next batch: requests to free, to admit, to run. If it has no rows, nothing can run now."""
         ...
 
     def free_capacity(self, state: GroupState, limits: BatchLimits) -> FreeCapacity:
-        """How much more to claim."""
+        """Return how much more to claim."""
         ...
 
     def refuse(self, limits: BatchLimits) -> str | None:
-        """Why the policy cannot work under these limits, None when it can."""
+        """Return the reason why the policy cannot work under these limits, None if it can."""
         ...
 
     def describe(self) -> str:
-        """Name and habits in force, for logs and results."""
+        """Return the name and the habits in force, for logs and results."""
         ...
 
 
 def next_batch(policy: Policy, state: GroupState, limits: BatchLimits) -> Batch:
-    """The batch to submit now; one without rows says: wait for a result or a new request.
+    """Return the batch to submit now. If it has no rows, wait for a result or a new request.
 
-    With prefetch 0 at most `stages` batches are in flight, none of which share a request (lines 8 to 10). With
-    prefetch 1 the oldest is treated as returned where Algorithm 1 would wait for it; one step only, so at most
-    `stages` + 1 are unread and a request is in at most two of them. What is then selected is what would be selected
-    after its return, unless it brings an early end, so the sequence of batches is the same.
+    With prefetch 0 at most `stages` batches are in flight, and no two of them share a request (lines 8 to 10). With
+    prefetch 1 the oldest is treated as returned when Algorithm 1 would wait for it. That holds for one step only, so at
+    most `stages` + 1 are unread and a request is in at most two of them. The selected batch equals the one that would
+    be selected after that step's return, unless its result ends a request early. So the sequence of batches is the
+    same.
 
-    A batch of a request that must run alone goes out when all steps are read, and none goes out before it is read: with
-    an unread step beside it, others would be in flight with the suspect.
+    A batch of a request that must run alone goes out when all steps are read, and no other goes out before it is read:
+    with an unread step beside it, other requests would be in flight with the suspect.
 
-    Changes `state` in one way: a step that is treated as returned stays so.
+    It changes `state` in one way: a step that is treated as returned stays so.
 
     Source: ORCA, Algorithm 1, lines 3 to 15; dissertation "Orca", section 4.4, scheduling overhead and prefetching.
     """
@@ -113,5 +114,5 @@ def next_batch(policy: Policy, state: GroupState, limits: BatchLimits) -> Batch:
 
 
 def _is_alone(batch: Batch) -> bool:
-    """Is it of a request that must run alone? No policy puts another one beside it."""
+    """Return true for the batch of a request that must run alone: no policy puts another request beside it."""
     return len(batch.rows) == 1 and batch.rows[0].request.is_alone

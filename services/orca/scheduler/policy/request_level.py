@@ -1,7 +1,7 @@
 """Request-level scheduling: the paper's baseline, FasterTransformer under a scheduler like Triton's.
 
-A batch is formed from the oldest requests that wait and stays as it is until all of it has ended. The habits that cost
-the baseline its throughput are flags, so that each can be taken away and its share measured.
+A batch consists of the oldest waiting requests and stays the same until all of them have ended. The habits that cost
+the baseline its throughput are flags, so that each can be switched off and its share measured.
 
 Source: ORCA, sections 3 (C1, Figure 3), 4.2 (Figure 8b), 6.1 and 6.2.
 """
@@ -17,17 +17,17 @@ from orca.scheduler.policy.state import NOTHING, Admission, Batch, BatchRow, Gro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
-    """What the baseline does and an iteration-level scheduler does not. All on is the paper's baseline."""
+    """The habits of the baseline that an iteration-level scheduler does not have. All on is the paper's baseline."""
 
-    holds_results: bool = True  # tokens are handed out only when the whole batch has ended (section 3, C1)
-    computes_ended: bool = True  # ended requests are computed on until the batch ends (Figure 3)
-    starts_at_shortest: bool = True  # first iteration at the shortest prompt, the rest of others one by one (6.2)
+    holds_results: bool = True  # tokens are returned only when the whole batch has ended (section 3, C1)
+    computes_ended: bool = True  # ended requests are still computed until the batch ends (Figure 3)
+    starts_at_shortest: bool = True  # first iteration: the length of the shortest prompt; the rest one by one (6.2)
     splits_batch: bool = True  # one batch at a time, pipelined as microbatches, with their bubbles (Figure 8b)
     reserves_full_length: bool = True  # memory for the longest sequence of the model, for each request (6.1)
 
     @classmethod
     def without(cls, names: Collection[str]) -> "Habits":
-        """All but the named ones, which are of `HABITS`."""
+        """Return all habits but the named ones. Args: names: some of `HABITS`."""
         return cls(**{name: name not in names for name in HABITS})
 
     def in_force(self) -> tuple[str, ...]:
@@ -42,8 +42,8 @@ class RequestLevelPolicy:
     """Batches that are fixed until they end.
 
     `microbatch_size` is the paper's mbs in requests; None makes the batch one microbatch, which leaves every stage but
-    one idle. Without `splits_batch` it has no meaning: up to `stages` whole batches then follow each other through the
-    pipeline.
+    one idle. Without `splits_batch` the size has no meaning: up to `stages` whole batches then follow each other
+    through the pipeline.
     """
 
     microbatch_size: int | None = None
@@ -54,10 +54,10 @@ class RequestLevelPolicy:
         return self.habits.holds_results
 
     def select(self, state: GroupState, limits: BatchLimits) -> Batch:
-        """The next microbatch in turn; a new batch when there is room for one and somebody waits.
+        """Return the next microbatch in turn, or a new batch if requests wait and one fits.
 
-        Microbatches run in a fixed order, so when the one whose turn it is has not returned the answer is to wait: that
-        is the bubble of Figure 8b.
+        Microbatches run in a fixed order. If the one whose turn it is has not returned, the answer is to wait: that is
+        the bubble of Figure 8b.
         """
         batches = _batches(state)
         freed = tuple(entry for members in batches for entry in self._freed(members))
@@ -69,19 +69,19 @@ class RequestLevelPolicy:
             if admitted:
                 members = [admission.request for admission in admitted]
                 first = [admission.request for admission in admitted if admission.microbatch == 0]
-                rows = tuple(self._pick(entry, members) for entry in first)
+                rows = tuple(self._row(entry, members) for entry in first)
                 return Batch(freed=freed, admitted=admitted, rows=rows)
         return Batch(freed=freed, rows=self._next_microbatch(alive))
 
     def free_capacity(self, state: GroupState, limits: BatchLimits) -> FreeCapacity:
-        """The next batch is claimed while the present one runs, as a queue in front of the engine would hold it."""
+        """Return the capacity for the next batch: it is claimed while the present one runs, like an engine's queue."""
         waiting = [entry for entry in state.requests if not entry.is_admitted]
         slots = sum(_slots_for(entry, entry.request.max_total_tokens, limits) for entry in waiting)
         return FreeCapacity(requests=limits.max_batch_size - len(waiting), slots=limits.slots - slots)
 
     def refuse(self, limits: BatchLimits) -> str | None:
         if limits.max_batch_tokens is not None:
-            return "max_batch_tokens has no meaning under the request-level policy"
+            return "max_batch_tokens has no meaning under the request-level policy: leave it unset"
         full = slots_needed(limits.max_model_len, limits.block_tokens)
         if self.habits.reserves_full_length and full > limits.slots:
             return f"the full length needs {full} slots for each request and the group has {limits.slots}"
@@ -96,7 +96,7 @@ class RequestLevelPolicy:
         return over if len(over) == len(members) or not self.habits.computes_ended else []
 
     def _form_batch(self, state: GroupState, limits: BatchLimits, reserved: int) -> tuple[Admission, ...]:
-        # The batch is called by the handle that its first member will get: a number never used before in this epoch.
+        # The batch's number is the handle that its first member will get: a number never used before in this epoch.
         number = state.handles + 1
         size = self.microbatch_size if self.habits.splits_batch else None
         admitted: list[Admission] = []
@@ -113,26 +113,27 @@ class RequestLevelPolicy:
         return tuple(admitted)
 
     def _next_microbatch(self, batches: Iterable[list[GroupRequest]]) -> tuple[BatchRow, ...]:
-        """The microbatch that has run the fewest iterations, the oldest among equals; nothing while that one runs."""
-        turns: list[_Turn] = []
+        """Return the microbatch with the fewest iterations, the oldest among equals; nothing while it runs."""
+        runnable: list[_RunnableMicrobatch] = []
         for members in batches:
             if all(entry.is_over for entry in members):
                 continue
-            for _, part in groupby(sorted(members, key=_microbatch), key=_microbatch):
-                wanted = [entry for entry in part if self.habits.computes_ended or not entry.is_over]
-                if wanted:
-                    turns.append(_Turn(max(entry.iterations for entry in wanted), wanted, members))
-        if not turns:
+            for _, microbatch in groupby(sorted(members, key=_microbatch_of), key=_microbatch_of):
+                computed = [entry for entry in microbatch if self.habits.computes_ended or not entry.is_over]
+                if computed:
+                    iterations = max(entry.iterations for entry in computed)
+                    runnable.append(_RunnableMicrobatch(iterations, computed, members))
+        if not runnable:
             return NOTHING.rows
-        # The batches come oldest first, and of equals `min` takes the first.
-        turn = min(turns, key=lambda turn: turn.iterations)
-        if any(entry.in_flight for entry in turn.wanted):
+        # The batches come oldest first, and `min` returns the first of equals.
+        chosen = min(runnable, key=lambda microbatch: microbatch.iterations)
+        if any(entry.in_flight for entry in chosen.computed):
             return NOTHING.rows
-        return tuple(self._pick(entry, turn.batch) for entry in turn.wanted)
+        return tuple(self._row(entry, chosen.batch) for entry in chosen.computed)
 
-    def _pick(self, entry: GroupRequest, members: list[GroupRequest]) -> BatchRow:
+    def _row(self, entry: GroupRequest, members: list[GroupRequest]) -> BatchRow:
         if entry.is_over and entry.computed:
-            # Its last position once more: the cost of a row, and no slot, token or length beyond its own.
+            # Its last position again: that costs a row, but no slot, token or length beyond its own.
             return BatchRow(entry, entry.computed - 1, 1, sample=False)
         known = len(entry.known)
         if entry.computed == 0:
@@ -142,25 +143,25 @@ class RequestLevelPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _RunnableMicrobatch:
     """A microbatch that could run now."""
 
     iterations: int
-    wanted: list[GroupRequest]
+    computed: list[GroupRequest]
     batch: list[GroupRequest]
 
 
 def _slots_for(entry: GroupRequest, tokens: int, limits: BatchLimits) -> int:
-    """Whole blocks; the whole group for one that must run alone, which so gets a batch of its own."""
+    """Return whole blocks; for a request that must run alone all slots, so that it gets a batch of its own."""
     return limits.slots if entry.is_alone else slots_needed(tokens, limits.block_tokens)
 
 
-def _microbatch(entry: GroupRequest) -> int:
+def _microbatch_of(entry: GroupRequest) -> int:
     return entry.microbatch
 
 
 def _batches(state: GroupState) -> list[list[GroupRequest]]:
-    """The admitted requests by batch, oldest batch first."""
+    """Return the admitted requests by batch, oldest batch first."""
     by_batch: dict[int, list[GroupRequest]] = {}
     for entry in state.requests:
         if entry.is_admitted:

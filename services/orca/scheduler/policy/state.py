@@ -1,14 +1,14 @@
-"""The requests that a group has in hand, their slots, and the steps in flight: plain data with one owner.
+"""The requests that a group has claimed, their slots, and the steps in flight: plain data with one owner.
 
-The loop owns a `GroupState` for the length of an epoch and is the only one that changes it. Policies read it and answer
-with a `Batch`; `schedule` carries that out and writes the step. A request goes through
+The loop owns a `GroupState` for the length of an epoch and alone changes it. Policies read it and return a `Batch`;
+`schedule` carries the batch out and writes the step. A request goes through
 
     INITIATION  not all of its known tokens (prompt, and its log if it starts again) have been scheduled
     RUNNING     in a scheduled batch that has not returned
     INCREMENT   returned, and ready for its next token
 
 and gives its slots back when it is over and no step in flight holds it any more. With prefetch one unread step may be
-treated as if it had returned with unknown tokens (`assume_oldest`); "in flight" below means neither read nor assumed.
+treated as if it had returned with unknown tokens (`assume_oldest`). Below, "in flight" means neither read nor assumed.
 """
 
 from bisect import insort
@@ -35,20 +35,20 @@ class GroupRequest:
 
     request: Request
     claim: Claim
-    known: tuple[int, ...]  # prompt, then the log at the time of the claim: what the initiation phase runs
+    known: tuple[int, ...]  # prompt, then the log at the time of the claim: the tokens of the initiation phase
     sampled: int  # tokens that scheduled rows draw or drew
-    received: int  # of those, the tokens that came back
+    received: int  # those of the sampled tokens that came back
     last_token: int  # the newest one received; meaningless while received is the length of the log it was claimed with
     handle: int | None = None  # its number on the stages, from its admission on
     slots: int = 0  # reserved for it, in whole blocks, from its admission on
-    batch: int = 0  # request-level policy: the batch and the part of it that it stays in from its admission on
-    microbatch: int = 0
+    batch: int = 0  # request-level policy: the batch in which it stays from its admission on
+    microbatch: int = 0  # request-level policy: its part of that batch
     computed: int = 0  # positions scheduled, from 0
     in_flight: int = 0  # steps that hold it
     iterations: int = 0  # rows scheduled under this claim
     is_ended: bool = False  # by its tokens, by the pool, or because the claim is over
-    is_alone: bool = False  # it broke engines before: nothing else may run until its first commit (pool/poison.py)
-    tokens: int = 0  # what `slots` are for, without those that it holds only to be alone
+    is_alone: bool = False  # it broke engines before: no other request may run until its first commit (pool/poison.py)
+    tokens: int = 0  # tokens for which `slots` are reserved; slots that it holds only to be alone are not counted
 
     @property
     def is_admitted(self) -> bool:
@@ -56,7 +56,7 @@ class GroupRequest:
 
     @property
     def is_over(self) -> bool:
-        """It needs no further row: it has ended, or its last token is drawn by a row already scheduled."""
+        """True if it needs no further row: it has ended, or a row already scheduled draws its last token."""
         return self.is_ended or self.sampled == self.request.max_new_tokens
 
     @property
@@ -68,11 +68,11 @@ class GroupRequest:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request's first scheduling: what is reserved for it."""
+    """A request's first scheduling, and the slots reserved for it."""
 
     request: GroupRequest
-    slots: int  # in whole blocks; under the request-level policy all of the group for one that must be alone
-    tokens: int  # those of the request itself, before rounding
+    slots: int  # in whole blocks; under the request-level policy the whole group's for a request that must be alone
+    tokens: int  # of the request itself, before rounding
     batch: int = 0  # request-level policy only
     microbatch: int = 0
 
@@ -88,13 +88,13 @@ class BatchRow:
 
     @property
     def is_of_prompt(self) -> bool:
-        """Does it run tokens of the initiation phase, those of an earlier claim's log among them?"""
+        """True if it runs tokens of the initiation phase, which may include an earlier claim's log."""
         return self.start < len(self.request.known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What a policy decided, in the order in which the stages carry it out."""
+    """The decision of a policy, in the order in which the stages carry it out."""
 
     freed: tuple[GroupRequest, ...] = ()
     admitted: tuple[Admission, ...] = ()
@@ -124,7 +124,7 @@ def by_arrival(entry: GroupRequest) -> int:
 
 @dataclass(slots=True, eq=False)
 class GroupState:
-    """All that the scheduler knows about one epoch of its group."""
+    """Everything that the scheduler knows about one epoch of its group."""
 
     requests: list[GroupRequest] = field(default_factory=list)  # in order of arrival; until their slots return
     steps: deque[StepInFlight] = field(default_factory=deque)  # unread, in order of their numbers
@@ -138,29 +138,29 @@ class GroupState:
         return sum(1 for step in self.steps if step.rows and not step.is_assumed)
 
     def add(self, request: Request, claim: Claim, log: Sequence[Token] = (), *, is_alone: bool = False) -> GroupRequest:
-        """Take up a claimed request at its place in the order of arrival."""
+        """Add a claimed request at its place in the order of arrival."""
         known = request.prompt + tuple(token.id for token in log)
         entry = GroupRequest(request, claim, known, len(log), len(log), known[-1], is_alone=is_alone)
         insort(self.requests, entry, key=by_arrival)
         return entry
 
     def end(self, entry: GroupRequest) -> None:
-        """Schedule it no more. Its slots return when no step in flight holds it; it leaves at once if it has none."""
+        """Stop scheduling it. Its slots return when no step in flight holds it; it leaves at once if it has none."""
         entry.is_ended = True
         if not entry.is_admitted and entry in self.requests:
             self.requests.remove(entry)
 
     def acquit(self, entry: GroupRequest, block_tokens: int) -> None:
-        """A request that ran alone has proven harmless: it keeps the slots that it needs, and others may join."""
+        """Let others join a request that ran alone and did no harm; it keeps only the slots that it needs."""
         entry.is_alone = False
-        # One that was short has given its slots back before the pool answered.
+        # A short request has given its slots back before the pool answered.
         if entry.slots and entry in self.requests:
-            own = slots_needed(entry.tokens, block_tokens)
-            self.reserved -= entry.slots - own
-            entry.slots = own
+            needed = slots_needed(entry.tokens, block_tokens)
+            self.reserved -= entry.slots - needed
+            entry.slots = needed
 
     def schedule(self, batch: Batch, epoch: Epoch, *, now_ns: int = 0) -> Step:
-        """Carry a policy's decision out and write it down as the next step of `epoch`."""
+        """Carry out a policy's decision and return it as the next step of `epoch`."""
         freed = tuple(self._free(entry) for entry in batch.freed)
         new = tuple(self._admit(admission) for admission in batch.admitted)
         rows = tuple(self._run(row) for row in batch.rows)
@@ -169,7 +169,7 @@ class GroupState:
         return Step(epoch=epoch, number=self.submitted, freed=freed, new=new, rows=rows)
 
     def can_assume(self) -> bool:
-        """Is there a batch in flight, and no unread one before it that is treated as returned already?"""
+        """Return true if a batch is in flight, and no unread one before it is treated as returned already."""
         return self.in_flight > 0 and not any(step.is_assumed and step.rows for step in self.steps)
 
     def assume_oldest(self) -> None:
@@ -177,14 +177,14 @@ class GroupState:
         _return(next(step for step in self.steps if step.rows and not step.is_assumed))
 
     def read(self) -> StepInFlight:
-        """Take the oldest unread step out: its result is there."""
+        """Remove the oldest unread step, whose result has come."""
         step = self.steps.popleft()
         if not step.is_assumed:
             _return(step)
         return step
 
     def receive(self, entry: GroupRequest, token: int) -> None:
-        """Note the next token of a request."""
+        """Record the next token of a request."""
         entry.received += 1
         entry.last_token = token
 
@@ -203,8 +203,8 @@ class GroupState:
         assert numbers == list(range(self.submitted - len(numbers) + 1, self.submitted + 1)), "a step is missing"
         for entry in self.requests:
             self._check_entry(entry)
-        picked = [row.request for step in self.steps for row in step.rows]
-        assert len(picked) <= 1 or not any(entry.is_alone for entry in picked), "one that must run alone does not"
+        in_steps = [row.request for step in self.steps for row in step.rows]
+        assert len(in_steps) <= 1 or not any(entry.is_alone for entry in in_steps), "one that must run alone does not"
 
     def _check_entry(self, entry: GroupRequest) -> None:
         holding = [step for step in self.steps if any(row.request is entry for row in step.rows)]
@@ -242,7 +242,7 @@ class GroupState:
     def _run(self, row: BatchRow) -> Row:
         entry = row.request
         assert entry.handle is not None
-        # The stages have the known tokens, and they have the newest one while it is still on its way to the master.
+        # The stages have the known tokens. They also have the newest token while it is still on its way to the master.
         is_token_here = row.start >= len(entry.known) and entry.received == entry.sampled
         token = entry.last_token if is_token_here else None
         entry.computed = row.start + row.count

@@ -1,12 +1,13 @@
-"""Why a rank failed, as far as its controller can tell: what the pool's rule about poison asks (orca.pool.poison).
+"""The cause of a rank's failure, as far as its controller can see. The pool's rule about poisoned requests uses it
+(orca.pool.poison).
 
-INSIDE blames what the rank ran, so it is said only of what a rank did by itself: it raised, it ended with a status or
-by a fault's signal, it hung, or the kernel killed it because memory ran out. SIGKILL and SIGTERM come from outside
-where no such kill was counted: pods are deleted that way. A rank that broke off while it waited for another one says
-LINK: whoever it waited for knows more.
+INSIDE blames the work of the rank, so it is reported only for a rank that failed by itself: it raised, it ended with a
+status or by the signal of a fault, it hung, or the kernel killed it because memory ran out. SIGKILL and SIGTERM come
+from OUTSIDE unless the kernel has counted such a kill: pods are deleted with these signals. A rank that failed while it
+waited for another rank reports LINK: the other rank's controller knows more.
 
-Not seen: where the kernel kills a container as a whole when memory runs out, the controller goes with its ranks, and
-to the master the stage has vanished, which counts as from outside.
+One case is not seen. If the kernel kills a container as a whole when memory runs out, the controller ends with its
+ranks. To the master the stage has vanished, which counts as from outside.
 """
 
 import enum
@@ -18,29 +19,35 @@ from orca.worker.machine import memory_cgroups
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 
 
-class Cause(enum.Enum):
+class FailureCause(enum.Enum):
     INSIDE = "inside"
     OUTSIDE = "outside"
     LINK = "link"
 
 
-def cause_of_death(status: int, *, was_out_of_memory: bool) -> Cause:
-    """Args: status of the process, negative for a signal, and whether memory ran out while it lived."""
-    return Cause.OUTSIDE if status in _FROM_OUTSIDE and not was_out_of_memory else Cause.INSIDE
+def cause_of_death(status: int, *, was_out_of_memory: bool) -> FailureCause:
+    """Return the cause of a process's death.
+
+    Args:
+        status: of the process, negative for a signal.
+        was_out_of_memory: whether memory ran out while the process lived.
+    """
+    is_from_outside = status in _FROM_OUTSIDE and not was_out_of_memory
+    return FailureCause.OUTSIDE if is_from_outside else FailureCause.INSIDE
 
 
-def outweighs(later: Cause, earlier: Cause | None) -> bool:
-    """Does what is heard later explain the failure better?
+def outweighs(later: FailureCause, earlier: FailureCause | None) -> bool:
+    """Return whether the later report explains a failure better than the earlier one.
 
     A death from outside explains everything after it: a rank may even abort because its peer is gone (NCCL does).
     """
-    return earlier in (None, Cause.LINK) or later is Cause.OUTSIDE
+    return earlier in (None, FailureCause.LINK) or later is FailureCause.OUTSIDE
 
 
 def out_of_memory_kills(root: Path = Path("/")) -> int:
-    """Processes of this container that the kernel has killed because memory ran out; 0 where nobody counts them.
+    """Return how many processes of this container the kernel has killed because memory ran out; 0 if nobody counts.
 
-    Source: `oom_kill` of memory.events (cgroup v2) or memory.oom_control (v1), of the innermost group that is mounted.
+    Source: `oom_kill` of memory.events (cgroup v2) or memory.oom_control (v1), of the innermost cgroup that is mounted.
     """
     for group in memory_cgroups(root):
         for file in ("memory.events", "memory.oom_control"):

@@ -1,4 +1,4 @@
-"""A rank as its controller sees it: a child process, its socket of frames, and what it last said of itself."""
+"""A rank as its controller sees it: a child process and its socket of frames."""
 
 import asyncio
 import contextlib
@@ -17,19 +17,16 @@ from orca.core.process.cpu_time import cpu_time_s
 from orca.core.process.parent_death import die_with_parent
 from orca.core.transport.frame_stream import FrameStream, encode
 from orca.core.transport.local_link import LocalLink
-from orca.worker.controller.failure_cause import Cause, cause_of_death, out_of_memory_kills
-from orca.worker.controller.liveness import Signs
+from orca.worker.controller.failure_cause import FailureCause, cause_of_death, out_of_memory_kills
+from orca.worker.controller.rank_state import RankState
 from orca.worker.machine import thread_variables
 from orca.worker.messages import frames
-from orca.worker.messages.frames import Beat, JoinOrder, Kind, Loaded
+from orca.worker.messages.frames import JoinOrder, LoadReport, RankFrameKind, RankHeartbeat
 from orca.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
 RANK_COMMAND = (sys.executable, "-m", "orca.core.process.gc_freeze", "orca.worker.rank.rank")
-
-_COMPUTED_S = 0.5
-"""Processor time that counts as a move while a rank loads: far more than its heartbeat takes in a minute."""
 
 
 class RankProcess:
@@ -40,41 +37,35 @@ class RankProcess:
         rank: int,
         clock: Callable[[], float],
         on_result: Callable[[bytes], None],
-        on_broken: Callable[[int, str, Cause], None],
-        on_death: Callable[["RankProcess", str, Cause], None],
+        on_broken: Callable[[int, str, FailureCause], None],
+        on_death: Callable[["RankProcess", str, FailureCause], None],
         cpu_time_s: Callable[[int | None], float] = cpu_time_s,
     ) -> None:
         """
         Args:
             clock: seconds by which silence is counted.
             on_result: gets ResultMessage bytes.
-            on_broken: gets the epoch's number and why the rank can run no more of its steps; it can join another.
-            on_death: gets this object, how the process ended and whose doing that was.
-            cpu_time_s: what the process with a pid has computed so far.
+            on_broken: gets the number of an epoch, the reason why the rank can run no more of its steps, and the cause;
+                the rank can join another epoch.
+            on_death: gets this object, how the process ended, and the cause.
+            cpu_time_s: returns the processor time of the process with a pid.
         """
         self.rank = rank
-        self.loaded: Loaded | None = None  # None again when the process is gone
-        self.loaded_event = asyncio.Event()
-        self.refusal: str | None = None  # why this model or these settings can never be served
-        self.beat = Beat()  # the latest
-        self.joined_once = False
-        self._clock = clock
+        self.state = RankState(clock, lambda: cpu_time_s(self.pid))
+        self.has_joined = False  # it was ordered into an epoch
         self._on_result = on_result
         self._on_broken = on_broken
         self._on_death = on_death
-        self._heard = self._moved = clock()  # when it was last heard, and when its work last got on
-        self._computed_s = 0.0  # processor time when that was last taken for a move
-        self._cpu_time_s = cpu_time_s
-        self._condemned: str | None = None  # why the controller kills it
+        self._kill_reason: str | None = None  # why the controller kills it
         self._kills_before = out_of_memory_kills()
         self._left: dict[int, asyncio.Future[None]] = {}
         self._joined: dict[int, asyncio.Future[None]] = {}
         self._process: asyncio.subprocess.Process | None = None
-        self._link: FrameStream[Kind] | None = None
+        self._link: FrameStream[RankFrameKind] | None = None
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self, settings: WorkerSettings, command: Sequence[str] = RANK_COMMAND) -> None:
-        """Start the process; it loads at once. Raises: OSError when the machine has no room for one."""
+        """Start the process; it loads at once. Raises: OSError if the machine cannot start another process."""
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
@@ -86,64 +77,45 @@ class RankProcess:
                 env=os.environ | _variables(settings),
             )
             undo.pop_all()
-        self._link = FrameStream(ours, Kind)
+        self._link = FrameStream(ours, RankFrameKind)
         self._reading = asyncio.create_task(self._attend(self._link, self._process))
-        self.send(frames.encode_json(Kind.START, settings=dataclasses.asdict(settings), rank=self.rank))
+        self.send(frames.encode_json(RankFrameKind.START, settings=dataclasses.asdict(settings), rank=self.rank))
 
     @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
     @property
-    def loaded_permille(self) -> int:
-        """Share of the weights that the process holds."""
-        return self.beat.loaded_permille if self.loaded is None else 1000
-
-    @property
-    def signs(self) -> Signs:
-        """Its signs of life as of now."""
-        now = self._clock()
-        if self.loaded is None:
-            self._look_at_processor_time(now)
-        return Signs(
-            is_loaded=self.loaded is not None,
-            silent_s=now - self._heard,
-            still_s=now - self._moved,
-            is_waiting=self.beat.is_waiting,
-            units=self.beat.units,
-            doing=self.beat.doing,
-        )
-
-    @property
-    def is_condemned(self) -> bool:
-        return self._condemned is not None
+    def is_being_killed(self) -> bool:
+        """Return whether `kill_for` was called."""
+        return self._kill_reason is not None
 
     def send(self, frame: bytes) -> None:
-        """Hand a frame over. Steps are small and few are in flight, so nothing waits for the socket to drain."""
+        """Send a frame. Steps are small and few are in flight, so nothing waits for the socket to drain."""
         if self._link is not None:
             self._link.write(frame)
 
     async def give_link(self, epoch: int, link: LocalLink) -> None:
-        """Let the rank serve a master's link. Raises: OSError when the process is gone."""
+        """Let the rank serve a master's link. Raises: OSError if the process is gone."""
         if self._link is None:
             raise OSError("the rank has not begun")
         connection, arrived = link.stop()
         await self._link.write_with_socket(frames.encode_link(epoch, arrived), connection)
 
     def order_join(self, order: JoinOrder) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
-        """Send the rank into an epoch. Returns: a future each for having left the old one and having joined the new."""
+        """Order the rank into an epoch. Returns: futures that end when it has left the old one and joined the new."""
         loop, epoch = asyncio.get_running_loop(), order.epoch
         self._left[epoch], self._joined[epoch] = loop.create_future(), loop.create_future()
-        # A failure that nobody waits for any more has been told through on_broken or on_death already.
+        # on_broken or on_death reports each failure, so one that nobody waits for needs no warning by asyncio.
         for future in (self._left[epoch], self._joined[epoch]):
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self.joined_once = True
-        self.send(frames.encode_record(Kind.JOIN, order))
+        self.has_joined = True
+        self.send(frames.encode_record(RankFrameKind.JOIN, order))
         return self._left[epoch], self._joined[epoch]
 
     async def stop(self, grace_s: float) -> None:
-        """Ask the rank to end; kill it when it has not after `grace_s`."""
-        self.send(encode(Kind.STOP, b""))
+        """Ask the rank to end; kill it if it has not after `grace_s`."""
+        self.send(encode(RankFrameKind.STOP, b""))
         if self._process is not None:
             try:
                 await asyncio.wait_for(self._process.wait(), grace_s)
@@ -152,78 +124,65 @@ class RankProcess:
         if self._reading is not None:
             await self._reading
 
-    def condemn(self, reason: str) -> None:
-        """Kill the process for `reason`, without waiting for its death: on_death tells of that, with the reason."""
-        self._condemned = f"rank {self.rank} {reason}"
-        self._forget_load()
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+    def kill_for(self, reason: str) -> None:
+        """Kill the process without waiting for its death, which on_death reports with the reason."""
+        self._kill_reason = f"rank {self.rank} {reason}"
+        self._send_kill()
 
     async def kill(self) -> None:
-        self._forget_load()
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+        """Kill the process and wait for its death."""
+        self._send_kill()
+        if self._process is not None:
             await self._process.wait()
 
-    async def _attend(self, link: FrameStream[Kind], process: asyncio.subprocess.Process) -> None:
-        """Hear the rank out, whatever it says, and tell of its death: nobody else would start it again."""
+    def _send_kill(self) -> None:
+        self.state.forget_load()
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    async def _attend(self, link: FrameStream[RankFrameKind], process: asyncio.subprocess.Process) -> None:
+        """Read all frames of the rank, and report its death: nobody else would start it again."""
         try:
             await self._read(link)
         except Exception as error:
             log.exception("a rank was not understood", extra={"rank": self.rank, "pid": self.pid})
-            self.condemn(f"was not understood: {type(error).__name__}: {error}")
-        self._forget_load()
+            self.kill_for(f"was not understood: {type(error).__name__}: {error}")
+        self.state.forget_load()
         link.close()
         status = await process.wait()
-        ending = f"rank {self.rank} ended with status {status}, last heard doing: {self.beat.doing}"
-        detail = self._condemned or ending
+        ending = f"rank {self.rank} ended with status {status}, last heard doing: {self.state.heartbeat.doing}"
+        detail = self._kill_reason or ending
         for epoch in (*self._left, *self._joined):
             self._fail(epoch, detail)
-        self._on_death(self, detail, self._cause_of_death(status))
+        if self._kill_reason is None:
+            cause = cause_of_death(status, was_out_of_memory=out_of_memory_kills() > self._kills_before)
+        else:
+            cause = FailureCause.INSIDE
+        self._on_death(self, detail, cause)
 
-    async def _read(self, link: FrameStream[Kind]) -> None:
+    async def _read(self, link: FrameStream[RankFrameKind]) -> None:
         async for kind, payload in link.frames():
-            self._heard = self._clock()
-            if kind is Kind.RESULT:
+            self.state.note_frame()
+            if kind is RankFrameKind.RESULT:
                 self._on_result(payload)
-            elif kind is Kind.REFUSED:
-                self.refusal = payload.decode()
+            elif kind is RankFrameKind.REFUSED:
+                self.state.refusal = payload.decode()
             else:
-                self._note(kind, orjson.loads(payload))
+                self._take_report(kind, orjson.loads(payload))
 
-    def _note(self, kind: Kind, said: dict[str, Any]) -> None:
-        if kind is Kind.BEAT:
-            beat = Beat(**said)
-            if beat.mark != self.beat.mark:
-                self._moved = self._heard
-            self.beat = beat
-        elif kind is Kind.LOADED:
-            self.loaded = Loaded(**said)
-            self._moved = self._heard
-            self.loaded_event.set()
-        elif kind is Kind.LEFT:
-            _resolve(self._left.pop(said["epoch"], None))
-        elif kind is Kind.JOINED:
-            _resolve(self._joined.pop(said["epoch"], None))
-        elif kind is Kind.BROKEN:
-            detail = f"rank {self.rank}: {said['detail']}"
-            self._fail(said["epoch"], detail)
-            self._on_broken(said["epoch"], detail, Cause.LINK if said["is_link"] else Cause.INSIDE)
-
-    def _look_at_processor_time(self, now: float) -> None:
-        """A rank that computes gets on, though it has no mark to move yet: on a machine that others keep busy the
-        imports alone may take longer than the bound on silence."""
-        computed_s = self._cpu_time_s(self.pid)
-        if computed_s - self._computed_s >= _COMPUTED_S:
-            self._computed_s, self._moved = computed_s, now
-
-    def _cause_of_death(self, status: int) -> Cause:
-        if self._condemned is not None:
-            return Cause.INSIDE
-        return cause_of_death(status, was_out_of_memory=out_of_memory_kills() > self._kills_before)
-
-    def _forget_load(self) -> None:
-        self.loaded, self.beat = None, dataclasses.replace(self.beat, loaded_permille=0)
+    def _take_report(self, kind: RankFrameKind, report: dict[str, Any]) -> None:
+        if kind is RankFrameKind.HEARTBEAT:
+            self.state.note_heartbeat(RankHeartbeat(**report))
+        elif kind is RankFrameKind.LOADED:
+            self.state.note_loaded(LoadReport(**report))
+        elif kind is RankFrameKind.LEFT:
+            _resolve(self._left.pop(report["epoch"], None))
+        elif kind is RankFrameKind.JOINED:
+            _resolve(self._joined.pop(report["epoch"], None))
+        elif kind is RankFrameKind.BROKEN:
+            detail = f"rank {self.rank}: {report['detail']}"
+            self._fail(report["epoch"], detail)
+            self._on_broken(report["epoch"], detail, FailureCause.LINK if report["is_link"] else FailureCause.INSIDE)
 
     def _fail(self, epoch: int, detail: str) -> None:
         for waiting in (self._left, self._joined):
@@ -240,5 +199,6 @@ def _resolve(future: asyncio.Future[None] | None) -> None:
 def _variables(settings: WorkerSettings) -> dict[str, str]:
     variables = thread_variables(settings.threads_per_rank)
     if settings.network_interface is not None:
-        variables["NCCL_SOCKET_IFNAME"] = f"={settings.network_interface}"  # else every name that begins so
+        # Without the "=", NCCL takes every interface whose name begins so.
+        variables["NCCL_SOCKET_IFNAME"] = f"={settings.network_interface}"
     return variables

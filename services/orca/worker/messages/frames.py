@@ -1,7 +1,7 @@
-"""Frames between a controller and its rank processes, over one local socket pair per rank.
+"""Frames between a controller and its rank processes, over one local socket pair for each rank.
 
-The layout is core.transport.frame_stream's. Steps and results travel as the protobuf bytes that came in or go out, so
-neither side converts them twice.
+Their layout is that of core.transport.frame_stream. Steps and results travel as the protobuf bytes of the gRPC links,
+so neither side converts them twice.
 """
 
 import dataclasses
@@ -16,33 +16,33 @@ from orca.core.transport.frame_stream import encode
 _NUMBER = struct.Struct("<q")
 
 
-class Kind(enum.IntEnum):
-    """What a frame says, and its payload."""
+class RankFrameKind(enum.IntEnum):
+    """The kind of a frame, which decides its payload."""
 
     # Controller to rank.
     START = 1  # JSON: settings and rank; the first frame
     JOIN = 2  # JSON: JoinOrder; leave the present epoch now, then form this one
     STEP = 3  # i64 received_ns, then StepMessage bytes
     STOP = 4  # empty: end the process cleanly
-    # i64 epoch, then what was read of the link: one of a master (master_link.py), whose socket comes with the frame.
+    # i64 epoch, then the bytes already read of a master's link (master_link.py), whose socket comes with the frame.
     LINK = 5
     # Rank to controller.
-    LOADED = 12  # JSON: Loaded
-    REFUSED = 13  # text: the model or a setting cannot be served, a restart would not help
-    LEFT = 14  # JSON: epoch number that the rank is about to form, its old group gone
+    LOADED = 12  # JSON: LoadReport
+    REFUSED = 13  # text: why the model or a setting cannot be served; a restart would not help
+    LEFT = 14  # JSON: number of the epoch that the rank is about to form; it has left its old group
     JOINED = 15  # JSON: epoch number
     RESULT = 16  # ResultMessage bytes; from rank 0 of the last stage
-    BEAT = 17  # JSON: Beat
+    HEARTBEAT = 17  # JSON: RankHeartbeat
     # JSON: epoch number, detail, is_link (a wait for another rank failed); the rank waits for the next join.
     BROKEN = 18
 
 
-Frame = tuple[Kind, bytes]
+RankFrame = tuple[RankFrameKind, bytes]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JoinOrder:
-    """What a rank needs to know of an epoch that it is to form."""
+    """The order to form an epoch."""
 
     epoch: int
     prefix: str  # of the epoch's keys in the rendezvous
@@ -54,8 +54,8 @@ class JoinOrder:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """What a rank holds."""
+class LoadReport:
+    """The facts about a rank's share of the model, sent after loading."""
 
     revision: str
     max_model_len: int
@@ -64,8 +64,8 @@ class Loaded:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
-    """A rank's heartbeat: its worker.parallel.progress, and what it holds for requests."""
+class RankHeartbeat:
+    """A rank's heartbeat: its progress (worker.parallel.progress), and the KV slots that its requests hold."""
 
     mark: int = 0
     doing: str = "starts"
@@ -75,35 +75,35 @@ class Beat:
     slots_in_use: int = 0
 
 
-def encode_json(kind: Kind, **fields: Any) -> bytes:
+def encode_json(kind: RankFrameKind, **fields: Any) -> bytes:
     return encode(kind, orjson.dumps(fields))
 
 
-def encode_record(kind: Kind, record: JoinOrder | Loaded | Beat) -> bytes:
-    # Read back by the record's own constructor, so a field that one side lacks is an error and no silent default.
+def encode_record(kind: RankFrameKind, record: JoinOrder | LoadReport | RankHeartbeat) -> bytes:
+    # The reader calls the record's own constructor, so a field that one side lacks is an error and no silent default.
     return encode(kind, orjson.dumps(record))
 
 
 def encode_step(received_ns: int, message: bytes) -> bytes:
-    return encode(Kind.STEP, step_payload(received_ns, message))
+    return encode(RankFrameKind.STEP, step_payload(received_ns, message))
 
 
 def step_payload(received_ns: int, message: bytes) -> bytes:
-    """The payload of a STEP frame."""
+    """Return the payload of a STEP frame."""
     return _NUMBER.pack(received_ns) + message
 
 
 def decode_step(payload: bytes) -> tuple[int, bytes]:
-    """received_ns and the StepMessage bytes of a STEP frame."""
+    """Return received_ns and the StepMessage bytes of a STEP frame."""
     return _split(payload)
 
 
 def encode_link(epoch: int, arrived: bytes) -> bytes:
-    return encode(Kind.LINK, _NUMBER.pack(epoch) + arrived)
+    return encode(RankFrameKind.LINK, _NUMBER.pack(epoch) + arrived)
 
 
 def decode_link(payload: bytes) -> tuple[int, bytes]:
-    """Of a LINK frame: the epoch, and what was read of the link already."""
+    """Return the epoch of a LINK frame, and the bytes that were already read of the link."""
     return _split(payload)
 
 

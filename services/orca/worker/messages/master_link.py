@@ -1,7 +1,7 @@
 """The master's local link to a rank that is a whole stage: steps in, results out, and no process in between.
 
-The stage's controller has heard who is there (local_masters.py) and hands the socket on. It still forms and ends the
-epoch, watches the rank and tells the master by gRPC why the epoch is over.
+The stage's controller checks the master's key (local_masters.py) and hands the socket on to the rank. The controller
+still forms and ends the epoch, watches the rank, and reports over gRPC why the epoch is over.
 """
 
 import logging
@@ -16,19 +16,19 @@ from orca.core.transport.frame_socket import FrameSocket
 from orca.core.transport.frame_stream import FRAME_BYTES_MAX, encode
 from orca.core.transport.local_link import LinkFrameKind, read_step
 from orca.worker.messages import frames
-from orca.worker.messages.frames import Kind
+from orca.worker.messages.frames import RankFrameKind
 from orca.worker.messages.inbox import Inbox
 
 log = logging.getLogger(__name__)
 
 
 class MasterLink:
-    """The rank's end, for one epoch. A thread of its own reads it, until either side ends it."""
+    """The rank's end of the link, for one epoch. A thread of its own reads the link until either side ends it."""
 
     def __init__(self, connection: socket.socket, epoch: int, arrived: bytes, inbox: Inbox) -> None:
         """
         Args:
-            arrived: what was read of it behind its first frame.
+            arrived: the bytes that the controller has read after the link's first frame.
             inbox: gets the steps.
         """
         self._frames = FrameSocket(connection, LinkFrameKind, arrived=arrived, frame_bytes_max=FRAME_BYTES_MAX)
@@ -36,18 +36,21 @@ class MasterLink:
         self._inbox = inbox
 
     def start(self) -> None:
-        """Take steps. Once the link is known to who answers them."""
+        """Start to take steps. Call it after the thread that answers the steps knows this link."""
         threading.Thread(target=self._read, name="master-link", daemon=True).start()
 
     def send(self, result: bytes) -> None:
-        """ResultMessage bytes. A master that is gone gets none; one that does not read is waited for."""
+        """Send ResultMessage bytes. Wait for a master that does not read, and ignore one that is gone."""
         try:
             self._frames.write(encode(LinkFrameKind.RESULT, result))
         except OSError:
-            log.debug("a result found its master gone")
+            log.debug("a result was not sent, because its master is gone")
 
     def end(self, reason: str = "") -> None:
-        """Take no more steps, and say why. Wakes who waits in `send`; from any thread, and more than once."""
+        """Take no more steps, and send the reason. Wakes a thread that waits in `send`.
+
+        Any thread may call it, and more than once.
+        """
         self._frames.end(encode(LinkFrameKind.OVER, reason.encode()) if reason else b"")
 
     def _read(self) -> None:
@@ -57,11 +60,11 @@ class MasterLink:
                 step = read_step(*frame)
                 if step.epoch.number != self._epoch:
                     raise EngineError(f"did not take step {step.number}: epoch {step.epoch.number} is over here")
-                self._inbox.put((Kind.STEP, frames.step_payload(received_ns, frame[1])))
+                self._inbox.put((RankFrameKind.STEP, frames.step_payload(received_ns, frame[1])))
         except EngineError as error:
             self.end(str(error))
         except (ValueError, DecodeError) as error:
-            log.warning("a local link was not understood", extra={"detail": str(error)})
+            log.warning("a local link sent an invalid frame", extra={"detail": str(error)})
         except Exception as error:
             log.exception("serving a local link failed")
             self.end(f"{type(error).__name__}: {error}")

@@ -11,16 +11,15 @@ from torch import Tensor
 from orca.kernels.contract.activation import Activation
 from orca.kernels.contract.reference import KvWrite, NormParameters, RaggedAttention
 from orca.kernels.device import kernels_of
-from orca.worker.models.weights import Weights
+from orca.worker.models.weights import RankWeights
 from orca.worker.parallel.shard import SingleRank, TensorGroup
-from orca.worker.weights.linear import Linear, PanelLinear
-from orca.worker.weights.norms import Norm
+from orca.worker.weights.linear import Linear, Norm, PanelLinear
 
 
 @dataclass(frozen=True, slots=True)
 class WantedRows:
-    """The tokens of a step whose logits are wanted, where these are not all: behind its keys and values the model's
-    last layer has nothing to do for the others."""
+    """The tokens whose logits a step needs, if it does not need all. The model's last layer puts the keys and values of
+    the other tokens into the cache and computes nothing more for them."""
 
     rows: Tensor  # [wanted]: flat rows
     attention: Mapping[int | None, RaggedAttention]  # of these rows alone, by sliding window
@@ -28,50 +27,50 @@ class WantedRows:
 
 @dataclass(slots=True, kw_only=True)
 class StepContext:
-    """What the layers need to know of a step, built before its activations arrive."""
+    """The facts about a step that layers need, built before its activations arrive."""
 
     group: TensorGroup
-    caches: Sequence[Tensor]  # per layer of the stage: [blocks, 2 x kv heads, block_tokens, head_dim]
+    caches: Sequence[Tensor]  # for each layer of the stage: [blocks, 2 x kv heads, block_tokens, head_dim]
     slots: Tensor  # [tokens]: where each token's keys and values go
     positions: Tensor  # [tokens]
     attention: Mapping[int | None, RaggedAttention]  # by sliding window
-    turns: Tensor | None = None  # of the tokens' positions (rotary.py), where the model uses RoPE
+    turns: Tensor | None = None  # rotations of the tokens' positions (rotary.py), if the model uses RoPE
     wanted: WantedRows | None = None  # on the last stage; None: all rows
 
-    def wanted_of(self, index: int) -> WantedRows | None:
-        """What the stage's layer `index` may confine itself to, once it has kept keys and values; None: all rows."""
+    def wanted_rows(self, index: int) -> WantedRows | None:
+        """Return the rows that the stage's layer `index` computes beyond keys and values; None: all rows."""
         return self.wanted if index == len(self.caches) - 1 else None
 
 
-def _add(x: Tensor, linear: Linear, features: Tensor, step: StepContext, then: Norm | None = None) -> Tensor | None:
-    """x [tokens, hidden] += a row-parallel linear of features, summed over the ranks; in place.
+def _add_outputs(x: Tensor, linear: Linear, features: Tensor, step: StepContext, then: Norm | None) -> Tensor | None:
+    """Add a row-parallel linear of features, summed over the ranks, to x [tokens, hidden], in place.
 
-    Returns: `then` of x, where it is had in the same go (Linear.add_to).
+    Returns: `then` of x if it is computed in the same kernel (Linear.add_to); otherwise None.
     """
     if isinstance(step.group, SingleRank):
         return linear.add_to(x, features, then)
     return linear.add_outputs(x, step.group.all_reduce(linear(features)), then)
 
 
-class Part(Protocol):
-    """Of a model."""
+class ModelPart(Protocol):
+    """A part of a model: embedding, layer or head."""
 
     only_kernels: bool
-    """Whether it may stand in a block of kernels (device.Kernels.deferred), where its rank is alone in the stage."""
+    """Whether it may stand in a block of kernels (device.Kernels.deferred) if its rank is alone in the stage."""
 
     def __call__(self, x: Tensor, step: StepContext, /) -> Tensor: ...
 
 
-class Layer(Part, Protocol):
+class Layer(ModelPart, Protocol):
     """A layer of a stage."""
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        """x [tokens, hidden], changed in place; the model's last layer returns those rows that are wanted."""
+        """Change x [tokens, hidden] in place and return it; the model's last layer returns the wanted rows only."""
         ...
 
     def keep(self, x: Tensor, step: StepContext) -> None:
-        """Put keys and values of x [tokens, hidden] into the cache, and stop behind that: all that the model's last
-        layer has to do where no row is wanted."""
+        """Put keys and values of x [tokens, hidden] into the cache and do no more: the work of the model's last layer
+        in a step that needs no logits."""
         ...
 
 
@@ -79,7 +78,7 @@ class Attention:
     """x + attention(norm(x)): fused query-key-value projection, rotation, cache, ragged attention, output projection.
 
     Args:
-        norm: before it; None where the model has it elsewhere.
+        norm: before it; None if the model has it elsewhere.
         qkv: column-parallel; this rank's query heads, then its key heads, then its value heads.
         out: row-parallel.
         index: of the layer inside the stage.
@@ -107,22 +106,26 @@ class Attention:
         self.only_kernels = isinstance(qkv, PanelLinear) and isinstance(out, PanelLinear)
 
     def __call__(self, x: Tensor, step: StepContext, then: Norm | None = None) -> tuple[Tensor, Tensor | None]:
-        """x [tokens, hidden], changed in place; of the model's last layer those rows that are wanted (`WantedRows`).
+        """Change x [tokens, hidden] in place; in the model's last layer, only the wanted rows (`WantedRows`).
 
         Args:
-            then: the norm that comes behind it, if there is one.
-        Returns: x, and `then` of it, where that is had in the same go; else None.
+            then: the norm that the model applies next, if there is one.
+        Returns: x, and `then` of x if it is computed in the same kernel; otherwise None.
         """
         qkv, cache, attention = self.keep(x, step), step.caches[self._index], step.attention
-        if (wanted := step.wanted_of(self._index)) is not None:
+        if (wanted := step.wanted_rows(self._index)) is not None:
             kernels = kernels_of(x.device)
             qkv, x = kernels.take_rows(qkv, wanted.rows), kernels.take_rows(x, wanted.rows)
             attention = wanted.attention
-        return x, _add(x, self._out, attention[self._window](qkv, cache, self._scale), step, then)
+        return x, _add_outputs(x, self._out, attention[self._window](qkv, cache, self._scale), step, then)
 
     def keep(self, x: Tensor, step: StepContext) -> Tensor:
-        """Layer.keep. Returns: the projection, [tokens, query heads + 2 x kv heads, head_dim]."""
-        return self._qkv.kept(self._norm, x, KvWrite(step.caches[self._index], step.slots, step.turns, self._head_norm))
+        """Put keys and values into the cache (Layer.keep).
+
+        Returns: the projection, [tokens, query heads + 2 x kv heads, head_dim].
+        """
+        kept = KvWrite(step.caches[self._index], step.slots, step.turns, self._head_norm)
+        return self._qkv.apply_to_cache(self._norm, x, kept)
 
 
 class MLP:
@@ -133,9 +136,9 @@ class MLP:
         self.only_kernels = isinstance(up, PanelLinear) and isinstance(down, PanelLinear)
 
     def __call__(self, x: Tensor, step: StepContext, normed: Tensor | None = None) -> Tensor:
-        """Args: normed: norm(x), where it is at hand."""
+        """Args: normed: norm(x) if it is computed already."""
         norm, rows = (self.norm, x) if normed is None else (None, normed)
-        _add(x, self._down, self._up.activated(norm, rows, self._activation), step)
+        _add_outputs(x, self._down, self._up.apply_activated(norm, rows, self._activation), step, None)
         return x
 
 
@@ -143,7 +146,7 @@ class GatedMLP:
     """x + down(act(gate(norm(x))) * up(norm(x))), in place; gate and up are one product.
 
     Args:
-        gate_up: a gated one where `is_silu(activation)`.
+        gate_up: a gated linear if `is_silu(activation)`.
     """
 
     def __init__(self, norm: Norm, gate_up: Linear, down: Linear, activation: str) -> None:
@@ -152,40 +155,40 @@ class GatedMLP:
         self.only_kernels = is_gated and isinstance(gate_up, PanelLinear) and isinstance(down, PanelLinear)
 
     def __call__(self, x: Tensor, step: StepContext, normed: Tensor | None = None) -> Tensor:
-        """Args: normed: norm(x), where it is at hand."""
+        """Args: normed: norm(x) if it is computed already."""
         norm, rows = (self.norm, x) if normed is None else (None, normed)
         if self._activation is Activation.SILU:
-            features = self._gate_up.gated(norm, rows)
+            features = self._gate_up.apply_gated(norm, rows)
         else:
-            gate, up = self._gate_up.after(norm, rows).chunk(2, dim=-1)
+            gate, up = self._gate_up.apply(norm, rows).chunk(2, dim=-1)
             features = self._activation(gate).mul_(up)
-        _add(x, self._down, features, step)
+        _add_outputs(x, self._down, features, step, None)
         return x
 
 
 class Embedding:
-    """Vocabulary-parallel lookup: each rank knows some tokens, the sum over the ranks knows all.
+    """Vocabulary-parallel lookup: each rank knows some tokens, and the sum over the ranks knows all.
 
-    Besides, the rows of positions where a model learns these.
+    It also adds the rows of positions if the model learns these.
 
     Args:
-        is_tied: the head's matrix is the same. Where this rank has it, too, it is loaded here: `head`.
+        is_tied: the head's matrix is the same. If this rank has the head as well, it is loaded here: `head`.
     """
 
-    def __init__(self, weights: Weights, name: str, vocab_size: int, dim: int, *, is_tied: bool) -> None:
-        self._taken = weights.shard.slice(vocab_size, "vocabulary entries")
+    def __init__(self, weights: RankWeights, name: str, vocab_size: int, dim: int, *, is_tied: bool) -> None:
+        self._span = weights.shard.slice(vocab_size, "vocabulary entries")
         self.head: Linear | None = None
         if is_tied and weights.shard.is_last:
-            self.head, self._table = weights.tied(name, (vocab_size, dim), self._taken)
+            self.head, self._table = weights.tied_table(name, (vocab_size, dim), self._span)
         else:
-            self._table = weights.table(name, (vocab_size, dim), self._taken)
+            self._table = weights.table(name, (vocab_size, dim), self._span)
         self._is_whole = weights.shard.tensor == 1
 
     def __call__(self, ids: Tensor, step: StepContext, places: Tensor | None = None) -> Tensor:
-        """[tokens] to [tokens, dim]. Args: places: [positions, dim], of learned positions."""
+        """Map [tokens] to [tokens, dim]. Args: places: [positions, dim], the rows of learned positions."""
         if self._is_whole:
             return self._table.embed(ids, places, step.positions)
-        first, last = self._taken
+        first, last = self._span
         is_elsewhere = (ids < first) | (ids >= last)
         rows = self._table.embed((ids - first).masked_fill_(is_elsewhere, 0), None, step.positions)
         embedded = step.group.all_reduce(rows.masked_fill_(is_elsewhere[:, None], 0.0))
@@ -193,37 +196,37 @@ class Embedding:
 
 
 HEAD = "lm_head.weight"
-"""The head's own weight, in the checkpoints of all families. Tied to the embedding it is that one's."""
+"""The head's own weight, in the checkpoints of all families. A head that is tied to the embedding uses that one's."""
 
 
 class Head:
     """Logits over the whole vocabulary, each rank computing its own part.
 
     Args:
-        tied: what the embedding has loaded (`Embedding.head`).
+        tied: the linear that the embedding has loaded (`Embedding.head`).
     """
 
-    def __init__(self, weights: Weights, name: str, vocab_size: int, dim: int, tied: Linear | None) -> None:
+    def __init__(self, weights: RankWeights, name: str, vocab_size: int, dim: int, tied: Linear | None) -> None:
         self._sizes = weights.shard.sizes(vocab_size)
-        taken = weights.shard.slice(vocab_size, "vocabulary entries")
+        span = weights.shard.slice(vocab_size, "vocabulary entries")
         if name != HEAD:
-            weights.checkpoint.refuse_other(HEAD, name, (vocab_size, dim), taken)
+            weights.checkpoint.refuse_other(HEAD, name, (vocab_size, dim), span)
         if tied is not None:
-            self._linear = weights.listed(tied)
+            self._linear = weights.register(tied)
         else:
-            self._linear = weights.whole(name, (vocab_size, dim), taken)
+            self._linear = weights.whole_linear(name, (vocab_size, dim), span)
         self.only_kernels = isinstance(self._linear, PanelLinear)
 
     def __call__(self, norm: Norm | None, x: Tensor, step: StepContext) -> Tensor:
-        """[rows, hidden] to [rows, vocab] in float32; of several ranks all are rounded to x's dtype before."""
+        """Map [rows, hidden] to [rows, vocab] in float32; with several ranks, all are rounded to x's dtype before."""
         if isinstance(step.group, SingleRank):
-            return self._linear.wide(norm, x)
-        return step.group.all_gather_last(self._linear.after(norm, x), self._sizes).float()
+            return self._linear.apply_float32(norm, x)
+        return step.group.all_gather_last(self._linear.apply(norm, x), self._sizes).float()
 
 
-def scaled(span: tuple[int, int], factor: int, offset: int = 0) -> tuple[int, int]:
-    """[first, last) of heads as [first, last) of features, `factor` to a head."""
-    return offset + span[0] * factor, offset + span[1] * factor
+def feature_span(heads: tuple[int, int], head_dim: int, offset: int = 0) -> tuple[int, int]:
+    """Return [first, last) of heads as [first, last) of features."""
+    return offset + heads[0] * head_dim, offset + heads[1] * head_dim
 
 
 def is_silu(activation: str) -> bool:

@@ -13,21 +13,22 @@ from orca.core.domain.model import ModelInfo, load_model_info
 from orca.kernels.contract.reference import ModelSizes
 from orca.kernels.device import kernels_of
 from orca.worker.models import chain, gpt2, llama, opt
-from orca.worker.models.blocks import ACTIVATIONS, Layer, Part, is_silu
+from orca.worker.models.blocks import ACTIVATIONS, Layer, ModelPart, is_silu
 from orca.worker.models.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config
-from orca.worker.models.family import Family
+from orca.worker.models.family import ModelFamily
 from orca.worker.models.rotary import Rotary
-from orca.worker.models.weights import Weights
+from orca.worker.models.weights import RankWeights
 from orca.worker.parallel.shard import Heads, Shard, SingleRank, TensorGroup, heads_of
 from orca.worker.weights.gpu_linear import GpuLinear
-from orca.worker.weights.int8_linear import INT8_LAYOUTS, Int8PanelLinear, multiplies_bytes
-from orca.worker.weights.layout_cache import remembered
-from orca.worker.weights.linear import Choose, Linear, Packing, in_panels
+from orca.worker.weights.int8_linear import INT8_LAYOUTS, Int8PanelLinear, can_multiply_bytes
+from orca.worker.weights.layout_cache import remembered_layout
+from orca.worker.weights.layout_choice import ChooseLayout, LayoutChooser, always_panels
+from orca.worker.weights.linear import Linear
 from orca.worker.weights.loader import Checkpoint, Tensors
 
 log = logging.getLogger(__name__)
 
-_FAMILIES: dict[type[ModelConfig], Family] = {
+_FAMILIES: dict[type[ModelConfig], ModelFamily] = {
     GPT2Config: gpt2.FAMILY,
     OPTConfig: opt.FAMILY,
     LlamaConfig: llama.FAMILY,
@@ -37,7 +38,7 @@ _FAMILIES: dict[type[ModelConfig], Family] = {
 
 @dataclass(slots=True, kw_only=True)
 class StageModel:
-    """The weights of one rank, and how they are applied. `group` may be replaced when the ranks meet anew."""
+    """The weights of one rank, and the parts that apply them. Each epoch may replace `group`."""
 
     info: ModelInfo
     config: ModelConfig
@@ -46,16 +47,16 @@ class StageModel:
     dtype: torch.dtype
     device: torch.device
     group: TensorGroup
-    embed: Part | None  # first stage: ids [tokens] to [tokens, hidden]
+    embed: ModelPart | None  # first stage: ids [tokens] to [tokens, hidden]
     layers: list[Layer]
-    head: Part | None  # last stage: [rows, hidden] to float32 [rows, vocab]
+    head: ModelPart | None  # last stage: [rows, hidden] to float32 [rows, vocab]
     rotary: Rotary | None
     sizes: ModelSizes
-    positions: int | None  # that the model has learned; None: any
-    windows: tuple[int | None, ...]  # of the stage's layers
-    linears: Sequence[Linear]  # all of them, in the order of their use
+    positions: int | None  # learned positions; None: the model takes any
+    windows: tuple[int | None, ...]  # for each layer of the stage
+    linears: Sequence[Linear]  # in the order of their use
     weight_bytes: int
-    bytes_read: int  # from the files, in their dtypes
+    bytes_read: int  # from the files, in the dtypes of the files
 
     @property
     def kv_bytes_per_slot(self) -> int:
@@ -65,11 +66,11 @@ class StageModel:
 
 
 def prepare_kernels(info: ModelInfo, shard: Shard, device: torch.device) -> bool:
-    """Compile what a rank will need, ahead of `load_stage`, which then finds it done.
+    """Compile the kernels of a rank before `load_stage`, which then finds them compiled.
 
     Returns: as Kernels.prepare.
-    Raises: ModelError for a config that names no model of ours, and, where kernels depend on the files, for those that
-        are no whole safetensors files.
+    Raises: ModelError for a config of a model that Orca does not know; if kernels depend on the weight files, also for
+        files that are no whole safetensors files.
     """
     config, kind = load_config(info.folder), getattr(torch, info.dtype)
 
@@ -94,16 +95,15 @@ def load_stage(
     """Read one rank's share of a model.
 
     Args:
-        model: what `load_model_info` answered, or a folder.
-        shard: the rank's place; all of the model by default.
-        dtype: what to compute in; the info's own by default, float32 for a folder.
-        quantization: what the matrices of a folder are rounded to; an info has its own.
-        group: how the ranks of the stage exchange tensors; needed for more than one.
+        model: the answer of `load_model_info`, or a folder.
+        shard: the rank's place; by default the whole model.
+        dtype: of the computation; by default the info's own, float32 for a folder.
+        quantization: type that the matrices of a folder are rounded to; an info has its own.
+        group: exchanges tensors among the ranks of the stage; required for more than one rank.
         on_progress: called with the share of the weights read so far, in permille, up to 1000.
-        packs: lay weights out for the device, on a CPU as is measured to be fastest (worker.weights.linear); or not; or
-        all in
-            one layout. Weights of 8 bits have layouts of their own.
-    Raises: ModelError naming the file, and the option or tensor, that stands in the way.
+        packs: True lays weights out for the device, on a CPU in the fastest layout (worker.weights.layout_choice);
+            False leaves them plain; a class is the layout of all. Weights of 8 bits have layouts of their own.
+    Raises: ModelError that names the file, and the option or tensor, that cannot be served.
     """
     if isinstance(model, ModelInfo):
         info = model
@@ -130,10 +130,10 @@ def build_stage(
     group: TensorGroup | None = None,
     packs: bool | type[Linear] = True,
 ) -> StageModel:
-    """One rank's share of a model whose config and tensors are at hand: `load_stage` without the folder.
+    """Build one rank's share of a model from its config and tensors: `load_stage` without the folder.
 
     Args:
-        checkpoint: gives tensors of `dtype`, unless asked for another one, on `device`; it is closed at the end.
+        checkpoint: gives tensors on `device`, of `dtype` unless asked for another one; it is closed at the end.
     Raises: ModelError.
     """
     shard = shard or Shard()
@@ -141,8 +141,8 @@ def build_stage(
     kept_in = _kept_in(lambda: checkpoint.stored_dtype, dtype, device)
     sizes = _sizes(info, config, shard, dtype, kept_in, device)
     kernels_of(device).prepare(sizes)
-    packing = _packing(info, device, packs, dtype, kept_in, _is_together(config, shard))
-    weights = Weights(checkpoint, shard, packing, kept_in)
+    layouts = _layouts(info, device, packs, dtype, kept_in, _is_together(config, shard))
+    weights = RankWeights(checkpoint, shard, layouts, kept_in)
     prefix = checkpoint.prefix(family.prefixes, family.probe)
     numbers = shard.layers(config.num_layers)
     checkpoint.expected_bytes = _expected_bytes(checkpoint, family, prefix, shard, numbers)
@@ -180,14 +180,18 @@ def build_stage(
 
 
 def _kept_in(stored_dtype: Callable[[], torch.dtype], dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """What matrices are read in, and lie in where they are not rounded: as the files have them, where a CPU computes in
-    float32 and can leave half precision so; else `dtype`. Args: stored_dtype: looks through the files, where that
-    matters."""
+    """Return the dtype that matrices are read in, and kept in unless they are rounded to 8 bits.
+
+    It is the dtype of the files if a CPU computes in float32, which can leave half precision so; otherwise `dtype`.
+
+    Args:
+        stored_dtype: reads the files' dtype; called only if that matters.
+    """
     return stored_dtype() if dtype == torch.float32 and device.type == "cpu" else dtype
 
 
 def _is_together(config: ModelConfig, shard: Shard) -> bool:
-    """Whether layers are nothing but kernels if their weights are in panels (blocks.py, `only_kernels`)."""
+    """Return whether layers consist of kernels only if their weights are in panels (blocks.py, `only_kernels`)."""
     if shard.tensor > 1 or isinstance(config, ChainConfig):
         return False
     return not isinstance(config, LlamaConfig) or is_silu(config.activation)
@@ -201,7 +205,7 @@ def _sizes(
     kept_in: torch.dtype,
     device: torch.device,
 ) -> ModelSizes:
-    """What decides which kernels the layers need. A model of hashes (chain.py) needs no more than attention."""
+    """Return the sizes that decide which kernels the layers need. A model of hashes (chain.py) needs only attention."""
     heads, numbers = heads_of(shard, config.num_heads, config.num_kv_heads), shard.layers(config.num_layers)
     sizes = ModelSizes(
         dtype=dtype,
@@ -220,7 +224,7 @@ def _sizes(
         return sizes
     first, last = shard.slice(config.intermediate_size, "MLP columns")
     is_llama = isinstance(config, LlamaConfig)
-    # Gates of other activations than SiLU are PyTorch's (blocks.GatedMLP).
+    # PyTorch computes gates with other activations than SiLU (blocks.GatedMLP).
     has_kernel = not is_llama or is_silu(config.activation)
     sizes = replace(
         sizes,
@@ -242,31 +246,33 @@ def _sizes(
     return replace(sizes, has_qkv_bias=has_bias, has_out_bias=has_bias, has_mlp_bias=has_bias)
 
 
-def _packing(
+def _layouts(
     info: ModelInfo,
-    place: torch.device,
+    device: torch.device,
     packs: bool | type[Linear],
     dtype: torch.dtype,
     kept_in: torch.dtype,
     is_together: bool,
-) -> Packing:
+) -> LayoutChooser:
     if info.quantization is None:
         only = packs if isinstance(packs, type) else None
-        if only is None and place.type != "cpu":
+        if only is None and device.type != "cpu":
             only = GpuLinear
-        choose: Choose = partial(remembered, is_together=is_together) if kept_in == dtype else in_panels
-        return Packing(is_on=bool(packs), only=only, choose=choose, dtype=dtype)
-    if place.type != "cpu":
-        raise ModelError(f"quantization {info.quantization} is for the device cpu, not {place.type}")
-    if not multiplies_bytes():
-        log.info("weights of 8 bits: %s, for this processor does not multiply bytes", Int8PanelLinear.__name__)
-        return Packing(only=Int8PanelLinear, dtype=dtype)
-    choose = partial(remembered, dtype=dtype, layouts=INT8_LAYOUTS, is_together=is_together)
-    return Packing(small=INT8_LAYOUTS.first, choose=choose, dtype=dtype)
+        choose: ChooseLayout = (
+            partial(remembered_layout, is_together=is_together) if kept_in == dtype else always_panels
+        )
+        return LayoutChooser(is_on=bool(packs), only=only, choose=choose, dtype=dtype)
+    if device.type != "cpu":
+        raise ModelError(f"quantization {info.quantization} is for the device cpu, not {device.type}")
+    if not can_multiply_bytes():
+        log.info("weights of 8 bits: %s, because this processor does not multiply bytes", Int8PanelLinear.__name__)
+        return LayoutChooser(only=Int8PanelLinear, dtype=dtype)
+    choose = partial(remembered_layout, dtype=dtype, layouts=INT8_LAYOUTS, is_together=is_together)
+    return LayoutChooser(small=INT8_LAYOUTS.first, choose=choose, dtype=dtype)
 
 
-def _expected_bytes(checkpoint: Tensors, family: Family, prefix: str, shard: Shard, numbers: range) -> int:
-    """About what this rank reads: its layers and the vocabulary matrices of its ends, divided by the ranks."""
+def _expected_bytes(checkpoint: Tensors, family: ModelFamily, prefix: str, shard: Shard, numbers: range) -> int:
+    """Estimate the bytes that this rank reads: its layers and vocabulary matrices, divided by the ranks."""
     names = [f"{prefix}{family.layers}.{number}." for number in numbers]
     if shard.is_first or shard.is_last:
         names.append(f"{prefix}{family.probe}")
@@ -277,7 +283,7 @@ def _expected_bytes(checkpoint: Tensors, family: Family, prefix: str, shard: Sha
 
 def _group(group: TensorGroup | None, shard: Shard) -> TensorGroup:
     if shard.tensor == 1:
-        return SingleRank()  # whatever exchanges nothing: blocks.py asks for this one
+        return SingleRank()  # of all groups that exchange nothing, blocks.py tests for this one
     if group is None:
         raise ModelError(f"{shard.tensor} ranks in a stage need a tensor group")
     return group

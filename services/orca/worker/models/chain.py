@@ -1,15 +1,15 @@
-"""The model that checks the server. It is no language model: its tokens are a hash of all that the stages have kept.
+"""The model that checks the server. It is no language model: its tokens are a hash of everything in the KV caches.
 
-A server that mixes up two requests, skips a position, reads a neighbour's or a stale KV block, or starts a request
-again from the wrong tokens still writes plausible text with a language model. With this one every token after the
-mistake is another one, and the right ones follow from prompt, seed and index alone by whole-number arithmetic, which
-e2e/checker/oracles/chain_oracle.py does without a line of this package. All the rest is what language models run
-through: loader, slices of ranks, paged KV cache, ragged attention with grouped heads, all-reduce, stage-to-stage
-activations, sampler.
+A server may mix up two requests, skip a position, read a neighbour's or a stale KV block, or restart a request from the
+wrong tokens: with a language model it still writes plausible text. With this model every token after the mistake
+changes. The right tokens follow from prompt, seed and index alone by whole-number arithmetic, and
+e2e/checker/oracles/chain_oracle.py computes them without a line of this package.
+Everything else is the path of language models: loader, slices of ranks, paged KV cache, ragged attention with grouped
+heads, all-reduce, stage-to-stage activations, sampler.
 
-With i a position, l a layer, c a channel of the KV heads, d one of the query heads and g(d) the channel of c that its
-head reads; keep, mix and the salts are the weights, and fold(x) = x^5 mod p with p = 2^31 - 1, which maps the numbers
-below p to each other one to one (5 and p - 1 share no factor) and in no visible order:
+Let i be a position, l a layer, c a channel of the KV heads and d a channel of the query heads. g(d) is the channel of
+the KV heads that d's head reads. The weights are keep, mix and the salts. With p = 2^31 - 1, fold(x) = x^5 mod p maps
+the numbers below p to each other one to one (5 and p - 1 share no factor), in no visible order:
 
     embedding   state[i, 0]    = fold(fold(token[i] + salt) + i)
     layer       kept[i, l, c]  = fold(state[i, l] + keep[l, c]) mod 256        the values in the KV cache
@@ -20,12 +20,12 @@ below p to each other one to one (5 and p - 1 share no factor) and in no visible
 
 Queries and keys are ones, so all scores are equal and attention yields the mean of the values; times the number of
 positions and rounded it is their sum. A key that is not one (a slot that nobody wrote) shifts the weights and spoils
-the sum. Sixteen tokens are exactly equally likely and the others have weight exp(-10,000) = 0, so the cumulated weights
-of the sampler are 0, 1, ... 16: any temperature above 0 chooses alike, without rounding, and temperature 0 takes the
-first of the equal logits.
+the sum. Sixteen tokens are exactly equally likely, and the others have weight exp(-10,000) = 0. So the cumulated
+weights of the sampler are 0, 1, ... 16: every temperature above 0 chooses the same token, without rounding, and
+temperature 0 takes the first of the equal logits.
 
-Numbers travel between layers, stages and ranks in float32, which holds whole numbers up to 2^24: a state goes as two
-halves. A sum of `seen` is at most 4096 x 255 < 2^20, where the mean's rounding error, multiplied back, was 2^-4.
+Numbers travel between layers, stages and ranks in float32, which holds whole numbers up to 2^24, so a state travels as
+two halves. A sum of `seen` is at most 4096 x 255 < 2^20; there, the mean's rounding error, multiplied back, was 2^-4.
 """
 
 import torch
@@ -34,10 +34,10 @@ from torch import Tensor
 from orca.core.domain.errors import ModelError
 from orca.kernels.contract.reference import KvWrite
 from orca.kernels.device import kernels_of
-from orca.worker.models.blocks import StepContext, scaled
+from orca.worker.models.blocks import StepContext, feature_span
 from orca.worker.models.config import CHAIN_CHOICES, ChainConfig
-from orca.worker.models.family import Family
-from orca.worker.models.weights import Weights
+from orca.worker.models.family import ModelFamily
+from orca.worker.models.weights import RankWeights
 from orca.worker.parallel.shard import heads_of
 
 _PRIME = 2**31 - 1
@@ -51,7 +51,7 @@ class ChainEmbedding:
 
     only_kernels = False
 
-    def __init__(self, weights: Weights, config: ChainConfig, prefix: str) -> None:
+    def __init__(self, weights: RankWeights, config: ChainConfig, prefix: str) -> None:
         del config
         self._salt = _whole_numbers(weights, f"{prefix}embed.salt", 1)
 
@@ -60,36 +60,39 @@ class ChainEmbedding:
 
 
 class ChainLayer:
-    """Layer `number` of the model, `index` in its stage: keeps a hash of each state, mixes in all that was kept."""
+    """Layer `number` of the model, `index` in its stage: keeps a hash of each state, and mixes in all kept hashes."""
 
     only_kernels = False
 
-    def __init__(self, weights: Weights, config: ChainConfig, prefix: str, *, number: int, index: int) -> None:
+    def __init__(self, weights: RankWeights, config: ChainConfig, prefix: str, *, number: int, index: int) -> None:
         here = f"{prefix}layers.{number}."
         heads, dim = heads_of(weights.shard, config.num_heads, config.num_kv_heads), config.head_dim
-        self._keep = _whole_numbers(weights, f"{here}keep", config.num_kv_heads * dim, scaled(heads.kv, dim))
-        self._mix = _whole_numbers(weights, f"{here}mix", config.num_heads * dim, scaled(heads.query, dim))
+        self._keep = _whole_numbers(weights, f"{here}keep", config.num_kv_heads * dim, feature_span(heads.kv, dim))
+        self._mix = _whole_numbers(weights, f"{here}mix", config.num_heads * dim, feature_span(heads.query, dim))
         self._num_query, self._num_kv, self._head_dim = heads.num_query, heads.num_kv, dim
         self._index = index
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         state = _joined(x)
-        qkv = self._kept(state, step)
+        qkv = self._keep_hashes(state, step)
         attention, positions = step.attention, step.positions
-        if (wanted := step.wanted_of(self._index)) is not None:
+        if (wanted := step.wanted_rows(self._index)) is not None:
             qkv, state, positions = (each.index_select(0, wanted.rows) for each in (qkv, state, positions))
             attention = wanted.attention
         means = attention[None](qkv, step.caches[self._index], 1.0)
         seen = (means * (positions + 1)[:, None]).round().long()
-        # Each rank has seen its own heads only. It folds nothing: a sum of the ranks' parts is the sum over all heads.
+        # A rank has seen its own heads only. It does not fold: the sum of the ranks' parts is the sum over all heads.
         part = (seen * self._mix).sum(dim=-1) % _PRIME
         return _halves(_fold(state + _joined(step.group.all_reduce(_halves(part)))))
 
     def keep(self, x: Tensor, step: StepContext) -> None:
-        self._kept(_joined(x), step)
+        self._keep_hashes(_joined(x), step)
 
-    def _kept(self, state: Tensor, step: StepContext) -> Tensor:
-        """state [tokens], whose hashes are put into the cache. Returns: these as values, beside queries and keys."""
+    def _keep_hashes(self, state: Tensor, step: StepContext) -> Tensor:
+        """Put the hashes of state [tokens] into the cache.
+
+        Returns: the hashes as values, beside queries and keys.
+        """
         kept = _fold(state[:, None] + self._keep) & _KEPT_MASK
         qkv = torch.ones(len(state), self._num_query + 2 * self._num_kv, self._head_dim, device=state.device)
         qkv[:, -self._num_kv :] = kept.view(-1, self._num_kv, self._head_dim)
@@ -98,11 +101,11 @@ class ChainLayer:
 
 
 class ChainHead:
-    """Equal logits for the tokens that the last state points at, each rank computing its part of the vocabulary."""
+    """Equal logits for the 16 tokens that the last state chooses; each rank computes its part of the vocabulary."""
 
     only_kernels = False
 
-    def __init__(self, weights: Weights, config: ChainConfig, prefix: str, tied: None) -> None:
+    def __init__(self, weights: RankWeights, config: ChainConfig, prefix: str, tied: None) -> None:
         del tied
         self._salt = _whole_numbers(weights, f"{prefix}head.salt", 1)
         self._places = config.vocab_size - CHAIN_CHOICES + 1
@@ -111,7 +114,7 @@ class ChainHead:
         self._sizes = weights.shard.sizes(config.vocab_size)
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        """[rows, hidden] to [rows, vocab] in float32."""
+        """Map [rows, hidden] to [rows, vocab] in float32."""
         first = _fold(_joined(x) + self._salt) % self._places
         distance = self._ids - first[:, None]
         is_chosen = (distance >= 0) & (distance < CHAIN_CHOICES)
@@ -120,35 +123,35 @@ class ChainHead:
 
 
 def _fold(numbers: Tensor) -> Tensor:
-    """x^5 mod p; products of two numbers below p = 2^31 - 1 fit into 63 bits."""
+    """Return x^5 mod p; products of two numbers below p = 2^31 - 1 fit into 63 bits."""
     base = numbers % _PRIME
     square = base * base % _PRIME
     return square * square % _PRIME * base % _PRIME
 
 
 def _halves(numbers: Tensor) -> Tensor:
-    """[tokens] int64 below p as [tokens, 2] float32."""
+    """Return [tokens] int64 below p as [tokens, 2] float32."""
     return torch.stack((numbers >> _HALF_BITS, numbers & ((1 << _HALF_BITS) - 1)), dim=-1).float()
 
 
 def _joined(halves: Tensor) -> Tensor:
-    """[tokens, 2] as [tokens] int64; of a sum of halves, the sum."""
+    """Return [tokens, 2] as [tokens] int64. The halves of a sum are the sums of the halves."""
     high, low = halves.long().unbind(dim=-1)
     return (high << _HALF_BITS) + low
 
 
-def _whole_numbers(weights: Weights, name: str, size: int, taken: tuple[int, int] | None = None) -> Tensor:
-    """A weight, whole or in part, as int64.
+def _whole_numbers(weights: RankWeights, name: str, size: int, span: tuple[int, int] | None = None) -> Tensor:
+    """Read a weight, or a part of it, as int64.
 
-    Raises: ModelError when the stages compute in a dtype that would round it.
+    Raises: ModelError if the stages compute in a dtype that would round it.
     """
-    tensor = weights.tensor(name, (size,), taken)
+    tensor = weights.tensor(name, (size,), span)
     if tensor.dtype != torch.float32:
         raise ModelError(f"orca_chain computes whole numbers, which only float32 holds; dtype is {tensor.dtype}")
     return tensor.long()
 
 
-FAMILY = Family(
+FAMILY = ModelFamily(
     embedding=ChainEmbedding,
     layer=ChainLayer,
     head=ChainHead,

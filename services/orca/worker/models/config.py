@@ -1,45 +1,25 @@
-"""What a model's layers look like, read from its config.json: one frozen dataclass per building plan.
+"""The architecture of a model, read from its config.json: one frozen dataclass for each.
 
-Three plans cover the language models: `GPT2Config` (GPT-2, GPT-3 shapes), `OPTConfig`, and `LlamaConfig` (Llama,
-Mistral, Qwen2, Qwen3); `ChainConfig` is the model that checks the server (models/chain.py). Keys are read under the
-names of transformers 4 and 5. An absent key means what transformers takes it to mean. A key that is not known, and says
-something, is refused by name: it might change the output.
+Three architectures cover the language models: `GPT2Config` (GPT-2, GPT-3 shapes), `OPTConfig`, and `LlamaConfig`
+(Llama, Mistral, Qwen2, Qwen3). `ChainConfig` is the model that checks the server (models/chain.py). Options are read
+under the names of transformers 4 and 5, and an absent option has the meaning that transformers gives it. An unknown
+option with a value is refused by name: it might change the output (config_options.py).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from orca.core.domain.errors import ModelError
 from orca.core.domain.model import read_config
+from orca.worker.models.config_options import ConfigOptions
 
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "silu", "swish")
 
-# The model that checks the server draws each token from so many equally likely ones; a power of two, so that no
-# rounding takes part in the choice.
+# Equally likely tokens that the model which checks the server samples from: a power of two, so that the choice does not
+# depend on rounding.
 CHAIN_CHOICES = 16
-# Up to so many positions its sums over positions are exact in float32 (models/chain.py).
+# Positions up to which its sums over positions are exact in float32 (models/chain.py).
 CHAIN_POSITIONS_MAX = 4096
 
-# Keys that say nothing about the numbers of a forward pass: bookkeeping, training, and what generation_config.json,
-# the tokenizer or core.domain.model answers for.
-_INERT_TEXT = """
-    architectures model_type transformers_version _name_or_path name_or_path torch_dtype dtype initializer_range
-    init_std use_cache bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id prefix
-    task_specific_params id2label label2id num_labels problem_type finetuning_task return_dict output_hidden_states
-    output_attentions torchscript use_bfloat16 chunk_size_feed_forward is_encoder_decoder is_decoder
-    cross_attention_hidden_size tie_encoder_decoder pruned_heads attention_dropout hidden_dropout resid_pdrop embd_pdrop
-    attn_pdrop dropout activation_dropout layerdrop summary_type summary_use_proj summary_activation
-    summary_proj_to_labels summary_first_dropout n_ctx reorder_and_upcast_attn pretraining_tp gradient_checkpointing
-    max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
-    typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
-    num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
-    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens tokenizer_class
-    tf_legacy_loss use_mrope attn_implementation _attn_implementation _attn_implementation_autoset unsloth_version
-    unsloth_fixed max_window_layers
-"""
-_INERT = frozenset(_INERT_TEXT.split())
 _ROPE_KEYS = {
     "default": (),
     "linear": ("factor",),
@@ -57,8 +37,8 @@ class Rope:
     kind: str  # default, linear, dynamic, llama3, yarn or longrope
     theta: float = 10_000.0
     factor: float | None = None
-    max_positions: int  # max_position_embeddings: the base of `dynamic`, and of a factor that is not given
-    original_max_positions: int  # length of the pretraining: llama3, yarn, longrope
+    max_positions: int  # max_position_embeddings: for `dynamic`, and to derive a factor that is not given
+    original_max_positions: int  # sequence length in pretraining: llama3, yarn, longrope
     attention_factor: float | None = None  # multiplies cos and sin: yarn, longrope; None derives it from the factor
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -72,8 +52,8 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What all plans share: as much as a stage must know to lay out a step and its KV cache."""
+class ModelShape:
+    """The sizes of any model that a stage must know to lay out a step and its KV cache."""
 
     vocab_size: int
     hidden_size: int
@@ -82,12 +62,12 @@ class Shape:
     num_kv_heads: int
     head_dim: int
     is_tied: bool  # head and embedding are one matrix
-    windows: tuple[int | None, ...]  # per layer: how many positions a token sees, itself included; None sees all
+    windows: tuple[int | None, ...]  # for each layer: positions that a token sees, itself included; None: all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decoder(Shape):
-    """What the plans of all language models share."""
+class DecoderConfig(ModelShape):
+    """The options that all language models share."""
 
     intermediate_size: int
     activation: str  # one of ACTIVATIONS
@@ -95,15 +75,15 @@ class Decoder(Shape):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GPT2Config(Decoder):
+class GPT2Config(DecoderConfig):
     max_positions: int
-    scales: tuple[float, ...]  # per layer: factor of the attention scores
+    scales: tuple[float, ...]  # for each layer: factor of the attention scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OPTConfig(Decoder):
+class OPTConfig(DecoderConfig):
     max_positions: int
-    embedding_dim: int  # word_embed_proj_dim; projected to hidden_size and back where it differs
+    embedding_dim: int  # word_embed_proj_dim; projected to hidden_size and back if it differs
     norms_first: bool  # do_layer_norm_before
     has_final_norm: bool
     has_bias: bool
@@ -111,7 +91,7 @@ class OPTConfig(Decoder):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaConfig(Decoder):
+class LlamaConfig(DecoderConfig):
     rope: Rope
     has_qkv_bias: bool
     has_output_bias: bool
@@ -120,7 +100,7 @@ class LlamaConfig(Decoder):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChainConfig(Shape):
+class ChainConfig(ModelShape):
     """The model that checks the server."""
 
 
@@ -128,11 +108,11 @@ ModelConfig = GPT2Config | OPTConfig | LlamaConfig | ChainConfig
 
 
 def load_config(folder: Path) -> ModelConfig:
-    """The building plan of the model in `folder`.
+    """Read the architecture of the model in `folder`.
 
-    Raises: ModelError that names the file and the key.
+    Raises: ModelError that names the file and the option.
     """
-    options = _Options(folder / "config.json", read_config(folder))
+    options = ConfigOptions(folder / "config.json", read_config(folder))
     options.refuse_unless("quantization_config", None)
     family = options.take("model_type", str, "")
     config: ModelConfig
@@ -145,63 +125,14 @@ def load_config(folder: Path) -> ModelConfig:
     else:
         config = _llama(options, family)
     options.refuse_rest(family)
-    if isinstance(config, Decoder) and config.activation not in ACTIVATIONS:
+    if isinstance(config, DecoderConfig) and config.activation not in ACTIVATIONS:
         raise options.error(f"activation {config.activation!r} is not one of {', '.join(ACTIVATIONS)}")
     if config.num_heads % config.num_kv_heads:
         raise options.error(f"{config.num_heads} heads do not share {config.num_kv_heads} key-value heads evenly")
     return config
 
 
-class _Options:
-    """The keys of a config.json, ticked off as they are read."""
-
-    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
-        self._path = path
-        self._values = dict(values)
-
-    def error(self, message: str) -> ModelError:
-        return ModelError(f"{self._path}: {message}")
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._values
-
-    def take(self, key: str, kind: type | tuple[type, ...], default: Any) -> Any:
-        """The value of a key, or the default where it is absent or null."""
-        value = self._values.pop(key, None)
-        if value is None:
-            return default
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise self.error(f"{key} is {value!r}, which has the wrong type")
-        return value
-
-    def size(self, key: str, default: int | None = None) -> int:
-        value = self.take(key, int, default)
-        if value is None:
-            raise self.error(f"{key} is missing")
-        if value < 1:
-            raise self.error(f"{key} is {value}, not a whole number above 0")
-        return int(value)
-
-    def number(self, key: str, default: float) -> float:
-        return float(self.take(key, (int, float), default))
-
-    def flag(self, key: str, default: bool) -> bool:
-        return bool(self.take(key, bool, default))
-
-    def refuse_unless(self, key: str, *neutral: object) -> None:
-        """Refuse a known option of which only some values are built."""
-        value = self._values.pop(key, neutral[0])
-        if value is not None and value not in neutral:
-            raise self.error(f"{key} = {value!r} is not supported")
-
-    def refuse_rest(self, family: str) -> None:
-        """Refuse keys nobody has read, unless they are known to be inert or say nothing."""
-        for key, value in self._values.items():
-            if key not in _INERT and value not in (None, False, "", [], {}):
-                raise self.error(f"option {key} = {value!r} is not known for {family} and might change the output")
-
-
-def _gpt2(options: _Options) -> GPT2Config:
+def _gpt2(options: ConfigOptions) -> GPT2Config:
     hidden = options.size("n_embd")
     heads = options.size("n_head")
     layers = options.size("n_layer")
@@ -228,7 +159,7 @@ def _gpt2(options: _Options) -> GPT2Config:
     )
 
 
-def _opt(options: _Options) -> OPTConfig:
+def _opt(options: ConfigOptions) -> OPTConfig:
     hidden = options.size("hidden_size")
     heads = options.size("num_attention_heads")
     layers = options.size("num_hidden_layers")
@@ -256,7 +187,7 @@ def _opt(options: _Options) -> OPTConfig:
     )
 
 
-def _llama(options: _Options, family: str) -> LlamaConfig:
+def _llama(options: ConfigOptions, family: str) -> LlamaConfig:
     hidden = options.size("hidden_size")
     heads = options.size("num_attention_heads")
     layers = options.size("num_hidden_layers")
@@ -286,13 +217,15 @@ def _llama(options: _Options, family: str) -> LlamaConfig:
     )
 
 
-def _chain(options: _Options) -> ChainConfig:
+def _chain(options: ConfigOptions) -> ChainConfig:
     layers = options.size("num_hidden_layers")
     heads = options.size("num_attention_heads")
     vocab_size = options.size("vocab_size")
     positions = options.size("max_position_embeddings")
     if vocab_size < CHAIN_CHOICES:
-        raise options.error(f"vocab_size {vocab_size} is below {CHAIN_CHOICES}, the tokens that one draw chooses from")
+        raise options.error(
+            f"vocab_size {vocab_size} is below {CHAIN_CHOICES}, the tokens that one sample chooses from"
+        )
     if positions > CHAIN_POSITIONS_MAX:
         raise options.error(f"max_position_embeddings {positions} is above {CHAIN_POSITIONS_MAX}: sums become inexact")
     return ChainConfig(
@@ -307,8 +240,8 @@ def _chain(options: _Options) -> ChainConfig:
     )
 
 
-def _windows(options: _Options, family: str, layers: int) -> tuple[int | None, ...]:
-    """The sliding window of each layer. Mistral slides in all, Qwen from `max_window_layers` on, if at all."""
+def _windows(options: ConfigOptions, family: str, layers: int) -> tuple[int | None, ...]:
+    """Read the sliding window of each layer. Mistral has it in all layers, Qwen at most from `max_window_layers` on."""
     if family == "llama":
         options.refuse_unless("sliding_window", None)
         kinds = options.take("layer_types", list, ["full_attention"] * layers)
@@ -335,8 +268,8 @@ def _windows(options: _Options, family: str, layers: int) -> tuple[int | None, .
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _rope(options: _Options) -> Rope:
-    """RoPE from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (transformers 4)."""
+def _rope(options: ConfigOptions) -> Rope:
+    """Read RoPE from `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (transformers 4)."""
     max_positions = options.size("max_position_embeddings")
     theta = options.number("rope_theta", 10_000.0)
     old = options.take("rope_scaling", dict, {})

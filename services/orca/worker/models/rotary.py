@@ -1,12 +1,12 @@
 """Rotary position embedding (RoPE) with the scalings that configs ask for, as Hugging Face computes them.
 
-A pair of dimensions (j, j + head_dim / 2) of every query and key is turned by position x frequency_j. Weights are read
-so that the two are neighbours (Columns.pairs): a pair is a complex number, and a turn is one product. Scores do not
-depend on the order of the dimensions.
+Each pair of dimensions (j, j + head_dim / 2) of every query and key is rotated by position x frequency_j. Weights are
+read so that the two are neighbours (Columns.pairs): a pair is a complex number, and a rotation, here a turn, is one
+product. Scores do not depend on the order of the dimensions.
 
-Frequencies are fixed, but for two kinds that depend on how long the sequence was when the position was computed:
-`dynamic` and `longrope`. There the length is max(prompt length, position + 1), which does not depend on how a prompt
-was cut into chunks or whether a request was started again: the same position gets the same turn in every schedule.
+Frequencies are fixed, except for two kinds of scaling, `dynamic` and `longrope`: theirs depend on the length of the
+sequence when the position was computed. That length is max(prompt length, position + 1). It depends neither on the
+chunks of a prompt nor on a restart of the request, so the same position gets the same turn in every schedule.
 """
 
 import math
@@ -18,7 +18,7 @@ from orca.worker.models.config import Rope
 
 
 class Rotary:
-    """The turns of a step's positions, in float32.
+    """Computes the turns of a step's positions, in float32.
 
     Args:
         head_dim: even.
@@ -33,43 +33,46 @@ class Rotary:
         self._frequencies, self._long_frequencies = (
             None if frequencies is None else frequencies.to(device) for frequencies in _frequencies(rope, exponents)
         )
-        # Of the first positions, [positions, 1, head_dim / 2].
-        self._turns = torch.empty(0, 1, head_dim // 2, dtype=torch.complex64, device=device)
+        # Turns of the first positions, [positions, 1, head_dim / 2].
+        self._table = torch.empty(0, 1, head_dim // 2, dtype=torch.complex64, device=device)
 
     @property
     def needs_lengths(self) -> bool:
-        """Whether the turn depends on the length of the sequence, not on the position alone."""
+        """Return whether a turn depends on the length of the sequence as well as on the position."""
         return self._rope.kind in ("dynamic", "longrope")
 
-    def rows(self, positions: Tensor, prompt_lengths: Tensor | None, *, longest: int) -> Tensor:
-        """The turns of a step's tokens.
+    def turns(self, positions: Tensor, prompt_lengths: Tensor | None, *, longest: int) -> Tensor:
+        """Return the turns of a step's tokens.
 
         Args:
             positions: [tokens] int64.
-            prompt_lengths: [tokens], of each token's request; needed where `needs_lengths`.
-            longest: above all positions.
+            prompt_lengths: [tokens], of each token's request; required if `needs_lengths`.
+            longest: greater than all positions.
         Returns: [tokens, 1, head_dim / 2] complex64.
         """
         if self.needs_lengths:
             return self._computed(positions, prompt_lengths)[:, None]
-        return self.known(longest).index_select(0, positions)
+        return self.table(longest).index_select(0, positions)
 
-    def known(self, longest: int) -> Tensor:
-        """The turns of at least so many positions, where they depend on nothing else: [positions, 1, head_dim / 2]."""
+    def table(self, longest: int) -> Tensor:
+        """Return the turns of the first positions, at least `longest` of them: [positions, 1, head_dim / 2].
+
+        They must depend on positions alone.
+        """
         assert not self.needs_lengths
-        if longest > len(self._turns):
-            # Twice as many: a request that grows token by token asks for few tables.
+        if longest > len(self._table):
+            # Twice as many, so that a request which grows token by token causes few new tables.
             positions = torch.arange(max(2 * longest, 256), device=self._exponents.device)
-            self._turns = self._computed(positions, None)[:, None]
-        return self._turns
+            self._table = self._computed(positions, None)[:, None]
+        return self._table
 
     def _computed(self, positions: Tensor, prompt_lengths: Tensor | None) -> Tensor:
-        """[tokens, head_dim / 2]."""
+        """Return the turns, [tokens, head_dim / 2]."""
         angles = positions[:, None].float() * self._frequencies_of(positions, prompt_lengths)
         return torch.polar(angles.new_full((), self._factor).expand_as(angles), angles)
 
     def _frequencies_of(self, positions: Tensor, prompt_lengths: Tensor | None) -> Tensor:
-        """[head_dim / 2], or [tokens, head_dim / 2] where they depend on the length."""
+        """Return [head_dim / 2], or [tokens, head_dim / 2] if they depend on the length."""
         assert self._frequencies is not None
         if not self.needs_lengths:
             return self._frequencies
@@ -79,7 +82,7 @@ class Rotary:
             assert self._long_frequencies is not None
             is_long = (lengths > rope.original_max_positions)[:, None]
             return torch.where(is_long, self._long_frequencies, self._frequencies)
-        # NTK-aware: a longer sequence slows all frequencies by raising their base; up to max_positions by none.
+        # NTK-aware: beyond max_positions, a longer sequence lowers all frequencies by raising their base.
         factor, dim = rope.factor or 1.0, self._head_dim
         stretch = factor * lengths.clamp(min=rope.max_positions) / rope.max_positions - (factor - 1)
         base = rope.theta * stretch ** (dim / (dim - 2))
@@ -87,7 +90,7 @@ class Rotary:
 
 
 def _frequencies(rope: Rope, exponents: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Turn per position of each pair of dimensions, [head_dim / 2], and longrope's second set for long sequences."""
+    """Return the frequency of each pair of dimensions, [head_dim / 2]; for longrope also those of long sequences."""
     plain = 1.0 / rope.theta**exponents
     if rope.kind == "linear":
         return plain / (rope.factor or 1.0), None
@@ -102,7 +105,7 @@ def _frequencies(rope: Rope, exponents: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _llama3(rope: Rope, plain: Tensor) -> Tensor:
-    """Long waves are slowed by `factor`, short ones kept, those between blended (Llama 3.1)."""
+    """Slow long waves by `factor`, keep short ones, and blend those between (Llama 3.1)."""
     factor = rope.factor or 1.0
     wavelength = 2 * math.pi / plain
     longest = rope.original_max_positions / rope.low_freq_factor
@@ -116,10 +119,10 @@ def _llama3(rope: Rope, plain: Tensor) -> Tensor:
 
 
 def _yarn(rope: Rope, plain: Tensor, head_dim: int) -> Tensor:
-    """Fast pairs extrapolate, slow pairs interpolate, a linear ramp between (YaRN, arXiv:2309.00071, section 3.2)."""
+    """Extrapolate fast pairs and interpolate slow ones, with a linear ramp between (YaRN, arXiv:2309.00071, 3.2)."""
 
     def pair_of(turns: float) -> float:
-        """The pair that makes so many turns over the pretraining length."""
+        """Return the pair that makes `turns` full rotations over the pretraining length."""
         ratio = math.log(rope.original_max_positions / (turns * 2 * math.pi))
         return head_dim * ratio / (2 * math.log(rope.theta))
 
@@ -133,12 +136,12 @@ def _yarn(rope: Rope, plain: Tensor, head_dim: int) -> Tensor:
 
 
 def _scale(rope: Rope) -> float:
-    """How much longer than in pretraining the sequences may be."""
+    """Return the longest sequence length divided by the pretraining length."""
     return rope.factor if rope.factor is not None else rope.max_positions / rope.original_max_positions
 
 
 def _amplitude(rope: Rope) -> float:
-    """What cos and sin are multiplied by: yarn and longrope sharpen the scores of longer sequences."""
+    """Return the factor of cos and sin: yarn and longrope sharpen the scores of longer sequences."""
     if rope.kind not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:

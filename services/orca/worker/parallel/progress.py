@@ -1,9 +1,9 @@
-"""Where a rank's work stands. Its main thread writes it, or a kernel for it, its heartbeat sends it,
-worker.controller.liveness judges it.
+"""The progress of a rank's work. Its main thread (or a kernel) writes it, its heartbeat sends it, and its controller
+judges it (worker.controller.liveness).
 
-The mark rises with every piece of work: a tensor read while loading, a layer of a step, a part of what the head does, a
-wait that ended. So a long step moves and a hang stands still; and a rank that waits for another one or for orders may
-stand still as long as it likes, for it is not the one that hangs.
+The progress mark rises with every piece of work: a tensor read while loading, a layer of a step, a part of the head's
+work, a wait that ended. So a long step moves the mark, and a hang does not. A rank that waits for another rank or for
+orders may stand still for any time: it is not the rank that hangs.
 """
 
 import contextlib
@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 from orca.core.domain.step import Step
 
 _TOKENS_PER_UNIT = 1024
-"""A layer over so many tokens must end within the bound; a longer step has the bound once for each of them begun."""
+"""Tokens for which a layer has one time limit. A longer step has one more for each further 1,024 tokens begun."""
 _FIRST_STEP_UNITS = 12
-"""In a process's first step libraries set themselves up and kernels are compiled, inside a layer."""
+"""Time limits of a layer in a process's first step, in which libraries initialise and kernels are compiled."""
 
 
 @dataclass(slots=True)
-class Progress:
-    """One rank's. The heartbeat reads it field by field: what it sends may be half of a change, the next is right."""
+class RankProgress:
+    """The progress of one rank. The heartbeat reads it field by field, so one heartbeat may carry half of a change."""
 
     doing: str = "starts"
     is_waiting: bool = False  # for an order or another rank
-    units: int = 1  # times the usual bound that a piece of the present work may take
+    units: int = 1  # time limits that a piece of the present work may take
     loaded_permille: int = 0
     _has_run: bool = field(default=False, init=False)
     _moves: int = field(default=0, init=False)
@@ -36,8 +36,8 @@ class Progress:
         return self._moves + self._layers.value
 
     @property
-    def layers_at(self) -> int:
-        """The address of a number of 64 bits that rises with each layer, also while no Python runs."""
+    def layer_count_address(self) -> int:
+        """The address of a 64-bit number that kernels increment after each layer, also while no Python runs."""
         return ctypes.addressof(self._layers)
 
     def at(self, doing: str, *, is_waiting: bool = False) -> None:
@@ -47,11 +47,11 @@ class Progress:
         self.is_waiting = is_waiting
 
     def move(self) -> None:
-        """One more piece of the same work is done."""
+        """Count one more piece of the same work."""
         self._moves += 1
 
     def read(self, permille: int) -> None:
-        """While loading: one more tensor was read, and the share of the weights read is now this."""
+        """Count one more tensor read while loading. Args: permille: share of the weights read so far."""
         self._moves += 1
         self.loaded_permille = permille
 
@@ -65,7 +65,7 @@ class Progress:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around a wait for another rank. One that fails leaves `is_waiting` set: it was the other one's failure."""
+        """Mark a wait for another rank. If the wait fails, `is_waiting` stays set: the other rank has failed."""
         before, self.is_waiting = self.is_waiting, True
         try:
             yield

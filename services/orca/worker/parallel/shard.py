@@ -1,8 +1,8 @@
-"""Which part of a model one rank holds: layers by stage, heads and columns by rank (ORCA, section 4.1, Figure 6).
+"""The part of a model that one rank holds: layers by stage, heads and columns by rank (ORCA, section 4.1, Figure 6).
 
-The one rule for what does not divide evenly: parts are contiguous, and the first `total % parts` of them get one more.
-Key-value heads follow their query heads: a rank holds every KV head that one of its query heads reads, so a KV head on
-the border of two ranks is held by both.
+There is one rule for numbers that do not divide evenly: parts are contiguous, and the first `total % parts` of them get
+one more. Key-value heads follow their query heads: a rank holds every KV head that one of its query heads reads, so
+both ranks hold a KV head on their border.
 """
 
 from dataclasses import dataclass
@@ -35,9 +35,9 @@ class Shard:
         return self.stage == self.stages - 1
 
     def layers(self, num_layers: int) -> range:
-        """The layers of this stage.
+        """Return the layers of this stage.
 
-        Raises: ModelError when there are more stages than layers.
+        Raises: ModelError if there are more stages than layers.
         """
         if self.stages > num_layers:
             raise ModelError(f"{num_layers} layers cannot be split over {self.stages} stages")
@@ -45,16 +45,16 @@ class Shard:
         return range(first, last)
 
     def slice(self, total: int, what: str) -> tuple[int, int]:
-        """This rank's [first, last) of `total` columns, heads or tokens.
+        """Return this rank's [first, last) of `total` columns, heads or tokens.
 
-        Raises: ModelError when a rank would hold nothing.
+        Raises: ModelError if a rank would hold nothing.
         """
         if self.tensor > total:
             raise ModelError(f"{total} {what} cannot be split over {self.tensor} ranks")
         return part(total, self.tensor, self.rank)
 
     def sizes(self, total: int) -> list[int]:
-        """How much of `total` each rank of the stage holds."""
+        """Return how many of `total` each rank of the stage holds."""
         return [last - first for first, last in (part(total, self.tensor, rank) for rank in range(self.tensor))]
 
 
@@ -64,7 +64,7 @@ class Heads:
 
     query: tuple[int, int]  # [first, last) of the model's query heads
     kv: tuple[int, int]  # [first, last) of the model's KV heads: all that the query heads read
-    kv_of_query: tuple[int, ...]  # per local query head, its KV head counted from kv[0]
+    kv_of_query: tuple[int, ...]  # for each local query head, its KV head counted from kv[0]
 
     @property
     def num_query(self) -> int:
@@ -76,7 +76,7 @@ class Heads:
 
 
 def heads_of(shard: Shard, num_heads: int, num_kv_heads: int) -> Heads:
-    """The heads that `shard`'s rank holds."""
+    """Return the heads that `shard`'s rank holds."""
     first, last = shard.slice(num_heads, "attention heads")
     group = num_heads // num_kv_heads
     kv_first, kv_last = first // group, (last - 1) // group + 1
@@ -84,21 +84,21 @@ def heads_of(shard: Shard, num_heads: int, num_kv_heads: int) -> Heads:
 
 
 def part(total: int, parts: int, index: int) -> tuple[int, int]:
-    """[first, last) of part `index` of `total` things: the first total % parts get one more than the others."""
+    """Return [first, last) of part `index` of `total` things: the first total % parts get one more than the others."""
     small, larger = divmod(total, parts)
     first = index * small + min(index, larger)
     return first, first + small + (index < larger)
 
 
 class TensorGroup(Protocol):
-    """The ranks of one stage, as its model computes with them. Both calls are made by all ranks, in the same order."""
+    """The ranks of one stage, as its model uses them. All ranks make both calls, in the same order."""
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, the same bits on each; `tensor` may be overwritten."""
+        """Return the sum over all ranks, the same bits on each; `tensor` may be overwritten."""
         ...
 
     def all_gather_last(self, tensor: Tensor, sizes: list[int]) -> Tensor:
-        """The ranks' tensors [..., sizes[rank]] joined along the last dimension, in rank order."""
+        """Join the ranks' tensors [..., sizes[rank]] along the last dimension, in rank order."""
         ...
 
 

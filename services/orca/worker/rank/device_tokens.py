@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from orca.core.domain.step import Step
-from orca.worker.parallel.process_groups import Inbound
+from orca.worker.parallel.process_groups import IncomingTensor
 from orca.worker.stage.stage import Stage
 
 _STEPS_HELD_MAX = 64
@@ -20,7 +20,7 @@ class _StepTokens:
     """Tokens that a step sampled and the first stage has not read yet, one for each handle."""
 
     handles: tuple[int, ...]
-    tokens: Inbound | Tensor | Sequence[int]
+    tokens: IncomingTensor | Tensor | Sequence[int]
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class DeviceTokenQueue:
 
     _steps: deque[_StepTokens] = field(default_factory=deque)
 
-    def expect(self, handles: tuple[int, ...], tokens: Inbound | Tensor | Sequence[int]) -> None:
+    def expect(self, handles: tuple[int, ...], tokens: IncomingTensor | Tensor | Sequence[int]) -> None:
         """Add the tokens that a step samples for these handles."""
         self._steps.append(_StepTokens(handles, tokens))
 
@@ -42,5 +42,5 @@ class DeviceTokenQueue:
                 needed = position
         for _ in range(max(needed, len(self._steps) - _STEPS_HELD_MAX)):
             held = self._steps.popleft()
-            tokens = held.tokens.wait() if isinstance(held.tokens, Inbound) else held.tokens
+            tokens = held.tokens.wait() if isinstance(held.tokens, IncomingTensor) else held.tokens
             stage.put_device_tokens(held.handles, tokens)

@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from orca.core.domain.step import StageTiming, Step, StepResult
-from orca.worker.parallel.process_groups import Groups, Inbound
-from orca.worker.parallel.progress import Progress
+from orca.worker.parallel.process_groups import EpochGroups, IncomingTensor
+from orca.worker.parallel.progress import RankProgress
 from orca.worker.parallel.shard import Shard
 from orca.worker.rank.device_tokens import DeviceTokenQueue
 from orca.worker.rank.stage_log import StageLog
@@ -39,7 +39,7 @@ class ReceivedStep:
 
     step: Step
     received_ns: int  # when the controller read the message, or the rank if it has a link to the master
-    hidden: Inbound | None = None
+    hidden: IncomingTensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class LaunchedStep:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its tokens can be read without waiting."""
+        """Return whether its tokens can be read without waiting."""
         return self.sample is None or self.sample.is_ready
 
 
@@ -64,10 +64,10 @@ class Executor:
         self,
         shard: Shard,
         stage: Stage,
-        groups: Groups,
+        groups: EpochGroups,
         *,
         feeds_tokens: bool,
-        progress: Progress,
+        progress: RankProgress,
         iteration_log: StageLog | None,
         delay_ms: float,
     ) -> None:

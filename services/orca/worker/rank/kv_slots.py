@@ -1,4 +1,4 @@
-"""How many KV slots a rank offers: the memory beside its weights, divided among those known to share it."""
+"""The number of KV slots that a rank offers: the memory left by its weights, divided by the ranks that share it."""
 
 import logging
 from pathlib import Path
@@ -11,8 +11,9 @@ from orca.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-# What a memory cgroup may take and takes, in bytes, and the line of memory.stat that says how much of that is the cache
-# of files, such as the weights, which the kernel gives back before anybody goes without: version 2, version 1.
+# For cgroup versions 2 and 1: the files with a memory cgroup's limit and use in bytes, and the line of memory.stat with
+# the part of the use that is page cache. The kernel frees page cache, such as that of the weight files, before memory
+# runs out.
 _LIMITS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -20,24 +21,24 @@ _LIMITS = (
 
 
 def slots_possible(settings: WorkerSettings, model: StageModel, device: torch.device) -> int:
-    """KV slots that fit on this rank's device beside what is loaded, at most `slots_max`."""
+    """Return how many KV slots fit into the free memory of this rank's device, at most `slots_max`."""
     is_cuda = device.type == "cuda"
-    room = torch.cuda.mem_get_info(device)[0] if is_cuda else memory_available_bytes()
-    # The ranks load at the same time, and none sees what another will take.
+    free_bytes = torch.cuda.mem_get_info(device)[0] if is_cuda else memory_available_bytes()
+    # The ranks load at the same time, and none sees how much memory another will use.
     sharers = 1 if is_cuda else settings.ranks_on_machine
-    slots = int(room * settings.memory_share) // sharers // model.kv_bytes_per_slot
+    slots = int(free_bytes * settings.memory_share) // sharers // model.kv_bytes_per_slot
     if settings.slots_max is not None:
         slots = min(slots, settings.slots_max)
     log.info(
         "KV slots offered",
-        extra={"slots": slots, "kv_bytes": slots * model.kv_bytes_per_slot, "free_bytes": room}
+        extra={"slots": slots, "kv_bytes": slots * model.kv_bytes_per_slot, "free_bytes": free_bytes}
         | {"memory_share": settings.memory_share, "ranks_sharing": sharers, "weight_bytes": model.weight_bytes},
     )
     return slots
 
 
 def memory_available_bytes(root: Path = Path("/")) -> int:
-    """Of the machine, or of a group around this process where that is less: a container, a service of systemd."""
+    """Return the available memory of the machine, or of a cgroup around this process if that is less."""
     meminfo = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
     for group in memory_cgroups(root):
@@ -51,7 +52,7 @@ def memory_available_bytes(root: Path = Path("/")) -> int:
 
 
 def _counted(stat: Path, name: str) -> int:
-    """A line of memory.stat, in bytes; 0 where there is none."""
+    """Return a line of memory.stat, in bytes; 0 if there is none."""
     if not stat.exists():
         return 0
     return int(dict(line.split() for line in stat.read_text().splitlines()).get(name, 0))

@@ -1,7 +1,7 @@
 """An engine in one process: the stages of a group chained in one thread, without sockets or ranks.
 
-For tests and for measuring the model's own speed. It keeps the contract of core.domain.engine.Engine, prefetch
-included, but runs one step at a time: what it computes is what real stages compute, when it computes is not.
+It serves tests, and measures the speed of the model alone. It keeps the contract of core.domain.engine.Engine, prefetch
+included, and computes the same as real stages, but runs one step at a time.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from orca.worker.stage.step_runner import StepOutput
 
 
 class LocalEngine:
-    """Master and stages in one."""
+    """An engine whose master and stages are one object."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class LocalEngine:
         Args:
             models: the weights of each stage, stage 0 first, one rank each.
             slots: KV slots, rounded down to whole blocks.
-            prefetch: 1 lets rows leave their input token to the step that drew it.
-            max_model_len: the model's own when None.
+            prefetch: with 1, rows may leave their input token to the step that samples it.
+            max_model_len: None: the model's own.
         """
         self._models = models
         self._info = models[0].info
@@ -109,7 +109,7 @@ class LocalEngine:
         return max((stage.slots_in_use for stage in self._stages), default=0)
 
     async def _end_epoch(self) -> None:
-        """Wait until nothing runs; steps that nobody read are forgotten."""
+        """Wait until nothing runs, and drop results that were not read."""
         unread = []
         while not self._running.empty():
             unread.append(self._running.get_nowait())
@@ -118,7 +118,7 @@ class LocalEngine:
         self._running.put_nowait(None)
 
     def _run(self, step: Step, received_ns: int) -> StepResult:
-        """One step through all stages, in the engine's thread."""
+        """Run one step through all stages, in the engine's thread."""
         start_ns = time.monotonic_ns()
         prepared = [stage.begin(step) for stage in self._stages]
         self._device_tokens.deliver(self._stages[0], step)

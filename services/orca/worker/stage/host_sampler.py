@@ -1,12 +1,13 @@
-"""Draws the next token of each request from its logits, all rows of a step at once.
+"""Samples the next token of each request from its logits on the host, all rows of a step at once.
 
-Order of effects, as core.domain.request.SamplingParams has it: logit_bias, min_tokens mask, repetition, presence and
-frequency penalty, temperature, top_k, top_p, min_p. Temperature 0 takes the largest logit after the penalties. Else
-u = uniform(seed, index) (random_numbers.py) picks the first token, in order of token id, whose cumulated probability
-exceeds u; probabilities are float64.
+The order of effects is that of core.domain.request.SamplingParams: logit_bias, min_tokens mask, repetition, presence
+and frequency penalty, temperature, top_k, top_p, min_p. Temperature 0 takes the largest logit after the penalties.
+Otherwise u = uniform(seed, index) (random_numbers.py) picks the first token, in order of token id, whose cumulated
+probability exceeds u; probabilities are float64.
 
-top_k, top_p and min_p each set a floor under the kept logits; equal logits stand or fall together, so the outcome does
-not depend on the order in which a sort leaves ties. top_p is measured on the distribution that top_k leaves.
+top_k, top_p and min_p each set a floor: logits below it are dropped. Equal logits are kept or dropped together, so the
+result does not depend on the order in which a sort leaves ties. top_p is measured on the distribution that top_k
+leaves.
 
 Log probabilities are those of the model: log_softmax of the raw logits, before everything above (as OpenAI and vLLM
 report them).
@@ -26,17 +27,17 @@ from orca.core.domain.request import Logprob, SamplingParams
 from orca.kernels.device import kernels_of
 from orca.worker.stage.random_numbers import uniforms
 
-# Most distributions reach top_p within so many tokens; the rest is sorted only for rows that do not.
+# Tokens within which most distributions reach top_p; only for rows that do not, all tokens are sorted.
 _TOP_P_CANDIDATES = 512
 
-# So cold that only equal logits are not decided; any colder, float64 overflows and every probability is NaN.
+# So cold that only equal logits share probability; any colder, float64 overflows and every probability is NaN.
 _TEMPERATURE_LEAST = 1e-9
 
 
 class TokenCounts:
-    """What a request's penalties need to know of its tokens, kept up to date token by token.
+    """The tokens of a request as its penalties need them, updated token by token.
 
-    Distinct tokens of prompt and output, and how often each is in the output.
+    They are the distinct tokens of prompt and output, each with its number of occurrences in the output.
     """
 
     def __init__(self, prompt: Sequence[int], output: Sequence[int]) -> None:
@@ -50,7 +51,7 @@ class TokenCounts:
 
     def add(self, token: int) -> None:
         """Count a token of the output."""
-        place = self._find(token)  # which may move the counts to a larger array
+        place = self._find(token)  # may move the counts to a larger array
         self._counts[place] += 1
 
     @property
@@ -77,11 +78,11 @@ class SamplingState:
 
     params: SamplingParams
     masked: tuple[int, ...]  # EOS and stop ids: not allowed before min_tokens
-    counts: TokenCounts | None = None  # where a penalty is in force
+    counts: TokenCounts | None = None  # None: no penalty is set
     bias: NDArray[np.float32] = field(init=False)
     bias_tokens: NDArray[np.int64] = field(init=False)
     is_greedy: bool = field(init=False)
-    _raw_from: float = field(init=False)  # the index of the first token that is drawn from the raw logits
+    _raw_from: float = field(init=False)  # index of the first token that is sampled from the raw logits
 
     def __post_init__(self) -> None:
         self.is_greedy = self.params.temperature <= 0
@@ -93,55 +94,55 @@ class SamplingState:
     def start(
         cls, params: SamplingParams, tokens: Sequence[int], prompt_length: int, eos_token_ids: Sequence[int]
     ) -> "SamplingState":
-        """The state of a request that begins, or begins again, with `tokens`: its prompt and the output so far."""
+        """Return the state of a request that starts, or starts again, with `tokens`: prompt and output so far."""
         is_penalised = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
         counts = TokenCounts(tokens[:prompt_length], tokens[prompt_length:]) if is_penalised else None
         return cls(params, tuple(sorted({*eos_token_ids, *params.stop_token_ids})), counts)
 
     def changes_logits(self, index: int) -> bool:
-        """Whether the token with this index is drawn from anything but the raw logits."""
+        """Return whether the token with this index is sampled from changed logits."""
         return index < self._raw_from
 
 
 @dataclass(slots=True)
 class Draw:
-    """A row of logits that wants a token: the `index`-th generated one of its request."""
+    """A row of logits to sample from: it gives the `index`-th generated token of its request."""
 
     state: SamplingState
     index: int
 
 
-def sample(logits: Tensor, draws: Sequence[Draw], largest: NDArray[np.int64] | None = None) -> list[int]:
-    """One token for each row.
+def sample(logits: Tensor, draws: Sequence[Draw], argmax: NDArray[np.int64] | None = None) -> list[int]:
+    """Sample one token for each row.
 
     Args:
-        logits: [rows, vocab] float32; left as it is.
+        logits: [rows, vocab] float32; not changed.
         draws: one for each row.
-        largest: [rows], the first of the largest of each row, where that is known.
+        argmax: [rows], the place of the first largest logit of each row, if it is known.
     Returns: token ids in row order. The caller counts them (`TokenCounts.add`).
     """
     changed = [row for row, draw in enumerate(draws) if draw.state.changes_logits(draw.index)]
     if changed:
-        largest = None
+        argmax = None
         logits = logits.clone()
         _apply_bias(logits, draws, changed)
         _apply_mask(logits, draws, changed)
         _apply_penalties(logits, draws, changed)
-    drawn = [row for row, draw in enumerate(draws) if not draw.state.is_greedy]
-    if len(drawn) == len(draws):
+    random = [row for row, draw in enumerate(draws) if not draw.state.is_greedy]
+    if len(random) == len(draws):
         return _as_ints(_draw(logits, draws))
-    tokens = _as_ints(kernels_of(logits.device).argmax(logits) if largest is None else largest)
-    if not drawn:
+    tokens = _as_ints(kernels_of(logits.device).argmax(logits) if argmax is None else argmax)
+    if not random:
         return tokens
-    rows = torch.tensor(drawn, device=logits.device)
-    own = _as_ints(_draw(logits.index_select(0, rows), [draws[row] for row in drawn]))
-    for row, token in zip(drawn, own, strict=True):
+    rows = torch.tensor(random, device=logits.device)
+    own = _as_ints(_draw(logits.index_select(0, rows), [draws[row] for row in random]))
+    for row, token in zip(random, own, strict=True):
         tokens[row] = token
     return tokens
 
 
 class Scores(NamedTuple):
-    """Log probabilities of some rows' tokens, and of the most likely alternatives, where the logits are."""
+    """Log probabilities of some rows' tokens and of the most likely alternatives, on the device of the logits."""
 
     tokens: Tensor  # [rows] int64
     chosen: Tensor  # [rows]
@@ -149,7 +150,7 @@ class Scores(NamedTuple):
     top: Tensor  # [rows, most]
 
     def read(self, tops: Sequence[int]) -> list[Logprob]:
-        """Args: tops: how many alternatives are told of each row."""
+        """Return them as numbers. Args: tops: the number of alternatives to report for each row."""
         parts = (each.tolist() for each in self)
         return [
             Logprob(token, score, tuple(zip(ids[:top], values[:top], strict=True)))
@@ -158,19 +159,25 @@ class Scores(NamedTuple):
 
 
 def scores_of(logits: Tensor, tokens: Tensor, most: int) -> Scores:
-    """Args: as of `logprobs`; tokens: [rows] int64; most: alternatives of any row."""
+    """Score the tokens of some rows.
+
+    Args:
+        logits: as for `logprobs`.
+        tokens: [rows] int64.
+        most: the largest number of alternatives of any row.
+    """
     scores = logits.log_softmax(dim=-1)
     top, top_tokens = scores.topk(min(most, logits.shape[1]), dim=-1)
     return Scores(tokens, scores.gather(1, tokens[:, None])[:, 0], top_tokens, top)
 
 
 def logprobs(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[Logprob]:
-    """Log probability of each row's token, with the row's most likely alternatives.
+    """Return the log probability of each row's token, with the row's most likely alternatives.
 
     Args:
         logits: [rows, vocab] float32, raw.
         tokens: the chosen (or given) token of each row.
-        tops: how many alternatives to report for each row.
+        tops: the number of alternatives to report for each row.
     """
     return scores_of(logits, torch.tensor(tokens, device=logits.device), max(tops)).read(tops)
 
@@ -198,7 +205,7 @@ def _apply_penalties(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int])
     sizes = [len(counts.tokens) for _, _, counts in states]
 
     def spread(values: Sequence[float]) -> Tensor:
-        """One value per request as one per (request, token)."""
+        """Repeat each request's value for each of its tokens."""
         return torch.from_numpy(np.repeat(np.array(values, np.float32), sizes)).to(logits.device)
 
     params = [state.params for _, state, _ in states]
@@ -212,7 +219,7 @@ def _apply_penalties(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int])
 
 
 def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Tokens for rows of temperature above 0."""
+    """Sample tokens for rows with a temperature above 0."""
     params = [draw.state.params for draw in draws]
     device = logits.device
     temperatures = [max(param.temperature, _TEMPERATURE_LEAST) for param in params]
@@ -227,12 +234,12 @@ def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     numbers = uniforms([param.seed for param in params], [draw.index for draw in draws])
     target = torch.from_numpy(numbers).to(device) * cumulated[:, -1]
     tokens = torch.searchsorted(cumulated, target[:, None], right=True)[:, 0]
-    # Rounding may carry the target to the total itself: then the last token with any weight is meant.
+    # Rounding may raise the target to the total itself: then the right token is the last one with any weight.
     return torch.minimum(tokens, torch.searchsorted(cumulated, cumulated[:, -1:].contiguous())[:, 0])
 
 
 def _floor(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor | None:
-    """The least logit that each row keeps, from top_k, top_p and min_p; None where no row cuts anything.
+    """Return the least logit that each row keeps, from top_k, top_p and min_p; None if no row drops any.
 
     Args:
         scaled: [rows, vocab] float64, each row's largest 0.
@@ -260,7 +267,7 @@ def _floor(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor | None:
 
 
 def _top_p_floor(scaled: Tensor, cut: Tensor, shares: Tensor) -> Tensor:
-    """The least logit of the smallest set whose share of the weight above `cut` reaches `shares`, for each row."""
+    """Return, for each row, the least logit of the smallest set with `shares` of the weight above `cut`."""
     weights = scaled.exp().masked_fill_(scaled < cut[:, None], 0.0)
     wanted = shares * weights.sum(dim=-1)
     vocab = scaled.shape[1]
@@ -274,7 +281,7 @@ def _top_p_floor(scaled: Tensor, cut: Tensor, shares: Tensor) -> Tensor:
 
 
 def _index(rows: Sequence[int], ids: Sequence[NDArray[np.int64]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Index of (row, id) pairs: each row with each of its ids."""
+    """Return the index of (row, id) pairs: each row with each of its ids."""
     row = np.repeat(np.array(rows, np.int64), [len(part) for part in ids])
     return torch.from_numpy(row).to(device), torch.from_numpy(np.concatenate(ids)).to(device)
 

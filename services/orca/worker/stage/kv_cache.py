@@ -6,9 +6,9 @@ Memory is cut into blocks of `block_tokens` slots; a slot holds one token's keys
     tables       [lines, blocks of the longest request]             a line for each request, on the device
     slot = block x block_tokens + position % block_tokens
 
-A request reserves slots for its whole length when it first appears, so it never waits for memory; blocks are taken from
-the free list only as its tokens come. On the CPU the tables are one piece of memory with what is decided by; another
-device has its own, which follows by differences (`publish`).
+A request reserves slots for its whole length at its first step, so it never waits for memory. Blocks are taken from the
+free list only as its tokens come. The host decides with tables of its own. On a CPU they are also the tables that
+kernels read; another device has a copy, which `publish` brings up to date.
 """
 
 from dataclasses import dataclass, field
@@ -24,9 +24,9 @@ from orca.kernels.contract.transfer import to_device
 from orca.kernels.cpu import huge_pages
 
 _LINES, _COLUMNS = 16, 64
-"""Of the tables, at first; they are doubled when more are needed."""
-_LINES_APART = 512
-"""On other devices than the CPU, where growing tables move and recordings of all sizes must be made anew."""
+"""Size of the tables at first; they are doubled when more is needed."""
+_LINES_ON_DEVICE = 512
+"""Lines at first on devices other than the CPU, where tables that grow invalidate the recordings of all sizes."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class KVCache:
         num_layers: layers of the stage.
         slots: a whole number of blocks.
         kv_heads: of this rank.
-        longest: positions of a request, as a rule.
+        longest: most positions of a request, as far as is known; sizes the tables.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class KVCache:
         if device.type == "cpu":
             self._grow(_LINES, _COLUMNS)
         else:
-            self._grow(_LINES_APART, _doubled(_COLUMNS, min(longest, slots) // block_tokens))
+            self._grow(_LINES_ON_DEVICE, _doubled(_COLUMNS, min(longest, slots) // block_tokens))
 
     def reserve(self, handle: int, max_total_tokens: int) -> int:
-        """Promise a request the slots of its whole length, rounded up to blocks.
+        """Reserve the slots of a request's whole length, rounded up to blocks.
 
         Returns: its line in `tables`, until it is freed.
-        Raises: EngineError when they are not there: the master counts the same slots, so the epoch is broken.
+        Raises: EngineError if there are too few slots: the master counts the same slots, so the epoch is broken.
         """
         needed = slots_needed(max_total_tokens, self.block_tokens)
         if handle in self._tables:
@@ -102,10 +102,10 @@ class KVCache:
         return line
 
     def extend(self, handle: int, tokens: int) -> int:
-        """Make room for a request's first `tokens` positions.
+        """Give a request blocks for its first `tokens` positions.
 
-        Returns: the block of the last one.
-        Raises: EngineError when the request is unknown or goes past its reservation.
+        Returns: the block of the last position.
+        Raises: EngineError if the request is unknown or goes past its reservation.
         """
         table = self._tables.get(handle)
         if table is None:
@@ -120,32 +120,32 @@ class KVCache:
         return table.blocks[(tokens - 1) // self.block_tokens]
 
     def free(self, handle: int) -> None:
-        """Take a request's blocks, line and reservation back. Unknown handles are fine: freeing may be repeated."""
+        """Take back a request's blocks, line and reservation. Ignore an unknown handle: freeing may be repeated."""
         table = self._tables.pop(handle, None)
         if table is not None:
             self._free.extend(reversed(table.blocks))
             self._free_lines.append(table.line)
             self._slots_reserved -= table.slots_reserved
 
-    def publish(self, *, is_told: bool = False) -> None:
-        """Have the device's tables follow.
+    def publish(self, *, is_recorded: bool = False) -> None:
+        """Copy new blocks to the device's tables.
 
         Args:
-            is_told: it hears of the new blocks in another way (kernels/contract/recording.py).
+            is_recorded: the step's recording writes them to the tables instead (kernels/contract/recording.py).
         """
-        if self._unpublished and not is_told and self._device.type != "cpu":
+        if self._unpublished and not is_recorded and self._device.type != "cpu":
             lines, places, blocks = to_device(np.array(self._unpublished, np.int64), self._device).T
             self.tables[lines, places] = blocks.int()
         self._unpublished.clear()
 
     def slots_of(self, lines: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The slot of each token. Args: lines, positions: [tokens]."""
+        """Return the slot of each token. Args: lines, positions: [tokens]."""
         blocks = self._host[lines, positions // self.block_tokens].astype(np.int64)
         return blocks * self.block_tokens + positions % self.block_tokens
 
     @property
     def slots_in_use(self) -> int:
-        """Slots in blocks held by requests. Of one look, since another thread asks while this one hands blocks out."""
+        """Slots in blocks held by requests. It reads one value, because another thread asks while blocks are taken."""
         return self.slots - len(self._free) * self.block_tokens
 
     @property
@@ -171,12 +171,13 @@ class KVCache:
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self._device.type == "cpu":
-            # Contexts lie all over the memory: with small pages, finding them took a tenth of attention's time.
+            # Contexts are scattered over the memory: with small pages, address translation took a tenth of attention's
+            # time.
             return huge_pages.zeros(shape, dtype)
         return torch.zeros(shape, dtype=dtype, device=self._device)
 
     def _grow(self, lines: int, columns: int) -> None:
-        """Larger tables with what is in these, in memory of their own."""
+        """Replace the tables by larger ones with the same contents."""
         before = self._host
         self._host = np.zeros((lines, columns), np.int32)
         self._host[: before.shape[0], : before.shape[1]] = before
@@ -185,8 +186,8 @@ class KVCache:
         self.tables = tables if self._device.type == "cpu" else tables.to(self._device)
 
 
-def _doubled(number: int, until: int) -> int:
-    """As often as it takes."""
-    while number < until:
+def _doubled(number: int, least: int) -> int:
+    """Double a number until it is at least `least`."""
+    while number < least:
         number *= 2
     return number

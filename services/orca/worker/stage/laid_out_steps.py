@@ -1,4 +1,4 @@
-"""Steps whose inputs are laid out on the device, and whose layers are called one after the other: any step can run so.
+"""Steps whose inputs are laid out on the device, and whose layers are called in turn. Any step can run so.
 
 Only these steps report log probabilities of prompts.
 """
@@ -94,7 +94,7 @@ class LaidOutSteps:
             runner=self,
             step=step,
             tokens=first,
-            context=self._contexts.of_rows(rows, self._requests.lines.prompts),
+            context=self._contexts.for_rows(rows, self._requests.lines.prompts),
             inputs=self._input_ids(step) if shard.is_first else None,
             sampling=[],
             sampling_rows=None,

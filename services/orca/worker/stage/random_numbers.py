@@ -1,4 +1,4 @@
-"""Counter-based random numbers: the number of (seed, index) is a function of the two, not of what was drawn before.
+"""Counter-based random numbers: the number of (seed, index) is a function of the two, not of earlier numbers.
 
 Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011): the seed's 64 bits are the key,
 the index is the counter, and the first 53 bits of the result make a double in [0, 1). So a token's random number is the
@@ -18,7 +18,7 @@ _ROUNDS = 10
 
 
 def philox(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Ten rounds of Philox4x32.
+    """Compute ten rounds of Philox4x32.
 
     Args:
         counter: [4, n] of 32-bit words.
@@ -35,7 +35,7 @@ def philox(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.u
 
 
 def uniforms(seeds: Sequence[int], indices: Sequence[int]) -> NDArray[np.float64]:
-    """One number in [0, 1) for each (seed, index), both below 2^63."""
+    """Return one number in [0, 1) for each (seed, index), both below 2^63."""
     seed, index = np.array(seeds, dtype=np.uint64), np.array(indices, dtype=np.uint64)
     zero = np.zeros_like(index)
     words = philox(np.stack((index & _LOW, index >> _WORD, zero, zero)), np.stack((seed & _LOW, seed >> _WORD)))

@@ -30,7 +30,7 @@ from orca.kernels.contract.recording import (
 )
 from orca.kernels.contract.transfer import to_device
 from orca.kernels.device import Kernels, Sampler, kernels_of
-from orca.worker.models.blocks import Part, StepContext
+from orca.worker.models.blocks import ModelPart, StepContext
 from orca.worker.models.build import StageModel
 from orca.worker.parallel.shard import SingleRank
 from orca.worker.stage.kv_cache import KVCache
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class _RecordedOutput(NamedTuple):
-    """As `StepOutput`, with memory for the most rows."""
+    """The output of a recording, with memory for the most rows; otherwise as `StepOutput`."""
 
     tensor: Tensor
     argmax: Tensor | None = None
@@ -168,7 +168,7 @@ class RecordedSteps:
             columns.append((request.line, row.start, token, block, row.count, row.sample))
             tokens += row.count
         wanted = len(sampling) if shard.is_last and len(sampling) < tokens else None
-        self._cache.publish(is_told=len(columns) == tokens)
+        self._cache.publish(is_recorded=len(columns) == tokens)
         return RecordedStep(self, step, sampling, StepDescription(np.array(columns, np.int64), tokens, wanted, chunks))
 
     def run(self, description: StepDescription, hidden: Tensor | None) -> StepOutput:
@@ -217,7 +217,7 @@ class RecordedSteps:
         if recording.turns is not None:
             assert self._model.rotary is not None
             at, positions = to_device(description.requests[:, (LINE, POSITION)].T.copy(), self._model.device)
-            turns = self._model.rotary.rows(positions, lines.prompts[at], longest=0)
+            turns = self._model.rotary.turns(positions, lines.prompts[at], longest=0)
             recording.turns[: len(turns)].copy_(turns)
 
     def _after_replay(self, recording: _Recording, rows: int) -> StepOutput:
@@ -238,14 +238,14 @@ class RecordedSteps:
         # alive in a circle.
         model, kernels, sampler, records_head = self._model, self._kernels, self._sampler, self._records_head
         inputs = self._recorder.inputs(size, lines, slots=self._cache.slots, block_tokens=self._cache.block_tokens)
-        context = self._contexts.of_inputs(inputs)
+        context = self._contexts.for_inputs(inputs)
         given = turns = known = None
         if not model.shard.is_first:
             given = torch.zeros(size.tokens, model.config.hidden_size, dtype=model.dtype, device=model.device)
         if model.rotary is not None and model.rotary.needs_lengths:
             turns = torch.zeros(size.tokens, 1, model.config.head_dim // 2, dtype=torch.complex64, device=model.device)
         elif model.rotary is not None:
-            known = model.rotary.known(lines.tables.shape[1] * self._cache.block_tokens)
+            known = model.rotary.table(lines.tables.shape[1] * self._cache.block_tokens)
 
         def compute() -> _RecordedOutput:
             inputs.build([each for each in (given, turns) if each is not None])
@@ -295,5 +295,5 @@ def _on_streams(compute: Callable[[], _RecordedOutput]) -> Callable[[], _Recorde
     return captured
 
 
-def _is_recordable(part: Part, recorder: Recorder) -> bool:
+def _is_recordable(part: ModelPart, recorder: Recorder) -> bool:
     return part.only_kernels or not recorder.only_kernels

@@ -43,12 +43,12 @@ class StepSample(Protocol):
 
     @property
     def is_on_device(self) -> bool:
-        """Whether the device that samples the tokens uses them as inputs of its next steps by itself."""
+        """Return whether the device uses the tokens as inputs of its next steps by itself."""
         ...
 
     @property
     def is_ready(self) -> bool:
-        """Whether `read` returns without waiting."""
+        """Return whether `read` returns without waiting."""
         ...
 
     def read(self) -> list[Sampled]:

@@ -1,4 +1,4 @@
-"""What the layers of a stage need to know of a step, out of which tokens run and where the cache has their requests."""
+"""The context of a step for the layers of a stage, from the tokens that run and the blocks of their requests."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,14 +15,14 @@ from orca.worker.stage.kv_cache import KVCache
 
 
 class StepContexts:
-    """Of one model on one cache."""
+    """Builds contexts for one model on one cache."""
 
     def __init__(self, model: StageModel, cache: KVCache) -> None:
         self._model, self._cache = model, cache
         self._kernels = kernels_of(model.device)
 
-    def of_rows(self, rows: Sequence[ContextRow], prompts: Tensor) -> StepContext:
-        """Args: prompts: [lines] int64, how many tokens each line's prompt has."""
+    def for_rows(self, rows: Sequence[ContextRow], prompts: Tensor) -> StepContext:
+        """Build the context of a laid-out step. Args: prompts: [lines] int64, the length of each line's prompt."""
         model = self._model
         firsts, counts, starts, lines = np.array(
             [(row.first, row.count, row.position, row.line) for row in rows], np.int64
@@ -36,11 +36,11 @@ class StepContexts:
             lengths = None
             if model.rotary.needs_lengths:
                 lengths = prompts[to_device(lines_of, model.device)]
-            context.turns = model.rotary.rows(positions, lengths, longest=int(places.max()) + 1)
+            context.turns = model.rotary.turns(positions, lengths, longest=int(places.max()) + 1)
         return context
 
-    def of_inputs(self, inputs: StepInputs) -> StepContext:
-        """Of recorded steps; its turns are the recording's."""
+    def for_inputs(self, inputs: StepInputs) -> StepContext:
+        """Build the context of a recording, which adds the turns itself."""
         windows = self._model.windows
         attention = {window: inputs.attention(self._sight(window)) for window in set(windows)}
         context = self._context(inputs.slots, inputs.positions, attention)
@@ -52,12 +52,16 @@ class StepContexts:
     def attention(
         self, rows: Sequence[ContextRow], windows: Sequence[int | None] | None = None
     ) -> dict[int | None, RaggedAttention]:
-        """The geometry of some rows, by sliding window. Args: windows: those of all layers by default."""
+        """Return the geometry of attention for some rows, by sliding window.
+
+        Args:
+            windows: by default those of all layers.
+        """
         windows = self._model.windows if windows is None else windows
         longest = max(row.end for row in rows)
         attention: dict[int | None, RaggedAttention] = {}
         for window in set(windows):
-            # A window that no context exceeds hides nothing: such layers share the geometry of those without one.
+            # A window that no context exceeds hides nothing: its layers share the geometry of layers without a window.
             effective = None if window is None or window >= longest else window
             if effective not in attention:
                 attention[effective] = self._kernels.attention(rows, self._sight(effective))

@@ -1,15 +1,17 @@
-"""Runs a traced function with its tasks on the streams that they were assigned to, inside the capture of a CUDA graph
-(the pre-run of Nimble's ahead-of-time scheduling; dissertation, section 3.3.1, and 3.3.2 for synchronisations).
+"""Runs a traced function with its tasks on their assigned streams, inside the capture of a CUDA graph (the pre-run of
+Nimble's ahead-of-time scheduling; dissertation, section 3.3.1, and 3.3.2 for synchronisations).
 
     with torch.cuda.graph(cuda_graph):
         outputs = run_on_streams(graph, assign_streams(len(graph.tasks), graph.edges), inputs, CudaStreams())
 
-Stream 0 is the one that captures; the others fork from it where their first task waits for no other, and join it where
-nobody waits for their last one. All that tasks make is kept until the streams have joined, for a stream may not take
-memory anew that another one still reads. It is the simplest right way, and its price is memory: what tasks make lies
-side by side until then, and only what is captured behind the join takes it anew. To tell the allocator of each stream
-that reads (record_stream) would save nothing: in a capture it cannot ask whether a stream is done, and keeps such
-memory until the end. Of a single stream nothing is kept.
+Stream 0 is the one that captures. Another stream forks from it if the stream's first task waits for no task, and joins
+it if no task waits for the stream's last one.
+
+All results of tasks are kept until the streams have joined, because a stream must not reuse memory that another one
+still reads. This is the simplest right way, and its price is memory: the results lie side by side until the join, and
+only work that is captured after it reuses their memory. Telling the allocator about each reading stream (record_stream)
+would save nothing: in a capture it cannot ask whether a stream is done, and keeps such memory until the end. On a
+single stream nothing is kept.
 """
 
 from collections import defaultdict
@@ -27,7 +29,7 @@ Stream = TypeVar("Stream")
 Event = TypeVar("Event")
 
 
-class Streams(Protocol[Stream, Event]):
+class DeviceStreams(Protocol[Stream, Event]):
     """The streams of a device."""
 
     def current(self) -> Stream: ...
@@ -35,26 +37,29 @@ class Streams(Protocol[Stream, Event]):
     def create(self) -> Stream: ...
 
     def using(self, stream: Stream) -> AbstractContextManager[object]:
-        """A block whose work goes to this stream."""
+        """Return a block whose work goes to this stream."""
         ...
 
     def record(self, stream: Stream) -> Event:
-        """An event that has passed when all work given to the stream so far has run."""
+        """Return an event that has passed when all work given to the stream so far has run."""
         ...
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """Have all further work given to the stream wait for an event."""
+        """Make all further work given to the stream wait for an event."""
         ...
 
 
 class CudaStreams:
-    """Of the current device, while it captures a graph.
+    """The streams of the current device while it captures a graph.
 
-    PyTorch has 32 streams to give and begins again with the first: beyond them tasks wait for more than they need.
+    PyTorch has 32 streams and then starts again with the first: with more, tasks wait for others without need.
     """
 
     def current(self) -> torch.cuda.Stream:
-        """Raises: RuntimeError outside a capture: memory that goes back to a stream there can be taken by others."""
+        """Return the stream that captures.
+
+        Raises: RuntimeError outside a capture: there, others could take memory that goes back to a stream.
+        """
         if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             raise RuntimeError("tasks run on several streams only inside the capture of a graph")
         return torch.cuda.current_stream()
@@ -75,27 +80,27 @@ class CudaStreams:
 
 
 def run_on_streams(
-    graph: TaskGraph, assignment: StreamAssignment, inputs: Sequence[object], device: Streams[Stream, Event]
+    graph: TaskGraph, assignment: StreamAssignment, inputs: Sequence[object], device: DeviceStreams[Stream, Event]
 ) -> object:
     """Compute the traced function.
 
-    Tasks are launched in the order of the trace, each stream waiting exactly at the assignment's synchronisations; a
-    task that several wait for has one event.
+    Tasks are launched in the order of the trace, and each stream waits exactly at the assignment's synchronisations. A
+    task that several others wait for has one event.
 
     Args:
         inputs: as those of `trace`.
-    Returns: what the function returns; work that is given to the current stream afterwards may use it.
+    Returns: the function's result, for work that is given to the current stream afterwards.
     """
     launches = _Launches(graph, assignment, device)
     outputs = launches.run(*inputs)
-    # Until here `launches` keeps what the tasks have made.
+    # Until here `launches` keeps the results of the tasks.
     launches.join()
     return outputs
 
 
 class _Launches(Interpreter, Generic[Stream, Event]):
-    def __init__(self, graph: TaskGraph, assignment: StreamAssignment, device: Streams[Stream, Event]) -> None:
-        # Of one stream memory may be freed as it always is.
+    def __init__(self, graph: TaskGraph, assignment: StreamAssignment, device: DeviceStreams[Stream, Event]) -> None:
+        # With one stream, memory may be freed as usual.
         super().__init__(graph.module, garbage_collect_values=assignment.stream_count < 2)
         self._device = device
         self._task_of = {node: task for task, node in enumerate(graph.tasks)}
@@ -131,9 +136,10 @@ class _Launches(Interpreter, Generic[Stream, Event]):
             self._device.wait(self._streams[0], event)
 
     def _ends(self) -> tuple[set[int], set[int]]:
-        """The first tasks of streams but the current one that wait for no task, and the last ones that none waits for.
+        """Return the tasks that fork and join, on all streams but the current one.
 
-        All others come after some task, or before one, and so after the beginning and before the end.
+        They are first tasks that wait for no task, and last tasks that no task waits for. All other first and last
+        tasks follow or precede some task, so they run after the beginning and before the end anyway.
         """
         elsewhere = [task for task, stream in enumerate(self._stream_of) if stream]
         last = {self._stream_of[task]: task for task in elsewhere}

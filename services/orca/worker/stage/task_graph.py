@@ -1,12 +1,12 @@
-"""From a function of tensors to the graph that streams are assigned to: its tasks, and which wait for which.
+"""The task graph of a function of tensors, to which streams are assigned: its tasks, and the tasks they wait for.
 
-A task is an operation that works on the device; what only looks at memory in another way (views) belongs to those who
-use it. Our layers change tensors in place (the residual, the KV cache, given outputs), so tasks also wait for each
-other where no value passes between them: whoever reads memory waits for its last writer, and whoever writes it for its
-last writer and all who have read it since. Making a result is the first writing of its memory, which covers the values
-that are passed on, too (the computation graph of Nimble; dissertation, section 3.3.2).
+A task is an operation that works on the device. A view is no task: it belongs to the operations that use it. Our layers
+change tensors in place (the residual, the KV cache, given outputs), so a task may have to wait for another one although
+no value passes between them. A task that reads memory waits for its last writer; a task that writes memory waits for
+its last writer and for all later readers. Making a result counts as the first write of its memory, which covers the
+values that are passed on as well (the computation graph of Nimble; dissertation, section 3.3.2).
 
-Memory is known by its storage: two parts of one tensor count as the same.
+Memory is identified by its storage: two parts of one tensor count as the same memory.
 """
 
 import operator
@@ -33,15 +33,15 @@ _ALLOCATIONS = frozenset(
         torch.ops.aten.new_empty_strided,
     }
 )
-"""What they give has not been written to."""
+"""Operations whose result is memory that has not been written to."""
 
 _RANDOM = 0
-"""Stands for the device's generator, whose numbers are drawn one after the other; no storage has this address."""
+"""Stands for the device's random generator, whose uses must keep their order; no storage has this address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The memory of one task, by any numbers that tell storages apart."""
+    """The memory that one task reads and writes, as numbers that identify storages."""
 
     reads: frozenset[int]
     writes: frozenset[int]
@@ -50,23 +50,22 @@ class Access:
 @dataclass(frozen=True, slots=True)
 class TaskGraph:
     module: GraphModule
-    """The traced function: what is computed, in the order in which it was called."""
+    """The traced function: its operations in the order of the calls."""
     tasks: tuple[Node, ...]
-    """Those of its nodes that work on the device, in this order."""
+    """The nodes of `module` that work on the device, in its order."""
     edges: tuple[Edge, ...]
-    """(from, to), by their places in `tasks`, ascending: `to` needs `from` to have run."""
+    """(from, to), as places in `tasks`, ascending: `to` runs after `from`."""
 
 
 def trace(function: Callable[..., object], *inputs: object) -> TaskGraph:
-    """Run a function on tensors without memory, and note what it does; nothing is computed and nothing is changed.
+    """Trace a function by running it on tensors without memory; nothing is computed and nothing is changed.
 
     Args:
-        function: of tensors, or of trees of them. What it reaches otherwise, such as weights and caches, becomes part
-            of the graph.
-        inputs: of the shapes that the graph will be run with. Those that share memory must share it then; those that
-            do not must not.
-    Raises: ValueError for what a graph does not tell the effects of; whatever PyTorch raises where values decide what
-        is computed.
+        function: of tensors, or of trees of tensors. Other tensors that it uses, such as weights and caches, become
+            part of the graph.
+        inputs: of the shapes that the graph will run with. Inputs must share memory now exactly if they will then.
+    Raises: ValueError for an operation whose effects the graph does not show; whatever PyTorch raises if values decide
+        what is computed.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     shapes = pytree.tree_map_only(Tensor, mode.from_tensor, inputs)
@@ -79,10 +78,10 @@ def trace(function: Callable[..., object], *inputs: object) -> TaskGraph:
 
 
 def hazards(accesses: Sequence[Access]) -> list[Edge]:
-    """Who must wait for whom, if these tasks have the effects of running one after the other.
+    """Return which task must wait for which, so that the tasks have the effects of running in their order.
 
-    Returns: (from, to), ascending: enough of the pairs that touch the same memory, one of them writing, that the others
-        follow.
+    Returns: (from, to), ascending: of all pairs that use the same memory, one of them writing, enough pairs that the
+        rest follow.
     """
     edges: set[Edge] = set()
     writer: dict[int, int] = {}
@@ -98,12 +97,12 @@ def hazards(accesses: Sequence[Access]) -> list[Edge]:
 
 
 def _storages(module: GraphModule, mode: FakeTensorMode) -> dict[Node, frozenset[int]]:
-    """The memory that each node's tensors lie in. It lives as long as the module: no address is used twice."""
+    """Return the memory of each node's tensors. It lives as long as the module, so no address is used twice."""
     storages = {}
     for node in module.graph.nodes:
         value = node.meta.get("val")
         if node.op == "get_attr" and isinstance(constant := getattr(module, node.target), Tensor):
-            # What the tracer notes of such a node is a copy made for the note.
+            # The tracer records a copy of such a tensor, not the tensor itself.
             value = node.meta["val"] = mode.from_tensor(constant)
         tensors = [each for each in pytree.tree_leaves(value) if isinstance(each, Tensor)]
         storages[node] = frozenset(each.untyped_storage()._cdata for each in tensors)
@@ -111,13 +110,16 @@ def _storages(module: GraphModule, mode: FakeTensorMode) -> dict[Node, frozenset
 
 
 def _access(node: Node, storages: dict[Node, frozenset[int]]) -> Access | None:
-    """None: no task, for it does not work on the device."""
+    """Return the memory of a task; None if the node is no task, because it does not work on the device.
+
+    Raises: ValueError for an operation whose effects the graph does not show.
+    """
     if node.target is operator.getitem:
         return None
     if not isinstance(node.target, OpOverload):
-        raise ValueError(f"{node.target} does not tell what it writes")
+        raise ValueError(f"{node.target} does not declare what it writes")
     if torch.Tag.inplace_view in node.target.tags:
-        raise ValueError(f"{node.target} changes a tensor's shape in place, which views made before would not see")
+        raise ValueError(f"{node.target} changes a tensor's shape in place, which earlier views would not see")
     if "c10d" in node.target.namespace:
         raise ValueError(f"{node.target} talks to other ranks, which must all call it in the same order")
     touched = frozenset[int]().union(*(storages[each] for each in node.all_input_nodes))
@@ -126,15 +128,15 @@ def _access(node: Node, storages: dict[Node, frozenset[int]]) -> Access | None:
     if torch.Tag.nondeterministic_seeded in node.target.tags:
         written |= {_RANDOM}
     if storages[node] and not made and not written:
-        return None  # a view: results that lie in memory which it neither makes nor writes
-    # Deterministic algorithms fill memory that has not been written to.
+        return None  # a view: its results lie in memory that it neither makes nor writes
+    # With deterministic algorithms, PyTorch fills new memory.
     if node.target.overloadpacket in _ALLOCATIONS and not torch.are_deterministic_algorithms_enabled():
         return None
     return Access(touched, written | made)
 
 
 def _written(node: Node, operation: OpOverload) -> Iterator[Node]:
-    """The inputs that an operation changes, as its schema has it."""
+    """Yield the inputs that an operation changes according to its schema."""
     arguments = operation._schema.arguments
     given = dict(zip((each.name for each in arguments), node.args, strict=False)) | node.kwargs
     for each in arguments:

@@ -1,20 +1,19 @@
-"""y = x W^T + b with a weight of 8 bits, a scale for each output (`--quantization int8`).
+"""y = x W^T + b with a weight of 8 bits and a scale for each output (`--quantization int8`).
 
     W[o, i] is about scale[o] q[o, i],  q in -127..127,  scale[o] = max over i of |W[o, i]| / 127
 
-Nothing else is rounded so. A rank scales its own part of a weight, so where inputs are divided among ranks, an output
-has a scale on each.
+Nothing else is rounded to 8 bits. A rank scales its own part of a weight, so if inputs are divided among ranks, an
+output has a scale on each.
 
-In panels bytes are widened to float32 between memory and registers, and sums are scaled at their end: they overflow
-where x is some 1e36 / inputs, far from what models have. Processors that multiply bytes by bytes may do better where
-there are many rows. A row of activations goes through such a product as two rows, the low and the high
-bytes of whole numbers:
+In panels, bytes are widened to float32 between memory and registers, and sums are scaled at the end: they overflow if x
+is some 1e36 / inputs, far from what models have. Processors that multiply bytes by bytes may be faster with many rows.
+A row of activations goes through such a product as two rows, the low and the high bytes of whole numbers:
 
     x[r, i] is about step[r] (256 (high[r, i] - 128) + low[r, i] - 128),  step[r] = max over i of |x[r, i]| / 32512
 
-Over a whole row the error is smaller than that of rounding to bfloat16. Beside one element that is a thousand times as
-large as the others, these are rounded as coarsely as bfloat16 does, beside a larger one more coarsely: a row has one
-step.
+Over a whole row the error is smaller than that of rounding to bfloat16. A row has one step, so beside one element that
+is a thousand times as large as the others, these are rounded as coarsely as in bfloat16, and beside a larger one more
+coarsely.
 """
 
 from functools import cache
@@ -22,20 +21,21 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from orca.worker.weights.linear import Layouts, Linear, PanelLinear
+from orca.worker.weights.layout_choice import Layouts
+from orca.worker.weights.linear import Linear, PanelLinear
 
 _WEIGHT_MAX = 127
-# The largest is 127 x 256, so that low bytes of either sign fit beside it.
+# The largest number is 127 x 256, so that low bytes of either sign fit beside it.
 _ROW_MAX = 32512
-# What makes both bytes unsigned, and a half that turns cutting off into rounding.
+# Makes both bytes unsigned; the half turns truncation into rounding.
 _OFFSET = torch.tensor(256 * 128 + 128 + 0.5)
-# Bits that a number is moved by, so that its low byte is the one wanted.
+# Bits by which a number is shifted so that its low byte is the one wanted.
 _LOW_HIGH = torch.tensor([0, 8], dtype=torch.int32)[:, None, None]
-# A prompt goes through in parts: what is written in between stays in the cache.
+# Rows that go through at a time: intermediate results of a prompt's part stay in the cache.
 _ROWS = 128
-# Of a weight, outputs that are rounded at a time: the floats in between take little memory.
+# Outputs of a weight that are rounded at a time: the floats in between take little memory.
 _OUTPUTS = 4096
-# Stands in for the largest of a row of zeros.
+# Replaces the largest number of a row of zeros.
 _TINY = 1e-30
 _ZERO = torch.zeros(1, dtype=torch.int64)
 
@@ -54,7 +54,7 @@ class OneDnnInt8Linear(Linear):
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        if not multiplies_bytes():
+        if not can_multiply_bytes():
             raise NotImplementedError("this processor does not multiply bytes")
         super().__init__(weight, bias)
         rounded, self._scale = _rounded(weight)
@@ -76,7 +76,7 @@ class OneDnnInt8Linear(Linear):
 
     def _product(self, x: Tensor) -> Tensor:
         largest = x.abs().amax(dim=1, keepdim=True).float().clamp_min_(_TINY)
-        largest += largest - largest  # a row with an infinity has no numbers, as one with NaN
+        largest += largest - largest  # a row with an infinity becomes NaN, as a row with NaN does
         numbers = torch.addcmul(_OFFSET, x.float(), largest.reciprocal(), value=_ROW_MAX).int()
         low_high = (numbers >> _LOW_HIGH).byte()
         products = _products(low_high.flatten(0, 1), self.weight, self._scale)
@@ -91,7 +91,7 @@ def _prepacked(rounded: Tensor) -> Tensor:
 
 
 def _products(rows: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
-    """(rows - 128) W^T, with a scale for each output, in float32.
+    """Return (rows - 128) W^T times the scale of each output, in float32.
 
     Args: rows: of uint8; packed: of int8, by `_prepacked`.
     """
@@ -101,13 +101,14 @@ def _products(rows: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
     return products
 
 
-# As among layouts of floats: panels ask for weights that are not in the cache, which the timing does not show.
+# As among layouts of floats: only panels ask early for weights that are not in the cache, which the timing does not
+# show.
 INT8_LAYOUTS = Layouts(Int8PanelLinear, ((OneDnnInt8Linear, 0.9),))
 
 
 @cache
-def multiplies_bytes() -> bool:
-    """Whether oneDNN does, and its sums are right where bytes are the largest."""
+def can_multiply_bytes() -> bool:
+    """Return whether oneDNN multiplies bytes on this processor with the right sums, also for the largest bytes."""
     rows, rounded = torch.full((2, 256), 255, dtype=torch.uint8), torch.full((16, 256), 127, dtype=torch.int8)
     try:
         products = _products(rows, _prepacked(rounded), torch.ones(16))
@@ -117,7 +118,7 @@ def multiplies_bytes() -> bool:
 
 
 def _rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 of the weight's shape, and the float32 scale of each output."""
+    """Return int8 of the weight's shape, and the float32 scale of each output."""
     scale = torch.maximum(weight.amax(dim=1), -weight.amin(dim=1)).float().div_(_WEIGHT_MAX).clamp_min_(_TINY)
     rounded = torch.empty_like(weight, dtype=torch.int8)
     parts = (torch.split(each, _OUTPUTS) for each in (rounded, weight, scale))

@@ -1,8 +1,8 @@
-"""The layouts that were found to be the fastest (linear.py), kept from one start to the next: timing them takes longer
-than reading the weights.
+"""The layouts that were found to be the fastest (layout_choice.py), kept from one start to the next: timing them takes
+longer than reading the weights.
 
-Each is a small file beside the compiled kernels of this processor, and its name has all else that the choice depends
-on. Where nothing can be kept, each start times anew.
+Each choice is a small file beside the compiled kernels of this processor, and its name contains all else that the
+choice depends on. If nothing can be kept, each start times the layouts again.
 """
 
 import hashlib
@@ -15,23 +15,29 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from orca.worker.weights import linear
-from orca.worker.weights.linear import LAYOUTS, Choose, Layouts, Linear, fastest, shape_name
+from orca.worker.weights import layout_choice, linear
+from orca.worker.weights.layout_choice import LAYOUTS, ChooseLayout, Layouts, fastest_layout, shape_name
+from orca.worker.weights.linear import Linear
 
 log = logging.getLogger(__name__)
 
 
-def remembered(
+def remembered_layout(
     weight: Tensor,
     bias: Tensor | None,
-    choose: Choose | None = None,
+    choose: ChooseLayout | None = None,
     *,
     dtype: torch.dtype | None = None,
     layouts: Layouts = LAYOUTS,
     is_together: bool = False,
 ) -> type[Linear]:
-    """What `choose`, or `fastest`, finds for a weight of this shape, which is asked only where no earlier start has."""
-    choose = choose or partial(fastest, dtype=dtype, layouts=layouts, is_together=is_together)
+    """Return the layout that an earlier start chose for a weight of this shape; if none has, choose one and keep it.
+
+    Args:
+        choose: what chooses; None: `fastest_layout`.
+        dtype, layouts, is_together: as those of `fastest_layout`.
+    """
+    choose = choose or partial(fastest_layout, dtype=dtype, layouts=layouts, is_together=is_together)
     name = shape_name(weight, dtype or weight.dtype)
     file = _file(name, layouts, is_together=is_together)
     if file is None:
@@ -45,8 +51,8 @@ def remembered(
     return kind
 
 
-def _confirmed(weight: Tensor, bias: Tensor | None, choose: Choose) -> type[Linear]:
-    """What wins two of three times: it is kept for long, and other processes may have been in the way once."""
+def _confirmed(weight: Tensor, bias: Tensor | None, choose: ChooseLayout) -> type[Linear]:
+    """Return what wins two of three times: it is kept for long, and other processes may have disturbed one timing."""
     first = choose(weight, bias)
     return first if choose(weight, bias) is first else choose(weight, bias)
 
@@ -64,16 +70,16 @@ def _file(shape: str, layouts: Layouts, *, is_together: bool) -> Path | None:
 
 @cache
 def _conditions(threads: int, layouts: Layouts) -> str:
-    """What times depend on besides the shape, as a few letters."""
+    """Return a hash of everything but the shape that the times depend on, as a few letters."""
     spins = os.environ.get("GOMP_SPINCOUNT", "")  # how long PyTorch's threads are in the way of ours
     on = hashlib.sha256(f"{torch.__version__} {threads} {spins} {_processor()}".encode())
-    on.update(Path(linear.__file__).read_bytes())
-    on.update(Path(inspect.getfile(layouts.first)).read_bytes())
+    for file in (linear.__file__, layout_choice.__file__, inspect.getfile(layouts.first)):
+        on.update(Path(file).read_bytes())
     return on.hexdigest()[:16]
 
 
 def _processor() -> str:
-    """Its name: of one architecture there are many, with other caches and speeds."""
+    """Return the processor's name: one architecture has many, with different caches and speeds."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -82,7 +88,7 @@ def _processor() -> str:
 
 
 def _read(file: Path, layouts: Layouts) -> type[Linear] | None:
-    """None where there is no file, or none that names a layout."""
+    """Return the layout that a file names; None if there is no file, or it names none."""
     try:
         name = file.read_text()
     except (OSError, UnicodeDecodeError):
@@ -91,7 +97,7 @@ def _read(file: Path, layouts: Layouts) -> type[Linear] | None:
 
 
 def _write(file: Path, kind: type[Linear]) -> None:
-    """Whole or not at all: another rank may read it at the same time."""
+    """Write the file whole or not at all: another rank may read it at the same time."""
     new = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(exist_ok=True)

@@ -1,8 +1,8 @@
-"""Reads one rank's slices of a model's weights from safetensors files, and nothing else of them.
+"""The tensors of a model: one rank's slices of its weights, read from safetensors files.
 
-`Tensors` is what a model is built out of. `Checkpoint` reads them, whole or in slices, and refuses what is missing,
-misshapen or of a type that is not a plain float. The files are mapped: what has been read of them would count as memory
-of the process until they are closed, so it is given back piece by piece.
+`Tensors` is the interface that a model is built from. `Checkpoint` reads tensors from files, whole or in slices, and
+refuses those that are missing, misshapen or of a type that is not a plain float. The files are mapped, so pages that
+were read would count as memory of the process until they are closed: `Checkpoint` gives them back piece by piece.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from orca.core.domain.errors import ModelError
 from orca.core.domain.model import weight_files
 
 TRIM_BYTES = 64 << 20
-"""Read between two looks at what has been freed meanwhile."""
+"""Bytes that are read before freed memory is given back to the system again."""
 
 _FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -28,8 +28,10 @@ Slice = tuple[int, int] | None
 
 
 class Tensors(Protocol):
-    """The named tensors of a model, on one device and, unless asked for otherwise, in one dtype: those of a folder
-    (`Checkpoint`), or made."""
+    """The named tensors of a model on one device, from a folder (`Checkpoint`) or generated.
+
+    They come in one dtype unless a call asks for another one.
+    """
 
     dtype: torch.dtype
     bytes_read: int
@@ -39,7 +41,7 @@ class Tensors(Protocol):
     def stored_dtype(self) -> torch.dtype: ...
 
     def prefix(self, candidates: Sequence[str], name: str) -> str:
-        """See Checkpoint, as for all others."""
+        """See Checkpoint, also for the other methods."""
         ...
 
     def read(self, name: str, shape: tuple[int, ...], *slices: Slice, dtype: torch.dtype | None = None) -> Tensor: ...
@@ -62,8 +64,8 @@ class Tensors(Protocol):
 class Checkpoint:
     """The tensors of a model folder, read slice by slice into one dtype and device.
 
-    `bytes_read` counts what was read, in the dtype of the files. `on_progress` hears after each read the share of
-    `expected_bytes` that has been read so far, in permille below 1000.
+    `bytes_read` counts the bytes read, in the dtype of the files. After each read, `on_progress` is called with the
+    share of `expected_bytes` that has been read so far, in permille below 1000.
     """
 
     def __init__(
@@ -75,14 +77,14 @@ class Checkpoint:
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
         self.bytes_read = 0
-        self.expected_bytes = 0  # set by the owner when it knows what it will read; 0 reports nothing
+        self.expected_bytes = 0  # set by the owner when it knows what it will read; 0: report no progress
         self.dtype = dtype
         self._device = device
         self._on_progress = on_progress
         self._files: dict[str, Any] = {}  # open file by tensor name
         self._paths: dict[str, Path] = {}
         self._read: set[str] = set()
-        self._seen: list[Tensor] = []  # as they lie in the files
+        self._viewed: list[Tensor] = []  # as they lie in the files
         self._trimmed_at = 0  # bytes read
         for path in weight_files(folder):
             try:
@@ -97,7 +99,7 @@ class Checkpoint:
 
     @property
     def stored_dtype(self) -> torch.dtype:
-        """Of all matrices in the files, if it is one; else that which they are read into."""
+        """The dtype of all matrices in the files if it is the same; otherwise the dtype that they are read into."""
         slices = (file.get_slice(name) for name, file in self._files.items())
         kinds = {each.get_dtype() for each in slices if len(each.get_shape()) > 1}
         return _FLOATS.get(kinds.pop(), self.dtype) if len(kinds) == 1 else self.dtype
@@ -106,9 +108,9 @@ class Checkpoint:
         return name in self._files
 
     def prefix(self, candidates: Sequence[str], name: str) -> str:
-        """The first of `candidates` under which `name` is there: checkpoints differ in how deep they nest.
+        """Return the first of `candidates` that the checkpoint has before `name`: they differ in how deep they nest.
 
-        Raises: ModelError when it is under none.
+        Raises: ModelError if it has none of them.
         """
         for candidate in candidates:
             if candidate + name in self._files:
@@ -116,36 +118,40 @@ class Checkpoint:
         raise ModelError(f"{self._folder} has no tensor {candidates[0]}{name}")
 
     def read(self, name: str, shape: tuple[int, ...], *slices: Slice, dtype: torch.dtype | None = None) -> Tensor:
-        """As `view`, in memory of its own."""
+        """Read a tensor as `view` does, into memory of its own."""
         kind = dtype or self.dtype
         tensor = self._find(name, shape, *slices).to(device=self._device, dtype=kind, copy=True).contiguous()
         self.give_back()
         return tensor
 
     def view(self, name: str, shape: tuple[int, ...], *slices: Slice, dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor, or the part of it that `slices` name, one for each leading dimension, until `give_back`.
+        """Read a tensor, or a part of it, that is valid until `give_back`.
 
-        It is to be copied, rearranged or summed up: it may lie in the file.
+        It may lie in the mapped file, so callers copy, rearrange or sum it up.
 
         Args:
-            shape: what the config says the whole tensor's shape is.
+            shape: the whole tensor's shape according to the config.
+            slices: the part to read, one for each leading dimension.
             dtype: another one than the checkpoint's.
         Returns: a contiguous tensor on the checkpoint's device.
-        Raises: ModelError naming tensor and file.
+        Raises: ModelError that names tensor and file.
         """
         return self._find(name, shape, *slices).to(device=self._device, dtype=dtype or self.dtype).contiguous()
 
     def full(self, value: float, shape: tuple[int, ...]) -> Tensor:
-        """A tensor that no file has: the same number everywhere."""
+        """Return a tensor that no file has: the same number everywhere."""
         return torch.full(shape, value, dtype=self.dtype, device=self._device)
 
     def give_back(self) -> None:
-        """The memory of all views, which nobody may look at any more. And from time to time what was made of tensors on
-        the way to their layout, and freed: the heap would hold 600 MiB of it in the end, beside 990 of weights made
-        bfloat16 out of float32 (519 M parameters; 70 with this, and no later)."""
-        for tensor in self._seen:
+        """Give the memory of all views back to the system; they are invalid afterwards.
+
+        From time to time, also give back the heap memory of freed intermediate tensors. Otherwise the heap would hold
+        600 MiB of it in the end, beside 990 MiB of weights converted from float32 to bfloat16 (519 M parameters). With
+        this it holds 70 MiB, and loading takes no longer.
+        """
+        for tensor in self._viewed:
             _give_back(tensor)
-        self._seen.clear()
+        self._viewed.clear()
         if self.bytes_read - self._trimmed_at >= TRIM_BYTES:
             self._trim()
 
@@ -165,11 +171,11 @@ class Checkpoint:
             raise ModelError(f"tensor {name} in {self._paths[name]} cannot be read: {error}") from error
         self._read.add(name)
         self._count(tensor.numel() * tensor.element_size())
-        self._seen.append(tensor)
+        self._viewed.append(tensor)
         return tensor
 
     def stored_bytes(self, prefixes: Iterable[str]) -> int:
-        """Bytes of all tensors whose names begin with one of `prefixes`: an estimate of what is to be read."""
+        """Estimate what is to be read: the bytes of all tensors whose names begin with one of `prefixes`."""
         starts = tuple(prefixes)
         total = 0
         for name, file in self._files.items():
@@ -180,37 +186,38 @@ class Checkpoint:
         return total
 
     def refuse_unread(self, prefix: str, ignored: Sequence[str] = ()) -> None:
-        """Refuse tensors under `prefix` that nobody asked for: the model has a part that the config does not tell of.
+        """Refuse tensors under `prefix` that were not read: they belong to a part that the config does not describe.
 
         Args:
             ignored: endings of names that carry no weights (masks, frequencies).
-        Raises: ModelError naming the first such tensor.
+        Raises: ModelError that names the first such tensor.
         """
         for name in sorted(self._files):
             if name.startswith(prefix) and name not in self._read and not name.endswith(tuple(ignored)):
                 raise ModelError(f"tensor {name} in {self._paths[name]} has no place in the model its config describes")
 
     def refuse_other(self, name: str, tied: str, shape: tuple[int, ...], *slices: Slice) -> None:
-        """Refuse a tensor that the config says is the same as `tied`, where the files have it and it is another one:
-        whoever wrote them may have meant either.
+        """Refuse a tensor that differs from `tied` although the config says that the two are the same.
+
+        The author of the files may have meant either. A tensor that the files leave out is fine.
 
         Raises: ModelError.
         """
         if name not in self:
             return
-        there, expected = self._find(name, shape, *slices), self._find(tied, shape, *slices)
-        if not torch.equal(there.to(expected.dtype), expected):
+        found, expected = self._find(name, shape, *slices), self._find(tied, shape, *slices)
+        if not torch.equal(found.to(expected.dtype), expected):
             raise ModelError(f"tensor {name} in {self._paths[name]} is not {tied}, though its config ties them")
         self.give_back()
 
     def close(self) -> None:
-        """Behind the last tensor."""
+        """Close the files, after the last tensor was read."""
         self.give_back()
         self._files.clear()
         self._trim()
 
     def _trim(self) -> None:
-        """What was freed leaves the heap, also below what lives."""
+        """Give freed heap memory back to the system, also below memory that is still in use."""
         self._trimmed_at = self.bytes_read
         if _MALLOC_TRIM is not None:
             _MALLOC_TRIM(ctypes.c_size_t(0))
@@ -226,7 +233,7 @@ _MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
 
 
 def _give_back(tensor: Tensor) -> None:
-    """Drop a tensor's whole pages: what lies in a file that nobody has written to is read again where it is needed."""
+    """Drop a tensor's whole pages. They lie in a file that nobody writes to, so they are read again when needed."""
     if _MADVISE is None or not hasattr(mmap, "MADV_DONTNEED") or not tensor.numel():
         return
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1

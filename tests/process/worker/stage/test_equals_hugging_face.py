@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from orca.bench.parts.tiny_families import FAMILIES, reference_model, tiny_checkpoint
 from orca.worker.weights.linear import Linear, MklLinear, OneDnnLinear, PanelLinear
 from support.worker.stage_driver import Ask, Chain, Expected, differences, generate, random_asks, serve
-from support.worker.tiny_models import FAMILIES, reference_model, tiny_checkpoint
 
 NEW_MAX = 14
 

@@ -12,8 +12,7 @@ from orca.kernels.device import use_kernels
 from orca.kernels.gpu.kernels import TritonKernels
 from orca.kernels.plain import PlainKernels
 from orca.worker.weights.gpu_linear import GpuLinear
-from orca.worker.weights.linear import Linear
-from orca.worker.weights.norms import Norm
+from orca.worker.weights.linear import Linear, Norm
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -50,7 +49,7 @@ def norm_of(width: int, dtype: torch.dtype) -> Norm:
 
 def largest_of(linear: Linear, norm: Norm, x: Tensor) -> float:
     """Of the numbers that are rounded: the outputs, with their bias or without."""
-    outputs = [each.after(norm, x).abs().max() for each in (linear, Linear(linear.weight))]
+    outputs = [each.apply(norm, x).abs().max() for each in (linear, Linear(linear.weight))]
     return float(max(outputs))
 
 
@@ -66,8 +65,8 @@ def test_outputs_of_normed_rows(pair: tuple[GpuLinear, Linear], dtype: torch.dty
     x, norm = some(ROWS, INPUTS, dtype=dtype, seed=5), norm_of(INPUTS, dtype)
     ours, plain = pair
     assert torch.equal(ours(x), plain(x))
-    assert torch.equal(ours.after(norm, x), plain.after(norm, x))
-    assert torch.equal(ours.wide(norm, x), plain.wide(norm, x))
+    assert torch.equal(ours.apply(norm, x), plain.apply(norm, x))
+    assert torch.equal(ours.apply_float32(norm, x), plain.apply_float32(norm, x))
     assert ours.bytes == plain.bytes
 
 
@@ -103,14 +102,14 @@ def test_outputs_through_an_activation(
 ) -> None:
     """Whose slope is below 1.13."""
     x, norm = some(ROWS, INPUTS, dtype=dtype, seed=5), norm_of(INPUTS, dtype)
-    ours, plain = (each.activated(norm, x, activation) for each in pair)
+    ours, plain = (each.apply_activated(norm, x, activation) for each in pair)
     assert_alike(ours, plain, largest=1.13 * largest_of(pair[1], norm, x))
 
 
 def test_gated_outputs(pair: tuple[GpuLinear, Linear], dtype: torch.dtype) -> None:
     """An error of one factor is as many times as large as the other, up to 1.1 times each."""
     x, norm = some(ROWS, INPUTS, dtype=dtype, seed=5), norm_of(INPUTS, dtype)
-    ours, plain = (each.gated(norm, x) for each in pair)
+    ours, plain = (each.apply_gated(norm, x) for each in pair)
     assert_alike(ours, plain, largest=2.2 * largest_of(pair[1], norm, x) ** 2)
 
 
@@ -129,6 +128,6 @@ def test_outputs_that_are_kept(
     for linear in pair:
         cache = torch.zeros(2, 2 * KV_HEADS, 4, HEAD_DIM, dtype=dtype, device=DEVICE)
         kept = KvWrite(cache, torch.tensor([5, 0, 7], device=DEVICE), turns, head_norm)
-        results.append((linear.kept(norm, x, kept), cache))
+        results.append((linear.apply_to_cache(norm, x, kept), cache))
     for ours, plain in zip(*results, strict=True):
         assert_alike(ours, plain, largest=2 * largest_of(pair[1], norm, x))

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.core.domain.request import SamplingParams
 from orca.kernels.device import use_kernels
 from orca.kernels.gpu.kernels import TritonKernels
 from orca.kernels.plain import PlainKernels
 from orca.worker.stage.sampling import DeviceSampler
 from support.worker.stage_driver import GREEDY, Ask, Chain, serve
-from support.worker.tiny_models import tiny_checkpoint
 
 VOCAB = 199
 PROMPTS = ([5, 80, 17, 44, 102], [63], [31, 120, 7, 7, 9, 11, 150, 2, 3])

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.core.domain.step import Claim, NewRequest, Row, Step
 from orca.kernels.device import Kernels, use_kernels
 from orca.kernels.gpu.kernels import TritonKernels
@@ -20,7 +21,6 @@ from orca.worker.stage.stage import Stage
 from orca.worker.weights.gpu_linear import GpuLinear
 from orca.worker.weights.linear import Linear
 from support.worker.stage_driver import EPOCH, GREEDY
-from support.worker.tiny_models import tiny_checkpoint
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPTS = {1: (5, 80, 17, 44, 102, 9), 2: (63, 31, 120)}

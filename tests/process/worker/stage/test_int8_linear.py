@@ -9,21 +9,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.core.domain.errors import ModelError
 from orca.worker.models import build
 from orca.worker.models.build import load_stage
-from orca.worker.weights import int8_linear, linear
+from orca.worker.weights import int8_linear, layout_choice
 from orca.worker.weights.int8_linear import INT8_LAYOUTS, Int8PanelLinear, OneDnnInt8Linear
 from orca.worker.weights.linear import Linear
 from support.worker.stage_driver import Chain, random_asks, serve
-from support.worker.tiny_models import tiny_checkpoint
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Of the largest output: what the dtype itself rounds, a few times over.
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
-needs_bytes = pytest.mark.skipif(not int8_linear.multiplies_bytes(), reason="this processor has no 8-bit dot products")
+needs_bytes = pytest.mark.skipif(
+    not int8_linear.can_multiply_bytes(), reason="this processor has no 8-bit dot products"
+)
 KINDS = [Int8PanelLinear, pytest.param(OneDnnInt8Linear, marks=needs_bytes)]
 
 
@@ -77,12 +79,12 @@ def test_an_8_bit_weight_replaces_the_plain_one(kind: type[Linear]) -> None:
 def test_weights_of_half_precision_are_timed_with_the_rows_that_they_get(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[torch.dtype] = set()
 
-    def least_s(candidates: Sequence[Linear], x: Tensor) -> list[float]:
+    def best_times_s(candidates: Sequence[Linear], x: Tensor) -> list[float]:
         seen.add(x.dtype)
         return [1.0] * len(candidates)
 
-    monkeypatch.setattr(linear, "least_s", least_s)
-    linear.fastest(torch.randn(400, 300).bfloat16(), None, dtype=torch.float32, layouts=INT8_LAYOUTS)
+    monkeypatch.setattr(layout_choice, "best_times_s", best_times_s)
+    layout_choice.fastest_layout(torch.randn(400, 300).bfloat16(), None, dtype=torch.float32, layouts=INT8_LAYOUTS)
     assert seen == {torch.float32}
 
 
@@ -90,11 +92,16 @@ def test_weights_of_half_precision_are_timed_with_the_rows_that_they_get(monkeyp
 def test_bytes_are_multiplied_where_that_is_a_tenth_faster(
     bytes_us: int, best: type[Linear], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(int8_linear, "multiplies_bytes", lambda: True)
+    monkeypatch.setattr(int8_linear, "can_multiply_bytes", lambda: True)
     times_us = {Int8PanelLinear: 1000, OneDnnInt8Linear: bytes_us}
-    monkeypatch.setattr(linear, "least_s", lambda candidates, _x: [1e-6 * times_us[type(each)] for each in candidates])
-    assert linear.fastest(torch.randn(400, 300), None, layouts=INT8_LAYOUTS) is best
-    assert linear.fastest(torch.randn(400, 300), None, layouts=INT8_LAYOUTS, is_together=True) is Int8PanelLinear
+    monkeypatch.setattr(
+        layout_choice, "best_times_s", lambda candidates, _x: [1e-6 * times_us[type(each)] for each in candidates]
+    )
+    assert layout_choice.fastest_layout(torch.randn(400, 300), None, layouts=INT8_LAYOUTS) is best
+    assert (
+        layout_choice.fastest_layout(torch.randn(400, 300), None, layouts=INT8_LAYOUTS, is_together=True)
+        is Int8PanelLinear
+    )
 
 
 def middling_checkpoint(folder: Path) -> Path:
@@ -115,7 +122,7 @@ def test_the_log_says_which_layouts_a_model_has(tmp_path: Path, caplog: pytest.L
     folder = middling_checkpoint(tmp_path)
     with caplog.at_level(logging.INFO, logger="orca.worker"):
         model = load_stage(folder, quantization="int8")
-    large = [each for each in model.linears if each.outputs * each.inputs * 4 >= linear._SMALL_BYTES]
+    large = [each for each in model.linears if each.outputs * each.inputs * 4 >= layout_choice._SMALL_BYTES]
     assert large
     for each in large:
         said = f"weight {each.outputs} x {each.inputs} float32: {type(each).__name__}"
@@ -125,13 +132,13 @@ def test_the_log_says_which_layouts_a_model_has(tmp_path: Path, caplog: pytest.L
 def test_where_sums_of_bytes_overflow_there_are_only_panels_and_nothing_is_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(build, "multiplies_bytes", lambda: False)
-    monkeypatch.setattr(linear, "least_s", None)
+    monkeypatch.setattr(build, "can_multiply_bytes", lambda: False)
+    monkeypatch.setattr(layout_choice, "best_times_s", None)
     folder = middling_checkpoint(tmp_path)
     with caplog.at_level(logging.INFO, logger="orca.worker"):
         model = load_stage(folder, quantization="int8")
     assert {type(each) for each in model.linears} == {Int8PanelLinear}
-    assert "weights of 8 bits: Int8PanelLinear, for this processor does not multiply bytes" in caplog.messages
+    assert "weights of 8 bits: Int8PanelLinear, because this processor does not multiply bytes" in caplog.messages
 
 
 def test_a_tied_table_stays_as_it_is_and_the_head_is_a_rounded_copy(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.kernels.device import use_kernels
 from orca.kernels.plain import PlainKernels
 from orca.worker.models.blocks import Layer, StepContext
@@ -13,7 +14,6 @@ from orca.worker.stage.task_graph import TaskGraph, trace
 from orca.worker.streams.assignment import Edge
 from support.worker.stage_driver import Chain, random_asks, serve
 from support.worker.stream_programs import are_equal, clones, random_order, run_in_order, values_alone
-from support.worker.tiny_models import tiny_checkpoint
 
 
 @pytest.fixture(autouse=True)

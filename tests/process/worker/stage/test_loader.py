@@ -7,10 +7,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from orca.worker.models.weights import Weights
+from orca.worker.models.weights import RankWeights
 from orca.worker.parallel.shard import Shard
 from orca.worker.weights import loader
-from orca.worker.weights.linear import Linear, OneDnnLinear, Packing, PanelLinear
+from orca.worker.weights.layout_choice import LayoutChooser
+from orca.worker.weights.linear import Linear, OneDnnLinear, PanelLinear
 from orca.worker.weights.loader import Checkpoint
 
 ROWS, COLUMNS, NUMBER = 1024, 1024, 24  # 4 MiB each
@@ -64,9 +65,9 @@ def test_a_layout_holds_no_part_of_the_file(folder: Path, layout: type[Linear], 
     outputs, inputs = (COLUMNS, ROWS) if is_transposed else (ROWS, COLUMNS)
     layout(torch.ones(outputs, inputs))(torch.ones(1, inputs))  # reads libraries and code
     before = resident_bytes()
-    weights = Weights(files, Shard(), Packing(only=layout), torch.float32)
+    weights = RankWeights(files, Shard(), LayoutChooser(only=layout), torch.float32)
     linears = [
-        weights.rows(f"{place}", outputs, inputs, (0, inputs), has_bias=False, is_transposed=is_transposed)
+        weights.row_linear(f"{place}", outputs, inputs, (0, inputs), has_bias=False, is_transposed=is_transposed)
         for place in range(1, NUMBER)
     ]
     ones = torch.ones(1, inputs)
@@ -78,8 +79,8 @@ def test_a_layout_holds_no_part_of_the_file(folder: Path, layout: type[Linear], 
 @pytest.mark.parametrize("layout", [Linear, PanelLinear, OneDnnLinear])
 def test_an_embedding_holds_no_part_of_the_file(folder: Path, layout: type[Linear]) -> None:
     files = checkpoint(folder)
-    weights = Weights(files, Shard(), Packing(only=layout), torch.float32)
-    tables = [weights.table("1.weight", (ROWS, COLUMNS)), weights.tied("2.weight", (ROWS, COLUMNS))[1]]
+    weights = RankWeights(files, Shard(), LayoutChooser(only=layout), torch.float32)
+    tables = [weights.table("1.weight", (ROWS, COLUMNS)), weights.tied_table("2.weight", (ROWS, COLUMNS))[1]]
     before = resident_bytes("RssFile")
     ids, positions = torch.arange(ROWS), torch.zeros(ROWS, dtype=torch.int64)
     for number, table in enumerate(tables, 1):

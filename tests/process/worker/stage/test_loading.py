@@ -11,16 +11,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from orca.bench.parts.tiny_families import FAMILIES, tiny_checkpoint
 from orca.core.domain.errors import ModelError
 from orca.worker.models import weights
 from orca.worker.models.build import StageModel, load_stage
-from orca.worker.parallel.process_groups import TensorLink
-from orca.worker.parallel.progress import Progress
+from orca.worker.parallel.progress import RankProgress
 from orca.worker.parallel.shard import Shard, SingleRank, heads_of, part
-from orca.worker.weights import linear
-from orca.worker.weights.linear import Linear, MklLinear, OneDnnLinear, Packing, PanelLinear, least_s
+from orca.worker.parallel.tensor_link import TensorLink
+from orca.worker.weights import layout_choice
+from orca.worker.weights.layout_choice import LayoutChooser, best_times_s
+from orca.worker.weights.linear import Linear, MklLinear, OneDnnLinear, PanelLinear
 from support.worker.stage_driver import Chain, random_asks, serve
-from support.worker.tiny_models import FAMILIES, tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +265,7 @@ def test_a_packed_weight_is_right_for_any_number_of_rows(kind: type[Linear], has
 
 def test_a_rank_alone_exchanges_nothing_whatever_it_is_given(folder: Path) -> None:
     """What it computes may then wait for the end of a block (Stage): nothing may look at it before."""
-    model = load_stage(folder, group=TensorLink(1, Progress()), packs=False)
+    model = load_stage(folder, group=TensorLink(1, RankProgress()), packs=False)
     assert isinstance(model.group, SingleRank)
 
 
@@ -272,8 +273,8 @@ def test_a_rank_alone_exchanges_nothing_whatever_it_is_given(folder: Path) -> No
 def test_each_shape_is_timed_once_and_the_choice_is_logged(
     dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
-    packing = Packing()
-    with caplog.at_level(logging.INFO, logger="orca.worker.weights.linear"):
+    packing = LayoutChooser()
+    with caplog.at_level(logging.INFO, logger="orca.worker.weights.layout_choice"):
         kinds = {type(packing.linear(torch.randn(400, 300, dtype=dtype))) for _ in range(3)}
     assert len(kinds) == 1
     said = f"weight 400 x 300 {str(dtype).removeprefix('torch.')}: {kinds.pop().__name__}"
@@ -295,7 +296,7 @@ def test_a_layout_that_is_slow_is_timed_once_and_the_others_take_the_best_of_the
             return x
 
     slow, quick = Timed([0.5, 0.1]), Timed([0.002] * 9 + [0.001] + [0.002] * 4 + [0.0])
-    assert least_s([slow, quick], torch.zeros(1, 1), clock=lambda: now) == pytest.approx([0.5, 0.001])
+    assert best_times_s([slow, quick], torch.zeros(1, 1), clock=lambda: now) == pytest.approx([0.5, 0.001])
     assert (len(slow.times), len(quick.times)) == (1, 1)
 
 
@@ -315,24 +316,26 @@ def test_other_layouts_than_panels_cost_what_they_take_out_of_a_block(
     def timed(candidates: list[Linear], _x: Tensor) -> list[float]:
         return [1e-6 * times_us.get(type(candidate), 1000) for candidate in candidates]
 
-    monkeypatch.setattr(linear, "least_s", timed)
-    assert linear.fastest(torch.randn(64, 32), None, is_together=True) is best
+    monkeypatch.setattr(layout_choice, "best_times_s", timed)
+    assert layout_choice.fastest_layout(torch.randn(64, 32), None, is_together=True) is best
 
 
 def test_layouts_of_weights_that_run_apart_anyway_are_compared_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     times_s = {Linear: 60e-6, PanelLinear: 80e-6}
-    monkeypatch.setattr(linear, "least_s", lambda candidates, _x: [times_s.get(type(each), 1.0) for each in candidates])
-    assert linear.fastest(torch.randn(64, 32), None) is Linear
+    monkeypatch.setattr(
+        layout_choice, "best_times_s", lambda candidates, _x: [times_s.get(type(each), 1.0) for each in candidates]
+    )
+    assert layout_choice.fastest_layout(torch.randn(64, 32), None) is Linear
 
 
 def test_a_head_of_which_a_part_was_timed_is_packed_whole() -> None:
     weight, x = torch.randn(17000, 16), torch.randn(3, 16)
-    torch.testing.assert_close(Packing().linear(weight)(x), x @ weight.t(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(LayoutChooser().linear(weight)(x), x @ weight.t(), atol=1e-5, rtol=1e-5)
 
 
 def test_small_weights_stay_as_they_are_and_are_not_timed(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="orca.worker.weights.linear"):
-        assert type(Packing().linear(torch.randn(20, 10))) is Linear
+    with caplog.at_level(logging.INFO, logger="orca.worker.weights.layout_choice"):
+        assert type(LayoutChooser().linear(torch.randn(20, 10))) is Linear
     assert not caplog.records
 
 

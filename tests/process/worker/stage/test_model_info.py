@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from orca.bench.parts.tiny_families import reference_model, tiny_checkpoint
 from orca.core.domain.errors import ModelError
 from orca.core.domain.model import count_parameters, load_model_info, tokenizer_file
-from support.worker.tiny_models import reference_model, tiny_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.core.domain.model import load_model_info
 from orca.kernels.contract.reference import ModelSizes
 from orca.kernels.cpu.kernels import CpuKernels
 from orca.worker.models.build import load_stage, prepare_kernels
 from orca.worker.parallel.shard import Shard
 from orca.worker.weights.linear import PanelLinear
-from support.worker.tiny_models import tiny_checkpoint
 
 HALVES = [torch.bfloat16, torch.float16]
 CPU = torch.device("cpu")

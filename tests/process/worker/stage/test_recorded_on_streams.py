@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.core.domain.request import SamplingParams
 from orca.kernels.contract.recording import Recorded
 from orca.kernels.device import use_kernels
@@ -22,7 +23,6 @@ from orca.worker.weights.gpu_linear import GpuLinear
 from orca.worker.weights.linear import PanelLinear
 from support.worker.stage_driver import GREEDY, Ask, Chain, serve
 from support.worker.stream_programs import random_order, run_in_order, values_alone
-from support.worker.tiny_models import tiny_checkpoint
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.core.domain.step import Step
 from orca.kernels.contract.recording import RecordingSize
 from orca.kernels.cpu.recording import CpuRecorder
-from orca.worker.models.blocks import Layer, Part, StepContext
+from orca.worker.models.blocks import Layer, ModelPart, StepContext
 from orca.worker.stage.recorded_steps import RecordedSteps
 from orca.worker.stage.sampling import StepSample
 from orca.worker.stage.step_runner import PreparedStep, StepOutput
 from orca.worker.weights.linear import PanelLinear
 from support.worker.stage_driver import GREEDY, Ask, Chain, random_asks, serve
-from support.worker.tiny_models import tiny_checkpoint
 
 
 class Operations(TorchDispatchMode):
@@ -239,7 +239,7 @@ class PlainHead:
 
     only_kernels = False
 
-    def __init__(self, head: Part | None) -> None:
+    def __init__(self, head: ModelPart | None) -> None:
         assert head is not None
         self._head = head
 

@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from orca.bench.parts.tiny_families import reference_model, tiny_checkpoint
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import Logprob, SamplingParams
 from orca.core.domain.step import Claim, NewRequest, Row, Step
 from orca.worker.models.blocks import Layer, StepContext
 from orca.worker.models.build import load_stage
-from orca.worker.parallel.progress import Progress
+from orca.worker.parallel.progress import RankProgress
 from orca.worker.parallel.shard import Shard
-from orca.worker.rank.marked_layers import mark_parts
+from orca.worker.rank.progress_layers import count_progress
 from orca.worker.stage.laid_out_steps import LaidOutStep
 from orca.worker.stage.stage import Stage
 from orca.worker.weights.linear import Linear, PanelLinear
 from support.worker.stage_driver import EPOCH, GREEDY, Ask, Chain, random_asks, serve
-from support.worker.tiny_models import reference_model, tiny_checkpoint
 
 VOCAB = 199
 
@@ -145,7 +145,7 @@ def test_log_probabilities_of_a_long_prompt_move_the_mark_of_a_rank_again_and_ag
     folder: Path, packs: bool | type[Linear]
 ) -> None:
     """Of a small model with a large vocabulary they take longer than all layers: to stand still is to hang."""
-    model, progress, marks = load_stage(folder, packs=packs), Progress(), list[int]()
+    model, progress, marks = load_stage(folder, packs=packs), RankProgress(), list[int]()
     head = model.head
     assert head is not None
 
@@ -155,7 +155,7 @@ def test_log_probabilities_of_a_long_prompt_move_the_mark_of_a_rank_again_and_ag
 
     watched.only_kernels = head.only_kernels  # type: ignore[attr-defined]
     model = replace(model, head=watched)
-    mark_parts(model, progress)
+    count_progress(model, progress)
     stage = Stage(
         model, slots=64, block_tokens=4, eos_token_ids=(), feeds_tokens=False, prompt_logits_bytes=5 * 4 * VOCAB
     )

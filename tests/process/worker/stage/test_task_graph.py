@@ -117,7 +117,7 @@ def test_where_memory_is_filled_before_it_is_written_that_is_a_task() -> None:
     [
         (lambda x: x.unsqueeze_(0), "changes a tensor's shape in place"),
         (lambda x: torch.ops._c10d_functional.all_reduce(x, "sum", "0"), "talks to other ranks"),
-        (lambda x: torch.ops.higher_order.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "does not tell what it"),
+        (lambda x: torch.ops.higher_order.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "does not declare what it"),
     ],
 )
 def test_what_a_graph_does_not_tell_the_effects_of_is_refused(function: Program, reason: str) -> None:

@@ -22,7 +22,7 @@ from orca.pool.records import (
     CommitAnswer,
     CommitEntry,
     Heartbeat,
-    RequestState,
+    OwnershipState,
     SeatEntered,
     SeatHeld,
 )
@@ -153,7 +153,7 @@ class CallPromises:
     def _is_waiting(self, record: RequestRecord, revision: str) -> bool:
         deadline = record.request.deadline_wall_ms if record.log else record.request.first_deadline_wall_ms
         is_over = deadline is not None and deadline <= self.world.clock.wall
-        return record.state is RequestState.QUEUED and record.request.revision == revision and not is_over
+        return record.state is OwnershipState.QUEUED and record.request.revision == revision and not is_over
 
     def _is_reserved(self, record: RequestRecord, asker: str) -> bool:
         """Is it reserved for another group, whose seat lives and is the one that it was reserved for?"""
@@ -166,4 +166,4 @@ class CallPromises:
 
 
 def _is_owned(record: RequestRecord, claim: Claim) -> bool:
-    return record.state is RequestState.OWNED and Claim(record.number, record.call) == claim
+    return record.state is OwnershipState.OWNED and Claim(record.number, record.call) == claim

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from orca.core.domain.request import End, FinishReason
 from orca.core.domain.step import Claim
 from orca.pool.memory.state import RequestRecord
-from orca.pool.records import RequestState
+from orca.pool.records import OwnershipState
 from support.pool.protocol.stages import Violation
 
 if TYPE_CHECKING:
@@ -101,11 +101,11 @@ class Promises:
 
     def _check_blame(self, record: RequestRecord, tokens: int) -> None:
         request_id = record.request.id
-        if record.state is RequestState.OWNED and self.trials.get(request_id, (0, 0))[0] != record.number:
+        if record.state is OwnershipState.OWNED and self.trials.get(request_id, (0, 0))[0] != record.number:
             self.trials[request_id] = record.number, tokens
         if record.failures > self.failures.get(request_id, 0) and tokens > self.trials[request_id][1]:
             raise Violation(f"{request_id} is blamed though it has committed under the claim")
-        if record.state is RequestState.OWNED and record.failures and tokens > self.trials[request_id][1]:
+        if record.state is OwnershipState.OWNED and record.failures and tokens > self.trials[request_id][1]:
             raise Violation(f"{request_id} has committed and is not acquitted")
         self.failures[request_id] = record.failures
 

@@ -28,7 +28,7 @@ from orca.pool.records import (
     CommitEntry,
     Heartbeat,
     LargerRequests,
-    RequestState,
+    OwnershipState,
     SeatEntered,
     SeatHeld,
     Submission,
@@ -44,12 +44,12 @@ class IndexOnly(MemoryPool):
 
 class ClaimsNotCompared(IndexOnly):
     def _is_owner(self, record: RequestRecord, claim: Claim) -> bool:
-        return record.state is RequestState.OWNED
+        return record.state is OwnershipState.OWNED
 
 
 class CallIdNotCompared(IndexOnly):
     def _is_owner(self, record: RequestRecord, claim: Claim) -> bool:
-        return record.state is RequestState.OWNED and record.number == claim.number
+        return record.state is OwnershipState.OWNED and record.number == claim.number
 
 
 class NewestProcessWins(MemoryPool):
@@ -147,7 +147,7 @@ class EndsAreNotFinal(MemoryPool):
 
     def _commit_entry(self, entry: CommitEntry) -> CommitAnswer:
         record = self.state.records.get(entry.request_id)
-        if record is not None and record.state is RequestState.ENDED and entry.index == len(record.log):
+        if record is not None and record.state is OwnershipState.ENDED and entry.index == len(record.log):
             record.log += entry.tokens
             record.end = End(record.end.reason, len(record.log)) if record.end else None
             return CommitAnswer.APPLIED
@@ -175,9 +175,9 @@ class SubmitStoresAgain(MemoryPool):
         for request in known.submission.requests:
             record = self.state.records.pop(request.id)
             self.state.bytes_reserved -= record.bytes
-            if record.state is RequestState.QUEUED:
+            if record.state is OwnershipState.QUEUED:
                 self.state.unqueue(record)
-            elif record.state is RequestState.OWNED:
+            elif record.state is OwnershipState.OWNED:
                 del self.state.own[record.group][request.id]
 
 

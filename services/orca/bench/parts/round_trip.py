@@ -1,4 +1,4 @@
-"""Measure the engine's own cost: `PYTHONPATH=tests python tests/engine/measure_engine.py [stages] [tensor]`.
+"""Measure the engine's own cost: `python -m orca.bench.parts.round_trip [stages] [tensor]`.
 
 A model of a few thousand weights on real processes, so that what is left is the way there and back: master, each
 stage's controller and rank, and the results. One step in flight. By local links and by gRPC, in turns, the tokens of
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orca.bench.parts.stage_processes import Stages, engine_for, new_request
+from orca.bench.parts.tiny_model import write_tiny_model
 from orca.core.domain.step import Epoch, Row, Step
 from orca.core.process.cpu_time import cpu_time_s
 from orca.scheduler.engines.grpc_engine import GrpcEngine
-from support.worker.engine_builders import Stages, engine_for, new_request
-from support.worker.tiny_model import write_tiny_model
 
 STEPS, WARM_UP, TURNS = 500, 20, 3
 WAYS = {"local": True, "grpc": False}
@@ -108,4 +108,4 @@ async def _round_trips(engine: GrpcEngine, epoch: Epoch, batch: int) -> AsyncIte
 if __name__ == "__main__":
     shape = [int(argument) for argument in sys.argv[1:3]] or [2, 1]
     with tempfile.TemporaryDirectory() as scratch:
-        print(json.dumps(asyncio.run(measure(*shape, folder=Path(scratch)))))
+        print(json.dumps(asyncio.run(measure(shape[0], shape[1], Path(scratch)))))

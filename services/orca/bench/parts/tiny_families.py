@@ -1,4 +1,4 @@
-"""Tiny random Hugging Face checkpoints of every family, with odd sizes, for tests.
+"""Tiny random Hugging Face checkpoints of every family, with odd sizes, for tests and measurements.
 
 Random models of the usual scale repeat a token or two whatever the prompt. With embeddings x 3 and all other matrices x
 8 the greedy output changes when any one prompt token does; where head and embedding are always tied (GPT-2, OPT) or a
@@ -112,8 +112,9 @@ def tiny_checkpoint(
 
 def reference_model(folder: Path) -> PreTrainedModel:
     """The checkpoint as Hugging Face runs it, in float32."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return model.eval()
+    model: PreTrainedModel = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.eval()
+    return model
 
 
 def _is_embedding(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Brings what the commit queue holds to the pool, one call at a time, never waited for by the steps."""
+"""Brings the tokens of the commit queue to the pool, one call at a time. Steps never wait for it."""
 
 import asyncio
 import contextlib
@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 
 from orca.pool.records import CommitAnswer, CommitEntry
-from orca.scheduler.commit_queue import CommitQueue
-from orca.scheduler.dependencies import Dependencies, call_until_answered
+from orca.scheduler.dependencies import Dependencies
+from orca.scheduler.epoch.commit_queue import CommitQueue
 from orca.scheduler.policy.state import GroupRequest
 
 log = logging.getLogger("orca.scheduler")
@@ -27,8 +27,8 @@ class Committer:
     ) -> None:
         """
         Args:
-            settle: gets what was written of each request and what the pool says to it.
-            interval_s: asked at each commit for the time to the next one of what is not urgent.
+            settle: called with each committed entry and the pool's answer.
+            interval_s: returns, at each commit, the time to the next commit of tokens that are not urgent.
             epoch: for the log.
         """
         self._dependencies = dependencies
@@ -36,20 +36,20 @@ class Committer:
         self._settle = settle
         self._interval_s = interval_s
         self._epoch = epoch
-        self._has_news = asyncio.Event()  # something came into the commit queue, or it is to be flushed
-        self._due_s = 0.0  # of the loop's clock: what is not urgent goes out then
-        self._is_flushing = False  # everything goes out now
-        self._is_flushed = asyncio.Event()  # the commit queue is empty and no commit is under way
+        self._has_news = asyncio.Event()  # an entry came into the queue, or the queue is to be flushed
+        self._due_s = 0.0  # time of the loop's clock at which tokens that are not urgent are committed
+        self._is_flushing = False  # everything is committed now
+        self._is_flushed = asyncio.Event()  # the queue is empty and no commit is in progress
         self._is_flushed.set()
 
-    def announce(self) -> None:
-        """Something may have come into the commit queue."""
+    def wake(self) -> None:
+        """Check the queue again: it may have new entries."""
         if self._commit_queue:
             self._is_flushed.clear()
             self._has_news.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Commit until cancelled."""
         has_committed = False
         while True:
             if not self._commit_queue:
@@ -68,7 +68,7 @@ class Committer:
         await self._has_news.wait()
 
     async def _until_due(self) -> bool:
-        """Wait until everything is due, or something is urgent. Returns: whether it is everything."""
+        """Wait until everything is due, or an entry is urgent. Returns: True if everything is due."""
         clock = asyncio.get_running_loop().time
         wait_s = self._due_s - clock()
         if wait_s > 0:
@@ -81,20 +81,18 @@ class Committer:
         return True
 
     async def flush(self) -> None:
-        """Wait until everything is in the pool, as long as that may take (Times.flush_s)."""
+        """Commit everything now, and wait until the pool has it, at most for `flush_s`."""
         self._is_flushing = True
         self._has_news.set()
         try:
             async with asyncio.timeout(self._dependencies.timings.flush_s):
                 await self._is_flushed.wait()
         except TimeoutError:
-            log.warning("the pool did not take the last tokens in time", extra={"epoch": self._epoch})
+            log.warning("the pool did not answer the commit of the last tokens in time", extra={"epoch": self._epoch})
 
     async def _commit(self, entries: dict[GroupRequest, CommitEntry]) -> list[CommitAnswer]:
-        answers = await call_until_answered(
-            lambda: self._dependencies.pool.commit(list(entries.values())), self._dependencies.timings.pool_retry_s
-        )
+        answers = await self._dependencies.call_pool(lambda pool: pool.commit(list(entries.values())))
         self._dependencies.observer.answered(answers)
-        for (entry, written), answer in zip(entries.items(), answers, strict=True):
-            self._settle(entry, written, answer)
+        for (request, entry), answer in zip(entries.items(), answers, strict=True):
+            self._settle(request, entry, answer)
         return answers

@@ -1,9 +1,9 @@
-"""Attention on this processor beside PyTorch's:  PYTHONPATH=tests python tests/kernels/measure_attention.py
+"""Attention on this processor beside PyTorch's:  python -m orca.bench.parts.attention
 
 Whole prompts of some lengths, in float32 and bfloat16, with as many threads as OMP_NUM_THREADS says: microseconds of a
 layer, ours through the cache's blocks, PyTorch's (scaled_dot_product_attention) on keys and values that lie in one
 piece. By turns; the median of all turns, the least in brackets, and ours as a share of theirs. Results are compared
-first. Not a test: there is no goal.
+first. There is no goal.
 """
 
 import statistics
@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from orca.kernels.contract.paged import TokenSlots
+from orca.kernels.contract.reference import AttentionView, ContextRow
 from orca.kernels.device import kernels_of
-from support.kernels.attention_steps import random_step, view_of
 
 HEAD_DIM, BLOCK_TOKENS, SCALE = 64, 16, 64**-0.5
 SHAPES = [(128, 8, 8), (512, 8, 8), (1024, 8, 8), (2048, 8, 2)]
@@ -27,10 +28,8 @@ def both(
     tokens: int, heads: int, kv_heads: int, dtype: torch.dtype
 ) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
     """Ours and PyTorch's, of the same prompt."""
-    qkv, cache, rows, tables = random_step([(tokens, tokens)], heads, kv_heads, HEAD_DIM, dtype, BLOCK_TOKENS)
-    head_map = [head * kv_heads // heads for head in range(heads)]
-    cpu = torch.device("cpu")
-    attention = kernels_of(cpu).attention(rows, view_of(tables, head_map, HEAD_DIM, dtype, BLOCK_TOKENS))
+    qkv, cache, view = _prompt(tokens, heads, kv_heads, dtype)
+    attention = kernels_of(view.device).attention([ContextRow(0, tokens, 0, 0)], view)
     query, keys, values = (part.transpose(0, 1).contiguous() for part in qkv.split((heads, kv_heads, kv_heads), dim=1))
 
     def theirs() -> Tensor:
@@ -40,6 +39,26 @@ def both(
         return attended[0].transpose(0, 1).flatten(1)
 
     return lambda: attention(qkv, cache, SCALE), theirs
+
+
+def _prompt(tokens: int, heads: int, kv_heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, AttentionView]:
+    """Return qkv of a whole prompt, the cache that holds it in scattered blocks, and its view."""
+    generator = torch.Generator().manual_seed(3)
+    table = torch.randperm(-(-tokens // BLOCK_TOKENS), generator=generator).int()
+    qkv = torch.randn(tokens, heads + 2 * kv_heads, HEAD_DIM, generator=generator).to(dtype)
+    cache = torch.zeros(len(table), 2 * kv_heads, BLOCK_TOKENS, HEAD_DIM, dtype=dtype)
+    TokenSlots.of_positions(table, 0, tokens, BLOCK_TOKENS).write(cache, qkv[:, heads:])
+    view = AttentionView(
+        kv_of_query=[head * kv_heads // heads for head in range(heads)],
+        kv_heads=kv_heads,
+        head_dim=HEAD_DIM,
+        tables=table[None],
+        block_tokens=BLOCK_TOKENS,
+        window=None,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    return qkv, cache, view
 
 
 def turn_us(call: Callable[[], Tensor]) -> float:

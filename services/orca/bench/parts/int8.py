@@ -1,14 +1,15 @@
-"""Measure weights of 8 bits: `PYTHONPATH=tests python tests/worker_model/measure_int8.py loss FOLDER...`, or `speed 2`.
+"""Measure weights of 8 bits: `python -m orca.bench.parts.int8 loss FOLDER...`, or `speed 2`.
 
 loss: next-token distributions of each model after the same texts, which it wrote itself at temperature 1, against
 those in float32: share of the contexts after which the likeliest token is the same one, and mean KL divergence in nats.
-Without folders, a random model of each family as the tests have them.
+Without folders, a tiny random model of each family.
 
 speed: milliseconds of a product in the layout that is found the fastest, with so many threads, or one, for shapes of
 models of 0.06 to 0.5 billion parameters; median of rounds in which all take turns.
 """
 
 import argparse
+import asyncio
 import statistics
 import sys
 import tempfile
@@ -19,15 +20,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from orca.bench.parts.tiny_families import FAMILIES, tiny_checkpoint
 from orca.core.domain.model import load_model_info
 from orca.core.domain.request import SamplingParams
-from orca.core.domain.step import Claim, NewRequest, Row, Step
+from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Step
+from orca.worker.models.build import StageModel, load_stage
+from orca.worker.parallel.shard import Shard
+from orca.worker.rank.local_engine import LocalEngine
+from orca.worker.stage.stage import Stage
 from orca.worker.weights.int8_linear import INT8_LAYOUTS
-from orca.worker.weights.linear import Linear, Packing, fastest
-from support.worker.stage_driver import EPOCH, GREEDY, Ask, Chain, serve
-from support.worker.tiny_models import FAMILIES, tiny_checkpoint
+from orca.worker.weights.layout_choice import LayoutChooser, fastest_layout
+from orca.worker.weights.linear import Linear
 
-TEXTS, LENGTH = 40, 16
+TEXTS, LENGTH, BLOCK_TOKENS = 40, 16, 4
+EPOCH = Epoch(1, "bench")
 KINDS = (("float32", "int8"), ("bfloat16", None), ("bfloat16", "int8"))
 
 SHAPES = ((1536, 512), (512, 512), (2816, 512), (512, 1408), (32000, 512), (9728, 896), (896, 4864))
@@ -50,38 +56,69 @@ def texts(folder: Path) -> list[list[int]]:
     """All beginnings of texts that the model writes."""
     vocab_size = load_model_info(folder).vocab_size
     starts = torch.randint(vocab_size, (TEXTS,), generator=torch.Generator().manual_seed(0)).tolist()
-    asks = [
-        Ask([start], LENGTH - 1, SamplingParams(temperature=1.0, seed=seed, ignore_eos=True))
-        for seed, start in enumerate(starts)
-    ]
-    serve(Chain(folder), asks, max_batch_size=TEXTS)
-    return [[*ask.prompt, *ask.output][:length] for ask in asks for length in range(1, LENGTH + 1)]
+    written = asyncio.run(_written(_model(folder, "float32", None), starts))
+    return [text[:length] for text in written for length in range(1, LENGTH + 1)]
+
+
+async def _written(model: StageModel, starts: list[int]) -> list[list[int]]:
+    """Return a text of LENGTH tokens behind each start."""
+    engine = LocalEngine([model], slots=TEXTS * (LENGTH + BLOCK_TOKENS), block_tokens=BLOCK_TOKENS, prefetch=0)
+    found = [[start] for start in starts]
+    try:
+        await engine.form(EPOCH)
+        results = engine.results()
+        new = tuple(
+            _request(handle, text, LENGTH, SamplingParams(temperature=1.0, seed=handle, ignore_eos=True))
+            for handle, text in enumerate(found)
+        )
+        for number in range(1, LENGTH):
+            rows = tuple(
+                Row(handle=handle, start=number - 1, count=1, sample=True, token=text[-1] if number > 1 else None)
+                for handle, text in enumerate(found)
+            )
+            await engine.submit(Step(epoch=EPOCH, number=number, new=new if number == 1 else (), rows=rows))
+            for drawn in (await anext(results)).sampled:
+                found[drawn.handle].append(drawn.token.id)
+    finally:
+        await engine.close()
+    return found
 
 
 def logprobs(folder: Path, contexts: list[list[int]], dtype: str, quantization: str | None) -> Tensor:
     """[contexts, vocab] of the token that follows each."""
-    chain = Chain(folder, dtype=dtype, quantization=quantization, slots=len(contexts) * (LENGTH + 4))
-    new = [
-        NewRequest(
-            handle=handle,
-            request_id=str(handle),
-            claim=Claim(1, "test/1"),
-            tokens=tuple(tokens),
-            prompt_length=len(tokens),
-            max_total_tokens=len(tokens) + 1,
-            sampling=GREEDY,
-        )
-        for handle, tokens in enumerate(contexts)
-    ]
-    rows = [Row(handle=one.handle, start=0, count=len(one.tokens), sample=True) for one in new]
-    [[stage]] = chain.stages
-    plan = stage.begin(Step(epoch=EPOCH, number=1, new=tuple(new), rows=tuple(rows)))
-    return stage.forward(plan, None).double().log_softmax(dim=1)
+    stage = Stage(
+        _model(folder, dtype, quantization),
+        slots=len(contexts) * (LENGTH + BLOCK_TOKENS),
+        block_tokens=BLOCK_TOKENS,
+        eos_token_ids=(),
+        feeds_tokens=False,
+    )
+    greedy = SamplingParams(temperature=0.0)
+    new = tuple(_request(handle, tokens, len(tokens) + 1, greedy) for handle, tokens in enumerate(contexts))
+    rows = tuple(Row(handle=one.handle, start=0, count=len(one.tokens), sample=True) for one in new)
+    prepared = stage.begin(Step(epoch=EPOCH, number=1, new=new, rows=rows))
+    return stage.forward(prepared).tensor.double().log_softmax(dim=1)
+
+
+def _model(folder: Path, dtype: str, quantization: str | None) -> StageModel:
+    return load_stage(folder, Shard(stage=0, stages=1), dtype=dtype, quantization=quantization, packs=False)
+
+
+def _request(handle: int, tokens: list[int], most: int, sampling: SamplingParams) -> NewRequest:
+    return NewRequest(
+        handle=handle,
+        request_id=str(handle),
+        claim=Claim(1, "bench/1"),
+        tokens=tuple(tokens),
+        prompt_length=len(tokens),
+        max_total_tokens=most,
+        sampling=sampling,
+    )
 
 
 def speed(threads: int) -> None:
     torch.set_num_threads(threads)
-    in_dtype, in_bytes = Packing(), Packing(choose=partial(fastest, layouts=INT8_LAYOUTS))
+    in_dtype, in_bytes = LayoutChooser(), LayoutChooser(choose=partial(fastest_layout, layouts=INT8_LAYOUTS))
     for outputs, inputs in SHAPES:
         weight = torch.randn(outputs, inputs)
         half = weight.bfloat16()

@@ -1,4 +1,4 @@
-"""Measure starts: `python tests/system/measure_start.py MODEL_FOLDER --starts 5 [OPTIONS OF orca up]`.
+"""Measure starts: `python -m orca.bench.parts.start MODEL_FOLDER --starts 5 [OPTIONS OF orca up]`.
 
 Prints the seconds from the command to the first token that a client has who asks from the beginning, of each start,
 then their median and range. The first start on a machine compiles kernels and times layouts, which the next ones find
@@ -52,7 +52,7 @@ def _has_token(port: int) -> bool:
     request = urllib.request.Request(url, data=json.dumps(body).encode(), headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-            return json.load(answer)["usage"]["completion_tokens"] == 1
+            return bool(json.load(answer)["usage"]["completion_tokens"] == 1)
     except urllib.error.HTTPError as error:
         # Not in force in the pool yet; all else will not pass.
         if error.code != 503:

@@ -1,8 +1,8 @@
-"""Figures of the pool on this machine:  python tests/pool/measure_pool.py [WAITING ...]
+"""Figures of the pool on this machine:  python -m orca.bench.parts.pool [WAITING ...]
 
 Prints the median time, and the server's own time, of the transitions on the request path with that many requests
 waiting (0, 10,000 and 100,000 unless told), of commits of 1, 32 and 256 tokens, and the memory of a waiting request and
-of a log, on the first redis-server that `find_redis_server` finds. Not a test: nothing here is compared.
+of a log, on the first redis-server that `find_redis_server` finds. Nothing here is compared.
 """
 
 import argparse

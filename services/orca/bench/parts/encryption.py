@@ -1,4 +1,4 @@
-"""Measure what certificates cost a step: `PYTHONPATH=tests python tests/engine/measure_encryption.py [epochs]`.
+"""Measure what certificates cost a step: `python -m orca.bench.parts.encryption [epochs]`.
 
 Two groups of two stages with a model of a few thousand weights, one encrypted and one not, take turns step by step. One
 step is in flight; its time goes from submit to result, over both stages and back. The tokens of the two groups are
@@ -14,11 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from orca.bench.parts.stage_processes import Stages, engine_for, new_request
+from orca.bench.parts.tiny_model import write_tiny_model
 from orca.core.domain.step import Epoch, Row, Step
 from orca.core.transport.tls_files import TlsFiles
-from support.certificates import Authority
-from support.worker.engine_builders import Stages, engine_for, new_request
-from support.worker.tiny_model import write_tiny_model
+from orca.operator.cluster.credentials import issue
+from orca.operator.domain.certificates import CA, CERTIFICATE, KEY
 
 STEPS, WARM_UP = 500, 20
 BATCHES = (1, 16)
@@ -66,9 +67,9 @@ class Group:
 
 
 async def measure(epochs: int, folder: Path) -> dict[str, Any]:
-    authority = Authority(folder / "authority")
-    own = authority.issue("all", f"DNS:{NAME}")
-    shown = TlsFiles(authority.ca, own.certificate, own.key, NAME)
+    for name, text in issue("measured", NAME, None, time.time()).items():
+        (folder / name).write_text(text)
+    shown = TlsFiles(folder / CA, folder / CERTIFICATE, folder / KEY, NAME)
     flags = ["--tls-ca-file", shown.ca, "--tls-certificate-file", shown.certificate, "--tls-key-file", shown.key]
     encrypted = Group(folder / "encrypted", shown, *map(str, flags), "--tls-server-name", NAME)
     plain = Group(folder / "plain", None)

@@ -1,19 +1,19 @@
-"""Measure what ranks hold: `python tests/system/measure_memory.py MODEL_FOLDER` prints a line per layout.
+"""Measure what ranks hold: `python -m orca.bench.parts.rank_memory MODEL_FOLDER` prints a line per layout.
 
 Bytes of weights per rank, and all ranks together against one rank alone: what is above 1 is held twice (norms, row
-biases, a tied embedding on the first and the last stage, packed copies). For KV see
-tests/worker_model/test_stage.py: slots in use stay within one block per request of the tokens held.
+biases, a tied embedding on the first and the last stage, packed copies).
 """
 
 import argparse
 import asyncio
+import tempfile
 from pathlib import Path
 
 from grpc import aio
 
+from orca.bench.parts.stage_processes import Stages
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import engine_pb2_grpc
-from support.system.running_group import RunningGroup
 
 LAYOUTS = ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2))
 
@@ -32,8 +32,12 @@ async def weights_of(address: str) -> int:
 async def main(folder: Path) -> None:
     alone = 0
     for stages, tensor in LAYOUTS:
-        with RunningGroup(folder, stages=stages, tensor=tensor) as group:
-            weights = [await weights_of(address) for address in group.addresses]
+        with tempfile.TemporaryDirectory() as logs:
+            group = Stages(folder, stages=stages, tensor=tensor, log_folder=Path(logs))
+            try:
+                weights = [await weights_of(address) for address in group.addresses]
+            finally:
+                group.stop()
         alone = alone or sum(weights)
         per_rank = ", ".join(f"{each / tensor / 1e6:.2f}" for each in weights)
         share = sum(weights) / alone

@@ -1,0 +1,118 @@
+"""Claims requests from the pool's queue while the policy has free capacity."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from orca.pool.api import StaleCall
+from orca.pool.records import ClaimAnswer, Claimed
+from orca.scheduler.dependencies import Dependencies
+from orca.scheduler.policy.policy import BatchLimits, FreeCapacity
+from orca.scheduler.policy.state import GroupState
+
+
+class RequestClaimer:
+    """The claims of one epoch: `run` and `listen` are one task each."""
+
+    def __init__(
+        self, dependencies: Dependencies, limits: BatchLimits, state: GroupState, *, adopt: Callable[[Claimed], None]
+    ) -> None:
+        """Args: adopt: called with each request that was claimed."""
+        self._dependencies = dependencies
+        self._limits = limits
+        self._state = state
+        self._adopt = adopt
+        self._has_capacity = asyncio.Event()  # the free capacity may have changed
+        self._has_work = asyncio.Event()  # the pool hinted at new requests, or sent no hint for a while
+        self._is_answered = asyncio.Event()  # a claim was answered since somebody began to wait for that
+        self._refused_slots = 0  # free slots that were not enough for the head of the queue
+        self._is_pool_slow = False  # the last wait for an answer ended without one
+        self.is_claiming = False  # a call is in progress: the pool may list requests that are not known here yet
+        self.waiting = 0  # requests in the pool's queue, as of the last claim
+
+    def set_batch_bounds(self, limits: BatchLimits) -> None:
+        """Use other bounds: they may change the free capacity."""
+        self._limits = limits
+        self.wake()
+
+    def wake(self) -> None:
+        """Check the free capacity again."""
+        self._has_capacity.set()
+
+    async def run(self) -> None:
+        """Claim whenever there is capacity and work, until cancelled. Raises: SeatLost, ProcessClosed."""
+        while True:
+            if self._refused_slots:
+                # When the head's client leaves or another group claims it, no hint comes, but younger ones may fit.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._dependencies.timings.head_s):
+                        await self._capacity_above(self._refused_slots)
+            capacity = await self._capacity_above(0)
+            self._has_work.clear()
+            answer = await self._claim(capacity)
+            for claimed in answer.claimed:
+                self._adopt(claimed)
+            is_refused = answer.waiting > 0 and len(answer.claimed) < capacity.requests
+            self._refused_slots = self._free_capacity().slots if is_refused else 0
+            self._is_pool_slow = False
+            self._is_answered.set()
+            if not answer.waiting:
+                await self._has_work.wait()
+
+    async def listen(self) -> None:
+        """Listen for new work until cancelled. It never pauses, so that no hint is lost between a claim and a wait."""
+        revision, timings = self._dependencies.caller.revision, self._dependencies.timings
+        while True:
+            await self._dependencies.call_pool(lambda pool: pool.wait_for_work(revision, timings.work_s))
+            self._has_work.set()
+
+    async def catch_up(self) -> None:
+        """If requests are known to wait that the group could claim, wait for the claim, at most for `claim_s`.
+
+        In Algorithm 1 the request pool is at hand: the successor of a request that ended early is in the very next
+        batch. Here the scheduler has to claim it first.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._dependencies.timings.claim_s):
+                while self._is_claim_due and not self._is_pool_slow:
+                    self._is_answered.clear()
+                    await self._is_answered.wait()
+            return
+        self._is_pool_slow = True
+
+    @property
+    def _is_claim_due(self) -> bool:
+        capacity = self._free_capacity()
+        return self.waiting > 0 and capacity.requests > 0 and capacity.slots > self._refused_slots
+
+    async def _capacity_above(self, slots: int) -> FreeCapacity:
+        """Wait until another request, and more than so many slots, can be claimed."""
+        while (capacity := self._free_capacity()).requests <= 0 or capacity.slots <= slots:
+            self._has_capacity.clear()
+            await self._has_capacity.wait()
+        return capacity
+
+    def _free_capacity(self) -> FreeCapacity:
+        return self._dependencies.policy.free_capacity(self._state, self._limits)
+
+    async def _claim(self, capacity: FreeCapacity) -> ClaimAnswer:
+        """Claim once. The call is repeated under its number until the pool answers, which stores the answer."""
+        self.is_claiming = True
+        while True:
+            call = next(self._dependencies.calls)
+            try:
+                answer: ClaimAnswer = await self._dependencies.call_pool(
+                    lambda pool, call=call: pool.claim(  # type: ignore[misc]
+                        self._dependencies.caller,
+                        call,
+                        free_slots=capacity.slots,
+                        total_slots=self._limits.slots,
+                        block_tokens=self._limits.block_tokens,
+                        most=capacity.requests,
+                    )
+                )
+            except StaleCall:
+                continue
+            self.is_claiming = False
+            self.waiting = answer.waiting
+            return answer
