@@ -33,7 +33,7 @@ class PaperRuntime:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, refused: int, unpacked: bool) -> None:
         self.whole: list[bool] = []  # per import: was it sent with all of its layers?
         self._refused = refused
-        monkeypatch.setattr(store_module, "builder_here", lambda: Builder("buildah"))
+        monkeypatch.setattr(store_module, "find_builder", lambda: Builder("buildah"))
         monkeypatch.setattr(Builder, "image_id", lambda *_: "sha256:1")
         monkeypatch.setattr(Builder, "layers", lambda *_: ["sha256:a", "sha256:b"])
         monkeypatch.setattr(store_module, "missing_packages", lambda _: [])
