@@ -53,7 +53,7 @@ def _run_steps_again(module: Any) -> None:
 
     async def mutant(self: Any, epoch: Any, number: int, wait_s: float) -> Any:
         verdict = await admit(self, epoch, number, wait_s)
-        return module.StepVerdict.ACCEPTED if verdict is module.Verdict.ALREADY_DONE else verdict
+        return module.StepVerdict.ACCEPTED if verdict is module.StepVerdict.ALREADY_DONE else verdict
 
     module.StepOrder.admit = mutant
 

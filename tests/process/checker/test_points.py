@@ -1,10 +1,14 @@
 """The hooks of the checker in real processes."""
 
+import ast
 import asyncio
+import importlib
+import inspect
 import json
 import os
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +57,18 @@ def test_a_real_process_is_hit_at_the_named_call_without_a_hook_in_its_code(
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert ran.returncode == status, ran.stderr
     assert (tmp_path / "fired").exists()
+
+
+@pytest.mark.parametrize("mutant", sorted(MUTANTS))
+def test_a_mutant_uses_only_names_that_its_module_has(mutant: str) -> None:
+    module, patch = MUTANTS[mutant]
+    texts = {
+        ast.unparse(node) for node in ast.walk(ast.parse(inspect.getsource(patch))) if isinstance(node, ast.Attribute)
+    }
+    used = {text.removeprefix("module.") for text in texts if text.startswith("module.") and "(" not in text}
+    assert used
+    for name in used:
+        attrgetter(name)(importlib.import_module(module))
 
 
 # Patches name modules, classes and methods of the product in text: importing each module runs its patches.
