@@ -1,7 +1,7 @@
 """A rolling upgrade under load from the last release to this one, and the rollback, part by part, with kills between.
 
 Gateways and groups take turns, so both releases serve side by side for half of the time. The parts of a group are
-handed over one by one, so that schedulers work with stages of the other release. Each unit is followed by checks: a key
+handed over one by one, so that schedulers work with stages of the other release. Each unit is followed by checks. A key
 and a request must give the same bytes at the gateways of both releases, and a schema number must wait for all parts.
 """
 

@@ -1,7 +1,7 @@
 """The results of stale work: turns the recorder's lines (checker.points.recorder) into one record of a history.
 
-commit  stale if its call began after a later claim of its request had been answered; it must be refused
-step    stale if its stage joined a later epoch before the step arrived; it must be refused, and no step runs twice
+commit  It is stale if its call began after a later claim of its request had been answered. It must be refused.
+step    It is stale if its stage joined a later epoch before the step arrived. It must be refused, and none runs twice.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Computes the output of a chain model from prompt, seed and index alone, in whole numbers, without the server's code.
 
 The oracle has the running sums that the stages must find in their KV caches, and appends one token at a time. Let i be
-a position, l a layer, c a channel of the KV heads, d a channel of the query heads, g(d) the channel of c that its head
-reads, and fold(x) = x^5 mod p with p = 2^31 - 1. keep, mix and the salts are the model's weights:
+a position, l a layer, c a channel of the KV heads, and d a channel of the query heads. Let g(d) be the channel of c
+that its head reads, and fold(x) = x^5 mod p with p = 2^31 - 1. The weights of the model are keep, mix and the salts:
 
     state[i, 0]    = fold(fold(token[i] + embedding_salt) + i)
     kept[i, l, c]  = fold(state[i, l] + keep[l, c]) mod 256

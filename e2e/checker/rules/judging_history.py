@@ -1,7 +1,8 @@
 """A history that judges each call when it is over and then drops its records: hours of load in bounded memory.
 
-The file has all records, as always. The memory has the open calls, the records that belong to no call, and of each
-judged call the parts that the rules over the whole system need: its names, and the ends of its connections.
+The file has all records, as always. The memory has the open calls and the records that belong to no call. Of each
+judged
+call it has only the parts that the rules over the whole system need: its names, and the ends of its connections.
 """
 
 from collections import defaultdict

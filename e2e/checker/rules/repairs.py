@@ -4,9 +4,9 @@
                         (a death, "epoch over", "seat taken", "pool away")
 
 The quoted words are messages of the parts, from their logs and from `orca up`. If the group stays formed, "pool back"
-ends the re-forming. If no part reported anything between the fault and the next token of an affected stream (a gateway
-died, or a freeze was too short to be noticed), there is only a total: up to the end of the longest gap in the affected
-streams, because tokens that were already on their way still arrive directly after a fault.
+ends the re-forming. Sometimes no part reports anything between the fault and the next token of an affected stream: a
+gateway died, or a freeze was too short to be noticed. Then there is only a total. It lasts until the end of the longest
+gap in the affected streams, because tokens that were already on their way still arrive directly after a fault.
 """
 
 import math
