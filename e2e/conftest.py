@@ -9,8 +9,8 @@ from cluster.kubernetes.kubectl import Kubectl
 from cluster.machine.errors import ClusterError
 from cluster.machine.layout import Layout
 from foreign_cluster import use_foreign_cluster
-from installation import Service, connect, install_chart, make_namespace, own_layout, target, wait_until
-from load import Load
+from installation import SPEC, Service, connect, install_chart, make_namespace, own_layout, target, wait_until
+from load import Load, is_answering
 from orca.core.domain.errors import SettingError
 
 
@@ -48,14 +48,6 @@ def namespace(kubectl: Kubectl) -> Iterator[str]:
     kubectl("delete", "namespace", name, "--wait=false")
 
 
-SPEC = {
-    "model": {"uri": "file:///opt/orca/models/orca-austen"},
-    "worker": {"threads": 1},
-    # Short drains of gateways: streams in these scenarios take seconds.
-    "gateway": {"drainSeconds": 60},
-}
-
-
 @pytest.fixture(scope="session")
 def service(kubectl: Kubectl) -> Iterator[Service]:
     """Return a service that serves, for all scenarios that change or damage it."""
@@ -73,15 +65,6 @@ def load(service: Service) -> Load:
     load = Load(service)
     wait_until(lambda: is_answering(load), service.describe)
     return load
-
-
-def is_answering(load: Load) -> bool:
-    """Does the Ingress lead to a gateway now? If so, learn the undisturbed answers."""
-    try:
-        load.learn_answers()
-    except Exception:
-        return False
-    return True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

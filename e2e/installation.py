@@ -28,6 +28,14 @@ READY_S = 180.0
 
 Json = dict[str, Any]
 
+SPEC: Json = {
+    "model": {"uri": "file:///opt/orca/models/orca-austen"},
+    "worker": {"threads": 1},
+    # Short drains of gateways: streams in these scenarios take seconds.
+    "gateway": {"drainSeconds": 60},
+}
+"""The spec of a small service, which scenarios extend."""
+
 
 @functools.cache
 def target() -> Target:

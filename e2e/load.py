@@ -171,6 +171,15 @@ class Load:
         return "".join(answer.parts)
 
 
+def is_answering(load: Load) -> bool:
+    """Does the Ingress lead to a gateway now? If so, learn the undisturbed answers."""
+    try:
+        load.learn_answers()
+    except Exception:
+        return False
+    return True
+
+
 class _TemporaryError(Exception):
     """The server cannot answer now, or the stream ended in the middle."""
 

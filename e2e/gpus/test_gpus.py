@@ -11,10 +11,9 @@ import time
 import pytest
 
 from cluster.kubernetes.kubectl import Kubectl
-from conftest import SPEC, is_answering
 from figures import record_figures
-from installation import Service, install_chart, wait_until
-from load import Load
+from installation import SPEC, Service, install_chart, wait_until
+from load import Load, is_answering
 
 pytestmark = [pytest.mark.e2e, pytest.mark.own_cluster, pytest.mark.timeout(600)]
 

@@ -13,10 +13,9 @@ import pytest
 from cluster.kubernetes.kubectl import Kubectl
 from cluster.machine.layout import Layout, Node
 from cluster.machine.namespaces import disconnect_node, reconnect_node
-from conftest import SPEC, is_answering
 from figures import record_figures
-from installation import Json, Service, install_chart, kill_operator, wait_until
-from load import Load
+from installation import SPEC, Json, Service, install_chart, kill_operator, wait_until
+from load import Load, is_answering
 
 pytestmark = [pytest.mark.e2e, pytest.mark.own_cluster, pytest.mark.timeout(900)]
 

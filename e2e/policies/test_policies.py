@@ -3,8 +3,7 @@
 import pytest
 
 from cluster.kubernetes.kubectl import Kubectl
-from conftest import SPEC
-from installation import Service, install_chart, wait_until
+from installation import SPEC, Service, install_chart, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.own_cluster, pytest.mark.timeout(300)]
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import pytest
 
 from cluster.kubernetes.kubectl import Kubectl
-from conftest import SPEC
 from figures import record_figures
-from installation import Json, Service, install_chart, make_namespace, target
+from installation import SPEC, Json, Service, install_chart, make_namespace, target
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
