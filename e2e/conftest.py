@@ -1,4 +1,4 @@
-"""What the scenarios share. On a cluster of `make e2e` they run in its network, and reach Services as its pods do."""
+"""Fixtures of all scenarios. On the cluster of `make e2e` they run in its network, and reach Services like its pods."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -8,14 +8,14 @@ import pytest
 from cluster.kubernetes.kubectl import Kubectl
 from cluster.machine.errors import ClusterError
 from cluster.machine.layout import Layout
-from installation import Service, connect, install_chart, make_namespace, own_layout, target, wait_until
-from load import Load
+from foreign_cluster import use_foreign_cluster
+from installation import SPEC, Service, connect, install_chart, make_namespace, own_layout, target, wait_until
+from load import Load, is_answering
 from orca.core.domain.errors import SettingError
-from visit import visit
 
 
 def pytest_configure() -> None:
-    """What is missing is told before anything runs."""
+    """Report missing settings before anything runs."""
     try:
         target()
     except SettingError as error:
@@ -26,9 +26,9 @@ def pytest_configure() -> None:
 def kubectl() -> Iterator[Kubectl]:
     kubectl = connect()
     with ExitStack() as ends:
-        if not target().is_ours:
+        if not target().is_own:
             try:
-                ends.enter_context(visit(kubectl))
+                ends.enter_context(use_foreign_cluster(kubectl))
             except ClusterError as error:
                 pytest.exit(str(error), returncode=2)
         yield kubectl
@@ -36,34 +36,26 @@ def kubectl() -> Iterator[Kubectl]:
 
 @pytest.fixture(scope="session")
 def layout() -> Layout:
-    """For scenarios with the mark `own_cluster`."""
+    """Return the layout of the own cluster, for scenarios with the mark `own_cluster`."""
     return own_layout()
 
 
 @pytest.fixture
 def namespace(kubectl: Kubectl) -> Iterator[str]:
-    """Of this test alone; with it goes all that the test made in it."""
+    """Make a namespace for one test, and delete it with its contents after the test."""
     name = make_namespace(kubectl, "test")
     yield name
     kubectl("delete", "namespace", name, "--wait=false")
 
 
-SPEC = {
-    "model": {"uri": "file:///opt/orca/models/orca-austen"},
-    "worker": {"threads": 1},
-    # Quick ends of gateways: what is streamed here takes seconds.
-    "gateway": {"drainSeconds": 60},
-}
-
-
 @pytest.fixture(scope="session")
 def service(kubectl: Kubectl) -> Iterator[Service]:
-    """One that serves, for all scenarios that change or hurt it."""
+    """Return a service that serves, for all scenarios that change or damage it."""
     namespace = make_namespace(kubectl, "changes")
     install_chart()
     service = Service(kubectl, namespace)
     service.create({**SPEC, "gateway": {**SPEC["gateway"], "ingress": service.ingress}})
-    service.wait_settled()
+    service.wait_until_settled()
     yield service
     kubectl("delete", "namespace", namespace, "--wait=false")
 
@@ -71,23 +63,14 @@ def service(kubectl: Kubectl) -> Iterator[Service]:
 @pytest.fixture(scope="session")
 def load(service: Service) -> Load:
     load = Load(service)
-    wait_until(lambda: answers(load), service.story)
+    wait_until(lambda: is_answering(load), service.describe)
     return load
 
 
-def answers(load: Load) -> bool:
-    """Whether the Ingress leads to a gateway by now; learns the undisturbed answers."""
-    try:
-        load.learn()
-    except Exception:
-        return False
-    return True
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What judges all other scenarios comes behind them; what needs our own cluster is not run on another."""
+    """Move the scenario that judges all others to the end; skip scenarios that another cluster cannot run."""
     items.sort(key=lambda item: item.path.parent.name == "rights")
-    reason = f"needs the nodes, the network or the audit log of our own cluster, and {target().context} is another"
+    reason = f"needs the nodes, the network or the audit log of the own cluster, and {target().context} is another"
     for item in items:
-        if item.get_closest_marker("own_cluster") and not target().is_ours:
+        if item.get_closest_marker("own_cluster") and not target().is_own:
             item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,4 +1,4 @@
-"""Figures of scenarios: printed, and kept in one file for whoever writes them down."""
+"""Figures of scenarios: printed, and collected in one file for the documentation."""
 
 import json
 import os
@@ -9,11 +9,12 @@ from target import read_settings
 
 
 def figures_file() -> Path:
-    """`$ORCA_E2E_FIGURES`, else beside the cluster's cache; a JSON object a line."""
+    """Return `$ORCA_E2E_FIGURES`, or a file in the cache folder; it has one JSON object per line."""
     return Path(read_settings(os.environ).figures or cache_folder() / "e2e-figures.jsonl")
 
 
-def note(scenario: str, figures: object) -> None:
+def record_figures(scenario: str, figures: object) -> None:
+    """Print the figures of a scenario and append them to the file."""
     line = json.dumps({"scenario": scenario, "figures": figures})
     print(line)
     with figures_file().open("a") as file:

@@ -1,4 +1,4 @@
-"""What a server shows of itself when a link to it is encrypted."""
+"""Reads the certificate that a server shows on an encrypted link."""
 
 import socket
 import ssl
@@ -7,12 +7,13 @@ from orca.core.transport.tls_files import TlsFiles
 
 
 def shown_certificate(address: str, own: TlsFiles) -> str:
-    """The certificate of a gRPC server (PEM), as it is now.
+    """Return the present certificate of a gRPC server (PEM).
 
     Args:
         address: host:port.
-        own: shown to the server, whose certificate must be of the same CA, for `own.server_name` or else the host.
-    Raises: OSError; ssl.SSLError is one.
+        own: certificate to show to the server. The server's certificate must be of the same CA, and for
+            `own.server_name`, or the host if this is None.
+    Raises: OSError, which includes ssl.SSLError.
     """
     host, _, port = address.rpartition(":")
     context = ssl.create_default_context(cafile=str(own.ca))

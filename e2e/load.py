@@ -1,8 +1,8 @@
-"""Streaming requests in the background of a scenario, each answer compared with the undisturbed run's.
+"""Streaming requests in the background of a scenario; each answer is compared with that of an undisturbed run.
 
-Two kinds of clients, counted apart. The plain one is the `openai` client as people use it: it tries a call again that
-was refused, and a stream that breaks is a failure. The resuming one keeps the id of the last event and reads on from
-there, at whatever gateway it reaches.
+There are two kinds of clients, with separate counts. The plain one is the usual `openai` client: it tries a refused
+call again, and a broken stream is a failure. The resuming one stores the id of the last event and continues from there,
+at any gateway.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ PROMPTS = (
 )
 TOKENS = 120
 CALL_S = 120.0
-"""A call without an answer for so long has failed."""
+"""A call without an answer within this time has failed."""
 QUIET_S = 35.0
-"""A connection that is quiet for so long is dead: gateways say every 15 s that a stream waits."""
+"""A connection without data for this time is dead: gateways send a comment every 15 s while a stream waits."""
 
 
 @dataclass
-class Counts:
-    """What became of the calls of one kind of client."""
+class CallCounts:
+    """The results of the calls of one kind of client."""
 
     whole: int = 0
     open: set[int] = field(default_factory=set)  # clients in the middle of an answer
@@ -54,7 +54,7 @@ class Counts:
 
 
 class Load:
-    """`with Load(service).running()`: so many clients of each kind, one call after the other."""
+    """Clients of each kind, each with one call after the other: `with Load(service).running()`."""
 
     def __init__(self, service: Service, *, plain: int = 2, resuming: int = 2) -> None:
         self._service = service
@@ -62,26 +62,26 @@ class Load:
         self._plain, self._resuming = plain, resuming
         self._is_over = threading.Event()
         self.expected: dict[str, set[str]] = {prompt: set() for prompt in PROMPTS}
-        self.plain = Counts()
-        self.resuming = Counts()
+        self.plain = CallCounts()
+        self.resuming = CallCounts()
 
-    def learn(self) -> None:
-        """The undisturbed answers of the model that is served now: greedy, so each prompt has one for each model."""
+    def learn_answers(self) -> None:
+        """Learn the undisturbed answers of the served model: with greedy decoding, each prompt has one per model."""
         for prompt in PROMPTS:
-            self.expected[prompt].add(self._ask_plainly(prompt, Counts()))
+            self.expected[prompt].add(self._ask_plainly(prompt, CallCounts()))
 
     @contextlib.contextmanager
     def running(self) -> Iterator["Load"]:
-        """Until the block ends and the last calls have their answers."""
+        """Run the clients until the block ends and the last calls have their answers."""
         if not all(self.expected.values()):
-            self.learn()
-        self.plain, self.resuming = Counts(), Counts()
+            self.learn_answers()
+        self.plain, self.resuming = CallCounts(), CallCounts()
         self._is_over.clear()
         clients = [
-            threading.Thread(target=self._go_on, args=(self._ask_plainly, self.plain)) for _ in range(self._plain)
+            threading.Thread(target=self._run_client, args=(self._ask_plainly, self.plain)) for _ in range(self._plain)
         ]
         clients += [
-            threading.Thread(target=self._go_on, args=(self._ask_resuming, self.resuming))
+            threading.Thread(target=self._run_client, args=(self._ask_resuming, self.resuming))
             for _ in range(self._resuming)
         ]
         for each in clients:
@@ -97,27 +97,27 @@ class Load:
                 each.join()
 
     def _wait_until(self, is_so: Callable[[], bool]) -> None:
-        """The change comes when every client is in the middle of an answer; it is judged when each kind has another."""
+        """Wait: before the change until every client is in the middle of an answer, after it until each has another."""
         wait_until(is_so, lambda: f"plain {self.plain}, resuming {self.resuming}", within_s=CALL_S)
 
     def summary(self) -> dict[str, object]:
-        """What became of the calls of the last run, by kind of client."""
+        """Return the results of the last run, by kind of client."""
         return {"plain": self.plain.summary(), "resuming": self.resuming.summary()}
 
     def check(self) -> None:
-        """No answer of either client is missing or another one."""
+        """Check that no answer of either kind of client is missing or wrong."""
         self.check_resuming()
         assert not self.plain.failed, f"plain: {len(self.plain.failed)} failed, such as {self.plain.failed[0]}"
 
     def check_resuming(self) -> None:
-        """As `check`, but the plain client may have been cut off."""
+        """Check like `check`, except that calls of the plain client may have failed."""
         for kind, counts in (("plain", self.plain), ("resuming", self.resuming)):
             assert not counts.wrong, f"{kind}: {len(counts.wrong)} wrong answers, such as {counts.wrong[0]}"
             assert counts.whole, f"{kind}: no answer at all"
         failed = self.resuming.failed
         assert not failed, f"resuming: {len(failed)} failed, such as {failed[0]}"
 
-    def _go_on(self, ask, counts: Counts) -> None:  # type: ignore[no-untyped-def]
+    def _run_client(self, ask, counts: CallCounts) -> None:  # type: ignore[no-untyped-def]
         for prompt in itertools.cycle(PROMPTS):
             if self._is_over.is_set():
                 return
@@ -134,7 +134,7 @@ class Load:
             else:
                 counts.wrong.append(f"{text!r} for {self.expected[prompt]!r}")
 
-    def _ask_plainly(self, prompt: str, counts: Counts) -> str:
+    def _ask_plainly(self, prompt: str, counts: CallCounts) -> str:
         client = OpenAI(
             base_url=self._service.base_url,
             api_key=self._key,
@@ -157,26 +157,35 @@ class Load:
         assert reason == "length", f"it ended with {reason}"
         return "".join(parts)
 
-    def _ask_resuming(self, prompt: str, counts: Counts) -> str:
-        journey = _Journey(self._service, self._key, prompt)
+    def _ask_resuming(self, prompt: str, counts: CallCounts) -> str:
+        answer = _ResumingAnswer(self._service, self._key, prompt)
         give_up = time.monotonic() + CALL_S
-        while not journey.is_done:
+        while not answer.is_done:
             try:
-                journey.listen(counts)
-            except (httpx.HTTPError, _TryAgain):
+                answer.read(counts)
+            except (httpx.HTTPError, _TemporaryError):
                 if time.monotonic() > give_up:
                     raise
-                counts.resumed += journey.request_id is not None
+                counts.resumed += answer.request_id is not None
                 time.sleep(0.3)
-        return "".join(journey.parts)
+        return "".join(answer.parts)
 
 
-class _TryAgain(Exception):
-    """The server said that it can't answer now, or the stream ended in the middle."""
+def is_answering(load: Load) -> bool:
+    """Does the Ingress lead to a gateway now? If so, learn the undisturbed answers."""
+    try:
+        load.learn_answers()
+    except Exception:
+        return False
+    return True
 
 
-class _Journey:
-    """One answer, over as many connections as it takes."""
+class _TemporaryError(Exception):
+    """The server cannot answer now, or the stream ended in the middle."""
+
+
+class _ResumingAnswer:
+    """One answer, over as many connections as necessary."""
 
     def __init__(self, service: Service, key: str, prompt: str) -> None:
         self._service = service
@@ -188,19 +197,19 @@ class _Journey:
             "max_tokens": TOKENS,
             "temperature": 0,
             "stream": True,
-            "on_disconnect": "keep",  # it comes back, however long that takes
+            "on_disconnect": "keep",  # it resumes, even after a long time
         }
         self.request_id: str | None = None
         self._last_event: str | None = None
         self.parts: list[str] = []
         self.is_done = False
 
-    def listen(self, counts: Counts) -> None:
-        """One connection. Raises: httpx.HTTPError, _TryAgain."""
+    def read(self, counts: CallCounts) -> None:
+        """Read the answer on one connection. Raises: httpx.HTTPError, _TemporaryError."""
         last = time.monotonic()
         with httpx.Client(timeout=httpx.Timeout(10, read=QUIET_S)) as client, self._open(client) as response:
             if response.status_code in (429, 500, 502, 503, 504, 404):
-                raise _TryAgain(f"{response.status_code}")
+                raise _TemporaryError(f"{response.status_code}")
             response.raise_for_status()
             self.request_id = response.headers.get("x-request-id", self.request_id)
             for line in response.iter_lines():
@@ -210,9 +219,9 @@ class _Journey:
                     counts.longest_pause_s = max(counts.longest_pause_s, time.monotonic() - last)
                     last = time.monotonic()
                     counts.open.add(threading.get_ident())
-                    self._take(line.removeprefix("data:").strip())
+                    self._add(line.removeprefix("data:").strip())
         if not self.is_done:
-            raise _TryAgain("the stream ended in the middle")
+            raise _TemporaryError("the stream ended in the middle")
 
     def _open(self, client: httpx.Client):  # type: ignore[no-untyped-def]
         if self.request_id is None or self._last_event is None:
@@ -222,11 +231,11 @@ class _Journey:
         headers = {**self._headers, "Last-Event-ID": self._last_event, "Accept": "text/event-stream"}
         return client.stream("GET", f"{self._service.base_url}/requests/{self.request_id}/events", headers=headers)
 
-    def _take(self, data: str) -> None:
+    def _add(self, data: str) -> None:
         if data == "[DONE]":
             self.is_done = True
             return
         event = json.loads(data)
         if "error" in event:
-            raise _TryAgain(event["error"]["message"])
+            raise _TemporaryError(event["error"]["message"])
         self.parts.append(event["choices"][0]["text"])

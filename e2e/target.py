@@ -1,6 +1,6 @@
-"""Which cluster the scenarios run on: the one that `make e2e` starts, or one that is named by $ORCA_E2E_CONTEXT: pure.
+"""The cluster of the scenarios: the one that `make e2e` starts, or one that $ORCA_E2E_CONTEXT names. Pure.
 
-Nothing is taken from a kubeconfig's current context: what is not named is not touched.
+A kubeconfig's current context is ignored: the scenarios never use a cluster that is not named.
 """
 
 import dataclasses
@@ -14,14 +14,14 @@ PREFIX = "ORCA_E2E_"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the environment says. A cluster that is not ours has to be told with all that the scenarios need of it."""
+    """The settings in the environment. A foreign cluster needs all of them."""
 
-    context: str = setting("", "context of the kubeconfig; unset runs on the cluster that `make e2e` starts")
-    registry: str = setting("", "where its nodes pull Orca's images from, such as registry.example.com/orca")
-    tag: str = setting("", "of these images")
-    ingress_class: str = setting("", "by which an Ingress is served")
-    ingress_address: str = setting("", "host or host:port where that answers plain HTTP, as seen from here")
-    figures: str = setting("", "file that gets a JSON object per scenario; unset takes one in the cache folder")
+    context: str = setting("", "context of the kubeconfig; unset: the cluster that `make e2e` starts")
+    registry: str = setting("", "registry from which its nodes pull Orca's images, such as registry.example.com/orca")
+    tag: str = setting("", "tag of these images")
+    ingress_class: str = setting("", "class of an Ingress that the cluster serves")
+    ingress_address: str = setting("", "host or host:port of this Ingress for plain HTTP, as seen from here")
+    figures: str = setting("", "file for one JSON object per scenario; unset: a file in the cache folder")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -35,7 +35,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A cluster, as far as scenarios know it."""
+    """The properties of a cluster that the scenarios need."""
 
     context: str | None  # None for the cluster of `make e2e`
     registry: str
@@ -45,7 +45,7 @@ class Target:
     operator_namespace: str
 
     @property
-    def is_ours(self) -> bool:
+    def is_own(self) -> bool:
         return self.context is None
 
 
@@ -60,12 +60,12 @@ OURS = Target(
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
-    """Raises: SettingError that names the variable."""
+    """Read the settings. Raises: SettingError, which names the variable."""
     return read_variables(Settings, environment, prefix=PREFIX)
 
 
-def choose(settings: Settings, token: str) -> Target:
-    """Args: token: of this run, so that no namespace of somebody's cluster has the name already."""
+def choose_target(settings: Settings, token: str) -> Target:
+    """Return the cluster of the settings. Args: token: of this run, for a namespace that does not exist yet."""
     if not settings.context:
         return OURS
     return Target(

@@ -1,8 +1,8 @@
-"""Every planned change of a running service, with streams open: nothing fails, and nobody reads another answer.
+"""Every planned change of a running service, with open streams: nothing fails, and no client gets a wrong answer.
 
-The plain client may wait, as it does when the pool holds its request while no group runs, and it may try again what a
-gateway refused; a stream that broke, an error or another text fails the scenario. Each change is made twice: with the
-operator at work, and with an operator whose pod is killed as soon as it has seen the edit.
+The plain client may wait, for example when the pool holds its request while no group runs, and it may try a refused
+call again. A broken stream, an error or another text fails the scenario. Each change is made twice: with a running
+operator, and with an operator whose pod is killed after it has observed the edit.
 """
 
 import itertools
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from cluster.images.loading import name_again
-from figures import note
+from cluster.images.loading import add_image_name
+from figures import record_figures
 from installation import Json, Service, own_layout, uids, wait_until
 from load import MODEL, PROMPTS, Load
 from target import OURS
@@ -25,12 +25,12 @@ from target import OURS
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 PODS_OF = {"gateway": "gateway", "scheduler": "scheduler", "worker": "stage"}
-"""Role of an image -> role of the pods that it runs in."""
+"""Role of an image -> role of its pods."""
 
 LARGE_SLOTS, SMALL_SLOTS = 512, 256
-"""The first is what the longest request of the model needs, so one at a time runs."""
+"""The first is the need of the model's longest request, so that one request runs at a time."""
 LARGE_TOKENS, LARGE_ANSWERS = 400, 8
-"""More than fits into the smaller number, and enough of them for an operator that comes back."""
+"""More tokens than fit into the smaller number, and enough answers for the time of an operator's restart."""
 LARGE_S = 180.0
 
 Steps = Callable[[Service], Iterator[None]]
@@ -38,19 +38,19 @@ Steps = Callable[[Service], Iterator[None]]
 
 @dataclass(frozen=True)
 class Change:
-    """Some edits, each followed by a `yield`, where the operator may die, and by a wait for what it leads to."""
+    """Some edits, each with a `yield` after it, where the operator may die, and a wait for its result."""
 
     name: str
     steps: Steps
-    new_pods: int | None = None  # that it needs, where it is known and nothing else goes wrong
-    is_on_nodes: bool = False  # it is begun on the nodes themselves
+    new_pods: int | None = None  # number of new pods without other faults; None: not known
+    is_on_nodes: bool = False  # it starts on the nodes themselves
 
 
 def edited(**spec: object) -> Steps:
     def steps(service: Service) -> Iterator[None]:
         service.edit(**spec)
         yield
-        service.wait_settled()
+        service.wait_until_settled()
 
     return steps
 
@@ -59,7 +59,7 @@ def scaled(replicas: int) -> Steps:
     def steps(service: Service) -> Iterator[None]:
         service.scale(replicas)
         yield
-        service.wait_settled()
+        service.wait_until_settled()
 
     return steps
 
@@ -68,47 +68,49 @@ def none_for_a_while(service: Service) -> Iterator[None]:
     service.scale(0)
     yield
     service.wait_for("Ready", "True", "Holding")
-    wait_until(lambda: not service.pods("stage"), service.story)
-    wait_until(lambda: service.get()["status"]["requests"]["queued"] >= 4, service.story)  # one of each client
+    wait_until(lambda: not service.pods("stage"), service.describe)
+    wait_until(lambda: service.get()["status"]["requests"]["queued"] >= 4, service.describe)  # one of each client
     service.scale(1)
     yield
-    service.wait_settled()
+    service.wait_until_settled()
 
 
 def smaller_batch(service: Service) -> Iterator[None]:
     [pod] = service.pods("scheduler")
     service.edit(scheduler={"maxBatchSize": 8})
     yield
-    told = ("logs", pod["metadata"]["name"], f"--namespace={service.namespace}")
-    wait_until(lambda: '"max_batch_size":8' in service.kubectl(*told).replace(" ", ""), service.story)
-    service.wait_settled()
+    logs = ("logs", pod["metadata"]["name"], f"--namespace={service.namespace}")
+    wait_until(lambda: '"max_batch_size":8' in service.kubectl(*logs).replace(" ", ""), service.describe)
+    service.wait_until_settled()
 
 
 def fewer_slots_and_more(service: Service) -> Iterator[None]:
-    """While requests wait that fewer slots cannot hold: the groups that can stay until all have their answers."""
+    """Lower the slots while waiting requests need more: the groups with room stay until all have their answers."""
     service.edit(scheduler={"kvSlots": LARGE_SLOTS})
     yield
-    service.wait_settled()
-    wait_until(lambda: ready(service).get("max_total_tokens") == LARGE_SLOTS, service.story)
+    service.wait_until_settled()
+    wait_until(lambda: ready(service).get("max_total_tokens") == LARGE_SLOTS, service.describe)
     with ThreadPoolExecutor(1) as thread:
         answer = thread.submit(ask, service, LARGE_TOKENS, LARGE_ANSWERS)
-        wait_until(lambda: requests(service) >= LARGE_ANSWERS, service.story)
+        wait_until(lambda: requests(service) >= LARGE_ANSWERS, service.describe)
         service.edit(scheduler={"kvSlots": SMALL_SLOTS})
         yield
-        wait_until(lambda: answer.done() or service.condition("Ready")[:2] == ("True", "SlotsAreNeeded"), service.story)
+        wait_until(
+            lambda: answer.done() or service.condition("Ready")[:2] == ("True", "SlotsAreNeeded"), service.describe
+        )
         assert answer.result() == (200, LARGE_TOKENS * LARGE_ANSWERS)
-    service.wait_settled()
-    wait_until(lambda: ready(service).get("max_total_tokens") == SMALL_SLOTS, service.story)
-    assert ask(service, LARGE_TOKENS) == (400, 0), "what no group can hold was let in"
+    service.wait_until_settled()
+    wait_until(lambda: ready(service).get("max_total_tokens") == SMALL_SLOTS, service.describe)
+    assert ask(service, LARGE_TOKENS) == (400, 0), "a request that no group can hold was accepted"
     service.edit(scheduler={"kvSlots": LARGE_SLOTS})
     yield
-    service.wait_settled()
-    wait_until(lambda: ready(service).get("max_total_tokens") == LARGE_SLOTS, service.story)
+    service.wait_until_settled()
+    wait_until(lambda: ready(service).get("max_total_tokens") == LARGE_SLOTS, service.describe)
     assert ask(service, LARGE_TOKENS) == (200, LARGE_TOKENS)
 
 
 def ready(service: Service) -> Json:
-    """What a gateway says of itself; nothing where there is no answer."""
+    """Return a gateway's readiness report; nothing if there is no answer."""
     url = service.base_url.removesuffix("/v1") + "/ready"
     try:
         found = httpx.get(url, headers=service.headers, timeout=5)
@@ -118,13 +120,13 @@ def ready(service: Service) -> Json:
 
 
 def requests(service: Service) -> int:
-    """That wait or run."""
+    """Return the number of requests that wait or run."""
     found = ready(service)
     return (found.get("waiting") or 0) + (found.get("running") or 0)
 
 
 def ask(service: Service, tokens: int, answers: int = 1) -> tuple[int, int]:
-    """Status, and how many tokens came."""
+    """Make a call. Returns: the status and the number of tokens."""
     headers = {**service.headers, "Authorization": f"Bearer {service.api_key()}"}
     body = {"model": MODEL, "prompt": PROMPTS[0], "max_tokens": tokens, "n": answers, "ignore_eos": True}
     found = httpx.post(f"{service.base_url}/completions", json=body, headers=headers, timeout=LARGE_S)
@@ -135,42 +137,42 @@ def gateways(replicas: int) -> Steps:
     def steps(service: Service) -> Iterator[None]:
         service.edit(gateway={"replicas": replicas})
         yield
-        wait_until(lambda: len(service.pods("gateway")) == replicas, service.story, within_s=120)
-        service.wait_settled()
+        wait_until(lambda: len(service.pods("gateway")) == replicas, service.describe, within_s=120)
+        service.wait_until_settled()
 
     return steps
 
 
 def gateways_anew(service: Service) -> Iterator[None]:
-    """As by a new image: every gateway pod is another one."""
+    """Replace every gateway pod, as a new image would."""
     old = uids(service.pods("gateway"))
     service.edit(gateway={"podPatch": made_anew()})
     yield
-    wait_until(lambda: not old & uids(service.pods("gateway")), service.story, within_s=180)
-    service.wait_settled()
+    wait_until(lambda: not old & uids(service.pods("gateway")), service.describe, within_s=180)
+    service.wait_until_settled()
 
 
 def stages_anew(service: Service) -> Iterator[None]:
     service.edit(worker={"podPatch": made_anew()})
     yield
-    service.wait_settled()
+    service.wait_until_settled()
 
 
 def made_anew() -> Json:
-    """A patch that nobody has seen before."""
+    """Return a patch that is new every time."""
     return {"metadata": {"annotations": {"made": secrets.token_hex(4)}}}
 
 
 def images_of(tag: str) -> Steps:
-    """As a release does. It is the same program, so that it must say the same; nobody but us knows that."""
+    """Change the images, as a release does. They have the same program, so that the answers must be the same."""
 
     def steps(service: Service) -> Iterator[None]:
         names = {role: f"{OURS.registry}/orca-{role}" for role in ("gateway", "scheduler", "worker")}
         for node, name in itertools.product(own_layout().nodes, names.values()):
-            name_again(node, f"{name}:{OURS.tag}", f"{name}:{tag}")
+            add_image_name(node, f"{name}:{OURS.tag}", f"{name}:{tag}")
         service.edit(images={role: f"{name}:{tag}" for role, name in names.items()})
         yield
-        service.wait_settled()
+        service.wait_until_settled()
         running = {pod["spec"]["containers"][0]["image"] for role in names for pod in service.pods(PODS_OF[role])}
         assert running == {f"{name}:{tag}" for name in names.values()}
 
@@ -178,13 +180,13 @@ def images_of(tag: str) -> Steps:
 
 
 def reverted(service: Service) -> Iterator[None]:
-    """In the middle of a rollout; what served before serves again, with the same pods."""
+    """Revert an edit in the middle of its rollout: the same pods as before serve again."""
     before = uids(service.pods("stage"))
     service.edit(parallelism={"stages": 2})
-    wait_until(lambda: len(service.pods("stage")) == 3, service.story)
+    wait_until(lambda: len(service.pods("stage")) == 3, service.describe)
     service.edit(parallelism={"stages": 1})
     yield
-    service.wait_settled()
+    service.wait_until_settled()
     assert uids(service.pods("stage")) == before
 
 
@@ -193,30 +195,30 @@ def three_edits(service: Service) -> Iterator[None]:
     service.edit(scheduler={"prefetch": 0})
     service.edit(replicas=2, parallelism={"stages": 1})
     yield
-    service.wait_settled()
+    service.wait_until_settled()
     service.edit(replicas=1, scheduler={"prefetch": 1})
     yield
-    service.wait_settled()
+    service.wait_until_settled()
 
 
 def replaced(service: Service) -> Iterator[None]:
     found = service.get()
     found.pop("status")
-    found["metadata"].pop("resourceVersion")  # the operator may write a status meanwhile, which is no conflict here
+    found["metadata"].pop("resourceVersion")  # the operator may write a status in the meantime: no conflict here
     found["spec"]["scheduler"]["maxBatchSize"] = 16
-    service.kubectl("replace", "--filename=-", entered=json.dumps(found))
+    service.kubectl("replace", "--filename=-", standard_input=json.dumps(found))
     yield
-    service.wait_settled()
+    service.wait_until_settled()
 
 
 def deleted_and_made_again(service: Service) -> Iterator[None]:
-    """As tools do that must write a field which cannot be changed: its children stay and are taken up again."""
+    """Delete and create, like tools that change an immutable field: the children stay and are adopted again."""
     resource = service.get()
     where = f"--namespace={service.namespace}"
     service.kubectl("delete", "orca", service.name, where, "--cascade=orphan")
     service.create(resource["spec"])
     yield
-    service.wait_settled()
+    service.wait_until_settled()
 
 
 CHANGES = (
@@ -255,7 +257,7 @@ def test_nobody_notices(service: Service, load: Load, change: Change, operator: 
         for _ in change.steps(service):
             edits += 1
             if operator == "dies":
-                service.kill_operator_at_work()
+                service.kill_operator_after_edit()
         seconds = time.monotonic() - began
     figures: Json = {
         "seconds": round(seconds, 1),
@@ -263,6 +265,6 @@ def test_nobody_notices(service: Service, load: Load, change: Change, operator: 
         "new_pods": len(uids(service.pods()) - before),
         **load.summary(),
     }
-    note(f"{change.name}, operator {operator}", figures)
+    record_figures(f"{change.name}, operator {operator}", figures)
     load.check()
     assert operator == "dies" or change.new_pods in (None, figures["new_pods"]), "pods were restarted for nothing"

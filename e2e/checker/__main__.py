@@ -1,4 +1,4 @@
-"""`python -m checker COMMAND` (with e2e/ on PYTHONPATH, or run there): see the README beside this file."""
+"""`python -m checker COMMAND`, with e2e/ on PYTHONPATH or as the working directory: see README.md in this folder."""
 
 import argparse
 import asyncio
@@ -24,39 +24,40 @@ from checker.oracles.chain_model import make_chain_model
 from checker.points.mutants import MUTANTS
 from checker.rules.repairs import measure_repairs, repair_table
 from checker.rules.verdict import judge, table, tokenizer_decode
-from checker.runs.run import Disturb, MakeSystem, RunSettings, run_system
-from checker.systems.checkouts import NoSuchRelease, Releases, export, last_release, working_tree
+from checker.runs.context import Disturbance, RunSettings, SystemFactory
+from checker.runs.run import run_system
+from checker.systems.checkouts import ReleaseError, Releases, export, last_release, working_tree
 from checker.systems.rolling import RollingSystem
-from checker.systems.spread import SpreadSystem, inside_own_network, why_not
+from checker.systems.spread import SpreadSystem, enter_own_network, missing_prerequisite
 from checker.systems.system import System
 
 ENVIRONMENTS = {
-    # Stages as slow as those of a real model: a chain's are done before a late commit can come.
+    # Stages as slow as those of a real model: a chain's stages are done before a late commit can arrive.
     "freezes": {"ORCA_WORKER_DELAY_MS": "40"},
     "soak": {"ORCA_POOL_MAX_QUEUED": str(QUEUE_MAX)},
 }
 
 
 STAGES = ("--stages", "2")
-"""Of `orca up`, unless the words behind `--up` say otherwise: the link between two stages can break too."""
+"""Options of `orca up`, which those after `--up` override. With two stages, the link between them can break too."""
 
 UP_FLAGS = {"freezes": ("--probe-s", "0")}
-"""More of them, by command: who is to wake as a stranger must not be replaced while it is frozen."""
+"""Further options by command. `orca up` must not replace a frozen part, because the part has to wake up later."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns: 0 when nothing was violated, 1 when something was, 2 for a run that could not be made."""
+    """Run one command. Returns: 0 without violations, 1 with violations, 2 for a run that is not possible here."""
     arguments = _parser().parse_args(list(argv))
     if arguments.command == "judge":
         return _judge(arguments)
     if arguments.command == "partitions":
-        if (reason := why_not()) is not None:
+        if (reason := missing_prerequisite()) is not None:
             print(f"partitions: skipped, {reason}")
             return 2
-        inside_own_network(argv)
+        enter_own_network(argv)
     try:
         return _run(arguments)
-    except NoSuchRelease as error:
+    except ReleaseError as error:
         print(f"releases: {error}")
         return 2
 
@@ -76,12 +77,12 @@ def _run(arguments: argparse.Namespace) -> int:
         seed=seed,
         model=model,
         is_chain=is_chain,
-        speech=chain(model.name, config["vocab_size"]) if is_chain else english(model.name),
+        prompt_source=chain(model.name, config["vocab_size"]) if is_chain else english(model.name),
         roles=arguments.faults,
         disturb=_disturbance(arguments),
         rate=arguments.rate,
         open_max=arguments.open,
-        distinct=arguments.calls,
+        distinct_calls=arguments.calls,
         max_tokens=(arguments.min_tokens, arguments.max_tokens),
         up=(*STAGES, *UP_FLAGS.get(arguments.command, ()), *arguments.up),
         folder=folder,
@@ -95,7 +96,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0 if verdict.is_clean else 1
 
 
-def _system(arguments: argparse.Namespace, folder: Path) -> MakeSystem:
+def _system(arguments: argparse.Namespace, folder: Path) -> SystemFactory:
     match arguments.command:
         case "partitions":
             return SpreadSystem
@@ -108,7 +109,7 @@ def _system(arguments: argparse.Namespace, folder: Path) -> MakeSystem:
     return System
 
 
-def _disturbance(arguments: argparse.Namespace) -> Disturb:
+def _disturbance(arguments: argparse.Namespace) -> Disturbance:
     match arguments.command:
         case "freezes":
             return Freezes(rounds=arguments.rounds)
@@ -142,64 +143,64 @@ def _judge(arguments: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m checker", description="Proves Orca's promise from the outside.")
     commands = parser.add_subparsers(dest="command", required=True)
-    kills = commands.add_parser("kills", help="load a system, kill its processes, judge what clients saw")
+    kills = commands.add_parser("kills", help="kill processes of a system under load, judge what clients received")
     add = kills.add_argument
-    add("--kills", type=int, default=50, metavar="N", help="faults (%(default)s)")
+    add("--kills", type=int, default=50, metavar="N", help="number of faults (%(default)s)")
     add("--no-freezes", action="store_true", help="kill only")
-    settle = "spare what has run for less, seconds; 0: nothing (%(default)s)"
+    settle = "leave out parts that have run for less than S seconds; 0: none (%(default)s)"
     add("--settle", type=float, default=1.0, metavar="S", help=settle)
     add("--tokens-between", type=int, default=300, metavar="N", help="most tokens between two faults (%(default)s)")
-    freezes = commands.add_parser("freezes", help="freeze each part for longer than anything that waits for it")
+    freezes = commands.add_parser("freezes", help="freeze each part for longer than any time limit for it")
     freezes.add_argument("--rounds", type=int, default=2, metavar="N", help="freezes of each role (%(default)s)")
-    points = commands.add_parser("points", help="kill, or lose a reply, before and behind each call of the write path")
-    points.add_argument("--only", default="", metavar="WORDS", help="points with these words in their names")
-    limit = "go to no further point after so long (all points)"
+    points = commands.add_parser(
+        "points", help="kill a part, or lose a reply, before and after each call of the write path"
+    )
+    points.add_argument("--only", default="", metavar="WORDS", help="only points with these words in their names")
+    limit = "start no further point after M minutes (no limit)"
     points.add_argument("--minutes", type=float, default=float("inf"), metavar="M", help=limit)
-    leavers = commands.add_parser("leavers", help="clients that leave at random moments, beside others that stay")
-    leavers.add_argument("--clients", type=int, default=1_000, metavar="N", help="who leave (%(default)s)")
-    soak = commands.add_parser("soak", help="minutes of everything, judged as it goes; does anything grow?")
-    soak.add_argument("--minutes", type=float, default=60.0, metavar="M", help="of cycles (%(default)s)")
-    quiet = "of a cycle in which nothing is done to the system and growth shows (%(default)s)"
+    leavers = commands.add_parser("leavers", help="clients that leave at random moments, while others stay")
+    leavers.add_argument("--clients", type=int, default=1_000, metavar="N", help="clients that leave (%(default)s)")
+    soak = commands.add_parser("soak", help="all faults for a long time, judged during the run; reports growth")
+    soak.add_argument("--minutes", type=float, default=60.0, metavar="M", help="minutes of the run (%(default)s)")
+    quiet = "seconds without faults in each cycle, to measure growth (%(default)s)"
     soak.add_argument("--quiet", type=float, default=240.0, metavar="S", help=quiet)
-    least = "growth is judged of processes with so many steady minutes (%(default)s)"
+    least = "judge growth of processes with at least M steady minutes (%(default)s)"
     soak.add_argument("--least-life", type=float, default=10.0, metavar="M", help=least)
-    partitions = commands.add_parser("partitions", help="cut each link, both ways and one way, and let it heal (root)")
+    partitions = commands.add_parser("partitions", help="cut each link, both ways and one way, and restore it (root)")
     partitions.add_argument("--rounds", type=int, default=1, metavar="N", help="cuts of each kind (%(default)s)")
-    releases = commands.add_parser("releases", help="take a system from the last release to this one and back")
+    releases = commands.add_parser("releases", help="upgrade a system from the last release to this one, and back")
     add = releases.add_argument
-    add("--before", metavar="REV", help="git revision of the last release (the newest tag, else the last commit)")
-    add("--after", metavar="REV", help="git revision of the one that replaces it (the files beside the checker)")
-    add("--kills", type=int, default=1, metavar="N", help="while each gateway and each group changes (%(default)s)")
+    add("--before", metavar="REV", help="git revision of the last release (the newest tag, otherwise the last commit)")
+    add("--after", metavar="REV", help="git revision of the new release (the working tree)")
+    add("--kills", type=int, default=1, metavar="N", help="kills per gateway and group that changes (%(default)s)")
     add("--no-rollback", action="store_true", help="upgrade only")
     for command in (kills, freezes, points, leavers, soak, partitions, releases):
         _add_run(command)
-    again = commands.add_parser("judge", help="judge a history that was kept")
+    again = commands.add_parser("judge", help="judge a stored history")
     again.add_argument("history", type=Path)
     return parser
 
 
 def _add_run(command: argparse.ArgumentParser) -> None:
-    """What all runs have in common."""
+    """Add the options of all runs."""
     add = command.add_argument
-    add("--seed", type=int, metavar="N", help="of calls, times and faults (drawn)")
-    add(
-        "--model", type=Path, metavar="DIR", help="folder of a chain model, or of one that speaks English (a new chain)"
-    )
-    add("--faults", type=_roles, default=ROLES, metavar="A,B", help=f"of {', '.join(ROLES)} (all that can be survived)")
+    add("--seed", type=int, metavar="N", help="seed of calls, times and faults (random)")
+    add("--model", type=Path, metavar="DIR", help="folder of a chain model or of an English model (a new chain model)")
+    add("--faults", type=_roles, default=ROLES, metavar="A,B", help=f"roles to disturb: {', '.join(ROLES)} (all)")
     add("--rate", type=float, default=2.0, metavar="R", help="calls per second (%(default)s)")
-    add("--open", type=int, default=24, metavar="N", help="most calls open at a time (%(default)s)")
-    add("--calls", type=int, default=60, metavar="N", help="calls that differ; they come again and again (%(default)s)")
+    add("--open", type=int, default=24, metavar="N", help="most concurrent calls (%(default)s)")
+    add("--calls", type=int, default=60, metavar="N", help="number of different calls, which repeat (%(default)s)")
     add("--min-tokens", type=int, default=20, metavar="N", help="least max_tokens of a call (%(default)s)")
     add("--max-tokens", type=int, default=200, metavar="N", help="most max_tokens of a call (%(default)s)")
-    add("--mutant", choices=sorted(MUTANTS), help="take a rule away from Orca: the verdict must say so")
-    add("--out", type=Path, metavar="DIR", help="history, verdict and the system's data (a new folder)")
-    add("--up", nargs=argparse.REMAINDER, default=[], help="all further words go to `orca up`")
+    add("--mutant", choices=sorted(MUTANTS), help="remove a rule from Orca: the verdict must report violations")
+    add("--out", type=Path, metavar="DIR", help="folder for history, verdict and the system's data (a new folder)")
+    add("--up", nargs=argparse.REMAINDER, default=[], help="all further arguments are options of `orca up`")
 
 
 def _roles(text: str) -> tuple[str, ...]:
     roles = tuple(text.split(","))
     if unknown := set(roles) - set(ROLES):
-        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: none of {', '.join(ROLES)}")
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(ROLES)}")
     return roles
 
 

@@ -1,4 +1,4 @@
-"""The cluster's beginning and end: `up` and `down`."""
+"""Starts and ends the cluster: `up` and `down`."""
 
 import contextlib
 import os
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from cluster.images.loading import import_archive
 from cluster.images.scratch import service_images, toolbox_image
-from cluster.images.store import link_into
+from cluster.images.store import link_store_into
 from cluster.kubernetes.certificates import make_certificates
-from cluster.kubernetes.components import Started, container_runtime, control_plane, node_components, start
+from cluster.kubernetes.components import StartedComponent, container_runtime, control_plane, node_components, start
 from cluster.kubernetes.configuration import CONTAINERD_SOCKET, write_configuration
 from cluster.kubernetes.kubectl import Kubectl, OwnKubectl
 from cluster.kubernetes.services import DEPLOYMENTS, manifests
@@ -20,12 +20,12 @@ from cluster.machine import cgroups
 from cluster.machine.cache import check_space
 from cluster.machine.debian import COMMANDS, install, missing_packages
 from cluster.machine.errors import ClusterError
-from cluster.machine.layout import Layout, Node, check_state, write_mark
-from cluster.machine.namespaces import entering, join_nodes, make_namespaces
+from cluster.machine.layout import Layout, Node, check_state, write_marker
+from cluster.machine.namespaces import connect_nodes, enter_command, make_namespaces
 from cluster.programs.gateway_api import definitions
-from cluster.programs.go_programs import OF_THE_CLUSTER, build_programs
+from cluster.programs.go_programs import CLUSTER_PROGRAMS, build_programs
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 _SPACE_GB = 2.0
 _API_WITHIN_S = 90.0
@@ -35,69 +35,69 @@ _SERVICES_WITHIN_S = 120.0
 _GONE_WITHIN_S = 30.0
 
 
-def up(layout: Layout, tell: Tell) -> None:
+def up(layout: Layout, report: Report) -> None:
     """Start a cluster and wait until its nodes are ready and its services available.
 
-    Whatever is missing is installed or built first. When it fails, everything is taken away again but the logs.
+    Missing packages and programs are installed or built first. After a failure, only the logs stay.
 
-    Raises: ClusterError when the machine does not fit, another kubelet runs, or a component fails; it has the end of
-        that component's log then.
+    Raises: ClusterError if the machine is not suitable, another kubelet runs, or a component fails; the message then
+        has the end of the component's log.
     """
     check_machine(layout)
-    install(missing_packages(COMMANDS), tell)
-    build_programs(OF_THE_CLUSTER, tell)
-    gateway_api = definitions(tell)
+    install(missing_packages(COMMANDS), report)
+    build_programs(CLUSTER_PROGRAMS, report)
+    gateway_api = definitions(report)
     check_space(layout.state, wanted_gb=_SPACE_GB, purpose="a cluster")
     try:
-        _start_all(layout, gateway_api, _Steps(tell))
+        _start_all(layout, gateway_api, _StepReporter(report))
     except BaseException:
-        _end_processes()
-        _clear(layout, keep_logs=True)
+        _kill_processes()
+        _remove_state(layout, keep_logs=True)
         raise
 
 
 def down(layout: Layout, *, keep_logs: bool = False) -> None:
-    """End the cluster and remove what is left of it, also of one whose `up` did not end well.
+    """End the cluster and remove everything that is left of it, also after a failed `up`.
 
-    With its last process go its namespaces, and with these its devices, packet rules and mounts.
+    Its namespaces end with their last process, and with them its devices, packet rules and mounts.
     """
-    _end_processes()
-    _clear(layout, keep_logs=keep_logs)
+    _kill_processes()
+    _remove_state(layout, keep_logs=keep_logs)
 
 
 def check_machine(layout: Layout) -> None:
-    """Raises: ClusterError with the reason why no cluster can be started here now."""
+    """Check that a cluster can be started here now. Raises: ClusterError with the reason if not."""
     if os.geteuid() != 0:
         raise ClusterError("a cluster needs root: it makes namespaces and cgroups")
-    cgroups.check_hierarchies()
+    cgroups.check_cgroup_version()
     if cgroups.members():
         raise ClusterError("a cluster runs here already: `python -m cluster down` ends it")
     if (other := _other_kubelet()) is not None:
-        raise ClusterError(f"another kubelet runs here, process {other}: this cluster keeps away from it")
+        raise ClusterError(f"another kubelet runs here, process {other}: a cluster would disturb it")
     check_state(layout)
 
 
-def _start_all(layout: Layout, gateway_api: Path, done: "_Steps") -> None:
+def _start_all(layout: Layout, gateway_api: Path, done: "_StepReporter") -> None:
     cgroups.remove_cgroups()
     shutil.rmtree(layout.state, ignore_errors=True)
     for folder in (layout.state, layout.logs):
         folder.mkdir(parents=True)
-    write_mark(layout)
+    write_marker(layout)
     make_certificates(layout)
     write_configuration(layout)
     for node in layout.nodes:
         make_namespaces(node)
-    join_nodes(layout)
+    connect_nodes(layout)
     done("namespaces, certificates and configuration are there")
 
     kubectl = OwnKubectl(layout)
-    enter = entering(layout.first_node)
+    enter = enter_command(layout.first_node)
     started = {component.name: start(component, layout, enter) for component in control_plane(layout)}
     for node in layout.nodes:
-        link_into(node)
-    runtimes = {node: start(container_runtime(layout, node), layout, entering(node)) for node in layout.nodes}
+        link_store_into(node)
+    runtimes = {node: start(container_runtime(layout, node), layout, enter_command(node)) for node in layout.nodes}
     for node in layout.nodes:
-        _prepare_runtime(node, runtimes[node])
+        _import_service_images(node, runtimes[node])
     done("container runtimes have their images")
     started["kube-apiserver"].wait_until(kubectl.is_ready, "it answers", within_s=_API_WITHIN_S)
     done("the API server answers")
@@ -112,19 +112,19 @@ def _start_all(layout: Layout, gateway_api: Path, done: "_Steps") -> None:
     done("DNS, Ingress and volumes are served")
 
 
-def _start_node(layout: Layout, node: Node) -> Started:
+def _start_node(layout: Layout, node: Node) -> StartedComponent:
     kubelet, proxy = node_components(layout, node)
-    start(proxy, layout, entering(node))
-    return start(kubelet, layout, entering(node))
+    start(proxy, layout, enter_command(node))
+    return start(kubelet, layout, enter_command(node))
 
 
-def _prepare_runtime(node: Node, runtime: Started) -> None:
-    """Wait for it, and give it what pods of the cluster's own run."""
+def _import_service_images(node: Node, runtime: StartedComponent) -> None:
+    """Wait for the container runtime, and import the images of the cluster's own pods."""
     socket = node.folder / "run" / Path(CONTAINERD_SOCKET).relative_to("/run")
     runtime.wait_until(socket.exists, "its socket is there", within_s=_RUNTIME_WITHIN_S)
     images = [toolbox_image(), *(service_images() if node.number == 0 else [])]
     for image in images:
-        import_archive(node, image.written())
+        import_archive(node, image.write_archive())
 
 
 def _is_node_ready(kubectl: Kubectl, node: Node) -> bool:
@@ -136,7 +136,7 @@ def _is_node_ready(kubectl: Kubectl, node: Node) -> bool:
 
 
 def _wait_for_services(kubectl: Kubectl) -> None:
-    """Raises: ClusterError that shows the pods and what was warned of them."""
+    """Wait until all services are available. Raises: ClusterError with the pods and their warnings."""
     end = time.monotonic() + _SERVICES_WITHIN_S
     while not _are_services_available(kubectl):
         if time.monotonic() > end:
@@ -156,7 +156,7 @@ def _are_services_available(kubectl: Kubectl) -> bool:
 
 
 def _other_kubelet() -> int | None:
-    """A process of that name; one that has ended, and waits for its parent to notice, has no command line."""
+    """Return the process id of any kubelet. A zombie does not count: it has no command line."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if (folder / "comm").read_text() == "kubelet\n" and (folder / "cmdline").read_bytes():
@@ -164,8 +164,8 @@ def _other_kubelet() -> int | None:
     return None
 
 
-def _end_processes() -> None:
-    """Kill until nothing is left: what was about to start a process has done so by the next round."""
+def _kill_processes() -> None:
+    """Kill all processes until none is left: a process that is just being started is killed in the next round."""
     end = time.monotonic() + _GONE_WITHIN_S
     while left := cgroups.members():
         if time.monotonic() > end:
@@ -174,23 +174,23 @@ def _end_processes() -> None:
         time.sleep(0.05)
 
 
-def _clear(layout: Layout, *, keep_logs: bool) -> None:
-    """Nothing below the state folder is mounted in the machine's own namespace, so this removes only the cluster's."""
+def _remove_state(layout: Layout, *, keep_logs: bool) -> None:
+    """Remove cgroups and state. No mount in the machine's own namespace is below the state folder."""
     cgroups.remove_cgroups()
-    if not layout.mark.exists():
+    if not layout.marker.exists():
         return
     kept = set()
     if keep_logs:
-        kept = {layout.mark, layout.logs}
-        keep_pod_logs(layout)
+        kept = {layout.marker, layout.logs}
+        store_pod_logs(layout)
     for path in set(layout.state.iterdir()) - kept:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     if not keep_logs:
         layout.state.rmdir()
 
 
-def keep_pod_logs(layout: Layout) -> None:
-    """Copy what the pods that are left have written, such as the Ingress proxy, to where the components' logs are."""
+def store_pod_logs(layout: Layout) -> None:
+    """Copy the logs of the remaining pods, such as the Ingress proxy, into the folder of the components' logs."""
     kept = layout.logs / "pods"
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)
@@ -199,12 +199,12 @@ def keep_pod_logs(layout: Layout) -> None:
         shutil.copy(log, kept / f"{pod}.{container}.{log.name}")
 
 
-class _Steps:
-    """Tells each step with the seconds since the beginning."""
+class _StepReporter:
+    """Reports each step with the seconds since the start."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, report: Report) -> None:
+        self._report = report
         self._begun = time.monotonic()
 
     def __call__(self, step: str) -> None:
-        self._tell(f"{time.monotonic() - self._begun:5.1f} s  {step}")
+        self._report(f"{time.monotonic() - self._begun:5.1f} s  {step}")

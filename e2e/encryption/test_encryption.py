@@ -1,4 +1,4 @@
-"""Links of schedulers and stages: nobody else is answered, and a renewal under load restarts nothing."""
+"""Links of schedulers and stages: others get no answer, and a renewal under load restarts nothing."""
 
 import asyncio
 import base64
@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from grpc import StatusCode, aio
 
-from figures import note
+from figures import record_figures
 from handshake import shown_certificate
 from installation import Json, Service, uids, wait_until
 from load import Load
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.own_cluster, pytest.mark.timeout(900)
 
 DAY_S = 86_400.0
 BROUGHT_S = 180.0
-"""A kubelet brings a changed Secret to its pods when it next looks at them: a minute, and what its cache adds."""
+"""A kubelet updates a changed Secret in its pods at its next sync: after a minute, and the time of its cache."""
 
 
 def test_a_stage_answers_its_scheduler_and_nobody_without_a_certificate(service: Service, tmp_path: Path) -> None:
@@ -42,17 +42,19 @@ def test_a_renewal_restarts_no_pod_and_costs_no_answer(service: Service, load: L
         service.kubectl("patch", "secret", name(service), *where(service), "--type=merge", f"--patch={patch}")
         began = time.monotonic()
         known = (made["tls.crt"], near_its_end["tls.crt"])
-        wait_until(lambda: secret(service)["tls.crt"] not in known, service.story)
+        wait_until(lambda: secret(service)["tls.crt"] not in known, service.describe)
         renewed_s = time.monotonic() - began
         renewed = secret(service)["tls.crt"]
         shown = certificates(service, tmp_path)
         wait_until(
             lambda: all(shown_certificate(address, shown) == renewed for address in stages(service)),
-            service.story,
+            service.describe,
             within_s=BROUGHT_S,
         )
         brought_s = time.monotonic() - began
-    note("renewed certificates", {"in the Secret_s": round(renewed_s, 1), "in the pods_s": round(brought_s, 1)})
+    record_figures(
+        "renewed certificates", {"in the Secret_s": round(renewed_s, 1), "in the pods_s": round(brought_s, 1)}
+    )
     assert pods(service) == before
     load.check()
 
@@ -60,8 +62,8 @@ def test_a_renewal_restarts_no_pod_and_costs_no_answer(service: Service, load: L
 def test_a_group_forms_anew_with_what_was_renewed(service: Service) -> None:
     gone = service.pods("stage")[0]
     service.kubectl("delete", "pod", gone["metadata"]["name"], "--force", "--grace-period=0", *where(service))
-    wait_until(lambda: uids([gone]) - uids(service.pods("stage")) != set(), service.story)
-    service.wait_settled()
+    wait_until(lambda: uids([gone]) - uids(service.pods("stage")) != set(), service.describe)
+    service.wait_until_settled()
 
 
 def where(service: Service) -> tuple[str]:
@@ -83,13 +85,13 @@ def secret(service: Service) -> dict[str, str]:
 
 
 def issued_before(service: Service, made: dict[str, str], *, days: float) -> dict[str, str]:
-    """What the CA of the deployment signed so long ago."""
+    """Return a certificate that the deployment's CA could have signed this number of days ago."""
     signer = load_pem_private_key(made["ca.key"].encode(), password=None)
     return credentials.issue(service.name, server_name(service), signer, time.time() - days * DAY_S)  # type: ignore[arg-type]
 
 
 def pods(service: Service) -> set[tuple[str, int]]:
-    """Which containers run, and how often each has been restarted."""
+    """Return the running containers, with the number of restarts of each."""
     return {
         (pod["metadata"]["uid"], each["restartCount"])
         for pod in service.pods()
@@ -102,18 +104,18 @@ def stages(service: Service) -> list[str]:
 
 
 def certificates(service: Service, folder: Path) -> TlsFiles:
-    """Those of the deployment."""
-    return written(secret(service), folder / "own", server_name(service))
+    """Return the certificates of the deployment."""
+    return write_files(secret(service), folder / "own", server_name(service))
 
 
 def of_strangers(service: Service, known: TlsFiles, folder: Path) -> TlsFiles:
-    """Who trusts the deployment's CA, and is not trusted by it."""
+    """Return certificates of a stranger, who trusts the deployment's CA but has another one."""
     files = credentials.issue(service.name, server_name(service), None, time.time())
     files["ca.crt"] = known.ca.read_text()
-    return written(files, folder / "strange", server_name(service))
+    return write_files(files, folder / "strange", server_name(service))
 
 
-def written(files: dict[str, str], folder: Path, server_name: str) -> TlsFiles:
+def write_files(files: dict[str, str], folder: Path, server_name: str) -> TlsFiles:
     folder.mkdir(exist_ok=True)
     for key in ("ca.crt", "tls.crt", "tls.key"):
         (folder / key).write_text(files[key])
@@ -121,7 +123,7 @@ def written(files: dict[str, str], folder: Path, server_name: str) -> TlsFiles:
 
 
 async def ask(address: str, shown: TlsFiles | None) -> StatusCode:
-    """How a stage answers a question for its status."""
+    """Return a stage's answer to a status request."""
     async with grpc_links.open_channel(address, shown) as channel:
         try:
             await grpc_links.stage_stub(channel).Status(pb.StatusRequest(), timeout=10)

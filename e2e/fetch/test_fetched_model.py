@@ -1,4 +1,4 @@
-"""A model comes into the cluster once, from an S3 store, and a start without it says why."""
+"""A model is fetched into the cluster once, from an S3 store, and a start without it has a reason."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from object_store import BUCKET, KEYS, ObjectStore, running_store
 from cluster.kubernetes.kubectl import Kubectl
 from cluster.machine.layout import Layout
 from cluster.programs.go_programs import VERSITYGW
-from figures import note
+from figures import record_figures
 from installation import ROOT, Json, Service, install_chart, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.own_cluster, pytest.mark.timeout(600)]
@@ -22,7 +22,9 @@ PATH = "austen/1"
 @pytest.fixture
 def store(layout: Layout, tmp_path: Path) -> Iterator[ObjectStore]:
     if not VERSITYGW.path.exists():
-        pytest.skip("no S3 store is here: `python -m cluster binaries` builds versitygw into the cache in a minute")
+        pytest.skip(
+            "there is no S3 store here: `python -m cluster binaries` builds versitygw into the cache in a minute"
+        )
     with running_store(tmp_path, layout.first_node.address) as store:
         store.put_folder(SMALL_MODEL, PATH)
         yield store
@@ -35,10 +37,10 @@ def service(kubectl: Kubectl, namespace: str) -> Service:
 
 
 def write_keys(service: Service, keys: dict[str, str]) -> None:
-    """The Secret that the resource names."""
+    """Write the Secret that the resource names."""
     metadata = {"name": "store", "namespace": service.namespace}
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": keys}
-    service.kubectl("apply", "--filename=-", entered=json.dumps(secret))
+    service.kubectl("apply", "--filename=-", standard_input=json.dumps(secret))
 
 
 def spec(store: ObjectStore, path: str = PATH) -> Json:
@@ -70,7 +72,7 @@ def test_a_model_is_fetched_once_for_all_that_read_it(service: Service, store: O
     service.create({**spec(store), "replicas": 2})
     fetched_s = service.wait_for("ModelReady", "True", "Fetched")
     ready_s = service.wait_for("Ready", "True", "Serving")
-    note("seconds of a fetch of 5.6 MB", {"fetched": round(fetched_s, 1), "then ready": round(ready_s, 1)})
+    record_figures("seconds of a fetch of 5.6 MB", {"fetched": round(fetched_s, 1), "then ready": round(ready_s, 1)})
     assert len(service.pods("stage")) == 2
     [job] = jobs(service)
     assert job["status"]["succeeded"] == 1
@@ -88,7 +90,7 @@ def test_a_path_without_a_model_and_wrong_keys_are_told_and_mended(service: Serv
     seconds["mended"] = service.wait_for("ModelReady", "True", "Fetched")
     service.wait_for("Ready", "True", "Serving")
     wait_until(lambda: len(claims_of_models(service)) == 1, lambda: str(claims_of_models(service)))
-    note("seconds until a refused fetch is told", {what: round(took, 1) for what, took in seconds.items()})
+    record_figures("seconds until a refused fetch is told", {what: round(took, 1) for what, took in seconds.items()})
 
 
 def test_suspended_with_a_model_that_is_not_there_nothing_runs(service: Service, store: ObjectStore) -> None:
@@ -96,6 +98,6 @@ def test_suspended_with_a_model_that_is_not_there_nothing_runs(service: Service,
     service.create({**spec(store), "replicas": 0})
     service.wait_for("Ready", "True", "Holding")
     service.edit(suspend=True, model={"uri": f"s3://{BUCKET}/austen/none"})
-    wait_until(lambda: not service.pods("gateway"), service.story)
+    wait_until(lambda: not service.pods("gateway"), service.describe)
     service.edit(suspend=False, model={"uri": f"s3://{BUCKET}/{PATH}"})
     service.wait_for("Ready", "True", "Holding")

@@ -1,4 +1,4 @@
-"""From nothing to the first token: the chart, five lines, and the `openai` client through the Ingress with a key."""
+"""From an empty cluster to the first token: the chart, five lines, and the `openai` client with a key, by Ingress."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from openai import AuthenticationError, OpenAI
 
 from cluster.kubernetes.kubectl import Kubectl
-from figures import note
+from figures import record_figures
 from installation import FIVE_LINES, Service, helm, install_chart, target, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -35,7 +35,7 @@ def test_five_lines_lead_to_a_stream_through_the_ingress(kubectl: Kubectl, names
     service.wait_for("Ready", "True", "Serving")
     done("group has formed, Ready")
     client = OpenAI(base_url=service.base_url, api_key=service.api_key(), default_headers=service.headers)
-    wait_until(lambda: is_routed(client), service.story)
+    wait_until(lambda: is_routed(client), service.describe)
     with client.completions.create(
         model="orca-austen", prompt="It was a fine morning, and", max_tokens=40, temperature=0, stream=True
     ) as stream:
@@ -48,11 +48,11 @@ def test_five_lines_lead_to_a_stream_through_the_ingress(kubectl: Kubectl, names
     assert len("".join(texts).split()) > 10
     with pytest.raises(AuthenticationError):
         OpenAI(base_url=service.base_url, api_key="none", default_headers=service.headers).models.list()
-    note("first_token", seconds)
+    record_figures("first_token", seconds)
 
 
 def is_routed(client: OpenAI) -> bool:
-    """Whether the Ingress leads to a gateway by now."""
+    """Does the Ingress lead to a gateway now?"""
     try:
         return [model.id for model in client.models.list()] == ["orca-austen"]
     except Exception:
@@ -82,12 +82,12 @@ def test_an_upgrade_brings_a_changed_definition_and_an_uninstall_keeps_what_peop
         f"secret/{service.name}-pool",
     ]
     wait_until(lambda: of_orca(kubectl, namespace) == kept, lambda: str(of_orca(kubectl, namespace)), within_s=90)
-    note("uninstall", {"left by the release": left, "left by the resource": kept})
+    record_figures("uninstall", {"left by the release": left, "left by the resource": kept})
     install_chart()
 
 
 def of_orca(kubectl: Kubectl, namespace: str) -> list[str]:
-    """What is in the namespace that Kubernetes does not put into every one."""
+    """Return the objects in the namespace, except those that Kubernetes puts into every namespace."""
     kinds = (
         "all,configmaps,secrets,serviceaccounts,persistentvolumeclaims,ingresses,networkpolicies,poddisruptionbudgets"
     )
@@ -96,7 +96,7 @@ def of_orca(kubectl: Kubectl, namespace: str) -> list[str]:
 
 
 def changed_chart(folder: Path) -> Path:
-    """The chart as a later release may have it: one printer column more."""
+    """Return the chart of a later release, which has one more printer column."""
     chart = folder / "orca"
     subprocess.run(["cp", "-r", str(FIVE_LINES.parents[1]), str(chart)], check=True)
     definition = chart / "crd" / "orcadeployments.yaml"

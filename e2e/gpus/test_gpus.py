@@ -1,7 +1,7 @@
-"""Two groups of two stages on three GPUs: a group gets all that it needs or gives back what it has.
+"""Two groups of two stages on three GPUs: a group gets all GPUs that it needs, or releases those that it has.
 
-The GPUs are a number patched into a node, as its device plugin would write it; the cluster's own scheduler hands them
-out, and the stages compute on the processor.
+The GPUs are a number that is patched into a node, as its device plugin would write it. The cluster's own scheduler
+assigns them, and the stages compute on the processor.
 """
 
 import json
@@ -11,15 +11,14 @@ import time
 import pytest
 
 from cluster.kubernetes.kubectl import Kubectl
-from conftest import SPEC, answers
-from figures import note
-from installation import Service, install_chart, wait_until
-from load import Load
+from figures import record_figures
+from installation import SPEC, Service, install_chart, wait_until
+from load import Load, is_answering
 
 pytestmark = [pytest.mark.e2e, pytest.mark.own_cluster, pytest.mark.timeout(600)]
 
 GPU = f"example.com/gpu-{secrets.token_hex(3)}"
-"""Named anew for each run: what is patched into a node stays."""
+"""A new name for each run, because a patch of a node stays."""
 STARTUP_S = 15
 
 
@@ -43,24 +42,24 @@ def test_the_group_that_does_not_fit_gives_way_and_comes_when_there_is_room(kube
             "gateway": {**SPEC["gateway"], "ingress": service.ingress},
         }
     )
-    wait_until(lambda: ready_groups(service) == 1, service.story, within_s=120)
+    wait_until(lambda: ready_groups(service) == 1, service.describe, within_s=120)
     load = Load(service)
-    wait_until(lambda: answers(load), service.story)
+    wait_until(lambda: is_answering(load), service.describe)
     with load.running():
-        wait_until(lambda: "has given way" in service.condition("WorkersReady")[2], service.story)
-        assert service.condition("WorkersReady")[:2] == ("False", "NoCapacity"), service.story()
-        wait_until(lambda: len(service.pods("stage")) == 2, service.story)
-        assert all("nodeName" in pod["spec"] for pod in service.pods("stage")), "it has not given back what it had"
+        wait_until(lambda: "has given way" in service.condition("WorkersReady")[2], service.describe)
+        assert service.condition("WorkersReady")[:2] == ("False", "NoCapacity"), service.describe()
+        wait_until(lambda: len(service.pods("stage")) == 2, service.describe)
+        assert all("nodeName" in pod["spec"] for pod in service.pods("stage")), "it has not released its GPU"
         give_gpus(kubectl, 4)
         began = time.monotonic()
-        service.wait_settled()
+        service.wait_until_settled()
         seconds = time.monotonic() - began
-    note("two groups of two on three GPUs", {"second one serves after": round(seconds, 1), **load.summary()})
+    record_figures("two groups of two on three GPUs", {"second one serves after": round(seconds, 1), **load.summary()})
     load.check()
-    assert ready_groups(service) == 2, service.story()
+    assert ready_groups(service) == 2, service.describe()
 
 
 def ready_groups(service: Service) -> int:
-    """None before the operator has looked."""
+    """Return the number of ready groups; 0 before the operator has observed the resource."""
     found: int = service.get().get("status", {}).get("groups", {}).get("ready", 0)
     return found

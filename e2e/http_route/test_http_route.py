@@ -4,10 +4,9 @@ import pytest
 
 from cluster.kubernetes.kubectl import Kubectl
 from cluster.kubernetes.services import INGRESS_PORT
-from conftest import SPEC, answers
-from figures import note
-from installation import Service, install_chart, wait_until
-from load import Load
+from figures import record_figures
+from installation import SPEC, Service, install_chart, wait_until
+from load import Load, is_answering
 
 pytestmark = [pytest.mark.e2e, pytest.mark.own_cluster, pytest.mark.timeout(300)]
 
@@ -20,18 +19,18 @@ def test_clients_come_through_an_http_route_until_they_come_by_an_ingress_again(
     service = Service(kubectl, namespace)
     route = {"parentRefs": [{"name": "public"}], "hostnames": [service.host]}
     service.create({**SPEC, "gateway": {"httpRoute": route}})
-    service.wait_settled()
+    service.wait_until_settled()
     assert service.get()["status"]["url"] == f"http://{service.host}/v1"
     load = Load(service)
-    wait_until(lambda: answers(load), service.story)
+    wait_until(lambda: is_answering(load), service.describe)
     with load.running():
         pass
-    note("http route", load.summary())
+    record_figures("http route", load.summary())
     load.check()
     service.edit(gateway={"httpRoute": None, "ingress": service.ingress})
-    wait_until(lambda: doors(service) == ["ingress.networking.k8s.io/austen"], service.story)
+    wait_until(lambda: doors(service) == ["ingress.networking.k8s.io/austen"], service.describe)
     service.edit(gateway={"ingress": None})
-    wait_until(lambda: not doors(service), service.story)
+    wait_until(lambda: not doors(service), service.describe)
 
 
 def doors(service: Service) -> list[str]:
@@ -39,7 +38,7 @@ def doors(service: Service) -> list[str]:
 
 
 def gateway(namespace: str) -> dict[str, object]:
-    """Of the platform's people, not of Orca."""
+    """Return the Gateway of the platform team; it does not belong to Orca."""
     listener = {"name": "web", "protocol": "HTTP", "port": INGRESS_PORT}
     return {
         "apiVersion": "gateway.networking.k8s.io/v1",

@@ -1,7 +1,7 @@
-"""Another model under load: each answer is the old model's or the new one's, whole, and no call fails.
+"""A change of the model under load: each answer is completely the old model's or the new one's, and no call fails.
 
-The other model lies on a volume, as one that somebody has trained on: the same, but every weight is a little off, so it
-says other words.
+The new model is on a volume, like one that was trained further: the same model with every weight a little different,
+so that its answers differ.
 """
 
 import time
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from figures import note
+from figures import record_figures
 from installation import Service, target, uids, wait_until
 from load import Load
 
@@ -33,19 +33,19 @@ for file in target.glob("*.safetensors"):
 
 @pytest.fixture(scope="module")
 def both(service: Service, load: Load) -> Load:
-    """A load that knows the answers of both models; `load` has seen that the service answers."""
+    """Return a load that knows the answers of both models; the fixture `load` makes sure that the service answers."""
     train_on(service)
     both = Load(service)
     for uri in (NEW, OLD):
         service.edit(model={"uri": uri})
-        service.wait_settled()
-        both.learn()
+        service.wait_until_settled()
+        both.learn_answers()
     assert all(both.expected[prompt] > load.expected[prompt] for prompt in load.expected), "both say the same"
     return both
 
 
 def train_on(service: Service) -> None:
-    """Put the other model on a volume, by a pod that has what a worker has."""
+    """Write the new model to a volume, with a pod of the worker's image."""
     where = f"--namespace={service.namespace}"
     claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
     service.kubectl.apply([manifest(service, "PersistentVolumeClaim", CLAIM, claim), training_pod(service)])
@@ -82,19 +82,19 @@ def test_a_model_is_replaced(service: Service, both: Load, uri: str, operator: s
         began = time.monotonic()
         service.edit(model={"uri": uri})
         if operator == "dies":
-            service.kill_operator_at_work()
-        service.wait_settled()
+            service.kill_operator_after_edit()
+        service.wait_until_settled()
         seconds = time.monotonic() - began
     figures = {"seconds": round(seconds, 1), "new_pods": len(uids(service.pods()) - before)}
-    note(f"model {uri}, operator {operator}", {**figures, **both.summary()})
+    record_figures(f"model {uri}, operator {operator}", {**figures, **both.summary()})
     both.check()
 
 
 def test_a_change_of_model_that_is_taken_back_halfway(service: Service, both: Load) -> None:
     with both.running():
         service.edit(model={"uri": NEW})
-        wait_until(lambda: len(service.pods("stage")) == 2, service.story)
+        wait_until(lambda: len(service.pods("stage")) == 2, service.describe)
         service.edit(model={"uri": OLD})
-        service.wait_settled()
-    note("model reverted halfway", both.summary())
+        service.wait_until_settled()
+    record_figures("model reverted halfway", both.summary())
     both.check()

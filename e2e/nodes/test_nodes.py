@@ -1,7 +1,7 @@
-"""A node that is drained, and nodes that are lost with all that runs on them.
+"""A node that is drained, and nodes that are lost with everything on them.
 
-The last node is the one that goes; the first has the control plane and the Ingress. "Lost" is cut off from the others:
-its pods run on, and know nothing of those that take their places.
+The last node is drained or lost; the first has the control plane and the Ingress. A lost node is cut off from the
+others: its pods keep running, and do not know of those that replace them.
 """
 
 import contextlib
@@ -12,16 +12,15 @@ import pytest
 
 from cluster.kubernetes.kubectl import Kubectl
 from cluster.machine.layout import Layout, Node
-from cluster.machine.namespaces import cut_off, join_again
-from conftest import SPEC, answers
-from figures import note
-from installation import Json, Service, install_chart, kill_operator, wait_until
-from load import Load
+from cluster.machine.namespaces import disconnect_node, reconnect_node
+from figures import record_figures
+from installation import SPEC, Json, Service, install_chart, kill_operator, wait_until
+from load import Load, is_answering
 
 pytestmark = [pytest.mark.e2e, pytest.mark.own_cluster, pytest.mark.timeout(900)]
 
 LOST_S = 60.0
-"""Until the cluster calls a silent node lost, and pods have their 10 seconds of patience."""
+"""Time until the cluster reports a node as lost, and until its pods' toleration of 10 seconds has ended."""
 
 
 @pytest.fixture
@@ -33,12 +32,12 @@ def spread(kubectl: Kubectl, layout: Layout, namespace: str, request: pytest.Fix
     on = {"spec": {"nodeSelector": {"kubernetes.io/hostname": {"first": first, "last": last}[request.param]}}}
     gateway: Json = {**SPEC["gateway"], "replicas": 2, "ingress": service.ingress}
     service.create({**SPEC, "replicas": 0, "gateway": gateway, "pool": {"podPatch": on}})
-    service.wait_settled()
-    wait_until(lambda: nodes_of(service, "gateway") == {first, last}, service.story)
+    service.wait_until_settled()
+    wait_until(lambda: nodes_of(service, "gateway") == {first, last}, service.describe)
     kubectl("cordon", first)
     try:
         service.scale(1)
-        service.wait_settled()
+        service.wait_until_settled()
     finally:
         kubectl("uncordon", first)
     yield service
@@ -51,23 +50,23 @@ def nodes_of(service: Service, role: str) -> set[str]:
 
 @contextlib.contextmanager
 def away(layout: Layout, node: Node) -> Iterator[None]:
-    """Within the block nobody hears of the node."""
-    cut_off(layout, node)
+    """Cut the node off from the others inside the block."""
+    disconnect_node(layout, node)
     try:
         yield
     finally:
-        join_again(layout, node)
+        reconnect_node(layout, node)
 
 
 def under_load(service: Service, name: str, change: Callable[[], Json]) -> Load:
-    """The change, which returns its figures, with the load around it."""
+    """Make a change under load. Args: change: returns its figures."""
     load = Load(service)
-    wait_until(lambda: answers(load), service.story)
+    wait_until(lambda: is_answering(load), service.describe)
     with load.running():
         began = time.monotonic()
         figures = change()
         seconds = round(time.monotonic() - began, 1)
-    note(name, {"seconds": seconds, **figures, **load.summary()})
+    record_figures(name, {"seconds": seconds, **figures, **load.summary()})
     return load
 
 
@@ -82,8 +81,8 @@ def test_a_drained_node_is_not_noticed(spread: Service, layout: Layout, operator
             kill_operator(spread.kubectl)
         drain = ("drain", last, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=180s")
         spread.kubectl(*drain, within_s=200)
-        wait_until(lambda: last not in nodes_of(spread, "stage"), spread.story)
-        spread.wait_settled()
+        wait_until(lambda: last not in nodes_of(spread, "stage"), spread.describe)
+        spread.wait_until_settled()
         return {}
 
     under_load(spread, f"node drained, operator {operator}", change).check()
@@ -96,9 +95,9 @@ def test_a_lost_node_costs_a_pause(spread: Service, layout: Layout) -> None:
     def change() -> Json:
         began = time.monotonic()
         with away(layout, last):
-            wait_until(lambda: last.name not in nodes_of(spread, "stage"), spread.story, within_s=LOST_S)
+            wait_until(lambda: last.name not in nodes_of(spread, "stage"), spread.describe, within_s=LOST_S)
             seen = time.monotonic() - began
-            spread.wait_settled()
+            spread.wait_until_settled()
             return {"given up after": round(seen, 1), "whole again after": round(time.monotonic() - began, 1)}
 
     under_load(spread, "node lost, without Redis", change).check_resuming()
@@ -107,19 +106,19 @@ def test_a_lost_node_costs_a_pause(spread: Service, layout: Layout) -> None:
 
 @pytest.mark.parametrize("spread", ["last"], indirect=True)
 def test_a_node_lost_with_the_pool_on_it_makes_the_service_wait(spread: Service, layout: Layout) -> None:
-    """Its volume is there and nowhere else: nothing is answered until it is back, and nothing is lost then."""
+    """The pool's volume is only on this node: there are no answers until it is back, and nothing is lost then."""
     last = layout.nodes[-1]
 
     def change() -> Json:
         began = time.monotonic()
         with away(layout, last):
-            said = spread.wait_for("PoolReady", "False", within_s=LOST_S)
-            wait_until(lambda: last.name not in nodes_of(spread, "stage"), spread.story, within_s=LOST_S)
+            reported_s = spread.wait_for("PoolReady", "False", within_s=LOST_S)
+            wait_until(lambda: last.name not in nodes_of(spread, "stage"), spread.describe, within_s=LOST_S)
         back = time.monotonic()
         wait_until(lambda: is_ready(spread.kubectl, last.name))
-        spread.wait_settled()
+        spread.wait_until_settled()
         return {
-            "condition says so after": round(said, 1),
+            "condition says so after": round(reported_s, 1),
             "away": round(back - began, 1),
             "whole again after its return": round(time.monotonic() - back, 1),
         }

@@ -1,10 +1,9 @@
-"""NetworkPolicies by a switch of the chart. The cluster's network obeys none: that they come and go is what is seen."""
+"""NetworkPolicies by a switch of the chart: they come and go. The cluster's network does not enforce them."""
 
 import pytest
 
 from cluster.kubernetes.kubectl import Kubectl
-from conftest import SPEC
-from installation import Service, install_chart, wait_until
+from installation import SPEC, Service, install_chart, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.own_cluster, pytest.mark.timeout(300)]
 

@@ -1,7 +1,7 @@
-"""Why it does not serve: each reason provoked, with the seconds until a condition says so and until it is gone again.
+"""Reasons why a service does not serve: causes each, and measures the seconds until a condition names it and clears.
 
-A service that is well is edited into trouble and mended. What served before goes on serving meanwhile wherever a new
-group comes beside the old one, so nobody but the reader of the condition notices.
+An edit brings a healthy service into trouble, and another one repairs it. If a new group is made before the old one is
+removed, the old one keeps serving, so that only the condition shows the trouble.
 """
 
 import base64
@@ -13,14 +13,13 @@ from dataclasses import dataclass
 import pytest
 
 from cluster.kubernetes.kubectl import Kubectl
-from conftest import SPEC
-from figures import note
-from installation import Json, Service, install_chart, make_namespace, target
+from figures import record_figures
+from installation import SPEC, Json, Service, install_chart, make_namespace, target
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 GPU = f"example.com/gpu-{secrets.token_hex(3)}"
-"""Named anew for each run: what is patched into a node stays."""
+"""A new name for each run, because a patch of a node stays."""
 STARTUP_S = 20
 NO_IMAGE = f"{target().registry}/orca-worker:none"
 NO_NODE = {"spec": {"nodeSelector": {"kubernetes.io/hostname": "nowhere"}}}
@@ -28,27 +27,27 @@ NO_NODE = {"spec": {"nodeSelector": {"kubernetes.io/hostname": "nowhere"}}}
 
 @pytest.fixture(scope="module")
 def well(kubectl: Kubectl) -> Iterator[Service]:
-    """A service of this file alone; each test leaves it well."""
+    """Return a service for this module alone; each test leaves it healthy."""
     namespace = make_namespace(kubectl, "reasons")
     install_chart()
     service = Service(kubectl, namespace)
     service.create({**SPEC, "startupSeconds": STARTUP_S})
-    service.wait_settled()
+    service.wait_until_settled()
     yield service
     kubectl("delete", "namespace", namespace, "--wait=false")
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """An edit that cannot go well, what is said about it, and the edit that takes it back."""
+    """An edit that fails, the expected condition, and the edit that repairs it."""
 
     name: str
     edit: Json
     condition: str
     reason: str
-    named: str  # what the message has to name
+    named: str  # text that the message must contain
     mend: Json
-    by_hand: Callable[[Service], None] | None = None  # what a person does in the cluster instead of mending the spec
+    by_hand: Callable[[Service], None] | None = None  # a repair in the cluster instead of the spec
 
 
 def give_gpus(service: Service) -> None:
@@ -58,7 +57,7 @@ def give_gpus(service: Service) -> None:
 
 
 def make_keys(service: Service) -> None:
-    """The Secret that was missing, with a line as `orca keys make` writes it."""
+    """Create the missing Secret, with a line in the format of `orca keys make`."""
     made = service.kubectl.get("secret", f"{service.name}-api-key", f"--namespace={service.namespace}")
     keys = base64.b64decode(made["data"]["keys"]).decode()
     where = ("--namespace", service.namespace)
@@ -69,7 +68,7 @@ def model(uri: str) -> Json:
     return {"model": {"uri": uri}}
 
 
-# Gateways get another model first, so they are the first to miss it.
+# Gateways get another model first, so their condition is the first to report a missing one.
 SMALL = {"limits": {"memory": "64Mi"}}
 TROUBLES = (
     Trouble(
@@ -152,7 +151,7 @@ TROUBLES = (
 @pytest.mark.parametrize(
     "trouble",
     [
-        # What is done by hand to a node is not done to somebody else's.
+        # A repair by hand changes a node, which must not happen in a foreign cluster.
         pytest.param(each, id=each.name, marks=[pytest.mark.own_cluster] if each.by_hand is give_gpus else [])
         for each in TROUBLES
     ],
@@ -160,18 +159,18 @@ TROUBLES = (
 def test_a_reason_is_said_and_gone_once_it_is_mended(well: Service, trouble: Trouble) -> None:
     well.edit(**trouble.edit)
     until_said = well.wait_for(trouble.condition, "False", trouble.reason)
-    assert trouble.named in well.condition(trouble.condition)[2], well.story()
-    # What only takes long is on its way until the startup time is over.
+    assert trouble.named in well.condition(trouble.condition)[2], well.describe()
+    # Until the startup time is over, a slow start does not count as degraded.
     well.wait_for("Degraded", "True", trouble.reason, within_s=2 * STARTUP_S)
     if trouble.by_hand is None:
         well.edit(**trouble.mend)
     else:
         trouble.by_hand(well)
     until_gone = well.wait_for(trouble.condition, "True")
-    well.wait_settled()
-    note(f"reason: {trouble.name}", {"said after": round(until_said, 1), "gone after": round(until_gone, 1)})
+    well.wait_until_settled()
+    record_figures(f"reason: {trouble.name}", {"said after": round(until_said, 1), "gone after": round(until_gone, 1)})
     well.edit(**trouble.mend)
-    well.wait_settled()
+    well.wait_until_settled()
 
 
 @pytest.mark.own_cluster
@@ -181,4 +180,4 @@ def test_a_pool_elsewhere_that_does_not_answer(kubectl: Kubectl, namespace: str)
     service = Service(kubectl, namespace)
     service.create({**SPEC, "pool": {"external": {"urlSecret": {"name": "pool"}}}})
     said = service.wait_for("PoolReady", "False", "PoolUnreachable")
-    note("reason: external pool unreachable", {"said after": round(said, 1)})
+    record_figures("reason: external pool unreachable", {"said after": round(said, 1)})

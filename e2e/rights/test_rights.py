@@ -1,6 +1,6 @@
-"""What the operator has done with its rights, by the API server's audit log of all scenarios before this one.
+"""The operator's use of its rights, from the API server's audit log of all scenarios before this one.
 
-This scenario runs last (conftest), behind all others: without them it would find rights unused.
+This scenario runs last (conftest): without the others it would find unused rights.
 """
 
 import json
@@ -10,7 +10,7 @@ import pytest
 
 from cluster.kubernetes.kubectl import Kubectl
 from cluster.machine.layout import Layout
-from figures import note
+from figures import record_figures
 from installation import Json
 from target import OURS
 
@@ -26,9 +26,9 @@ Right = tuple[str, str, str]
 def test_every_right_is_used_and_nothing_else_is_asked_for(kubectl: Kubectl, layout: Layout) -> None:
     given = set(granted(kubectl))
     asked, refused = calls(layout)
-    note("rights", {"granted": len(given), "used": len(given & asked), "calls by": len(asked)})
+    record_figures("rights", {"granted": len(given), "used": len(given & asked), "calls by": len(asked)})
     assert not {right for right in given if "*" in right}
-    # An operator that is uninstalled is refused what it was granted.
+    # An operator that is being uninstalled is refused its granted rights.
     assert not refused - given, f"asked for and refused: {sorted(refused - given)}"
     assert not given - asked, f"granted and never used: {sorted(given - asked)}"
 
@@ -43,7 +43,7 @@ def granted(kubectl: Kubectl) -> Iterator[Right]:
 
 
 def calls(layout: Layout) -> tuple[set[Right], set[Right]]:
-    """Rights that the operator's calls needed, and those of them that it was refused for want of one."""
+    """Return the rights that the operator's calls needed, and those that it was refused."""
     used, refused = set(), set()
     for event in events(layout):
         of = event["objectRef"]
@@ -52,15 +52,15 @@ def calls(layout: Layout) -> tuple[set[Right], set[Right]]:
         right = (of.get("apiGroup", ""), resource, event["verb"])
         used.add(right)
         if event["verb"] == "patch" and code == 201:
-            used.add((*right[:2], "create"))  # a server-side apply of what is not there needs both
-        # A namespace that is going refuses too, which no right would change.
+            used.add((*right[:2], "create"))  # a server-side apply of a new object needs both
+        # A namespace that is being deleted refuses calls, too, regardless of rights.
         if code == FORBIDDEN and "because it is being terminated" not in event["responseStatus"].get("message", ""):
             refused.add(right)
     return used, refused
 
 
 def events(layout: Layout) -> Iterator[Json]:
-    """Of the operator, of resources."""
+    """Yield the operator's calls on resources."""
     with layout.audit_log.open() as log:
         for line in log:
             event = json.loads(line)

@@ -1,4 +1,4 @@
-"""The cluster is a real one: pods run, names resolve, Services and Ingress lead to pods, volumes outlive them."""
+"""The cluster works: pods run, names resolve, Services and Ingress lead to pods, volumes outlive pods."""
 
 import subprocess
 import time
@@ -25,7 +25,7 @@ def wait_until(is_so: Callable[[], bool], *, within_s: float = 30.0) -> None:
 
 
 def said(kubectl: Kubectl, namespace: str, name: str) -> str:
-    """What a pod wrote, once it has ended well."""
+    """Return the output of a pod after its success."""
     in_time = ("wait", f"--namespace={namespace}", f"pod/{name}", "--for=jsonpath={.status.phase}=Succeeded", LIMIT)
     kubectl(*in_time, within_s=90)
     return kubectl("logs", f"--namespace={namespace}", name)
@@ -36,7 +36,7 @@ def wait_ready(kubectl: Kubectl, namespace: str, name: str) -> None:
 
 
 def answer_of(host: str) -> str:
-    """Through the Ingress; empty while it knows no such host."""
+    """Return the answer of a host through the Ingress; empty while the Ingress does not know it."""
     request = urllib.request.Request(f"http://{INGRESS_ADDRESS}/", headers={"Host": host})
     try:
         with urllib.request.urlopen(request, timeout=5) as response:

@@ -1,16 +1,18 @@
-"""Cuts server-sent events out of bytes as they come."""
+"""Parses server-sent events from bytes as they arrive."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class RawEvent:
+    """The id and the data of an event."""
+
     id: str | None
     data: str
 
 
-class EventCutter:
-    """Feed it bytes, get whole events. What is not yet whole stays, and counts for nothing if no more comes."""
+class EventParser:
+    """Returns whole events for the bytes that it gets. An incomplete event is stored, and dropped if no more comes."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -1,4 +1,4 @@
-"""What the clients ask for: a seeded mix of all shapes of calls, at Poisson times. Pure."""
+"""The calls of the clients: a seeded mix of all shapes of calls, at Poisson times. Pure."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -10,58 +10,62 @@ CHAT = "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speech:
-    """How to speak to a model."""
+class PromptSource:
+    """The parts that prompts for a model are made of."""
 
     model: str
     vocabulary: range  # token ids for prompts
-    words: Sequence[str]  # texts are made of them
-    stops: Sequence[str]  # stop strings that come up now and then
+    words: Sequence[str]  # parts of texts
+    stops: Sequence[str]  # stop strings that occur now and then
     has_chat: bool
 
 
 ENGLISH = ("It was", " a fine", " morning", ", and", " Mr. Darcy", " said", " to her", " sister", " that", " he")
 
 
-def english(model: str) -> Speech:
-    """For the small model of the house, or any other that knows English."""
-    return Speech(model=model, vocabulary=range(3, 2000), words=ENGLISH, stops=(".", " and", " the"), has_chat=True)
+def english(model: str) -> PromptSource:
+    """Return the source for the built-in small model, or any other English model."""
+    return PromptSource(
+        model=model, vocabulary=range(3, 2000), words=ENGLISH, stops=(".", " and", " the"), has_chat=True
+    )
 
 
-def chain(model: str, vocab_size: int) -> Speech:
-    """For a chain model, whose token 17 is the text `<17>`."""
+def chain(model: str, vocab_size: int) -> PromptSource:
+    """Return the source for a chain model, whose token 17 is the text `<17>`."""
     words = tuple(f"<{token}>" for token in range(vocab_size))
-    return Speech(model=model, vocabulary=range(vocab_size), words=words, stops=("<12", "<77", "<404>"), has_chat=False)
+    return PromptSource(
+        model=model, vocabulary=range(vocab_size), words=words, stops=("<12", "<77", "<404>"), has_chat=False
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCall:
-    """A call to make, and how its client behaves."""
+    """A call to make, and the behaviour of its client."""
 
     name: str
     due_s: float  # after the start of the load
     path: str
     body: dict[str, Any]
-    headers: dict[str, str] = field(default_factory=dict)  # beside those that every call has
+    headers: dict[str, str] = field(default_factory=dict)  # in addition to those of every call
     intent: str = "finish"
-    leave_after: int | None = None  # events heard before a client with intent `cancel` goes
-    says_cancel: bool = False  # it sends a cancel before it goes; else it goes without a word
-    drop_after: int | None = None  # events heard before the client hangs up and comes back
-    rewind: int = 0  # tokens that it asks to be told again when it comes back
+    leave_after: int | None = None  # events before a client with intent `cancel` leaves
+    sends_cancel: bool = False  # it sends a cancel before it leaves; otherwise it only closes the connection
+    drop_after: int | None = None  # events before the client drops the connection and resumes
+    rewind: int = 0  # number of known tokens that it requests again when it resumes
 
 
 def plan_calls(
-    speech: Speech, *, seed: int, count: int, rate: float, max_tokens: tuple[int, int], drops: bool
+    source: PromptSource, *, seed: int, count: int, rate: float, max_tokens: tuple[int, int], drops: bool
 ) -> list[PlannedCall]:
-    """`count` calls at `rate` per second.
+    """Return `count` calls at `rate` per second.
 
     Args:
-        max_tokens: least and most tokens asked for.
-        drops: some clients hang up on purpose and resume; for servers that can.
+        max_tokens: least and most max_tokens of a call.
+        drops: some clients drop their connection on purpose and resume; for servers that can resume.
     """
     chance = random.Random(f"{seed} calls")
     times = _poisson(chance, rate)
-    return [_call(speech, chance, f"c{number}", next(times), max_tokens, drops) for number in range(count)]
+    return [_call(source, chance, f"c{number}", next(times), max_tokens, drops) for number in range(count)]
 
 
 def _poisson(chance: random.Random, rate: float) -> Iterator[float]:
@@ -72,22 +76,27 @@ def _poisson(chance: random.Random, rate: float) -> Iterator[float]:
 
 
 def _call(
-    speech: Speech, chance: random.Random, name: str, due_s: float, max_tokens: tuple[int, int], drops: bool
+    source: PromptSource,
+    chance: random.Random,
+    name: str,
+    due_s: float,
+    max_tokens: tuple[int, int],
+    drops: bool,
 ) -> PlannedCall:
-    is_chat = speech.has_chat and chance.random() < 0.2
+    is_chat = source.has_chat and chance.random() < 0.2
     body: dict[str, Any] = {
-        "model": speech.model,
+        "model": source.model,
         "max_tokens": chance.randint(*max_tokens),
         "temperature": chance.choice((0, 0.8, 1.0)),
         "seed": chance.randrange(1 << 40),
-        **({"messages": _messages(speech, chance)} if is_chat else {"prompt": _prompt(speech, chance)}),
+        **({"messages": _messages(source, chance)} if is_chat else {"prompt": _prompt(source, chance)}),
     }
     if chance.random() < 0.8:
         body["return_token_ids"] = True
     if chance.random() < 0.3:
         body["n"] = chance.choice((2, 3))
     if chance.random() < 0.2:
-        body["stop"] = chance.sample(list(speech.stops), k=chance.choice((1, 2)))
+        body["stop"] = chance.sample(list(source.stops), k=chance.choice((1, 2)))
     if chance.random() < 0.85:
         body["stream"] = True
         if chance.random() < 0.5:
@@ -111,25 +120,25 @@ def _with_intent(
             body=body,
             intent="cancel",
             leave_after=leave_after,
-            says_cancel=chance.random() < 0.5,
+            sends_cancel=chance.random() < 0.5,
         )
     drop_after = chance.randint(1, 20) if drops and body.get("stream") and chance.random() < 0.2 else None
     rewind = chance.choice((0, 0, 1, 3))
     return PlannedCall(name=name, due_s=due_s, path=path, body=body, drop_after=drop_after, rewind=rewind)
 
 
-def _prompt(speech: Speech, chance: random.Random) -> Any:
+def _prompt(source: PromptSource, chance: random.Random) -> Any:
     draw = chance.random()
     if draw < 0.6:
-        return _ids(speech, chance)
+        return _ids(source, chance)
     if draw < 0.7:
-        return [_ids(speech, chance), _ids(speech, chance)]
-    return "".join(chance.choices(speech.words, k=chance.randint(2, 20)))
+        return [_ids(source, chance), _ids(source, chance)]
+    return "".join(chance.choices(source.words, k=chance.randint(2, 20)))
 
 
-def _ids(speech: Speech, chance: random.Random) -> list[int]:
-    return [chance.choice(speech.vocabulary) for _ in range(chance.randint(1, 60))]
+def _ids(source: PromptSource, chance: random.Random) -> list[int]:
+    return [chance.choice(source.vocabulary) for _ in range(chance.randint(1, 60))]
 
 
-def _messages(speech: Speech, chance: random.Random) -> list[dict[str, str]]:
-    return [{"role": "user", "content": "".join(chance.choices(speech.words, k=chance.randint(2, 10)))}]
+def _messages(source: PromptSource, chance: random.Random) -> list[dict[str, str]]:
+    return [{"role": "user", "content": "".join(chance.choices(source.words, k=chance.randint(2, 10)))}]

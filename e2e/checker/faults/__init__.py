@@ -1,1 +1,1 @@
-"""The disturbances of a run, one per command of the checker."""
+"""The disturbances of a run, one for each command of the checker."""

@@ -1,9 +1,9 @@
-"""Each part is frozen for longer than anything that waits for it, and goes on as if nothing had been.
+"""Freezes each part for longer than any time limit for it, and then lets it continue.
 
-A second scheduler of the same group stands by: it takes the seat while the first one is frozen, which then wakes with
-commits and steps of a claim and an epoch that are over. Both are counted by the recorder (checker.points.recorder). It
-wakes at the worst moment: when the other one has claimed its requests and committed nothing of them yet, so that each
-late token fits the log and the fence alone keeps it out.
+A second scheduler of the same group is on standby. It takes the seat while the first one is frozen. The first one then
+wakes with commits and steps of an ended claim and an ended epoch; the recorder counts both (checker.points.recorder).
+It wakes at the worst moment: when the other one has claimed its requests but not committed any token of them. Then each
+late token would continue the log, and only the fence keeps it out.
 """
 
 import asyncio
@@ -18,30 +18,32 @@ import psutil
 
 from checker.faults.injector import PlannedFault
 from checker.faults.kills import inject, make_injector
-from checker.runs.run import Scene
+from checker.runs.context import RunContext
 from checker.systems.ports import free_port
 from checker.systems.system import wait_for
 
 FREEZES_S = {
-    "gateway": 7.0,  # readers have a lease of 5 s, and gRPC's pings an answer within 7
+    "gateway": 7.0,  # readers have a lease of 5 s, and gRPC expects the answer to a ping within 7 s
     "scheduler": 12.0,  # its seat has a lease of 3 s; it wakes when another one has claimed
-    "stage": 9.0,  # its silence is noticed by pings, or by the bound of a step
+    "stage": 9.0,  # pings or the time limit of a step detect its silence
     "rank": 8.0,  # rank_silent_s is 5
-    "redis": 6.0,  # a call to it has 2 s
+    "redis": 6.0,  # a call to it has a timeout of 2 s
 }
 STANDS_BY_WITHIN_S = 90.0
+WAITS_FOR_SEAT = "another process holds the seat"
+"""Message in the log of a scheduler on standby."""
 OWN_FLAGS = ("--listen", "--metrics-listen")
-"""Of a scheduler: what two of them on one machine cannot share."""
+"""Options of a scheduler that two of them on one machine cannot share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freezes:
-    """A disturbance (see checker.runs.run.Disturb)."""
+    """A disturbance (see checker.runs.context.Disturbance)."""
 
     rounds: int
     tokens_between: int = 60
 
-    async def __call__(self, scene: Scene) -> None:
+    async def __call__(self, context: RunContext) -> None:
         planned = [
             PlannedFault(
                 kind="freeze",
@@ -52,18 +54,18 @@ class Freezes:
                 seconds=FREEZES_S[role],
             )
             for number in range(self.rounds)
-            for role in scene.roles
+            for role in context.roles
         ]
-        injector = make_injector(scene, settle_s=1.0, is_worst_moment=NewClaims(scene.inject))
+        injector = make_injector(context, settle_s=1.0, is_worst_moment=NewClaims(context.inject))
         for fault in planned:
-            # Only while the other one is frozen: it would hold the seat the next time.
-            standby = standing_by(scene) if fault.roles == ("scheduler",) else contextlib.nullcontext()
+            # The standby runs only during this freeze: otherwise it would hold the seat at the next one.
+            standby = running_standby(context) if fault.roles == ("scheduler",) else contextlib.nullcontext()
             async with standby:
-                await inject(scene, injector, fault, of=len(planned))
+                await inject(context, injector, fault, of=len(planned))
 
 
 class NewClaims:
-    """Has anybody claimed since the scheduler stands still?"""
+    """Answers if a scheduler has claimed requests since the freeze started."""
 
     def __init__(self, inject: Path) -> None:
         self._records = inject / "records"
@@ -77,16 +79,16 @@ class NewClaims:
 
 
 @contextlib.asynccontextmanager
-async def standing_by(scene: Scene) -> AsyncIterator[None]:
-    """A scheduler process of the same group, which waits for the seat; it leaves with the block."""
-    first = scene.system.parts()["scheduler-0"]
-    log = scene.system.logs / f"scheduler-0-standby-{time.monotonic_ns()}.log"
+async def running_standby(context: RunContext) -> AsyncIterator[None]:
+    """Run a second scheduler of the same group inside the block; it waits for the seat."""
+    first = context.system.parts()["scheduler-0"]
+    log = context.system.logs / f"scheduler-0-standby-{time.monotonic_ns()}.log"
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *standby_command(first.cmdline()), stdout=output, stderr=output, env=_environ(first)
         )
     try:
-        await wait_for(lambda: "another process holds the seat" in log.read_text(), STANDS_BY_WITHIN_S, "a stand-by")
+        await wait_for(lambda: WAITS_FOR_SEAT in log.read_text(), STANDS_BY_WITHIN_S, "a stand-by")
         yield
     finally:
         process.terminate()
@@ -98,7 +100,7 @@ async def standing_by(scene: Scene) -> AsyncIterator[None]:
 
 
 def standby_command(command: list[str]) -> list[str]:
-    """The command of a scheduler, for addresses of its own, and without the word that its predecessor has exited."""
+    """Return a scheduler's command with new addresses, and without the flag that its predecessor has exited."""
     words = [word for word in command if word != "--predecessor-exited"]
     for place, word in enumerate(words[:-1]):
         if word in OWN_FLAGS:
@@ -106,10 +108,10 @@ def standby_command(command: list[str]) -> list[str]:
         if word == "--iteration-log":
             path = Path(words[place + 1])
             words[place + 1] = str(path.with_name(f"{path.stem}-standby.jsonl"))
-    # Whatever leashes the first one to its supervisor stands before the interpreter.
+    # The command may start with a program that ties the process to its supervisor; it stays.
     return words
 
 
 def _environ(process: psutil.Process) -> dict[str, str]:
-    """The settings that its supervisor gave it, Redis's password among them."""
+    """Return the environment that the supervisor gave a process, including Redis's password."""
     return os.environ | dict(process.environ())

@@ -1,4 +1,4 @@
-"""Which faults to do, drawn from a seed (pure), and the hand that does them to processes of a system."""
+"""Plans faults from a seed (pure), and injects them into processes of a system."""
 
 import asyncio
 import contextlib
@@ -18,27 +18,27 @@ from checker.systems.system import System
 ROLES = ("gateway", "scheduler", "stage", "rank", "redis")
 HITS_MAX = 4
 HIT_WINDOW_S = 65.0
-"""`orca up` gives up on a part that dies six times in a minute; faults keep below that."""
+"""`orca up` gives up on a part that dies six times in a minute; faults stay below that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFault:
-    """What to do, and after how many tokens that clients hear from now on."""
+    """A fault, and the number of tokens that clients receive before it."""
 
     kind: str  # kill | freeze
-    roles: tuple[str, ...]  # a part of each is chosen when it is done; ("all",) is every part
+    roles: tuple[str, ...]  # hits one part of each role; ("all",) is every part
     after_tokens: int
-    delay_s: float  # behind those tokens: so that moments fall between steps too
-    choice: float  # from 0 to 1: which part of the role
-    seconds: float = 0.0  # of a freeze
+    delay_s: float  # after those tokens, so that some faults fall between two steps
+    choice: float  # from 0 to 1: selects the part of the role
+    seconds: float = 0.0  # length of a freeze
 
 
 def plan_faults(
     *, seed: int, kills: int, roles: Sequence[str], freezes: bool, tokens_between: int
 ) -> list[PlannedFault]:
-    """`kills` faults over the roles: mostly one process, some pairs, now and then all at once or a freeze.
+    """Plan `kills` faults over the roles: mostly one process, some pairs, now and then all parts or a freeze.
 
-    Every role has its turn before one has its second.
+    Every role gets a fault before one gets its second.
     """
     chance = random.Random(f"{seed} faults")
     planned: list[PlannedFault] = []
@@ -53,7 +53,7 @@ def plan_faults(
         elif draw < 0.2 and len(roles) == len(ROLES):
             chosen = ("all",)
         elif draw < 0.35 and freezes:
-            # Some end before anybody notices, some outlast the seat's lease of three seconds.
+            # Some freezes end unnoticed, some last longer than the seat's lease of three seconds.
             kind, seconds = "freeze", chance.choice((0.3, 1.5, 5.0))
         planned.append(
             PlannedFault(
@@ -69,7 +69,7 @@ def plan_faults(
 
 
 class Injector:
-    """Does planned faults to a system, each while clients wait for tokens."""
+    """Injects planned faults into a system, each while clients wait for tokens."""
 
     def __init__(
         self,
@@ -77,21 +77,21 @@ class Injector:
         history: HistoryWriter,
         *,
         in_flight: Callable[[Collection[str]], tuple[str, ...]],
-        tokens_heard: Callable[[], int],
+        tokens_received: Callable[[], int],
         settle_s: float = 0.0,
         is_worst_moment: Callable[[PlannedFault], bool] = lambda _: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
-            in_flight: calls that are accepted and not over; of some gateways (host:port), or of all when it gets none.
-            settle_s: a part is spared until it has run so long; 0 also hits what has only begun to start.
-            is_worst_moment: asked while a part is frozen; True wakes it before its time.
+            in_flight: returns accepted calls that are not over; those of some gateways (host:port), or of all for ().
+            settle_s: a part gets no fault until it has run this long; 0 also hits parts that are starting.
+            is_worst_moment: called while a part is frozen; True ends the freeze early.
         """
         self._system = system
         self._history = history
         self._in_flight = in_flight
-        self._tokens_heard = tokens_heard
+        self._tokens_heard = tokens_received
         self._settle_s = settle_s
         self._is_worst_moment = is_worst_moment
         self._clock = clock
@@ -99,22 +99,22 @@ class Injector:
         self.done = 0
 
     async def inject(self, fault: PlannedFault, *, limit_s: float) -> bool:
-        """Wait for the moment and do it. Returns: False when the moment did not come within the limit.
+        """Wait for the moment of a fault and inject it. Returns: False if the moment did not come within the limit.
 
-        Raises: SystemBroke when `orca up` has ended.
+        Raises: SystemFailure if `orca up` has ended.
         """
         ends = self._clock() + limit_s
-        while await self._moment(fault, ends):
+        while await self._wait_for_moment(fault, ends):
             targets = self._targets(fault)
             in_flight = self._hit_by(targets)
-            # Between the moment and now a stream may have ended, or a part died by itself.
-            if targets and in_flight and not any(map(self._is_worn, targets)):
-                await self._do(fault, targets, in_flight)
+            # Since that moment a stream may have ended, or a part may have died by itself.
+            if targets and in_flight and not any(map(self._was_hit_too_often, targets)):
+                await self._apply(fault, targets, in_flight)
                 return True
         return False
 
-    async def _moment(self, fault: PlannedFault, ends: float) -> bool:
-        """Tokens flow, and every part that the fault asks for runs."""
+    async def _wait_for_moment(self, fault: PlannedFault, ends: float) -> bool:
+        """Wait until tokens flow and every target of the fault runs."""
         wanted = self._tokens_heard() + fault.after_tokens
         while self._tokens_heard() < wanted or not (targets := self._targets(fault)) or not self._hit_by(targets):
             self._system.check_up()
@@ -125,7 +125,7 @@ class Injector:
         return True
 
     def _targets(self, fault: PlannedFault) -> dict[str, psutil.Process]:
-        """The parts that it hits now; none while one of them is away."""
+        """Return the parts that the fault hits now; none while one of them does not run."""
         started_before = time.time() - self._settle_s
         parts = {name: part for name, part in self._system.parts().items() if _started(part) <= started_before}
         if fault.roles == ("all",):
@@ -140,18 +140,18 @@ class Injector:
         return chosen
 
     def _hit_by(self, targets: Collection[str]) -> tuple[str, ...]:
-        """Calls that losing these parts touches: of a gateway, those that it answers; of any other part, all."""
+        """Return the calls that the loss of these parts affects: those of a gateway, or all for any other part."""
         if any(role_of(name) != "gateway" for name in targets):
             return self._in_flight(())
         return self._in_flight([self._system.addresses[name] for name in targets])
 
-    def _is_worn(self, name: str) -> bool:
+    def _was_hit_too_often(self, name: str) -> bool:
         hits = self._hits[name]
         while hits and hits[0] < self._clock() - HIT_WINDOW_S:
             hits.popleft()
         return len(hits) >= HITS_MAX
 
-    async def _do(self, fault: PlannedFault, targets: dict[str, psutil.Process], in_flight: tuple[str, ...]) -> None:
+    async def _apply(self, fault: PlannedFault, targets: dict[str, psutil.Process], in_flight: tuple[str, ...]) -> None:
         number = signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP
         self._history.add(
             Fault(
@@ -177,7 +177,7 @@ class Injector:
 
 
 def _started(process: psutil.Process) -> float:
-    """Unix time; for ever away when it has just died."""
+    """Return the start of a process in Unix time; infinity if it has just died."""
     try:
         return float(process.create_time())
     except psutil.NoSuchProcess:
@@ -185,6 +185,6 @@ def _started(process: psutil.Process) -> float:
 
 
 def _send(process: psutil.Process, number: signal.Signals) -> None:
-    """A process that has just died by itself needs no fault."""
+    """Send a signal, unless the process has just died by itself."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(number)

@@ -4,53 +4,53 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from checker.faults.injector import Injector, PlannedFault, plan_faults
-from checker.runs.run import Scene
+from checker.runs.context import RunContext
 
 MOMENT_WITHIN_S = 150.0
-"""A fault waits so long for its moment: for a repair, and a minute's peace for a part that died too often."""
+"""Longest wait for the moment of a fault: enough for a repair, and for a minute's pause of a part that died often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kills:
-    """A disturbance (see checker.runs.run.Disturb)."""
+    """A disturbance (see checker.runs.context.Disturbance)."""
 
     count: int
     freezes: bool
-    settle_s: float  # parts younger than this are spared
-    tokens_between: int  # most tokens heard between the last repair and the next fault
+    settle_s: float  # younger parts get no fault
+    tokens_between: int  # most tokens between the last repair and the next fault
 
-    async def __call__(self, scene: Scene) -> None:
+    async def __call__(self, context: RunContext) -> None:
         planned = plan_faults(
-            seed=scene.settings.seed,
+            seed=context.settings.seed,
             kills=self.count,
-            roles=scene.roles,
+            roles=context.roles,
             freezes=self.freezes,
             tokens_between=self.tokens_between,
         )
-        injector = make_injector(scene, settle_s=self.settle_s)
+        injector = make_injector(context, settle_s=self.settle_s)
         for fault in planned:
-            await inject(scene, injector, fault, of=len(planned))
+            await inject(context, injector, fault, of=len(planned))
 
 
 def make_injector(
-    scene: Scene, *, settle_s: float, is_worst_moment: Callable[[PlannedFault], bool] = lambda _: False
+    context: RunContext, *, settle_s: float, is_worst_moment: Callable[[PlannedFault], bool] = lambda _: False
 ) -> Injector:
-    """The hand that does faults to the system of the scene."""
-    client = scene.client
+    """Return an injector of faults into the system of a run."""
+    client = context.client
     return Injector(
-        scene.system,
-        scene.history,
+        context.system,
+        context.history,
         in_flight=client.in_flight,
-        tokens_heard=lambda: client.tokens_heard,
+        tokens_received=lambda: client.tokens_received,
         settle_s=settle_s,
         is_worst_moment=is_worst_moment,
     )
 
 
-async def inject(scene: Scene, injector: Injector, fault: PlannedFault, *, of: int) -> None:
-    """Do a fault at its moment, and say so; or that it found none."""
+async def inject(context: RunContext, injector: Injector, fault: PlannedFault, *, of: int) -> None:
+    """Inject a fault at its moment, and report it; or report that the moment did not come."""
     what = f"{fault.kind} {'+'.join(fault.roles)}"
     if await injector.inject(fault, limit_s=MOMENT_WITHIN_S):
-        scene.tell(f"fault {injector.done} of {of}: {what}")
+        context.report(f"fault {injector.done} of {of}: {what}")
     else:
-        scene.tell(f"no moment for {what} within {MOMENT_WITHIN_S:g} s")
+        context.report(f"no moment for {what} within {MOMENT_WITHIN_S:g} s")

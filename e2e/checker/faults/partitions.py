@@ -1,12 +1,12 @@
-"""Each link of a system is cut, both ways and one way, for longer than every lease and ping behind it, then heals."""
+"""Cuts each link of a system, both ways and one way, for longer than its leases and pings, and then restores it."""
 
 import asyncio
 import time
 from dataclasses import dataclass
 
 from checker.history.records import Fault
-from checker.runs.run import Scene
-from checker.systems.spread import Cut
+from checker.runs.context import RunContext
+from checker.systems.spread import LinkCut
 
 LINKS = (
     # Longer than the seat's lease (3 s), a reader's (5 s), and a frozen peer's detection by pings (7 s).
@@ -15,18 +15,18 @@ LINKS = (
     ("scheduler", "stage0", "all", 10.0),
     ("scheduler", "stage1", "all", 10.0),
     ("stage0", "stage1", "control", 10.0),
-    # Nobody pings it: a step that is out while nothing moves shows it, after 10 s.
+    # No pings on this link: a step without progress shows the cut, after 10 s.
     ("stage0", "stage1", "data", 25.0),
 )
-CALM_WITHIN_S = 150.0
-TOKENS_OF_CALM = 40
+TOKENS_WITHIN_S = 150.0
+TOKENS_WANTED = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Some ways of one link, cut for some time."""
+    """Cuts of one link, in one or both directions, for some time."""
 
-    cuts: tuple[Cut, ...]
+    cuts: tuple[LinkCut, ...]
     seconds: float
 
     @property
@@ -38,44 +38,44 @@ class Partition:
 
 
 def plan_partitions() -> list[Partition]:
-    """Each link cut both ways, and each way alone."""
+    """Plan cuts of each link: both directions, and each direction alone."""
     planned: list[Partition] = []
     for one, other, part, seconds in LINKS:
-        there, back = Cut(one, other, part), Cut(other, one, part)
+        there, back = LinkCut(one, other, part), LinkCut(other, one, part)
         planned += [Partition(cuts, seconds) for cuts in ((there, back), (there,), (back,))]
     return planned
 
 
 @dataclass(frozen=True, slots=True)
 class Partitions:
-    """A disturbance (see checker.runs.run.Disturb) of a SpreadSystem."""
+    """A disturbance (see checker.runs.context.Disturbance) of a SpreadSystem."""
 
     rounds: int = 1
 
-    async def __call__(self, scene: Scene) -> None:
+    async def __call__(self, context: RunContext) -> None:
         planned = plan_partitions() * self.rounds
         for number, partition in enumerate(planned):
-            is_calm = await _calm(scene)
-            at, in_flight = time.monotonic(), scene.client.in_flight()
+            has_tokens = await _wait_for_tokens(context)
+            at, in_flight = time.monotonic(), context.client.in_flight()
             targets, seconds = (partition.name,), partition.seconds
-            scene.history.add(
+            context.history.add(
                 Fault(at=at, number=number, kind="cut", targets=targets, pids=(), in_flight=in_flight, seconds=seconds)
             )
             for cut in partition.cuts:
-                cut.do()
+                cut.apply()
             await asyncio.sleep(seconds)
             for cut in partition.cuts:
                 cut.heal()
-            note = "" if is_calm else " (no tokens had come before it)"
-            scene.tell(f"cut {number + 1} of {len(planned)}: {partition.name} for {seconds:g} s{note}")
-        await _calm(scene)
+            note = "" if has_tokens else " (no tokens came before it)"
+            context.report(f"cut {number + 1} of {len(planned)}: {partition.name} for {seconds:g} s{note}")
+        await _wait_for_tokens(context)
 
 
-async def _calm(scene: Scene) -> bool:
-    """Whether tokens flow again."""
-    wanted, ends = scene.client.tokens_heard + TOKENS_OF_CALM, time.monotonic() + CALM_WITHIN_S
-    while scene.client.tokens_heard < wanted:
-        scene.system.check_up()
+async def _wait_for_tokens(context: RunContext) -> bool:
+    """Wait until tokens flow again. Returns: False if they did not within the limit."""
+    wanted, ends = context.client.tokens_received + TOKENS_WANTED, time.monotonic() + TOKENS_WITHIN_S
+    while context.client.tokens_received < wanted:
+        context.system.check_up()
         if time.monotonic() > ends:
             return False
         await asyncio.sleep(0.05)

@@ -1,8 +1,8 @@
 """A rolling upgrade under load from the last release to this one, and the rollback, part by part, with kills between.
 
-Gateways and groups take turns, so both releases serve side by side for half of the way; the parts of a group are handed
-over one by one, so schedulers meet stages of the other release. After each unit the system is asked by itself: whether
-a key and a request are the same at the gateways of both, to the byte, and whether a schema number waits for all parts.
+Gateways and groups take turns, so both releases serve side by side for half of the time. The parts of a group are
+handed over one by one, so that schedulers work with stages of the other release. Each unit is followed by checks. A key
+and a request must give the same bytes at the gateways of both releases, and a schema number must wait for all parts.
 """
 
 import asyncio
@@ -13,69 +13,74 @@ from dataclasses import dataclass
 
 from checker.faults.injector import PlannedFault, plan_faults
 from checker.faults.kills import inject, make_injector
-from checker.faults.retelling import ask_retelling
+from checker.faults.replays import check_replays
 from checker.history.records import Checked, HandedOver
-from checker.runs.run import Scene
+from checker.runs.context import RunContext
 from checker.systems.checkouts import Release
 from checker.systems.layout import parts_of
 from checker.systems.rolling import RollingSystem
 from checker.systems.system import poll, wait_for
 
 UNITS: tuple[tuple[str, ...], ...] = (("gateway",), parts_of(0), ("gateway-1",), parts_of(1))
-"""What is handed over between two looks; behind the second one gateway and one group are of each release."""
+"""Parts to hand over between two checks; after the second unit, each release has one gateway and one group."""
 
 FLOWS_WITHIN_S = 150.0
 FORMS_WITHIN_S = 300.0
 RAISES_WITHIN_S = 30.0
-"""A part that has left is waited for until its lease is over, 3 s."""
+"""A part that has ended counts until the end of its lease, 3 s."""
 DRAINED_OF_NEWER_S = 240.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollingUpgrade:
-    """A disturbance (see checker.runs.run.Disturb) of a RollingSystem."""
+    """A disturbance (see checker.runs.context.Disturbance) of a RollingSystem."""
 
-    kills: int  # while each unit is handed over
-    questions: int = 4  # calls that are told again by both gateways behind each unit
+    kills: int  # during the hand-over of each unit
+    questions: int = 4  # calls that both gateways replay after each unit
     has_rollback: bool = True
 
-    async def __call__(self, scene: Scene) -> None:
-        system = scene.system
+    async def __call__(self, context: RunContext) -> None:
+        system = context.system
         assert isinstance(system, RollingSystem)
         releases = system.releases
         ways = [releases.after, releases.before] if self.has_rollback else [releases.after]
-        faults = self._faults(scene, len(ways))
-        # A newer number can be raised only when the release before has left, and is lowered before it comes back.
-        numbers = NumberInForce(scene, system)
+        faults = self._faults(context, len(ways))
+        # The number can be raised only after the old release has left, and is lowered before it comes back.
+        numbers = SchemaNumber(context, system)
         for release in ways:
             if release == releases.before:
-                await numbers.ask_lower()
+                await numbers.check_lower()
             for unit in UNITS:
-                await self._hand_over(scene, system, unit, release, [next(faults) for _ in range(self.kills)])
-                await ask_retelling(scene, count=self.questions)
+                await self._hand_over(context, system, unit, release, [next(faults) for _ in range(self.kills)])
+                await check_replays(context, count=self.questions)
                 if release == releases.after:
-                    await numbers.ask_raise(has_older_parts=unit != UNITS[-1])
+                    await numbers.check_raise(has_older_parts=unit != UNITS[-1])
 
-    def _faults(self, scene: Scene, ways: int) -> Iterator[PlannedFault]:
+    def _faults(self, context: RunContext, ways: int) -> Iterator[PlannedFault]:
         kills = self.kills * len(UNITS) * ways
-        seed = scene.settings.seed
-        return iter(plan_faults(seed=seed, kills=kills, roles=scene.roles, freezes=False, tokens_between=60))
+        seed = context.settings.seed
+        return iter(plan_faults(seed=seed, kills=kills, roles=context.roles, freezes=False, tokens_between=60))
 
     async def _hand_over(
-        self, scene: Scene, system: RollingSystem, unit: Sequence[str], release: Release, faults: list[PlannedFault]
+        self,
+        context: RunContext,
+        system: RollingSystem,
+        unit: Sequence[str],
+        release: Release,
+        faults: list[PlannedFault],
     ) -> None:
-        injector = make_injector(scene, settle_s=1.0)
+        injector = make_injector(context, settle_s=1.0)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_hand_over_unit(scene, system, unit, release))
+            tasks.create_task(_hand_over_unit(context, system, unit, release))
             for fault in faults:
-                tasks.create_task(inject(scene, injector, fault, of=len(faults)))
+                tasks.create_task(inject(context, injector, fault, of=len(faults)))
 
 
-async def _hand_over_unit(scene: Scene, system: RollingSystem, unit: Sequence[str], release: Release) -> None:
+async def _hand_over_unit(context: RunContext, system: RollingSystem, unit: Sequence[str], release: Release) -> None:
     for part in unit:
-        # Proves something only while clients wait.
-        await wait_for(scene.client.in_flight, FLOWS_WITHIN_S, "a call that was accepted and is not over")
-        began, in_flight = time.monotonic(), scene.client.in_flight()
+        # A hand-over proves something only while clients wait.
+        await wait_for(context.client.in_flight, FLOWS_WITHIN_S, "a call that was accepted and is not over")
+        began, in_flight = time.monotonic(), context.client.in_flight()
         code = await system.hand_over(part, release)
         name = system.releases.name_of(release)
         handed = HandedOver(
@@ -86,14 +91,16 @@ async def _hand_over_unit(scene: Scene, system: RollingSystem, unit: Sequence[st
             seconds=time.monotonic() - began,
             exit_code=code,
         )
-        scene.history.add(handed)
-        scene.tell(f"{part} is of the release {name}; it left in {handed.seconds:.1f} s, {len(in_flight)} in flight")
+        context.history.add(handed)
+        context.report(
+            f"{part} is of the release {name}; it left in {handed.seconds:.1f} s, {len(in_flight)} in flight"
+        )
         if "gateway" not in part:
-            await _ask_forming(scene, system, unit)
+            await _check_forming(context, system, unit)
 
 
-async def _ask_forming(scene: Scene, system: RollingSystem, group: Sequence[str]) -> None:
-    """A group of one release forms; a mixture forms, or says in a sentence that it is one."""
+async def _check_forming(context: RunContext, system: RollingSystem, group: Sequence[str]) -> None:
+    """Check that a group of one release forms, and that a mixed group forms or gives the mixture as the reason."""
     scheduler = next(part for part in group if part.startswith("scheduler"))
     log = system.log_of(scheduler)
     seen = log.stat().st_size
@@ -103,7 +110,7 @@ async def _ask_forming(scene: Scene, system: RollingSystem, group: Sequence[str]
     def is_decided() -> bool:
         nonlocal outcome
         system.check_up()
-        outcome = what_forming_came_to(log.read_bytes()[seen:].decode(errors="replace"))
+        outcome = forming_outcome(log.read_bytes()[seen:].decode(errors="replace"))
         return bool(outcome)
 
     try:
@@ -112,7 +119,7 @@ async def _ask_forming(scene: Scene, system: RollingSystem, group: Sequence[str]
         outcome = str(error)
     is_mixed = len(set(names.values())) > 1
     subject = ", ".join(f"{part} {name}" for part, name in names.items())
-    scene.history.add(
+    context.history.add(
         Checked(
             at=time.monotonic(),
             rule="mixed_group_forms_or_says_why" if is_mixed else "group_forms",
@@ -123,17 +130,17 @@ async def _ask_forming(scene: Scene, system: RollingSystem, group: Sequence[str]
         )
     )
     if is_mixed:
-        scene.tell(f"  {subject}: {outcome}")
+        context.report(f"  {subject}: {outcome}")
 
 
-def what_forming_came_to(lines: str) -> str:
-    """Out of a scheduler's log: `formed`, `refused: ...` when stages of another release are the reason, or nothing."""
+def forming_outcome(lines: str) -> str:
+    """Return `formed`, `refused: ...` for stages of another release, or an empty text, from a scheduler's log."""
     for line in lines.splitlines():
         try:
-            said = json.loads(line)
+            entry = json.loads(line)
         except ValueError:
             continue
-        message, reason = said.get("message"), str(said.get("reason", ""))
+        message, reason = entry.get("message"), str(entry.get("reason", ""))
         if message == "epoch formed":
             return "formed"
         if message == "epoch over" and "release" in reason:
@@ -141,51 +148,51 @@ def what_forming_came_to(lines: str) -> str:
     return ""
 
 
-class NumberInForce:
-    """The schema number of the pool, and whether it changes only when every part that lives knows the other one."""
+class SchemaNumber:
+    """Checks that the schema number of the pool changes only when every living part knows the new one."""
 
-    def __init__(self, scene: Scene, system: RollingSystem) -> None:
-        self._scene = scene
+    def __init__(self, context: RunContext, system: RollingSystem) -> None:
+        self._context = context
         self._system = system
         self._older, self._newer = (release.schemas[1] for release in (system.releases.before, system.releases.after))
         self._is_raised = False
 
-    async def ask_raise(self, *, has_older_parts: bool) -> None:
-        """Ask for the newer number, or for one that nobody knows while both releases have the same."""
+    async def check_raise(self, *, has_older_parts: bool) -> None:
+        """Request the newer number, or an unknown one if both releases have the same, and check the answer."""
         number = max(self._newer, self._older + 1)
         may_change = number == self._newer and not has_older_parts
         await self._ask(number, may_change=may_change)
         self._is_raised = may_change
 
-    async def ask_lower(self) -> None:
-        """Before a rollback: the older number again, and no record of the newer one left."""
+    async def check_lower(self) -> None:
+        """Check before a rollback that the older number comes back and no record of the newer one is left."""
         if not self._is_raised:
             return
         await self._ask(self._older, may_change=True)
 
         async def is_drained() -> bool:
-            said = await self._system.pool(self._system.releases.after, "stats")
-            return any(line.split() == ["newer_records", "0"] for line in said.splitlines())
+            output = await self._system.pool(self._system.releases.after, "stats")
+            return any(line.split() == ["newer_records", "0"] for line in output.splitlines())
 
         is_right = await poll(is_drained, DRAINED_OF_NEWER_S)
-        self._note("newer records before the rollback", "none left", "none left" if is_right else "some", is_right)
+        self._record("newer records before the rollback", "none left", "none left" if is_right else "some", is_right)
 
     async def _ask(self, number: int, *, may_change: bool) -> None:
         wanted = f"schema {number} is in force" if may_change else "stays in force"
-        said = ""
+        output = ""
 
         async def is_answered() -> bool:
-            nonlocal said
-            said = await self._system.pool(self._system.releases.after, "schema", str(number))
-            # Until a lease is over the answer may still be no; and a pool that a fault took away answers nothing.
-            return wanted in said or (not may_change and " is in force" in said)
+            nonlocal output
+            output = await self._system.pool(self._system.releases.after, "schema", str(number))
+            # Until a lease is over the answer may still be no, and a pool that is down after a fault does not answer.
+            return wanted in output or (not may_change and " is in force" in output)
 
         await poll(is_answered, RAISES_WITHIN_S)
-        self._note(f"orca pool schema {number}", wanted, said, wanted in said)
-        self._scene.tell(f"  orca pool schema {number}: {said}")
+        self._record(f"orca pool schema {number}", wanted, output, wanted in output)
+        self._context.report(f"  orca pool schema {number}: {output}")
 
-    def _note(self, subject: str, expected: str, found: str, is_right: bool) -> None:
-        self._scene.history.add(
+    def _record(self, subject: str, expected: str, found: str, is_right: bool) -> None:
+        self._context.history.add(
             Checked(
                 at=time.monotonic(),
                 rule="number_waits_for_all",

@@ -1,9 +1,9 @@
 """Walks the named points of the write path (points/names.py): each call of each part, each action, while clients wait.
 
-Before and behind every call to Redis and between scheduler and stages a process dies, or the reply is lost and nobody
-dies. Points of forming are reached because a rank is killed, that of cancelling because a client of the walk's own
-cancels, the others because tokens flow. Each station has a bound (CALM_WITHIN_S, REACHED_WITHIN_S); one that was not
-reached is told with the reason.
+Before and after every call to Redis and between scheduler and stages, a process dies, or the reply is lost without a
+death. To reach the points of forming, the walk kills a rank; to reach the point of cancelling, its own client cancels;
+the other points are reached while tokens flow. Each stop has a time limit (TOKENS_WITHIN_S, REACHED_WITHIN_S). The walk
+reports a point that was not reached, with the reason.
 """
 
 import asyncio
@@ -27,21 +27,21 @@ from checker.points.names import (
     TOKENS,
     Point,
 )
-from checker.runs.run import Scene
+from checker.runs.context import RunContext
 from checker.systems.processes import is_running, role_of
 from checker.systems.system import wait_for
 
 REACHED_WITHIN_S = 120.0
-CALM_WITHIN_S = 180.0
-TOKENS_OF_CALM = 40
-"""Heard since the last fault: the group serves again."""
+TOKENS_WITHIN_S = 180.0
+TOKENS_WANTED = 40
+"""Tokens after the last fault that show that the group serves again."""
 DEATHS_MAX, DEATHS_WITHIN_S = 4, 65.0
 """`orca up` gives up on a part that dies six times in a minute."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """One station of the walk."""
+class WalkStop:
+    """One stop of the walk: a point and an action."""
 
     point: Point
     action: str
@@ -55,111 +55,115 @@ class Stop:
         return self.action not in (DROP_REPLY, COME_LATE)
 
 
-def plan_walk(roles: Iterable[str], *, only: str = "") -> list[Stop]:
-    """All points of parts that clients can survive the loss of, each with each action.
+def plan_walk(roles: Iterable[str], *, only: str = "") -> list[WalkStop]:
+    """Plan all points of parts whose loss clients can survive, each with each action.
 
     Args:
-        only: a part of the names of those that are wanted, such as `redis.commit`.
+        only: a part of the names of the wanted points, such as `redis.commit`.
     """
-    # In turns: a part that has just died may not die again at once.
+    # Parts take turns: a part that has just died must not die again at once.
     turns = sorted(POINTS, key=lambda point: [each for each in POINTS if each.part == point.part].index(point))
-    wanted = [Stop(point, action) for action in ACTIONS for point in turns]
-    wanted += [Stop(point, action) for point, action in LATE_POINTS.items()]
+    wanted = [WalkStop(point, action) for action in ACTIONS for point in turns]
+    wanted += [WalkStop(point, action) for point, action in LATE_POINTS.items()]
     can_die = {"worker" if role == "stage" else role for role in roles}
     return [stop for stop in wanted if only in stop.name and (not stop.kills or stop.point.part in can_die)]
 
 
 @dataclass(slots=True)
 class Walk:
-    """A disturbance (see checker.runs.run.Disturb)."""
+    """A disturbance (see checker.runs.context.Disturbance)."""
 
     only: str = ""
-    nth: int = 3  # which call behind the moment of arming; points of forming take the first
-    limit_s: float = float("inf")  # of the whole walk; what it does not come to is said
+    nth: int = 3  # number of the call after arming; points of forming take the first
+    limit_s: float = float("inf")  # of the whole walk; it reports the points that it did not get to
     _deaths: dict[str, list[float]] = field(default_factory=dict)
 
-    async def __call__(self, scene: Scene) -> None:
-        stops, missed, ends = plan_walk(scene.roles, only=self.only), 0, time.monotonic() + self.limit_s
+    async def __call__(self, context: RunContext) -> None:
+        stops, missed, ends = plan_walk(context.roles, only=self.only), 0, time.monotonic() + self.limit_s
         for number, stop in enumerate(stops):
             if time.monotonic() > ends:
-                scene.tell(f"time is over: {len(stops) - number} points were not come to, the first is {stop.name}")
+                context.report(
+                    f"the time is over: {len(stops) - number} points were not visited, the first is {stop.name}"
+                )
                 missed += len(stops) - number
                 break
-            why_not = await self._visit(scene, stop, number)
-            missed += why_not is not None
-            scene.tell(f"{number + 1} of {len(stops)}: {stop.name}" + (f": not reached, {why_not}" if why_not else ""))
-        await self._calm(scene, "")
-        scene.tell(f"{len(stops) - missed} of {len(stops)} points reached")
+            failure = await self._visit(context, stop, number)
+            missed += failure is not None
+            context.report(
+                f"{number + 1} of {len(stops)}: {stop.name}" + (f": not reached, {failure}" if failure else "")
+            )
+        await self._wait_for_tokens(context, "")
+        context.report(f"{len(stops) - missed} of {len(stops)} points reached")
 
-    async def _visit(self, scene: Scene, stop: Stop, number: int) -> str | None:
-        """Returns: why the point was not reached, None when it was."""
-        is_calm = await self._calm(scene, stop.point.part)
-        self._arm(scene, stop)
-        provoking = asyncio.create_task(_provoke(scene, stop.point, number))
-        is_reached = await _appears(scene, "fired")
+    async def _visit(self, context: RunContext, stop: WalkStop, number: int) -> str | None:
+        """Visit a stop. Returns: the reason why the point was not reached; None if it was."""
+        has_tokens = await self._wait_for_tokens(context, stop.point.part)
+        self._arm(context, stop)
+        provoking = asyncio.create_task(_provoke(context, stop.point, number))
+        is_reached = await _wait_for_file(context, "fired")
         if not is_reached:
-            (scene.inject / "armed").unlink(missing_ok=True)
+            (context.inject / "armed").unlink(missing_ok=True)
         else:
-            at, targets, in_flight = time.monotonic(), (stop.point.part,), scene.client.in_flight()
+            at, targets, in_flight = time.monotonic(), (stop.point.part,), context.client.in_flight()
             if stop.kills:
                 self._deaths.setdefault(stop.point.part, []).append(at)
             fault = Fault(at=at, number=number, kind=stop.name, targets=targets, pids=(), in_flight=in_flight)
-            scene.history.add(fault)
+            context.history.add(fault)
         await provoking
         if not is_reached:
-            tokens = "" if is_calm else f", nor {TOKENS_OF_CALM} tokens in the {CALM_WITHIN_S:g} s before"
+            tokens = "" if has_tokens else f", nor {TOKENS_WANTED} tokens in the {TOKENS_WITHIN_S:g} s before"
             return f"no such call came within {REACHED_WITHIN_S:g} s{tokens}"
         if stop.action == COME_LATE:
-            _kill_a_rank(scene)
-        if stop.point in LATE_POINTS and not await _appears(scene, CAME_LATE):
-            return f"nobody joined or claimed within {REACHED_WITHIN_S:g} s"
+            _kill_a_rank(context)
+        if stop.point in LATE_POINTS and not await _wait_for_file(context, CAME_LATE):
+            return f"no join or claim within {REACHED_WITHIN_S:g} s"
         return None
 
-    async def _calm(self, scene: Scene, part: str) -> bool:
-        """Do tokens flow again, and has the part not died too often of late?"""
-        wanted, ends = scene.client.tokens_heard + TOKENS_OF_CALM, time.monotonic() + CALM_WITHIN_S
-        while scene.client.tokens_heard < wanted or self._is_worn(part):
-            scene.system.check_up()
+    async def _wait_for_tokens(self, context: RunContext, part: str) -> bool:
+        """Wait until tokens flow again and the part has not died too often. Returns: False after the limit."""
+        wanted, ends = context.client.tokens_received + TOKENS_WANTED, time.monotonic() + TOKENS_WITHIN_S
+        while context.client.tokens_received < wanted or self._was_hit_too_often(part):
+            context.system.check_up()
             if time.monotonic() > ends:
                 return False
             await asyncio.sleep(0.05)
         return True
 
-    def _is_worn(self, part: str) -> bool:
+    def _was_hit_too_often(self, part: str) -> bool:
         recent = [at for at in self._deaths.get(part, ()) if at > time.monotonic() - DEATHS_WITHIN_S]
         return len(recent) >= DEATHS_MAX
 
-    def _arm(self, scene: Scene, stop: Stop) -> None:
+    def _arm(self, context: RunContext, stop: WalkStop) -> None:
         nth = self.nth if stop.point.made_for == TOKENS else 1
-        # The time makes each order another one: calls are counted from it on.
+        # The time makes each order different, because calls are counted per order.
         order = {"part": stop.point.part, "call": stop.point.call, "nth": nth, "action": stop.action}
-        draft = scene.inject / "draft"
+        draft = context.inject / "draft"
         draft.write_text(json.dumps(order | {"armed_at": time.monotonic()}))
-        # Whole at once: a process may read it at any time.
-        draft.rename(scene.inject / "armed")
+        # The rename makes the whole file visible at once, because a process may read it at any time.
+        draft.rename(context.inject / "armed")
 
 
-async def _appears(scene: Scene, name: str) -> bool:
-    """Whether the processes made the file in time; it is taken away again."""
+async def _wait_for_file(context: RunContext, name: str) -> bool:
+    """Wait until a process made the file, and remove it. Returns: False if no process did in time."""
 
     def is_there() -> bool:
-        scene.system.check_up()
-        return (scene.inject / name).exists()
+        context.system.check_up()
+        return (context.inject / name).exists()
 
     try:
         await wait_for(is_there, REACHED_WITHIN_S, name)
     except TimeoutError:
         return False
-    (scene.inject / name).unlink()
+    (context.inject / name).unlink()
     return True
 
 
-async def _provoke(scene: Scene, point: Point, number: int) -> None:
-    """See that the call is made, where tokens alone do not."""
+async def _provoke(context: RunContext, point: Point, number: int) -> None:
+    """Cause the call of a point, if the flow of tokens does not."""
     if point.made_for == FORMING:
-        _kill_a_rank(scene)
+        _kill_a_rank(context)
     if point.made_for == CANCEL:
-        body = {"model": scene.settings.speech.model, "prompt": [5], "max_tokens": 50, "stream": True}
+        body = {"model": context.settings.prompt_source.model, "prompt": [5], "max_tokens": 50, "stream": True}
         walker = PlannedCall(
             name=f"walk{number}",
             due_s=0.0,
@@ -167,14 +171,14 @@ async def _provoke(scene: Scene, point: Point, number: int) -> None:
             body=body,
             intent="cancel",
             leave_after=1,
-            says_cancel=True,
+            sends_cancel=True,
         )
-        await scene.follow(walker)
+        await context.run_call(walker)
 
 
-def _kill_a_rank(scene: Scene) -> None:
-    """So the group forms again."""
-    ranks = [process for name, process in scene.system.parts().items() if role_of(name) == "rank"]
+def _kill_a_rank(context: RunContext) -> None:
+    """Kill one rank, so that the group forms again."""
+    ranks = [process for name, process in context.system.parts().items() if role_of(name) == "rank"]
     for rank in ranks[:1]:
         if is_running(rank):
             rank.send_signal(signal.SIGKILL)

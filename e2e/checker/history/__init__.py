@@ -1,1 +1,1 @@
-"""What happened in a run: plain records, the calls that they tell of, and what the system's own logs add."""
+"""The history of a run: plain records, the calls that they describe, and records from the system's own logs."""

@@ -1,4 +1,4 @@
-"""The server's events as data, and all that one call was told, put together choice by choice. Judges nothing."""
+"""The server's events as data, and everything that one call received, by choice. It judges nothing."""
 
 import json
 from collections.abc import Iterable
@@ -9,75 +9,75 @@ from checker.history.records import Answered, Closed, Event, Left, Record, Refus
 
 DONE = "[DONE]"
 WHOLE = "whole"
-"""Event id under which the recorder keeps an answer that is not a stream."""
+"""Event id of an answer that is not a stream, in the history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """One event, read. What it does not say is None."""
+class ParsedEvent:
+    """The content of one event; fields without a value are None."""
 
-    event: Event
-    name: str | None = None  # the id inside the data
-    choice: int | None = None  # by its event id
-    index: int | None = None  # by its event id; None for all but tokens
-    is_end: bool = False  # of a choice
+    record: Event
+    name: str | None = None  # the id in the data
+    choice: int | None = None  # from its event id
+    index: int | None = None  # from its event id; None except for tokens
+    is_end: bool = False  # the end of a choice
     is_done: bool = False
-    chunk_choice: int | None = None  # the choice inside the data
+    chunk_choice: int | None = None  # the choice in the data
     text: str = ""
     token_ids: tuple[int, ...] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     usage: dict[str, int] | None = None
-    error: str | None = None  # code, or type, of an error
+    error: str | None = None  # code of an error, or its type
 
 
 @dataclass(slots=True)
 class Connection:
-    """One answer to one HTTP call."""
+    """The answer to one HTTP call."""
 
     number: int
     answered: Answered | None = None
-    said: list[Said] = field(default_factory=list)
+    events: list[ParsedEvent] = field(default_factory=list)
     closed: Closed | None = None
 
     @property
     def cursor(self) -> dict[int, int | None]:
-        """Last index per choice that the client had when it opened this connection; None: it had the end."""
+        """Last index of each choice when the client opened this connection; None after the end of the choice."""
         return parse_cursor(self.answered.cursor or "") if self.answered else {}
 
 
 @dataclass(slots=True)
 class Choice:
-    """What a call was told of one choice, over all its connections."""
+    """One choice as a call received it, over all its connections."""
 
     number: int
-    tokens: dict[int, Said] = field(default_factory=dict)  # first telling of each index
-    ends: list[Said] = field(default_factory=list)
+    tokens: dict[int, ParsedEvent] = field(default_factory=dict)  # first event of each index
+    ends: list[ParsedEvent] = field(default_factory=list)
 
     @property
-    def end(self) -> Said | None:
+    def end(self) -> ParsedEvent | None:
         return self.ends[0] if self.ends else None
 
     @property
-    def ordered(self) -> list[Said]:
+    def ordered(self) -> list[ParsedEvent]:
         return [self.tokens[index] for index in sorted(self.tokens)]
 
     @property
     def token_ids(self) -> tuple[int, ...] | None:
-        """None where the call did not ask for ids."""
-        parts = [said.token_ids for said in self.ordered]
+        """Ids of all tokens; None if the call did not request them."""
+        parts = [event.token_ids for event in self.ordered]
         if any(part is None for part in parts):
             return None
         return tuple(token for part in parts if part for token in part)
 
     @property
     def text(self) -> str:
-        return "".join(said.text for said in self.ordered) + (self.end.text if self.end else "")
+        return "".join(event.text for event in self.ordered) + (self.end.text if self.end else "")
 
 
 @dataclass(slots=True)
 class Call:
-    """A call with everything that happened to it."""
+    """A call with all its records."""
 
     name: str
     sent: list[Sent] = field(default_factory=list)
@@ -98,38 +98,38 @@ class Call:
         return self.request_id is not None
 
     @property
-    def is_let_down(self) -> bool:
-        """Its last attempt was neither accepted nor refused when the client gave up: for all it knows, it is lost."""
+    def is_abandoned(self) -> bool:
+        """Was the last attempt neither accepted nor refused when the client gave up? It counts as lost."""
         return self.left is not None and self.intent != "cancel" and len(self.refused) < len(self.sent)
 
     @property
     def request_id(self) -> str | None:
-        """The server's name of the call: that of its first good answer."""
+        """The server's id of the call, from its first good answer."""
         for connection in self.connections.values():
             if connection.answered is not None and connection.answered.request_id is not None:
                 return connection.answered.request_id
         return None
 
     @property
-    def said(self) -> list[Said]:
-        return [said for connection in self.connections.values() for said in connection.said]
+    def events(self) -> list[ParsedEvent]:
+        return [event for connection in self.connections.values() for event in connection.events]
 
     def choices(self) -> list[Choice]:
-        """All choices that the body asked for, also those of which nothing was heard."""
-        found = {number: Choice(number) for number in range(choices_asked(self.body))}
-        for said in self.said:
-            if said.choice is None:
+        """Return all requested choices, including those without any event."""
+        found = {number: Choice(number) for number in range(requested_choices(self.body))}
+        for event in self.events:
+            if event.choice is None:
                 continue
-            choice = found.setdefault(said.choice, Choice(said.choice))
-            if said.is_end:
-                choice.ends.append(said)
-            elif said.index is not None:
-                choice.tokens.setdefault(said.index, said)
+            choice = found.setdefault(event.choice, Choice(event.choice))
+            if event.is_end:
+                choice.ends.append(event)
+            elif event.index is not None:
+                choice.tokens.setdefault(event.index, event)
         return [found[number] for number in sorted(found)]
 
 
 def gather_calls(records: Iterable[Record]) -> list[Call]:
-    """The calls of a history in order of sending, with their connections and events."""
+    """Return the calls of a history in the order of sending, with their connections and events."""
     calls: dict[str, Call] = {}
     for record in records:
         match record:
@@ -152,27 +152,27 @@ def _note(call: Call, record: Answered | Event | Closed) -> None:
         case Closed():
             connection.closed = record
         case Event(id=str(name)) if name == WHOLE:
-            connection.said.extend(read_whole(record))
+            connection.events.extend(read_whole(record))
         case Event():
-            connection.said.append(read_event(record))
+            connection.events.append(read_event(record))
 
 
-def read_event(event: Event) -> Said:
-    """One event of a stream."""
+def read_event(event: Event) -> ParsedEvent:
+    """Parse one event of a stream."""
     choice, index, is_end = _parse_id(event.id)
     if event.data == DONE:
-        return Said(event=event, is_done=True)
+        return ParsedEvent(record=event, is_done=True)
     try:
         data = json.loads(event.data)
     except ValueError:
-        return Said(event=event, choice=choice, index=index, is_end=is_end, error="no JSON")
+        return ParsedEvent(record=event, choice=choice, index=index, is_end=is_end, error="no JSON")
     if "error" in data:
-        return Said(event=event, choice=choice, is_end=is_end, error=_error_of(data))
+        return ParsedEvent(record=event, choice=choice, is_end=is_end, error=_error_of(data))
     parts = data.get("choices") or []
     part = parts[0] if parts else {}
     tokens = part.get("token_ids")
-    return Said(
-        event=event,
+    return ParsedEvent(
+        record=event,
         name=data.get("id"),
         choice=choice,
         index=index,
@@ -186,25 +186,25 @@ def read_event(event: Event) -> Said:
     )
 
 
-def read_whole(event: Event) -> list[Said]:
-    """An answer that is not a stream, as the events that a stream of it would have had."""
+def read_whole(event: Event) -> list[ParsedEvent]:
+    """Parse an answer that is not a stream into the events that a stream would have had."""
     try:
         data = json.loads(event.data)
     except ValueError:
-        return [Said(event=event, error="no JSON")]
+        return [ParsedEvent(record=event, error="no JSON")]
     if "error" in data:
-        return [Said(event=event, error=_error_of(data))]
-    heard = []
+        return [ParsedEvent(record=event, error=_error_of(data))]
+    parsed = []
     for part in data["choices"]:
         text = part["text"] if "text" in part else part["message"]["content"]
         tokens = tuple(part.get("token_ids") or ())
         choice, name = part["index"], data["id"]
         for index, token in enumerate(tokens):
-            heard.append(Said(event=event, name=name, choice=choice, index=index, token_ids=(token,)))
-        # A whole answer has one text; it stands at the end, so that tokens and end still join to it.
-        heard.append(
-            Said(
-                event=event,
+            parsed.append(ParsedEvent(record=event, name=name, choice=choice, index=index, token_ids=(token,)))
+        # A whole answer has one text. The end gets it, so that tokens and end still join to the whole text.
+        parsed.append(
+            ParsedEvent(
+                record=event,
                 name=name,
                 choice=choice,
                 is_end=True,
@@ -213,10 +213,11 @@ def read_whole(event: Event) -> list[Said]:
                 stop_reason=part.get("stop_reason"),
             )
         )
-    return [*heard, Said(event=event, name=data["id"], usage=data["usage"]), Said(event=event, is_done=True)]
+    usage = ParsedEvent(record=event, name=data["id"], usage=data["usage"])
+    return [*parsed, usage, ParsedEvent(record=event, is_done=True)]
 
 
-def choices_asked(body: dict[str, Any]) -> int:
+def requested_choices(body: dict[str, Any]) -> int:
     prompt = body.get("prompt", "")
     is_list = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
     return (body.get("n") or 1) * (len(prompt) if is_list else 1)
@@ -228,7 +229,7 @@ def max_tokens_of(body: dict[str, Any]) -> int | None:
 
 
 def parse_cursor(cursor: str) -> dict[int, int | None]:
-    """`0.12,1.end,2.start` -> {0: 12, 1: None}."""
+    """Parse a cursor: `0.12,1.end,2.start` -> {0: 12, 1: None}."""
     found: dict[int, int | None] = {}
     for word in cursor.split(",") if cursor else []:
         if word.endswith(".start"):
@@ -240,7 +241,7 @@ def parse_cursor(cursor: str) -> dict[int, int | None]:
 
 
 def _parse_id(name: str | None) -> tuple[int | None, int | None, bool]:
-    """`2.17` -> (2, 17, False), `2.end` -> (2, None, True), all else -> (None, None, False)."""
+    """Parse an event id: `2.17` -> (2, 17, False), `2.end` -> (2, None, True), others -> (None, None, False)."""
     choice, dot, rest = (name or "").partition(".")
     if not dot or not choice.isdigit() or not (rest.isdigit() or rest == "end"):
         return None, None, False

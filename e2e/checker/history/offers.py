@@ -1,7 +1,7 @@
-"""What became of stale work: the recorder's lines (checker.points.recorder) as one record of a history.
+"""The results of stale work: turns the recorder's lines (checker.points.recorder) into one record of a history.
 
-commit  stale when its call began after a later claim of its request had been answered; must be refused
-step    stale when its stage had joined a later epoch before it came; must be refused, and no step runs twice
+commit  It is stale if its call began after a later claim of its request had been answered. It must be refused.
+step    It is stale if its stage joined a later epoch before the step arrived. It must be refused, and none runs twice.
 """
 
 import json
@@ -13,18 +13,18 @@ from typing import Any
 from checker.history.records import Offers
 
 HARMLESS = frozenset({"not yours", "ended", "already there"})
-"""Answers to a stale commit behind which nothing was written."""
+"""Answers to a stale commit that mean that nothing was written."""
 
 
 def read_offers(folder: Path, *, at: float) -> Offers | None:
-    """None when nothing was recorded."""
+    """Return the offers of a run; None if nothing was recorded."""
     paths = sorted((folder / "records").glob("*.jsonl"))
     lines = [{"process": path.stem, **line} for path in paths for line in _lines(path)]
     return judge_offers(lines, at=at) if lines else None
 
 
 def judge_offers(lines: Iterable[dict[str, Any]], *, at: float) -> Offers:
-    """Counts of all that was offered, and a sentence for each stale thing that was taken."""
+    """Return counts of everything that was offered, and a sentence for each stale commit or step that was taken."""
     by_kind: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
         by_kind[line["what"]].append(line)
@@ -68,7 +68,7 @@ def _steps(by_kind: dict[str, list[dict[str, Any]]], counts: Counter[str]) -> It
 
 
 def _lines(path: Path) -> Iterable[dict[str, Any]]:
-    """Whole lines; the last may be cut by a kill."""
+    """Yield whole lines; a kill may have cut the last one."""
     for line in path.read_text().splitlines():
         try:
             yield json.loads(line)

@@ -1,8 +1,8 @@
-"""What happened, as a client and a bystander saw it: plain records, one JSON line each, in the order they were made.
+"""The history of a run from outside: plain records, one JSON line each, in the order in which they were made.
 
-A verdict is a function of a history alone, so one that is kept can be judged again. `at` is seconds of the recording
-machine's monotonic clock; `Opening` says what wall clock that was. A *call* is one HTTP call of ours, under a name of
-ours (`c17`); it becomes a *request* of the server, one per choice, under the server's name.
+A verdict is a function of a history alone, so a stored history can be judged again. `at` is seconds of the recording
+machine's monotonic clock; `Opening` has the wall-clock time of one such moment. A *call* is one HTTP call of the
+checker, with the checker's name (`c17`). The server makes a *request* of it, one per choice, with the server's id.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import IO, Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """The first record: what this history is of."""
+    """The first record, with the settings of the run."""
 
     at: float
     seed: int
@@ -26,11 +26,11 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A call leaves: its body, and how it is meant to end."""
+    """The client sends a call, with its body and the intended end."""
 
     at: float
     call: str
-    attempt: int  # from 0; a refused call is sent again as the next attempt, a broken one under the same
+    attempt: int  # from 0; a refused call is sent again as the next attempt, a broken one as the same attempt
     path: str
     body: dict[str, Any]
     intent: str = "finish"  # finish | cancel (the client will leave) | deadline (the body has one) | poison
@@ -38,7 +38,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The door said no, and when to come back: nothing was accepted."""
+    """The gateway refused the call and named a time to try again; it accepted nothing."""
 
     at: float
     call: str
@@ -50,19 +50,19 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """Headers came."""
+    """The headers of an answer arrived."""
 
     at: float
     call: str
     connection: int  # of this call, from 0
     status: int
-    request_id: str | None  # the server's name of the call
-    cursor: str | None = None  # Last-Event-ID that was sent; None for a POST, "" for all from the start
+    request_id: str | None  # the server's id of the call
+    cursor: str | None = None  # the sent Last-Event-ID; None for a POST, "" for all events from the start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One server-sent event; or a whole answer, under the id `whole`."""
+    """One server-sent event, or a whole answer with the id `whole`."""
 
     at: float
     call: str
@@ -73,7 +73,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """A connection ended, also one that never had headers. `error` is None where HTTP saw nothing wrong."""
+    """A connection ended, even if it never had headers. `error` is None if HTTP reported no error."""
 
     at: float
     call: str
@@ -83,7 +83,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """The client went away for good: it asked for `cancel`, or gave up for a reason."""
+    """The client left and will not come back: it wanted to `cancel`, or gave up for a reason."""
 
     at: float
     call: str
@@ -92,20 +92,20 @@ class Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault was done to the system."""
+    """The checker injected a fault into the system."""
 
     at: float
     number: int
-    kind: str  # kill | freeze | cut | the name of a point and what was done there
+    kind: str  # kill | freeze | cut | the name of a point and the action there
     targets: tuple[str, ...]
     pids: tuple[int, ...]
     in_flight: tuple[str, ...]  # calls that were accepted and not over
-    seconds: float = 0.0  # how long a freeze lasts
+    seconds: float = 0.0  # length of a freeze or cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strangers:
-    """Clients that are no calls of ours sent so many calls and left; each may have become a request."""
+    """Clients without records sent a number of calls and left; each call may have become a request."""
 
     at: float
     calls: int
@@ -113,10 +113,10 @@ class Strangers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupNews:
-    """What a part said about the state of things: read from its log, or from the output of `orca up`."""
+    """A part reported a change of state, in its log or in the output of `orca up`."""
 
     at: float
-    group: str  # the part that says it, or that it is said of
+    group: str  # the part that reports it, or that died
     what: str  # over | seat (taken) | formed | commit (an epoch's first) | away, back (the pool) | death
     epoch: int | None = None
     reason: str | None = None
@@ -124,17 +124,17 @@ class GroupNews:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """A scheduler took a request; read from its log."""
+    """A scheduler claimed a request, according to its log."""
 
     at: float
     request: str
     claim: int
-    logged: int  # tokens that the log had
+    logged: int  # number of tokens in the log at this time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """Requests that were part of an iteration, as far as the iteration logs survived."""
+    """The requests of all iterations in the iteration logs; a kill may have cut the logs."""
 
     at: float
     requests: tuple[str, ...]
@@ -142,20 +142,20 @@ class Ran:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLog:
-    """A request's log, read from Redis when all was over."""
+    """A request's log in Redis, read after the end of the call."""
 
     at: float
     request: str
     tokens: tuple[int, ...]
     reason: str | None  # None: it has no end
     count: int | None
-    is_dense: bool = True  # entry i has the stream id (i+1)-0, the end comes last
-    claims: tuple[int, ...] = ()  # number of the claim that wrote each entry; empty where the log does not hold them
+    is_dense: bool = True  # entry i has the stream id (i+1)-0, and the end comes last
+    claims: tuple[int, ...] = ()  # number of the claim that wrote each entry; empty if the log does not have them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What an oracle says a choice is: the tokens to their end."""
+    """The expected tokens of a choice up to its end, from an oracle."""
 
     at: float
     call: str
@@ -166,7 +166,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What the system holds at a moment at rest."""
+    """The resources of the system at rest."""
 
     at: float
     moment: str  # before | after
@@ -175,18 +175,18 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What one part holds at a moment of a soak."""
+    """The resources of one part at a moment of a soak."""
 
     at: float
     part: str
     pid: int
-    is_steady: bool  # no fault was being done, and the process was warm
-    held: dict[str, float]  # by what is counted (growth.BOUNDS)
+    is_steady: bool  # during a quiet time, after the warm-up of the process
+    held: dict[str, float]  # by resource (growth.BOUNDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offers:
-    """What the processes offered to the pool and the stages, and which stale work of it was taken (offers.py)."""
+    """Counts of commits and steps that the processes offered, and the stale ones that were taken (offers.py)."""
 
     at: float
     counts: dict[str, int]
@@ -195,19 +195,19 @@ class Offers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandedOver:
-    """A part ended politely and began again as another release."""
+    """A part ended in order and started again as another release."""
 
     at: float
     part: str
-    release: str  # that it is of now: before | after
-    in_flight: tuple[str, ...]  # calls that were accepted and not over when it was told to end
-    seconds: float  # until it had ended
+    release: str  # its new release: before | after
+    in_flight: tuple[str, ...]  # calls that were accepted and not over when the part got the signal
+    seconds: float  # from the signal to the end of the part
     exit_code: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A question that a disturbance asked the system by itself, and whether the answer may be."""
+    """A check that a disturbance made itself, with its result."""
 
     at: float
     rule: str
@@ -219,7 +219,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemEnded:
-    """The whole system ended by itself, and its last words."""
+    """The whole system ended by itself; `words` is the end of its output."""
 
     at: float
     words: str
@@ -275,7 +275,7 @@ _KINDS: dict[str, Callable[..., Record]] = {
 
 
 class HistoryWriter:
-    """Appends records to a file and keeps them: `with HistoryWriter(path) as history: history.add(Sent(...))`."""
+    """Appends records to a file and stores them: `with HistoryWriter(path) as history: history.add(Sent(...))`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -296,15 +296,15 @@ class HistoryWriter:
         self.keep(record)
 
     def keep(self, record: Record) -> None:
-        """In memory, beside the file."""
+        """Store a record in memory; the file has it already."""
         self.records.append(record)
 
     def finish(self, call: str) -> None:
-        """No more records of this call will come."""
+        """Mark a call as complete: it gets no more records."""
 
     @property
-    def standing(self) -> str:
-        """How things are, in a line."""
+    def summary(self) -> str:
+        """The state of the history, in a line."""
         return f"{len(self.records)} records"
 
 
@@ -313,12 +313,12 @@ def to_line(record: Record) -> str:
 
 
 def from_line(line: str) -> Record:
-    """Raises: ValueError for what is no record."""
+    """Parse a record from a line. Raises: ValueError for any other line."""
     fields: dict[str, Any] = json.loads(line)
     kind = _KINDS.get(fields.pop("record", ""))
     if kind is None:
-        raise ValueError(f"no record of a history: {line[:80]!r}")
-    # JSON has no tuples.
+        raise ValueError(f"not a record of a history: {line[:80]!r}")
+    # JSON has lists only, records have tuples.
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
     }
@@ -326,7 +326,7 @@ def from_line(line: str) -> Record:
 
 
 def read_history(path: Path) -> list[Record]:
-    """All records of a file. Raises: ValueError for a line that is none."""
+    """Return all records of a file. Raises: ValueError for a line that is not a record."""
     with path.open(encoding="utf-8") as file:
         return list(_records(file))
 

@@ -1,4 +1,4 @@
-"""What the system's own logs say, as records of a history. Lines that are cut or unknown are passed."""
+"""Turns the system's own logs into records of a history. Incomplete and unknown lines are left out."""
 
 import json
 import re
@@ -18,18 +18,19 @@ NEWS = {
     "pool back": "back",
     "a rank died": "death",
 }
+CLAIMED = "request claimed"
 _DEATH = re.compile(r"^(\S+Z) (\S+) (was killed by \w+|exited with code \d+);", re.MULTILINE)
 
 
 def read_logs(folder: Path, opening: Opening) -> list[Claimed | GroupNews]:
-    """Claims, and what all parts said about the state of things, from `*.log`, in time."""
+    """Return claims and reports of all parts from `*.log`, in the order of time."""
     lines = ((path.stem, line) for path in sorted(folder.glob("*.log")) for line in _json_lines(path))
     records = [record for name, line in lines if (record := _record(name, line, opening))]
     return sorted(records, key=lambda record: record.at)
 
 
 def read_deaths(output: str, opening: Opening) -> list[GroupNews]:
-    """What `orca up` said of processes that died, in time."""
+    """Return the deaths that `orca up` reported, in the order of time."""
     return [
         GroupNews(at=_at(time, opening), group=part, what="death", reason=how)
         for time, part, how in _DEATH.findall(output)
@@ -37,9 +38,9 @@ def read_deaths(output: str, opening: Opening) -> list[GroupNews]:
 
 
 def read_iterations(folder: Path, *, since: float, at: float) -> Ran:
-    """All requests that were part of an iteration since a moment.
+    """Return all requests of iterations since a time of the same monotonic clock.
 
-    Its times are of the same monotonic clock. A scheduler that was killed may have taken its last lines along.
+    The last lines of a killed scheduler may be missing.
     """
     lines = (line for path in folder.glob("scheduler-*.jsonl") for line in _json_lines(path))
     recent = (line for line in lines if line.get("submitted_ns", 0) >= since * 1e9)
@@ -47,12 +48,12 @@ def read_iterations(folder: Path, *, since: float, at: float) -> Ran:
 
 
 def _record(name: str, line: dict[str, Any], opening: Opening) -> Claimed | GroupNews | None:
-    # The gateway says more than that the pool is away.
+    # The gateway adds more after "pool away".
     message = str(line.get("message")).partition(",")[0]
-    if message != "request claimed" and message not in NEWS:
+    if message != CLAIMED and message not in NEWS:
         return None
     at = _at(line["time"], opening)
-    if message == "request claimed":
+    if message == CLAIMED:
         return Claimed(at=at, request=line["request_id"], claim=line["claim"], logged=line["logged"])
     return GroupNews(at=at, group=name, what=NEWS[message], epoch=line.get("epoch"), reason=_reason(line))
 
@@ -62,7 +63,7 @@ def _reason(line: dict[str, Any]) -> str | None:
 
 
 def _at(time: str, opening: Opening) -> float:
-    """Their clock is the wall's, the history's is monotonic."""
+    """Convert the wall-clock time of a log to the history's monotonic time."""
     return opening.at + datetime.fromisoformat(time).timestamp() - opening.wall_s
 
 

@@ -1,1 +1,1 @@
-"""What each call must answer, computed without the system or asked of an undisturbed one."""
+"""The expected answer of each call, computed without the system or taken from an undisturbed one."""

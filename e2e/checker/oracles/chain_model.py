@@ -1,13 +1,13 @@
-"""The folder of a model of type `orca_chain`, which checks the server instead of speaking: written and read back here.
+"""Writes and reads the folder of a model of type `orca_chain`, which checks the server instead of generating text.
 
-Written with the standard library alone, so a test client needs no torch. What the numbers mean stands in the oracle's
-head (chain_oracle.py) and, for the stages, in orca.worker.models.chain.
+It uses the standard library alone, so that a test client needs no torch. The docstring of chain_oracle.py explains the
+numbers; for the stages, orca.worker.models.chain does.
 
     config.json          sizes, and the type that makes the stages compute the chain
-    model.safetensors    salts and multipliers: small whole numbers, other ones for each seed, so that two folders of
-                         different seeds are two revisions whose tokens cannot be taken for each other's
-    tokenizer.json       token 17 is the text "<17>": a text tells its tokens, and any text can be a prompt (each
-                         stretch of it that is no token counts as token 0)
+    model.safetensors    salts and multipliers: small whole numbers that depend on the seed, so that folders with
+                         different seeds are different revisions with different tokens
+    tokenizer.json       token 17 is the text "<17>": a text shows its tokens, and any text can be a prompt (each
+                         part of it that is not a token counts as token 0)
 """
 
 import json
@@ -33,12 +33,12 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainModel:
-    """A chain model as its folder describes it."""
+    """The sizes and weights of a chain model."""
 
     vocab_size: int
     heads: int
-    kv_heads: int  # each is read by heads / kv_heads query heads
-    head_dim: int  # channels of a head
+    kv_heads: int  # heads / kv_heads query heads read each
+    head_dim: int  # number of channels of a head
     max_model_len: int
     eos_token_id: int | None
     embedding_salt: int
@@ -58,14 +58,14 @@ def make_chain_model(
     eos_token_id: int | None = None,
     seed: int = 0,
 ) -> ChainModel:
-    """Write a chain model into `folder` (made if absent).
+    """Write a chain model into `folder`, which is made if it does not exist.
 
     Args:
         layers: at least as many as stages; stages hold whole layers.
-        vocab_size: 16 or more; a wrong token passes for the right one about once in `vocab_size` times.
+        vocab_size: 16 or more; a wrong token equals the right one about once in `vocab_size` times.
         heads: at least as many as tensor ranks in a stage, and a multiple of `kv_heads`.
         max_model_len: prompt and output in tokens, up to 4096.
-        eos_token_id: ends an output where it is drawn, about once in `vocab_size` tokens; None never does.
+        eos_token_id: ends an output when it is drawn, about once in `vocab_size` tokens; None: no token does.
         seed: of the weights.
     """
     number = random.Random(seed).randrange
@@ -96,11 +96,11 @@ def make_chain_model(
 def load_chain_model(folder: Path) -> ChainModel:
     """Read a folder that `make_chain_model` wrote.
 
-    Raises: ValueError when it holds another type of model.
+    Raises: ValueError if it has another type of model.
     """
     config = json.loads((folder / "config.json").read_text())
     if config["model_type"] != "orca_chain":
-        raise ValueError(f"{folder} holds a model of type {config['model_type']}, not orca_chain")
+        raise ValueError(f"{folder} has a model of type {config['model_type']}, not orca_chain")
     tensors = _read_safetensors((folder / "model.safetensors").read_bytes())
     return ChainModel(
         vocab_size=config["vocab_size"],
@@ -119,14 +119,14 @@ def load_chain_model(folder: Path) -> ChainModel:
 
 
 def text_of(tokens: Sequence[int]) -> str:
-    """The text that the tokenizer gives a sequence of tokens."""
+    """Return the text of a sequence of tokens, like the tokenizer."""
     return "".join(f"<{token}>" for token in tokens)
 
 
 def tokens_of(text: str) -> list[int]:
-    """The tokens of an output's text.
+    """Return the tokens of an output's text.
 
-    Raises: ValueError when the text is not made of whole tokens.
+    Raises: ValueError if the text does not consist of whole tokens.
     """
     tokens = [int(digits) for digits in _TOKEN.findall(text)]
     if text_of(tokens) != text:
@@ -160,7 +160,7 @@ def _tensors(model: ChainModel) -> dict[str, tuple[int, ...]]:
 
 
 def _safetensors(tensors: Mapping[str, tuple[int, ...]]) -> bytes:
-    """Vectors as a safetensors file: length of the header in 8 bytes, header in JSON, little-endian float32."""
+    """Return vectors as a safetensors file: length of the header in 8 bytes, header in JSON, little-endian float32."""
     header, content = dict[str, Any](), b""
     for name, values in tensors.items():
         packed = struct.pack(f"<{len(values)}f", *values)
@@ -182,7 +182,7 @@ def _read_safetensors(file: bytes) -> dict[str, tuple[int, ...]]:
 
 
 def _tokenizer(vocab_size: int) -> dict[str, Any]:
-    """tokenizer.json of the tokenizers library: a text is cut at everything that looks like a token."""
+    """Return the tokenizer.json of the tokenizers library: it splits a text at everything in the form of a token."""
     return {
         "version": "1.0",
         "truncation": None,

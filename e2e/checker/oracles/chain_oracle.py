@@ -1,8 +1,8 @@
-"""What a chain model must answer, from prompt, seed and index alone: whole numbers, none of the server's code.
+"""Computes the output of a chain model from prompt, seed and index alone, in whole numbers, without the server's code.
 
-The oracle keeps the running sums that the stages must find in their KV caches, and appends one token at a time. With i
-a position, l a layer, c a channel of the KV heads, d one of the query heads, g(d) the channel of c that its head reads,
-and fold(x) = x^5 mod p with p = 2^31 - 1 (keep, mix and the salts are the model's weights):
+The oracle has the running sums that the stages must find in their KV caches, and appends one token at a time. Let i be
+a position, l a layer, c a channel of the KV heads, and d a channel of the query heads. Let g(d) be the channel of c
+that its head reads, and fold(x) = x^5 mod p with p = 2^31 - 1. The weights of the model are keep, mix and the salts:
 
     state[i, 0]    = fold(fold(token[i] + embedding_salt) + i)
     kept[i, l, c]  = fold(state[i, l] + keep[l, c]) mod 256
@@ -13,8 +13,8 @@ and fold(x) = x^5 mod p with p = 2^31 - 1 (keep, mix and the salts are the model
 The token after position i is one of the 16 tokens from first[i] on, all equally likely. With temperature 0 it is the
 first of them. With any temperature above 0 it is number floor(16 u), where u in [0, 1) is the 53-bit number that the
 sampler draws for (seed, index): Philox4x32-10 with the seed's two words as key and the index as counter. The sampler
-takes the first token whose cumulated probability exceeds u; with sixteenths, which floating point holds exactly, that
-is the same token whatever the rounding.
+takes the first token with a cumulative probability above u. Sixteenths are exact in floating point, so that this is the
+same token with any rounding.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,15 +37,16 @@ def expected_tokens(
     temperature: float,
     ignore_eos: bool = False,
 ) -> list[int]:
-    """The output of a request without penalties, logit_bias and min_tokens; top_k (16 or more), top_p and min_p cut
-    nothing, since equal logits stand or fall together.
+    """Return the output of a request without penalties, logit_bias and min_tokens.
+
+    top_k (16 or more), top_p and min_p remove no token, because they keep or remove equal logits together.
 
     Args:
         prompt: one token or more.
-        count: tokens to generate at most.
+        count: most tokens to generate.
         seed: of the choice, from 0 to 2^63 - 1: choice k of a call has (seed of the call + k) mod 2^63.
-        temperature: 0 is greedy; all others draw alike.
-        ignore_eos: go on after the model's EOS.
+        temperature: 0 is greedy; all others draw in the same way.
+        ignore_eos: continue after the model's EOS.
     Returns: `count` tokens, or fewer that end in EOS.
     """
     context = _Context(model)
@@ -53,7 +54,7 @@ def expected_tokens(
         first = context.append(token)
     output: list[int] = []
     for index in range(count):
-        token = first + (drawn_place(seed, index) if temperature > 0 else 0)
+        token = first + (drawn_index(seed, index) if temperature > 0 else 0)
         output.append(token)
         if token == model.eos_token_id and not ignore_eos:
             break
@@ -61,15 +62,15 @@ def expected_tokens(
     return output
 
 
-def drawn_place(seed: int, index: int) -> int:
-    """Which of 16 equally likely tokens the sampler draws, from 0."""
+def drawn_index(seed: int, index: int) -> int:
+    """Return the number, from 0, of the token that the sampler draws from 16 equally likely ones."""
     words = philox((index & _LOW, index >> 32, 0, 0), (seed & _LOW, seed >> 32))
     bits = (words[0] << 32 | words[1]) >> 11  # u = bits / 2^53
     return bits * CHOICES >> 53
 
 
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Ten rounds of Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011)."""
+    """Compute ten rounds of Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -80,7 +81,7 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
 
 
 class _Context:
-    """A request's tokens so far, as the sums over what every layer keeps of them."""
+    """A request's tokens so far, as the sums over the numbers that every layer keeps of them."""
 
     def __init__(self, model: ChainModel) -> None:
         self._model = model
@@ -88,7 +89,7 @@ class _Context:
         self._sums = [[0] * len(layer.keep) for layer in model.layers]
 
     def append(self, token: int) -> int:
-        """Add a token. Returns: the first of the tokens that may come next."""
+        """Add a token. Returns: the first of the possible next tokens."""
         model = self._model
         if not 0 <= token < model.vocab_size:
             raise ValueError(f"token {token} is not one of {model.vocab_size}")
@@ -101,7 +102,7 @@ class _Context:
         return _fold(state + model.head_salt) % (model.vocab_size - CHOICES + 1)
 
     def _read_by(self, layer: Layer) -> Iterable[tuple[int, int]]:
-        """The multiplier of each query channel, and the KV channel that it reads."""
+        """Yield the multiplier of each query channel, and the KV channel that it reads."""
         dim, sharing = self._model.head_dim, self._model.heads // self._model.kv_heads
         for channel, mix in enumerate(layer.mix):
             head, place = divmod(channel, dim)

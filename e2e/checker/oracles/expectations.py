@@ -1,4 +1,4 @@
-"""Two ways to know what a call must say: compute it (chain models), or ask the system while nothing is done to it."""
+"""Two ways to get the expected answer of a call: compute it (chain models), or ask the system before any fault."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from checker.oracles.chain_oracle import expected_tokens
 
 
 def chain_expectations(folder: Path, plans: Sequence[PlannedCall], *, at: float) -> list[Expected]:
-    """What a chain model answers, from its folder alone."""
+    """Return the answers of a chain model, computed from its folder alone."""
     model = load_chain_model(folder)
     found: list[Expected] = []
     for plan in plans:
@@ -34,7 +34,7 @@ def _chain_choice(
 ) -> Expected:
     body = plan.body
     limit = max_tokens_of(body) or 16
-    # The choices of a prompt draw from seeds one apart.
+    # The choices of a prompt have consecutive seeds.
     tokens = expected_tokens(model, prompt, limit, seed=body["seed"] + sibling, temperature=body["temperature"])
     tokens, is_stopped = cut_at_stop(tokens, body.get("stop") or ())
     is_stopped = is_stopped or tokens[-1] == model.eos_token_id
@@ -43,7 +43,7 @@ def _chain_choice(
 
 
 def cut_at_stop(tokens: Sequence[int], stops: Sequence[str]) -> tuple[list[int], bool]:
-    """The tokens up to the one that completes a stop string, and whether there was one."""
+    """Return the tokens up to the one that completes a stop string, and True if there was one."""
     text = ""
     for place, token in enumerate(tokens):
         text += text_of([token])
@@ -62,9 +62,9 @@ def _prompts(plan: PlannedCall) -> list[list[int]]:
 async def undisturbed_expectations(
     url: str, http: httpx.AsyncClient, plans: Sequence[PlannedCall], folder: Path, *, seed: int, at: float
 ) -> list[Expected]:
-    """What the system itself answers to the same calls before anything is done to it.
+    """Return the answers of the system itself to the same calls before any fault.
 
-    It proves that faults change nothing, not that the answers are right.
+    They prove that faults change nothing. They do not prove that the answers are right.
     """
     asked = [_asking_for_ids(plan) for plan in plans if plan.intent == "finish"]
     with HistoryWriter(folder / "undisturbed.jsonl") as history:
@@ -86,7 +86,7 @@ def _asking_for_ids(plan: PlannedCall) -> PlannedCall:
 
 
 def _as_expected(call: Call, at: float) -> list[Expected]:
-    assert call.is_accepted, f"{call.name} was not answered while nothing was wrong"
+    assert call.is_accepted, f"{call.name} got no answer from the undisturbed system"
     return [
         Expected(
             at=at,

@@ -1,4 +1,4 @@
-"""Wraps the calls of a process by name, and does what is armed when its time has come."""
+"""Wraps the calls of a process by name, and carries out the armed action at its call."""
 
 import asyncio
 import functools
@@ -19,7 +19,7 @@ METHODS = ("Status", "Join", "Run", "Set", "Get", "Add")
 
 
 class Trigger:
-    """Looks at each call whether it is the one that is armed."""
+    """Compares each call with the armed one."""
 
     def __init__(self, folder: Path, part: str) -> None:
         self._folder = folder
@@ -27,7 +27,7 @@ class Trigger:
         self._calls: Counter[tuple[str, str]] = Counter()  # by the armed order and the call
 
     def action(self, call: str) -> str | None:
-        """What is to be done at this very call; None nearly always."""
+        """Return the action for this call; None for nearly all calls."""
         armed = self._folder / "armed"
         try:
             order = armed.read_text()
@@ -42,50 +42,51 @@ class Trigger:
         try:
             armed.rename(self._folder / "fired")
         except FileNotFoundError:
-            return None  # another process was first
+            return None  # another process acted first
         return str(wanted["action"])
 
 
 class LateCalls:
-    """Calls that come once more behind the next join."""
+    """Calls that are repeated after the next join."""
 
     def __init__(self, folder: Path) -> None:
-        self._told = folder / names.CAME_LATE
+        self._signal_file = folder / names.CAME_LATE
         self._held: list[Callable[[], Awaitable[Any]]] = []
 
     def hold(self, call: Callable[[], Awaitable[Any]]) -> None:
         self._held.append(call)
 
-    async def come(self) -> None:
-        """Whatever becomes of them concerns nobody: who made them has long gone."""
+    async def replay(self) -> None:
+        """Repeat the calls and ignore their results, because their caller has ended."""
         held, self._held = self._held, []
         for call in held:
             await asyncio.gather(call(), return_exceptions=True)
-            self._told.touch()
+            self._signal_file.touch()
 
 
 class HeldCommits:
-    """A commit that is under way when its scheduler dies, as a file. What made it will never hear of it."""
+    """A commit that is on its way when its scheduler dies, stored in a file. Its scheduler never gets the answer."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "commit"
-        self._told = folder / names.CAME_LATE
+        self._signal_file = folder / names.CAME_LATE
 
     def hold(self, entries: Sequence[Any]) -> None:
         self._file.write_bytes(pickle.dumps(entries))
 
-    async def come(self, claimed: Container[str], commit: Callable[[Sequence[Any]], Awaitable[Any]]) -> None:
-        """Args: claimed: the requests that have just changed hands; of others nothing comes."""
+    async def replay(self, claimed: Container[str], commit: Callable[[Sequence[Any]], Awaitable[Any]]) -> None:
+        """Repeat the stored commit for the requests that another scheduler has just claimed."""
         if not self._file.exists():
             return
         entries = [entry for entry in pickle.loads(self._file.read_bytes()) if entry.request_id in claimed]
         if entries:
             self._file.unlink()
             await commit(entries)
-            self._told.touch()
+            self._signal_file.touch()
 
 
 def install(folder: Path, part: str) -> None:
+    """Wrap all points of a part."""
     trigger = Trigger(folder, part)
     if part == "scheduler":
         held = HeldCommits(folder)
@@ -102,7 +103,7 @@ def _die() -> None:
 
 
 async def _at(action: str | None, call: Callable[[], Awaitable[Any]], no_answer: Callable[[], Exception]) -> Any:
-    """Make the call, with what the action says around it."""
+    """Make the call, and carry out the action before or after it."""
     if action == names.KILL_BEFORE:
         _die()
     answer = await call()
@@ -114,7 +115,7 @@ async def _at(action: str | None, call: Callable[[], Awaitable[Any]], no_answer:
 
 
 def _wrap_redis(module: Any, trigger: Trigger) -> None:
-    """Transitions of the pool: a lost reply is an outage to whoever called."""
+    """Wrap the transitions of the pool: for the caller, a lost reply is an outage."""
     run = module.RedisLink.run
 
     async def wrapped(self: Any, transition: str, *args: Any, **options: Any) -> Any:
@@ -130,7 +131,7 @@ def _wrap_commits(pool: Any, trigger: Trigger, held: HeldCommits) -> None:
 
     async def wrapped_claim(self: Any, *args: Any, **options: Any) -> Any:
         answer = await claim(self, *args, **options)
-        await held.come({given.request.id for given in answer.claimed}, functools.partial(commit, self))
+        await held.replay({grant.request.id for grant in answer.claimed}, functools.partial(commit, self))
         return answer
 
     async def wrapped_commit(self: Any, entries: Sequence[Any]) -> Any:
@@ -143,7 +144,7 @@ def _wrap_commits(pool: Any, trigger: Trigger, held: HeldCommits) -> None:
 
 
 def _wrap_service(served: Any, trigger: Trigger, late: LateCalls) -> None:
-    """The answering end: a reply that is lost there is a call that was cut by the server."""
+    """Wrap the server side: a reply that is lost there is a call that the server broke."""
     for name in METHODS:
         if hasattr(served, name):
             setattr(served, name, _served(getattr(served, name), f"serve.{name}", trigger, late))
@@ -156,20 +157,20 @@ def _served(method: Any, call: str, trigger: Trigger, late: LateCalls) -> Any:
             late.hold(lambda: method(self, request, context))
         answer = await _at(action, lambda: method(self, request, context), _unavailable)
         if call == "serve.Join":
-            await late.come()
+            await late.replay()
         return answer
 
     return wrapped
 
 
 def _wrap_stubs(module: Any, trigger: Trigger) -> None:
-    """The calling end."""
+    """Wrap the client side."""
     stage_stub = module.stage_stub
     module.stage_stub = lambda channel: _Stub(stage_stub(channel), trigger)
 
 
 class _Stub:
-    """A stage's stub whose calls can be hit; those that are not are the stub's own."""
+    """A stage's stub with points at its calls; other calls go directly to the stub."""
 
     def __init__(self, stub: Any, trigger: Trigger) -> None:
         self._stub = stub

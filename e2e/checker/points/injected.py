@@ -1,4 +1,4 @@
-"""What runs inside the processes of a system under test. Imports nothing of Orca: it waits until Orca does."""
+"""The code inside the processes of a system under test. It imports nothing of Orca, but waits until Orca does."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from checker.points.names import FOLDER_VARIABLE, MUTANT_VARIABLE
 
 
 def install() -> None:
-    """Called once, before the program of the process."""
+    """Install points, recorder and mutant. To be called once, before the program of the process."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder is None:
         return
@@ -17,13 +17,13 @@ def install() -> None:
         mutants.install(mutant)
     part = part_of(sys.orig_argv)
     if part is not None:
-        # Points last, so outermost: a call that a point stops was never made, and the recorder hears nothing of it.
+        # Points come last, so they are outermost: a call that a point stops was never made and is not recorded.
         recorder.install(Path(folder), part)
         fault_points.install(Path(folder), part)
 
 
 def part_of(words: list[str]) -> str | None:
-    """gateway, scheduler or worker, by the command line; None for all other processes."""
+    """Return gateway, scheduler or worker, from the command line; None for all other processes."""
     if "orca.cli.main" not in words:
         return None
     role = words[words.index("orca.cli.main") + 1]

@@ -7,20 +7,20 @@ from typing import Any
 from checker.points.patching import after_import
 
 NEIGHBOUR_EVERY = 40
-"""Calls of a rank's cache between two that answer with a neighbour's slots."""
+"""Every call of a rank's cache with this number returns a neighbour's slots."""
 
 KEPT_BYTES = 1 << 19
-"""Of each call, by a gateway that remembers all of them."""
+"""Bytes of each call that a gateway with a leak keeps."""
 
 
 def install(name: str) -> None:
-    """Raises: KeyError for a name that is none."""
+    """Install a mutant. Raises: KeyError for an unknown name."""
     module, patch = MUTANTS[name]
     after_import(module, patch)
 
 
 def _leave_out_a_token(module: Any) -> None:
-    """A request that starts again misses the first token of its log; the last one stands twice, so nothing is short."""
+    """Drop the first token of the log when a request starts again; repeat the last one, so that the length is right."""
     admit = module.GroupState._admit
 
     def mutant(self: Any, admission: Any) -> Any:
@@ -32,7 +32,7 @@ def _leave_out_a_token(module: Any) -> None:
 
 
 def _use_a_neighbours_slots(module: Any) -> None:
-    """Now and then a request reads and writes the keys and values of another."""
+    """Let a request read and write the keys and values of another one now and then."""
     extend, calls = module.KVCache.extend, count(1)
 
     def mutant(self: Any, handle: int, tokens: int) -> Any:
@@ -48,18 +48,18 @@ def _use_a_neighbours_slots(module: Any) -> None:
 
 
 def _run_steps_again(module: Any) -> None:
-    """A step that was offered twice runs twice."""
+    """Run a step twice that is offered twice."""
     admit = module.StepOrder.admit
 
     async def mutant(self: Any, epoch: Any, number: int, wait_s: float) -> Any:
         verdict = await admit(self, epoch, number, wait_s)
-        return module.StepVerdict.ACCEPTED if verdict is module.Verdict.ALREADY_DONE else verdict
+        return module.StepVerdict.ACCEPTED if verdict is module.StepVerdict.ALREADY_DONE else verdict
 
     module.StepOrder.admit = mutant
 
 
 def _ignore_epochs(module: Any) -> None:
-    """A stage runs whatever it is sent, of whatever epoch."""
+    """Let a stage run every step, of any epoch."""
 
     async def mutant(self: Any, epoch: Any, number: int, wait_s: float) -> Any:  # noqa: ARG001 - the method's shape
         self.last = number
@@ -69,14 +69,14 @@ def _ignore_epochs(module: Any) -> None:
 
 
 def _ignore_claims(module: Any) -> None:
-    """A commit is taken from whoever makes it, as long as it fits the log."""
+    """Accept a commit from any claim, if it continues the log."""
     fence = "if r[3] ~= number or r[4] ~= claim_call or state == 'queued' then"
     script = module.Transition.__init__
 
     def mutant(self: Any, *args: Any) -> None:
         script(self, *args)
         if "local function commit_entry" in self.text:
-            assert fence in self.text, "the fence of commit.lua has other words now"
+            assert fence in self.text, "the fence of commit.lua has changed"
             self.text = self.text.replace(fence, "if false then")
             self.sha = module.hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
@@ -84,7 +84,7 @@ def _ignore_claims(module: Any) -> None:
 
 
 def _remember_calls(module: Any) -> None:
-    """A gateway keeps something of each call it ever answered."""
+    """Let a gateway keep some memory of each call that it answered."""
     start, kept = module.Delivery.__init__, []
 
     def mutant(self: Any, *args: Any) -> None:

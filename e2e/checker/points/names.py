@@ -1,4 +1,4 @@
-"""Named points of the write path, and what can be done there. Plain data for both sides of the folder."""
+"""Named points of the write path, and the actions there. Plain data for both sides of the folder."""
 
 from dataclasses import dataclass
 
@@ -6,25 +6,25 @@ FOLDER_VARIABLE = "ORCA_CHECKER_INJECT"
 MUTANT_VARIABLE = "ORCA_CHECKER_MUTANT"
 
 KILL_BEFORE = "kill before"  # the call is not made
-KILL_AFTER = "kill after"  # it was made, and nobody has used its answer
-DROP_REPLY = "drop reply"  # it was made, and the caller is told that no answer came
+KILL_AFTER = "kill after"  # the call is made, but its answer is not used
+DROP_REPLY = "drop reply"  # the call is made, but its caller gets an error instead of the answer
 ACTIONS = (KILL_BEFORE, KILL_AFTER, DROP_REPLY)
-COME_LATE = "come late"  # it was made, and comes once more behind the next join, as if it had been held up on its way
-OUTLIVE = "outlive"  # it is on its way when its maker dies, and comes when another has just claimed the requests
+COME_LATE = "come late"  # the call is made, and repeated after the next join, as if it had been delayed on its way
+OUTLIVE = "outlive"  # the call is on its way when its caller dies, and arrives after another one claimed the requests
 
 CAME_LATE = "late"
-"""File that says so."""
+"""Name of the file that reports a late call."""
 
 TOKENS, FORMING, CANCEL = "tokens", "forming", "cancel"
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One call of one part. A served point is the answering end of a gRPC call."""
+    """One call of one part. A `serve` point is on the server side of a gRPC call."""
 
     part: str  # gateway | scheduler | worker
     call: str  # `redis.commit`, `grpc.Run`, `serve.Run`
-    made_for: str = TOKENS  # made while tokens flow, when a group forms, or for a cancel
+    made_for: str = TOKENS  # tokens: made for every token | forming: when a group forms | cancel: for a cancel
 
     @property
     def name(self) -> str:
@@ -39,13 +39,14 @@ POINTS = (
     Point("scheduler", "grpc.Run"),
     Point("scheduler", "grpc.Results"),
     *(Point("scheduler", f"grpc.{name}", FORMING) for name in ("Status", "Join")),
-    # No rank ever calls Add, which torch asks of every store.
+    # No rank ever calls Add, which torch requires of every store.
     *(Point("scheduler", f"serve.{name}", FORMING) for name in ("Set", "Get")),
     Point("worker", "grpc.Run"),
     Point("worker", "serve.Run"),
     *(Point("worker", f"serve.{name}", FORMING) for name in ("Status", "Join")),
 )
 LATE_POINTS = {Point("worker", "serve.Run"): COME_LATE, Point("scheduler", "pool.commit"): OUTLIVE}
-"""What comes late here is a step of an epoch that is over, and tokens of a claim that is over. Nothing else has come
-for these requests meanwhile: the tokens fit the log, and the fence alone keeps them out.
+"""The late calls are a step of an ended epoch and tokens of an ended claim. No other tokens have come for these
+requests
+in the meantime: the late tokens would continue the log, and only the fence keeps them out.
 """

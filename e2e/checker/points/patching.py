@@ -1,4 +1,4 @@
-"""Changes a module right after it was imported: a process that does not need the module does not get it."""
+"""Changes a module directly after its import. A process that does not import the module does not load it."""
 
 import importlib.abc
 import importlib.machinery
@@ -11,7 +11,7 @@ Patch = Callable[[Any], None]
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the named modules as Python would, and hands each to its patches once it has run."""
+    """Finds the named modules as Python would, and calls the patches of each after it has run."""
 
     def __init__(self) -> None:
         self.patches: dict[str, list[Patch]] = {}
@@ -38,12 +38,12 @@ _finder = _Finder()
 
 
 def after_import(module: str, patch: Patch) -> None:
-    """Call `patch` with the module when it is imported. Several patches run in the order in which they were given."""
+    """Call `patch` with the module when it is imported. Several patches run in the order of these calls."""
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     _finder.patches.setdefault(module, []).append(patch)
 
 
 def patched_modules() -> list[str]:
-    """Names of the modules that are changed when they are imported."""
+    """Return the names of the modules that have patches."""
     return list(_finder.patches)

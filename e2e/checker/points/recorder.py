@@ -1,7 +1,7 @@
-"""Notes claims, commits, joins and steps inside the processes: what was offered when, and what became of it.
+"""Records claims, commits, joins and steps inside the processes, with their times and results.
 
-A commit is stale when its call began after a later claim of the same request had been answered; a step is stale when
-it came after its stage had joined a later epoch. Both are judged outside, from these lines and their monotonic times.
+A commit is stale if its call began after a later claim of the same request had been answered. A step is stale if it
+arrived after its stage had joined a later epoch. The checker judges both from these lines and their monotonic times.
 """
 
 import json
@@ -14,14 +14,14 @@ from checker.points.patching import after_import
 
 
 class Recorder:
-    """Whole lines to a file of this process, each written at once: a kill costs no line that was begun."""
+    """Writes lines to a file of this process, each in one call, so that a kill never cuts a line."""
 
     def __init__(self, folder: Path, part: str) -> None:
         path = folder / "records"
         path.mkdir(parents=True, exist_ok=True)
         self._file = (path / f"{part}-{os.getpid()}.jsonl").open("ab", buffering=0)
 
-    def note(self, what: str, **fields: Any) -> None:
+    def record(self, what: str, **fields: Any) -> None:
         self._file.write(json.dumps({"what": what, **fields}).encode() + b"\n")
 
 
@@ -38,8 +38,8 @@ def _record_pool(pool: Any, recorder: Recorder) -> None:
 
     async def recorded_claim(self: Any, *args: Any, **options: Any) -> Any:
         answer = await claim(self, *args, **options)
-        for given in answer.claimed:
-            recorder.note("claimed", at=time.monotonic(), request=given.request.id, claim=given.claim.number)
+        for grant in answer.claimed:
+            recorder.record("claimed", at=time.monotonic(), request=grant.request.id, claim=grant.claim.number)
         return answer
 
     async def recorded_commit(self: Any, entries: Any) -> Any:
@@ -47,7 +47,7 @@ def _record_pool(pool: Any, recorder: Recorder) -> None:
         answers = await commit(self, entries)
         for entry, answer in zip(entries, answers, strict=True):
             fields = {"request": entry.request_id, "claim": entry.claim.number, "index": entry.index}
-            recorder.note("committed", at=began, answer=answer.value, tokens=len(entry.tokens), **fields)
+            recorder.record("committed", at=began, answer=answer.value, tokens=len(entry.tokens), **fields)
         return answers
 
     pool.claim, pool.commit = recorded_claim, recorded_commit
@@ -58,15 +58,15 @@ def _record_steps(controller: Any, recorder: Recorder) -> None:
 
     async def recorded_join(self: Any, request: Any, context: Any) -> Any:
         reply = await join(self, request, context)
-        recorder.note("joined", at=time.monotonic(), stage=self._settings.stage, epoch=request.epoch.number)
+        recorder.record("joined", at=time.monotonic(), stage=self._settings.stage, epoch=request.epoch.number)
         return reply
 
     async def recorded_run(self: Any, request: Any, context: Any) -> Any:
         began, fields = time.monotonic(), {"stage": self._settings.stage, "holder": request.epoch.holder}
         reply = await run(self, request, context)
-        # 1 is ACCEPTED in engine.proto, and the only answer behind which a step runs.
+        # 1 is ACCEPTED in engine.proto: only with this verdict does a step run.
         ran = int(reply.verdict) == 1
-        recorder.note("step", at=began, epoch=request.epoch.number, step=request.number, ran=ran, **fields)
+        recorder.record("step", at=began, epoch=request.epoch.number, step=request.number, ran=ran, **fields)
         return reply
 
     controller.Join, controller.Run = recorded_join, recorded_run

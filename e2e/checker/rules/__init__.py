@@ -1,1 +1,1 @@
-"""Pure rules over a history, and the verdict that they add up to."""
+"""Pure rules over a history, and the verdict that combines them."""

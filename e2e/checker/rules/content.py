@@ -1,9 +1,9 @@
-"""Rules about what the tokens of one accepted call are: against usage, text, the pool's log and the oracle. Pure."""
+"""Rules about the tokens of one accepted call: they must match usage, text, the pool's log and the oracle. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from checker.history.answers import WHOLE, Call, Choice, Said, max_tokens_of
+from checker.history.answers import WHOLE, Call, Choice, ParsedEvent, max_tokens_of
 from checker.rules.evidence import Evidence, Harm, Violation, violation_in
 from checker.rules.stream import CallRule
 
@@ -13,7 +13,7 @@ OWN_REASONS = ("stop", "length")
 
 
 def reason_fits(call: Call) -> Iterator[Violation]:
-    """`length` means max_tokens tokens, `stop` not more; a stop reason is one that was asked for."""
+    """Check the finish reason: `length` means max_tokens tokens, `stop` at most as many, a stop was requested."""
     limit = max_tokens_of(call.body)
     for choice in call.choices():
         end = choice.end
@@ -25,50 +25,53 @@ def reason_fits(call: Call) -> Iterator[Violation]:
         if count is not None and limit is not None:
             if end.finish_reason == "length" and count != limit:
                 harm = Harm.SKIPPED if count < limit else Harm.REPEATED
-                found, amiss = f"length after {count}", abs(limit - count)
-                yield violation_in("reason_fits", harm, call, choice, f"{limit} tokens", found, count=amiss, at=end)
+                found, difference = f"length after {count}", abs(limit - count)
+                wanted = f"{limit} tokens"
+                yield violation_in("reason_fits", harm, call, choice, wanted, found, count=difference, at=end)
             if end.finish_reason == "stop" and count > limit:
                 yield _misstated("reason_fits", call, choice, f"at most {limit} tokens", f"{count}", end)
         if end.stop_reason is not None and end.stop_reason not in _asked_stops(call.body):
-            yield _misstated("reason_fits", call, choice, "a stop that was asked for", f"{end.stop_reason!r}", end)
+            yield _misstated("reason_fits", call, choice, "a stop that was requested", f"{end.stop_reason!r}", end)
 
 
 def usage_fits(call: Call) -> Iterator[Violation]:
-    """Usage is told where asked, once beside `[DONE]`, and counts the tokens that were told."""
+    """Check that usage comes if requested, once before `[DONE]`, and counts the sent tokens."""
     choices = call.choices()
-    running = [said for said in call.said if said.usage is not None and said.index is not None]
-    for said in running:
-        wanted = (said.index or 0) + 1
-        found = said.usage["completion_tokens"] if said.usage else None
+    running = [event for event in call.events if event.usage is not None and event.index is not None]
+    for event in running:
+        wanted = (event.index or 0) + 1
+        found = event.usage["completion_tokens"] if event.usage else None
         if found != wanted:
-            yield _misstated("usage_fits", call, Choice(said.choice or 0), f"{wanted} tokens so far", f"{found}", said)
-    totals = [said for said in call.said if said.usage is not None and said.choice is None]
+            yield _misstated(
+                "usage_fits", call, Choice(event.choice or 0), f"{wanted} tokens so far", f"{found}", event
+            )
+    totals = [event for event in call.events if event.usage is not None and event.choice is None]
     for connection in call.connections.values():
-        told_here = [said for said in totals if said.event.connection == connection.number]
-        is_done = any(said.is_done for said in connection.said)
+        told_here = [event for event in totals if event.record.connection == connection.number]
+        is_done = any(event.is_done for event in connection.events)
         if len(told_here) > _asks_usage(call.body) or (is_done and len(told_here) < _asks_usage(call.body)):
-            usages = f"{_asks_usage(call.body):d} usage beside [DONE]"
-            yield _misstated("usage_fits", call, None, usages, f"{len(told_here)}", connection.said[-1])
+            usages = f"{_asks_usage(call.body):d} usage before [DONE]"
+            yield _misstated("usage_fits", call, None, usages, f"{len(told_here)}", connection.events[-1])
     counts = [_count(choice) for choice in choices]
     if None in counts:
         return
     completion = sum(count for count in counts if count is not None)
-    for said in totals:
-        assert said.usage is not None
+    for event in totals:
+        assert event.usage is not None
         prompt = _prompt_tokens(call.body)
-        told = said.usage["prompt_tokens"], said.usage["completion_tokens"], said.usage["total_tokens"]
+        told = event.usage["prompt_tokens"], event.usage["completion_tokens"], event.usage["total_tokens"]
         wanted_usage = (told[0] if prompt is None else prompt, completion)
         if told != (*wanted_usage, sum(wanted_usage)):
-            yield _misstated("usage_fits", call, None, f"usage of {wanted_usage}", f"{told}", said)
+            yield _misstated("usage_fits", call, None, f"usage of {wanted_usage}", f"{told}", event)
 
 
 def text_is_join(call: Call, evidence: Evidence) -> Iterator[Violation]:
-    """The text of a choice is that of its tokens, cut at the stop string that ended it."""
+    """Check that the text of a choice is that of its tokens, cut at the stop string that ended it."""
     if evidence.decode is None:
         return
     for choice in call.choices():
         log = evidence.logs.get(f"{call.request_id}.{choice.number}")
-        # Where the call did not ask for ids, the log knows them.
+        # If the call did not request ids, the log has them.
         ids, end = choice.token_ids or (log.tokens if log else None), choice.end
         if not ids or end is None or end.error is not None or call.body.get("echo"):
             continue
@@ -82,7 +85,7 @@ def text_is_join(call: Call, evidence: Evidence) -> Iterator[Violation]:
 
 
 def equals_log(call: Call, evidence: Evidence) -> Iterator[Violation]:
-    """What was told is what the pool's log holds, and the log itself is whole."""
+    """Check that the call received the tokens of the pool's log, and that the log itself is complete."""
     if not evidence.logs:
         return
     for choice in call.choices():
@@ -94,30 +97,30 @@ def equals_log(call: Call, evidence: Evidence) -> Iterator[Violation]:
         if log.reason is None or not log.is_dense or log.count != len(log.tokens):
             found = f"reason {log.reason}, count {log.count}, {len(log.tokens)} tokens, dense: {log.is_dense}"
             yield violation_in("equals_log", Harm.LOST, call, choice, "a dense log with its end", found, at=choice.end)
-        yield from _against("equals_log", Harm.REVISED, call, choice, log.tokens, log.reason)
+        yield from _compare("equals_log", Harm.REVISED, call, choice, log.tokens, log.reason)
 
 
 def equals_oracle(call: Call, evidence: Evidence) -> Iterator[Violation]:
-    """What was told is what the model makes of the prompt, computed elsewhere."""
+    """Check that the call received the tokens that the oracle computed from the prompt."""
     for choice in call.choices():
         expected = evidence.expected.get((call.name, choice.number))
         if expected is not None:
-            yield from _against("equals_oracle", Harm.WRONG, call, choice, expected.tokens, expected.finish_reason)
+            yield from _compare("equals_oracle", Harm.WRONG, call, choice, expected.tokens, expected.finish_reason)
 
 
 CONTENT_RULES: tuple[CallRule, ...] = (reason_fits, usage_fits)
 EVIDENCE_RULES: tuple[EvidenceRule, ...] = (text_is_join, equals_log, equals_oracle)
 
 
-def _against(
+def _compare(
     rule: str, harm: Harm, call: Call, choice: Choice, tokens: Sequence[int], reason: str | None
 ) -> Iterator[Violation]:
-    """The first difference between what a choice was told and what it should have been; a prefix where it was left."""
+    """Find the first difference between the received and the right tokens; a choice without an end may have fewer."""
     end = choice.end
-    for index, said in sorted(choice.tokens.items()):
-        if said.token_ids is not None and said.token_ids != tuple(tokens[index : index + 1]):
+    for index, event in sorted(choice.tokens.items()):
+        if event.token_ids is not None and event.token_ids != tuple(tokens[index : index + 1]):
             wanted = f"token {index} is {tokens[index]}" if index < len(tokens) else f"{len(tokens)} tokens"
-            yield violation_in(rule, harm, call, choice, wanted, f"{said.token_ids}", at=said)
+            yield violation_in(rule, harm, call, choice, wanted, f"{event.token_ids}", at=event)
             return
     if end is None or end.error is not None:
         return
@@ -131,8 +134,8 @@ def _against(
 
 
 def _count(choice: Choice) -> int | None:
-    """Tokens that the choice was told; None for a whole answer without ids."""
-    is_uncounted = choice.end is not None and choice.end.event.id == WHOLE and not choice.tokens
+    """Return the number of received tokens; None for a whole answer without ids."""
+    is_uncounted = choice.end is not None and choice.end.record.id == WHOLE and not choice.tokens
     return None if is_uncounted else len(choice.tokens)
 
 
@@ -146,10 +149,10 @@ def _asks_usage(body: dict[str, Any]) -> bool:
 
 
 def _prompt_tokens(body: dict[str, Any]) -> int | None:
-    """Of prompts in token ids; None where only the server knows."""
+    """Return the length of a prompt of token ids; None for a text."""
     prompt = body.get("prompt")
     return len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], int) else None
 
 
-def _misstated(rule: str, call: Call, choice: Choice | None, expected: str, found: str, at: Said) -> Violation:
+def _misstated(rule: str, call: Call, choice: Choice | None, expected: str, found: str, at: ParsedEvent) -> Violation:
     return violation_in(rule, Harm.MISSTATED, call, choice, expected, found, at=at)

@@ -1,10 +1,10 @@
-"""What a history holds beside the calls: logs, expectations, and what the system's own logs said."""
+"""The evidence of a history besides its calls: pool logs, expectations, and reports from the system's own logs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from checker.history.answers import Call, Choice, Said
+from checker.history.answers import Call, Choice, ParsedEvent
 from checker.history.records import (
     Checked,
     Claimed,
@@ -24,22 +24,22 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class Harm(StrEnum):
-    """What a violation did to whoever was served. The first five are the promise itself."""
+    """The harm that a violation does to clients. The first five break the promise itself."""
 
     LOST = "lost"  # accepted and never ended, or ended with an error
     REPEATED = "repeated"
     SKIPPED = "skipped"
-    REVISED = "revised"  # told once so and once otherwise
-    CROSSED = "crossed"  # told of another request
-    WRONG = "wrong"  # not what the oracle says
-    MISSTATED = "misstated"  # text, usage, reasons or framing do not fit the tokens
-    COSTLY = "costly"  # work was done for what was refused
-    LEAKED = "leaked"  # the system did not come back to rest
+    REVISED = "revised"  # sent twice with different content
+    CROSSED = "crossed"  # belongs to another request
+    WRONG = "wrong"  # differs from the oracle
+    MISSTATED = "misstated"  # text, usage, reasons or framing do not match the tokens
+    COSTLY = "costly"  # the system worked for a refused request
+    LEAKED = "leaked"  # the system did not return to rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One thing that must not be. `story` is filled in by the verdict."""
+    """One violation of a rule. The verdict fills in `story`."""
 
     rule: str
     harm: Harm
@@ -47,7 +47,7 @@ class Violation:
     found: str
     call: str | None = None
     choice: int | None = None
-    count: int = 1  # tokens, requests or things
+    count: int = 1  # tokens, requests or resources
     at: float | None = None  # of the event that shows it
     story: tuple[str, ...] = ()
 
@@ -61,9 +61,9 @@ def violation_in(
     found: str,
     *,
     count: int = 1,
-    at: Said | None = None,
+    at: ParsedEvent | None = None,
 ) -> Violation:
-    """Of a call or one of its choices. Args: at: the event that shows it."""
+    """Return the violation by a call or one of its choices. Args: at: the event that shows it."""
     return Violation(
         rule=rule,
         harm=harm,
@@ -72,30 +72,31 @@ def violation_in(
         expected=expected,
         found=found,
         count=count,
-        at=None if at is None else at.event.at,
+        at=None if at is None else at.record.at,
     )
 
 
 @dataclass(slots=True)
 class Evidence:
-    """Sorted by what rules ask for."""
+    """The records of a history in the form that rules need."""
 
     logs: dict[str, PoolLog] = field(default_factory=dict)  # by the server's request id
     expected: dict[tuple[str, int], Expected] = field(default_factory=dict)  # by call and choice
     claims: dict[str, list[Claimed]] = field(default_factory=dict)  # by request id, in time
     ran: set[str] = field(default_factory=set)
-    strangers: int = 0  # calls of clients that are not ours
+    strangers: int = 0  # calls of clients without records
     before: Resources | None = None
     after: Resources | None = None
     offers: Offers | None = None
     ended: SystemEnded | None = None
     checked: list[Checked] = field(default_factory=list)  # in time
     samples: list[Sample] = field(default_factory=list)  # in time
-    least_life_s: float = 0.0  # of a process whose growth is judged
+    least_life_s: float = 0.0  # growth is judged for processes that lived at least this long
     decode: Decode | None = None  # token ids -> text; None leaves texts unjudged
 
 
 def gather_evidence(records: Iterable[Record], decode: Decode | None = None) -> Evidence:
+    """Return the evidence of a history."""
     evidence = Evidence(decode=decode)
     for record in records:
         match record:

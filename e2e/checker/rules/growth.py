@@ -1,8 +1,8 @@
-"""What grows while nothing is done to a system: samples of each part, a slope per role, and the rule over them. Pure.
+"""Measures growth of an undisturbed system: samples of each part, a slope per role, and the rule over them. Pure.
 
-A slope is that of Theil and Sen: the median over pairs of samples of their difference by their distance, so that a
-burst or a collection of garbage moves it little. It is taken of each process (a *life*) that has lived long enough,
-over its steady samples only: behind its warm-up, while no fault was being done. A role's is the median of its lives'.
+A slope is the Theil-Sen estimator: the median, over pairs of samples, of the difference divided by the distance. A
+burst or a garbage collection changes it little. Each process (a *life*) that lived long enough has a slope over its
+steady samples only: those after its warm-up and without a fault. The slope of a role is the median of its lives.
 """
 
 import statistics
@@ -16,7 +16,7 @@ from checker.rules.evidence import Evidence, Harm, Violation
 from checker.systems.processes import role_of
 
 SAMPLES_MAX = 150
-"""Of a life: more are thinned out evenly, as pairs grow by the square."""
+"""Most samples of a life; more are thinned out evenly, because the number of pairs grows with the square."""
 
 SAMPLES_MIN = 10
 
@@ -25,10 +25,10 @@ MIB = float(1 << 20)
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A leak is both steeper and larger: the noise of a short life is steep, and much in a long one may be little."""
+    """The bound of a leak, which exceeds both values: noise in a short life is steep, a long life grows slowly."""
 
     per_hour: float
-    room: float  # over the whole of a life
+    room: float  # over a whole life
 
 
 BOUNDS = {
@@ -40,20 +40,20 @@ BOUNDS = {
     "used_memory_bytes": Bound(per_hour=8 * MIB, room=4 * MIB),
     "keys": Bound(per_hour=500, room=2000),
 }
-"""By what is counted. The load breathes: `room` is what it takes at one moment and gives back at another. A gateway has
-24 calls open or none (`--open`), a socket and several tasks for each, and up to 32 connections to Redis. Redis keeps
-what ended in the last minute.
+"""Bounds by resource. The load varies: `room` covers what it takes at one time and returns at another. A gateway has
+between 0 and 24 open calls (`--open`), each with a socket and several tasks, and up to 32 connections to Redis. Redis
+keeps the requests that ended in the last minute.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Of one role in one thing that is counted."""
+    """The growth of one resource in one role."""
 
     role: str
     what: str
     lives: int  # processes that lived long enough
-    hours: float  # the longest of them
+    hours: float  # of the longest life
     level: float  # median over all steady samples of these lives
     per_hour: float
     grown: float  # the slope times the longest life
@@ -65,7 +65,10 @@ class Growth:
 
 
 def measure_growth(samples: Sequence[Sample], *, least_life_s: float) -> list[Growth]:
-    """Args: least_life_s: from a life's first steady sample to its last; shorter lives are left out."""
+    """Measure the growth of each role.
+
+    Args: least_life_s: from a life's first steady sample to its last; shorter lives are left out.
+    """
     lives: defaultdict[tuple[str, int], list[Sample]] = defaultdict(list)
     for sample in samples:
         if sample.is_steady:
@@ -78,9 +81,9 @@ def measure_growth(samples: Sequence[Sample], *, least_life_s: float) -> list[Gr
 
 
 def growth_table(growths: Sequence[Growth]) -> str:
-    """For people; memory in MiB."""
+    """Return a table for people, with memory in MiB."""
     if not growths:
-        return "growth: no process lived long enough to tell"
+        return "growth: no process lived long enough to measure it"
     head = f"  {'part':<11}{'counted':<19}{'lives':>6}{'longest, h':>12}{'level':>10}{'per hour':>11}"
     lines = ["growth in quiet times (memory in MiB)", head]
     for growth in growths:
@@ -91,7 +94,7 @@ def growth_table(growths: Sequence[Growth]) -> str:
 
 
 def does_not_grow(evidence: Evidence) -> Iterator[Violation]:
-    """No role holds more and more of anything while the load stays what it is."""
+    """Check that no role holds more and more of a resource under constant load."""
     for growth in measure_growth(evidence.samples, least_life_s=evidence.least_life_s):
         if growth.is_leak:
             bound = BOUNDS[growth.what]
@@ -101,7 +104,7 @@ def does_not_grow(evidence: Evidence) -> Iterator[Violation]:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Of Theil and Sen, in units of y by units of x. Points in order of x, at least two of them apart."""
+    """Return the Theil-Sen slope in units of y per unit of x, for points in order of x; two must differ in x."""
     thinned = points[:: -(-len(points) // SAMPLES_MAX)]
     return statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(thinned, 2) if b[0] > a[0])
 

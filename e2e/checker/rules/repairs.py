@@ -1,12 +1,12 @@
-"""How long a fault kept clients waiting, split as far as the outside can see. Pure.
+"""Measures how long clients waited after a fault, split into phases as far as they are visible from outside. Pure.
 
-    fault ── detect ──▶ somebody says so ── re-form ──▶ "epoch formed" ── recompute ──▶ next token
+    fault ── detect ──▶ a part reports it ── re-form ──▶ "epoch formed" ── recompute ──▶ next token
                         (a death, "epoch over", "seat taken", "pool away")
 
-The words in between are those of the parts, from their logs and from `orca up`. Where the group stays formed, "pool
-back" ends the re-forming. Where nothing came between the fault and the next token of an affected stream (a gateway
-died, or a freeze was too short to be noticed), there is a total only: to the end of the longest silence of the affected
-streams, because tokens that were on their way still come right behind a fault.
+The quoted words are messages of the parts, from their logs and from `orca up`. If the group stays formed, "pool back"
+ends the re-forming. Sometimes no part reports anything between the fault and the next token of an affected stream: a
+gateway died, or a freeze was too short to be noticed. Then there is only a total. It lasts until the end of the longest
+gap in the affected streams, because tokens that were already on their way still arrive directly after a fault.
 """
 
 import math
@@ -19,29 +19,29 @@ from itertools import pairwise
 from checker.history.records import Event, Fault, GroupNews, Record
 
 TROUBLE = frozenset({"death", "over", "seat", "away"})
-"""News behind which nobody serves as before."""
+"""Reports after which the group does not serve as before."""
 
 NOTICED_WITHIN_S = 60.0
-"""News of a group counts to a fault when it came within this, and before the next fault."""
+"""A report belongs to a fault if it came within this time after it, and before the next fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """Seconds after one fault. None: not seen."""
+    """The phases of the repair after one fault, in seconds; None: not visible."""
 
     fault: int
     kind: str
     targets: tuple[str, ...]
-    affected: int  # streams that were open
-    total_s: float | None  # to the first token of an affected stream behind the repair
-    worst_s: float | None  # to that of the affected stream that waited longest, its turn in the queue included
+    affected: int  # open streams
+    total_s: float | None  # to the first token of an affected stream after the repair
+    worst_s: float | None  # to the first token of the affected stream that waited longest, with its time in the queue
     detect_s: float | None = None
     reform_s: float | None = None
     recompute_s: float | None = None
 
 
 def measure_repairs(records: Sequence[Record]) -> list[Repair]:
-    """One per fault, in order."""
+    """Return one repair per fault, in order."""
     faults = [record for record in records if isinstance(record, Fault)]
     news = sorted((record for record in records if isinstance(record, GroupNews)), key=lambda record: record.at)
     tokens: dict[str, list[float]] = {}
@@ -53,7 +53,7 @@ def measure_repairs(records: Sequence[Record]) -> list[Repair]:
 
 
 def repair_table(repairs: Sequence[Repair]) -> str:
-    """Seconds by what was done to what: the median, and the 99th of 100 (of fewer than 100 the most)."""
+    """Return a table of seconds by fault and target: the median, and the 99th percentile (the maximum below 100)."""
     groups: dict[str, list[Repair]] = {}
     for repair in repairs:
         targets = "+".join(sorted({name.partition("-")[0] for name in repair.targets}))
@@ -70,11 +70,11 @@ def repair_table(repairs: Sequence[Repair]) -> str:
 
 def _measure(fault: Fault, until: float, news: Sequence[GroupNews], tokens: dict[str, list[float]]) -> Repair:
     limit = min(until, fault.at + fault.seconds + NOTICED_WITHIN_S)
-    heard = [item for item in news if fault.at <= item.at < limit]
-    noticed = next((item.at for item in heard if item.what in TROUBLE), None)
-    formed = None if noticed is None else _first(heard, "formed", noticed) or _first(heard, "back", noticed)
-    heard_at = sorted(at for call in fault.in_flight for at in tokens.get(call, []) if fault.at < at < until)
-    since = _silence_began(fault.at, heard_at) if formed is None else formed
+    following = [item for item in news if fault.at <= item.at < limit]
+    noticed = next((item.at for item in following if item.what in TROUBLE), None)
+    formed = None if noticed is None else _first(following, "formed", noticed) or _first(following, "back", noticed)
+    token_times = sorted(at for call in fault.in_flight for at in tokens.get(call, []) if fault.at < at < until)
+    since = _silence_began(fault.at, token_times) if formed is None else formed
     nexts = [at for call in fault.in_flight if (at := _next(tokens.get(call, []), since)) is not None and at < until]
     return Repair(
         fault=fault.number,
@@ -94,7 +94,7 @@ def _first(news: Sequence[GroupNews], what: str, since: float) -> float | None:
 
 
 def _silence_began(since: float, times: Sequence[float]) -> float:
-    """When the longest time without a token began."""
+    """Return the start of the longest gap without a token."""
     starts = [since, *times]
     gaps = [(end - start, start) for start, end in pairwise(starts)]
     return max(gaps, default=(0.0, since))[1]

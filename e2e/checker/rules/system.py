@@ -1,4 +1,4 @@
-"""Rules about the whole system over a whole history. Pure; what cannot be seen is not judged."""
+"""Rules about the whole system over a whole history. Pure; a rule without evidence judges nothing."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -8,16 +8,16 @@ from checker.rules.evidence import Evidence, Harm, Violation
 from checker.rules.growth import does_not_grow
 
 ROOM = {"open_files": 32.0}
-"""How much more a system at rest may hold than before the load. Files: each process keeps the connections to Redis that
-it once needed at a time, at most so many (ORCA_POOL_CONNECTIONS_MAX). What each fault leaves behind adds up to more.
+"""Extra resources that a system at rest may hold, compared with before the load. Files: each process keeps up to
+ORCA_POOL_CONNECTIONS_MAX connections to Redis that it once needed at a time. A leak per fault would add up to more.
 """
 
 
 def refused_cost_nothing(calls: Sequence[Call], evidence: Evidence) -> Iterator[Violation]:
-    """No iteration ran a request that nobody has an answer of.
+    """Check that no iteration ran a refused request: every request that ran must belong to an answered call.
 
-    A call that broke before its headers, or whose gateway lost the pool, may have been accepted under a name that its
-    client never learned: so many unknown requests are granted, and those of strangers.
+    A call that broke before its headers, or whose gateway lost the pool, may have been accepted with an id that its
+    client never learned. One unknown request is allowed for each such call, and for each call of strangers.
     """
     known = {call.request_id for call in calls if call.request_id}
     unknown = {request.rpartition(".")[0] for request in evidence.ran} - known
@@ -35,15 +35,15 @@ def refused_cost_nothing(calls: Sequence[Call], evidence: Evidence) -> Iterator[
 
 
 def _nameless(call: Call) -> int:
-    """Connections that broke without headers, and refusals by a gateway that had no answer from the pool."""
+    """Count connections that broke without headers, and refusals by a gateway that had no answer from the pool."""
     broken = [one for one in call.connections.values() if one.answered is None and one.closed and one.closed.error]
     return len(broken) + sum(refusal.code == "pool_unavailable" for refusal in call.refused)
 
 
 def claims_rise(evidence: Evidence) -> Iterator[Violation]:
-    """Each request's claims rise in number, and each finds at least what the one before it found in the log."""
+    """Check that each request's claims have rising numbers, and never find fewer tokens in the log than before."""
     for request, claims in evidence.claims.items():
-        # In the order of their numbers: a frozen scheduler writes its line when others have claimed since.
+        # In the order of their numbers: a frozen scheduler may write its line after a later claim by another one.
         for earlier, later in pairwise(sorted(claims, key=lambda claim: claim.claim)):
             if later.claim <= earlier.claim or later.logged < earlier.logged:
                 expected = f"{request}: after claim {earlier.claim} with {earlier.logged} tokens a higher one, no fewer"
@@ -52,7 +52,7 @@ def claims_rise(evidence: Evidence) -> Iterator[Violation]:
 
 
 def appends_in_order(evidence: Evidence) -> Iterator[Violation]:
-    """Along a log the claims that wrote it never fall, and each that wrote a token is one that a scheduler has had."""
+    """Check that claim numbers never fall along a log, and that a scheduler had each claim that wrote a token."""
     for request, log in evidence.logs.items():
         had = {claim.claim for claim in evidence.claims.get(request, ())}
         fell = [(earlier, later) for earlier, later in pairwise(log.claims) if later < earlier]
@@ -64,7 +64,7 @@ def appends_in_order(evidence: Evidence) -> Iterator[Violation]:
 
 
 def comes_to_rest(evidence: Evidence) -> Iterator[Violation]:
-    """When all is over the system holds what it held before: slots, leases, keys, connections, files."""
+    """Check that at the end the system holds no more than before: slots, leases, keys, connections, files."""
     if evidence.before is None or evidence.after is None:
         return
     for name, after in sorted(evidence.after.held.items()):
@@ -80,21 +80,21 @@ def comes_to_rest(evidence: Evidence) -> Iterator[Violation]:
 
 
 def stale_work_is_refused(evidence: Evidence) -> Iterator[Violation]:
-    """No commit of a claim that is over is applied; no step of an epoch that is over runs, and none twice."""
+    """Check that no commit of an ended claim is applied, no step of an ended epoch runs, and no step runs twice."""
     for found in evidence.offers.harmful if evidence.offers is not None else ():
-        expected = "the pool and the stages refuse what is stale"
+        expected = "the pool and the stages refuse stale work"
         yield Violation(rule="stale_work_is_refused", harm=Harm.REVISED, expected=expected, found=found)
 
 
 def system_stays(evidence: Evidence) -> Iterator[Violation]:
-    """Whatever dies, the system as a whole goes on."""
+    """Check that the system as a whole never ends by itself."""
     if evidence.ended is not None:
         words = evidence.ended.words
-        yield Violation(rule="system_stays", harm=Harm.LOST, expected="a system that goes on", found=words)
+        yield Violation(rule="system_stays", harm=Harm.LOST, expected="a system that keeps running", found=words)
 
 
 def checks_hold(evidence: Evidence) -> Iterator[Violation]:
-    """What a disturbance asked by itself was answered as it must be; the rule's name is that of the question."""
+    """Report the failed checks of the disturbance itself; each check names its own rule."""
     for check in evidence.checked:
         if not check.is_right:
             expected = f"{check.subject}: {check.expected}"
@@ -102,7 +102,7 @@ def checks_hold(evidence: Evidence) -> Iterator[Violation]:
 
 
 def system_violations(calls: Sequence[Call], evidence: Evidence) -> Iterator[Violation]:
-    """All rules of this file."""
+    """Apply all rules of this file."""
     yield from refused_cost_nothing(calls, evidence)
     yield from claims_rise(evidence)
     yield from appends_in_order(evidence)

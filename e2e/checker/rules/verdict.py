@@ -1,4 +1,4 @@
-"""Judges a history: counts, not pass or fail, and a story for each violation. A function of the records alone."""
+"""Judges a history: counts instead of pass or fail, and a story for each violation. A function of the records alone."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,28 +14,28 @@ from checker.rules.stream import STREAM_RULES
 from checker.rules.system import system_violations
 
 STORY_RECORDS = 6
-"""Records told before and behind the one that shows a violation."""
+"""Number of records in a story before and after the one that shows the violation."""
 
 STORY_CHARACTERS = 220
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a history shows."""
+    """The result of judging a history."""
 
     seed: int | None
     requests: int  # accepted, one per choice
-    tokens: int  # told to clients, each index once
-    refused: int  # attempts that the door turned away
+    tokens: int  # received by clients, each index once
+    refused: int  # attempts that a gateway refused
     unaccepted: int  # calls that never had an answer
-    resumed: int  # connections that went on where another broke
+    resumed: int  # connections that continued a broken one
     faults: int
-    unaimed: int  # faults with nothing in flight, which prove nothing
-    unproven: tuple[str, ...]  # rules that had nothing to judge by
+    unaimed: int  # faults without calls in flight, which prove nothing
+    unproven: tuple[str, ...]  # rules without evidence
     harms: dict[str, int]
-    offers: dict[str, int]  # what was offered to pool and stages, stale work among it; empty when not recorded
+    offers: dict[str, int]  # commits and steps offered to pool and stages, also stale ones; empty if not recorded
     handovers: int  # of parts, from one release to another
-    checks: dict[str, int]  # questions that the disturbance asked by itself, by rule
+    checks: dict[str, int]  # checks of the disturbance itself, by rule
     error_ends: int
     violations: tuple[Violation, ...]
 
@@ -48,32 +48,32 @@ class Verdict:
 
 
 def judge(records: Sequence[Record], decode: Decode | None = None) -> Verdict:
-    """All rules over all records.
+    """Apply all rules to all records.
 
     Args:
-        decode: token ids -> text as the model's tokenizer has it; None leaves texts unjudged.
+        decode: token ids -> text by the model's tokenizer; None leaves texts unjudged.
     """
     calls = gather_calls(records)
     evidence = gather_evidence(records, decode)
-    accepted = [call for call in calls if call.is_accepted or call.is_let_down or _has_failed(call)]
+    accepted = [call for call in calls if call.is_accepted or call.is_abandoned or _has_failed(call)]
     violations = [found for call in accepted for found in _of_call(call, evidence)]
     violations += system_violations(calls, evidence)
     return _verdict(calls, accepted, violations, evidence, records)
 
 
 def judge_system(calls: Sequence[Call], records: Sequence[Record]) -> Verdict:
-    """The rules over the whole system alone; it counts no requests.
+    """Apply only the rules over the whole system; the verdict counts no requests.
 
     Args:
-        calls: all of the history; what they were told may be left out.
-        records: those that belong to no call.
+        calls: all calls of the history; their events may be left out.
+        records: the records that belong to no call.
     """
     evidence = gather_evidence(records)
     return _verdict([], [], list(system_violations(calls, evidence)), evidence, records)
 
 
-def together(first: Verdict, second: Verdict) -> Verdict:
-    """Of two histories that have no call in common, or of one's calls and its system."""
+def combine(first: Verdict, second: Verdict) -> Verdict:
+    """Combine the verdicts over two histories without a common call, or over calls and system of one history."""
     return Verdict(
         seed=second.seed if first.seed is None else first.seed,
         requests=first.requests + second.requests,
@@ -126,21 +126,21 @@ def _verdict(
 
 
 def table(verdict: Verdict) -> str:
-    """The verdict for people: counts, then each violation with its story."""
+    """Return the verdict for people: counts, then each violation with its story."""
     counts = ", ".join(f"{name} {count}" for name, count in verdict.harms.items())
     done = f"{verdict.faults} faults ({verdict.unaimed} with nothing in flight)"
     lines = [
         f"seed {verdict.seed}: {verdict.requests} requests, {verdict.tokens} tokens, {done}",
         f"  {counts}; error ends {verdict.error_ends}",
-        f"  refused at the door {verdict.refused}, never answered {verdict.unaccepted}, resumed {verdict.resumed}",
+        f"  refused {verdict.refused}, never answered {verdict.unaccepted}, resumed {verdict.resumed}",
     ]
     if verdict.offers:
         lines.append("  " + ", ".join(f"{name} {count}" for name, count in sorted(verdict.offers.items())))
     if verdict.handovers:
-        asked = ", ".join(f"{rule} {count}" for rule, count in sorted(verdict.checks.items()))
-        lines.append(f"  {verdict.handovers} hand-overs between releases; asked: {asked}")
+        checks = ", ".join(f"{rule} {count}" for rule, count in sorted(verdict.checks.items()))
+        lines.append(f"  {verdict.handovers} hand-overs between releases; checks: {checks}")
     if verdict.unproven:
-        lines.append(f"  nothing to judge by: {', '.join(verdict.unproven)}")
+        lines.append(f"  rules without evidence: {', '.join(verdict.unproven)}")
     for found in verdict.violations:
         where = "" if found.call is None else f" {found.call}" + ("" if found.choice is None else f".{found.choice}")
         lines.append(f"\n{found.rule}{where}: {found.harm.value}; expected {found.expected}; found {found.found}")
@@ -149,7 +149,7 @@ def table(verdict: Verdict) -> str:
 
 
 def tokenizer_decode(path: Path) -> Decode:
-    """The text of token ids by a tokenizer.json."""
+    """Return a function from token ids to text, by a tokenizer.json."""
     import tokenizers
 
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
@@ -164,8 +164,8 @@ def _of_call(call: Call, evidence: Evidence) -> Iterator[Violation]:
 
 
 def _has_failed(call: Call) -> bool:
-    """Answered with an error that is no refusal at the door."""
-    return any(said.error for said in call.said)
+    """Was the call answered with an error that is not a refusal?"""
+    return any(event.error for event in call.events)
 
 
 def _unproven(evidence: Evidence) -> tuple[str, ...]:
@@ -184,7 +184,7 @@ def _unproven(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _with_story(found: Violation, records: Sequence[Record]) -> Violation:
-    """The records of the same call around the event, and the faults between them."""
+    """Add the records of the same call around the event, and the faults between them."""
     if found.call is None:
         return found
     own = [record for record in records if getattr(record, "call", found.call) == found.call]

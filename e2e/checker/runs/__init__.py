@@ -1,1 +1,1 @@
-"""One run: a system under load, a disturbance of it, and a verdict."""
+"""One run: a system under load, a disturbance, and a verdict."""

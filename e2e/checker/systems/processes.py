@@ -1,4 +1,4 @@
-"""Which process of a running `orca up` is which, found in the process table alone."""
+"""Finds the parts of a running `orca up` in the process table alone."""
 
 import subprocess
 from collections.abc import Iterator
@@ -10,8 +10,10 @@ CHILD_ENDS_WITHIN_S = 10.0
 
 
 def find_parts(supervisor: int) -> dict[str, psutil.Process]:
-    """The parts of the system that run now: redis, gateway, scheduler-0, worker-0.1, rank-0.1.0 (the last number is
-    the place among the ranks of that worker, by age)."""
+    """Return the running parts of the system: redis, gateway, scheduler-0, worker-0.1, rank-0.1.0.
+
+    The last number of a rank is its position by age among the ranks of its worker.
+    """
     parts: dict[str, psutil.Process] = {}
     try:
         children = psutil.Process(supervisor).children()
@@ -26,7 +28,7 @@ def find_parts(supervisor: int) -> dict[str, psutil.Process]:
 
 
 def with_ranks(name: str, process: psutil.Process) -> dict[str, psutil.Process]:
-    """A part and, of a stage's controller, its ranks: worker-0.1 with rank-0.1.0 and so on, oldest first."""
+    """Return a part and, for a stage's controller, its ranks: worker-0.1 with rank-0.1.0 and so on, oldest first."""
     if not name.startswith("worker-"):
         return {name: process}
     rank = name.replace("worker", "rank")
@@ -34,7 +36,7 @@ def with_ranks(name: str, process: psutil.Process) -> dict[str, psutil.Process]:
 
 
 def end_child(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a child that was asked to end; by force after a while."""
+    """Wait for the end of a child that has the signal to end; kill it after `CHILD_ENDS_WITHIN_S`."""
     try:
         process.wait(CHILD_ENDS_WITHIN_S)
     except subprocess.TimeoutExpired:
@@ -43,13 +45,13 @@ def end_child(process: subprocess.Popen[bytes]) -> None:
 
 
 def role_of(part: str) -> str:
-    """`rank-0.1.0` -> `rank`; workers are controllers of stages and called `stage`."""
+    """Return the role of a part: `rank-0.1.0` -> `rank`; a worker is the controller of a stage -> `stage`."""
     role = part.partition("-")[0]
     return "stage" if role == "worker" else role
 
 
 def is_running(process: psutil.Process) -> bool:
-    """False for a zombie too."""
+    """Does the process run? A zombie does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -57,7 +59,7 @@ def is_running(process: psutil.Process) -> bool:
 
 
 def open_files(process: psutil.Process) -> int | None:
-    """None when it is gone."""
+    """Return the number of open files of a process; None if it has ended."""
     try:
         return int(process.num_fds())
     except psutil.Error:
@@ -65,7 +67,7 @@ def open_files(process: psutil.Process) -> int | None:
 
 
 def _name_of(process: psutil.Process) -> str | None:
-    """A part writes to a log of its own name; Redis is known by its program."""
+    """Return the name of a part: that of the log that it writes to. Redis is found by its program."""
     try:
         if any("redis-server" in word for word in process.cmdline()):
             return "redis"
@@ -76,7 +78,7 @@ def _name_of(process: psutil.Process) -> str | None:
 
 
 def _ranks_of(controller: psutil.Process) -> Iterator[psutil.Process]:
-    """The ranks of a stage, oldest first."""
+    """Yield the ranks of a stage, oldest first."""
     try:
         yield from sorted(controller.children(), key=lambda child: child.create_time())
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""What a system holds: asked of its metrics, its Redis and the process table when it should be at rest."""
+"""Reads the resources of a system at rest, from its metrics, its Redis and the process table."""
 
 import re
 import time
@@ -23,13 +23,13 @@ GAUGES = (
     "orca_kv_cache_usage_perc",
     "orca_requests_uncommitted",
 )
-"""Metrics that a system at rest shows as it did before."""
+"""Metrics that must be 0 in a system at rest."""
 
 
-async def resources(
+async def read_resources(
     moment: str, system: System, http: httpx.AsyncClient, pool: redis.asyncio.Redis
 ) -> Resources | None:
-    """What is held now; None while a part does not answer."""
+    """Return the resources now; None if a part does not answer."""
     parts = system.parts()
     try:
         held = await count_keys(pool)

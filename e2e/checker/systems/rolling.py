@@ -1,7 +1,7 @@
-"""A system whose parts may be of two releases, and a hand that takes a part from one release to the other.
+"""A system with parts of two releases, which can hand over a part from one release to the other.
 
-Each part is a process of ours, started again by us when it dies, as the release that it then was: what `orca up` and
-Kubernetes do. A hand-over ends a part politely and starts it again at the same place as the other release.
+Each part is a process of the checker. If a part dies, the checker starts it again as the same release, like `orca up`
+and Kubernetes. A hand-over ends a part in order and starts it again at the same address as the other release.
 """
 
 import asyncio
@@ -23,22 +23,22 @@ from checker.systems.checkouts import Release, Releases
 from checker.systems.layout import GATEWAYS, GROUPS, PARTS, Layout
 from checker.systems.pool_reader import OPEN_ACL
 from checker.systems.processes import end_child, with_ranks
-from checker.systems.system import System, SystemBroke, model_of, wait_for
+from checker.systems.system import System, SystemFailure, model_of, wait_for
 
 DRAINS_WITHIN_S = 60.0
 DEATHS_MAX, DEATHS_WITHIN_S = 6, 60.0
-"""A part that dies more often by itself or by faults ends the run, as with `orca up`."""
+"""A part that dies this often, by itself or by faults, ends the run, as with `orca up`."""
 WATCH_S = 0.05
 
 
 @dataclass(slots=True)
 class Part:
-    """One process and its successors."""
+    """A process and its successors."""
 
     name: str
     release: Release
     process: subprocess.Popen[bytes]
-    is_kept: bool = True  # started again when it dies; not while it is handed over
+    is_kept: bool = True  # start it again when it dies; False during a hand-over
     deaths: deque[float] = field(default_factory=deque)
 
     @property
@@ -47,12 +47,15 @@ class Part:
 
 
 class RollingSystem(System):
-    """Two gateways and two groups over one Redis; all of them begin as the release before."""
+    """Two gateways and two groups on one Redis; all parts start as the release before.
+
+    It has more than 15 methods because it replaces nearly all of `System` and also supervises the parts.
+    """
 
     def __init__(
         self, folder: Path, flags: Sequence[str], *, releases: Releases, environment: dict[str, str] | None = None
     ) -> None:
-        """flags: `--model DIR --dtype float32`; others of `orca up` mean nothing here."""
+        """Args: flags: `--model DIR --dtype float32`; other options of `orca up` have no effect here."""
         super().__init__(folder, flags, environment=environment)
         self.releases = releases
         self.layout = Layout(Path(model_of(flags)), folder)
@@ -74,7 +77,7 @@ class RollingSystem(System):
 
     def check_up(self) -> None:
         if self._broken is not None:
-            raise SystemBroke(self._broken)
+            raise SystemFailure(self._broken)
 
     def parts(self) -> dict[str, psutil.Process]:
         found: dict[str, psutil.Process] = {}
@@ -93,9 +96,9 @@ class RollingSystem(System):
         return self.logs / f"{name}.log"
 
     async def hand_over(self, name: str, release: Release) -> int:
-        """End a part politely and start it again as `release`. Returns: the exit code of the one that left.
+        """End a part in order and start it again as `release`. Returns: the exit code of the old process.
 
-        Raises: SystemBroke when it does not end.
+        Raises: SystemFailure if it does not end.
         """
         part = self._parts[name]
         part.is_kept = False
@@ -104,7 +107,7 @@ class RollingSystem(System):
         try:
             await wait_for(lambda: not part.is_alive, DRAINS_WITHIN_S, f"the end of {name}")
         except TimeoutError as error:
-            self._broken = f"{error}: {self._last_words(name)}"
+            self._broken = f"{error}: {self._end_of_output(name)}"
             self.check_up()
         code = part.process.wait()
         part.release = release
@@ -113,7 +116,7 @@ class RollingSystem(System):
         return code
 
     async def pool(self, release: Release, *words: str) -> str:
-        """What `orca pool ...` of a release says. An answer of no is one too."""
+        """Return the output of `orca pool ...` of a release, also of one that fails."""
         process = await asyncio.create_subprocess_exec(
             *self.layout.command("gateway")[:3],
             "pool",
@@ -123,14 +126,14 @@ class RollingSystem(System):
             stderr=subprocess.STDOUT,
             env=release.environment(self._environment),
         )
-        said, _ = await process.communicate()
-        return said.decode().strip()
+        output, _ = await process.communicate()
+        return output.decode().strip()
 
     def _start(self, name: str, release: Release, *, has_predecessor: bool = False) -> subprocess.Popen[bytes]:
         command = self.layout.command(name)
         if has_predecessor and name.startswith("scheduler"):
             command.append("--predecessor-exited")
-        # Parts do not outlive a checker that is killed.
+        # Parts must not outlive a killed checker.
         leash = [setpriv, "--pdeathsig", "KILL"] if (setpriv := shutil.which("setpriv")) else []
         with self.log_of(name).open("ab") as log:
             return subprocess.Popen(
@@ -139,12 +142,12 @@ class RollingSystem(System):
                 stdout=log,
                 stderr=log,
                 env=release.environment(self._environment),
-                # The working directory of a checkout would come before PYTHONPATH.
+                # A checkout as the working directory would come before PYTHONPATH.
                 cwd=self.folder,
             )
 
     async def _keep(self) -> None:
-        """Start again what died, until the system ends or is worn out."""
+        """Start dead parts again, until the system ends or a part has died too often."""
         while self._broken is None:
             for part in self._parts.values():
                 if part.is_kept and not part.is_alive:
@@ -160,11 +163,11 @@ class RollingSystem(System):
         while part.deaths[0] < now - DEATHS_WITHIN_S:
             part.deaths.popleft()
         if len(part.deaths) >= DEATHS_MAX:
-            self._broken = f"{part.name} died {DEATHS_MAX} times in a minute: {self._last_words(part.name)}"
+            self._broken = f"{part.name} died {DEATHS_MAX} times in a minute: {self._end_of_output(part.name)}"
             return
         part.process = self._start(part.name, part.release, has_predecessor=True)
 
-    def _last_words(self, name: str) -> str:
+    def _end_of_output(self, name: str) -> str:
         return self.log_of(name).read_text(errors="replace")[-2000:]
 
     async def _begin(self) -> None:
@@ -187,14 +190,14 @@ class RollingSystem(System):
             return False
 
     async def _end(self) -> None:
-        """Gateways first, Redis last; by force after a while."""
+        """End the gateways first and Redis last; kill what does not end in time."""
         if self._watch is not None:
             self._watch.cancel()
         self.parts()
         for names in (PARTS, ("redis",)):
             parts = [self._parts[name] for name in names if name in self._parts]
             for part in filter(lambda part: part.is_alive, parts):
-                # What is frozen cannot end.
+                # A frozen process cannot end.
                 part.process.send_signal(signal.SIGCONT)
                 part.process.terminate()
             for part in parts:

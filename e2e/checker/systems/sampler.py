@@ -1,4 +1,4 @@
-"""What each part of a running system holds, taken once every few seconds while load and faults go on."""
+"""Samples the resources of each part of a running system every few seconds, during load and faults."""
 
 import asyncio
 import contextlib
@@ -13,19 +13,19 @@ import redis.asyncio
 import redis.exceptions
 
 from checker.history.records import HistoryWriter, Sample
-from checker.systems.pool_reader import sizes
+from checker.systems.pool_reader import redis_sizes
 from checker.systems.processes import role_of
 from checker.systems.system import System
 
 EVERY_S = 5.0
 WARM_UP_S = 60.0
-"""Of a process: what it loads at its first calls is none of its growth."""
+"""Warm-up of a process: what it loads during its first calls is not growth."""
 ANSWERS_WITHIN_S = 3.0
 
 
 @dataclass(slots=True)
 class Sampler:
-    """`async with sampler.running():` takes samples; `is_quiet` is its owner's to set."""
+    """Takes samples inside `async with sampler.running():`; its owner sets `is_quiet`."""
 
     system: System
     history: HistoryWriter
@@ -50,7 +50,7 @@ class Sampler:
             await asyncio.sleep(EVERY_S)
 
     async def take(self) -> list[Sample]:
-        """One of each part that runs; what a part does not tell now is left out."""
+        """Return one sample of each running part; values that a part does not return now are left out."""
         parts = self.system.parts()
         held = {name: _of_process(process) for name, process in parts.items()}
         addresses = self.system.addresses
@@ -64,7 +64,7 @@ class Sampler:
         return [self._sample(name, process, held[name]) for name, process in parts.items() if held[name]]
 
     def _sample(self, name: str, process: psutil.Process, held: dict[str, float]) -> Sample:
-        # The wall clock tells a process's age, as the process table does.
+        # The process table has the start of a process in wall-clock time.
         is_warm = time.time() - process.create_time() > self.warm_up_s
         return Sample(at=time.monotonic(), part=name, pid=process.pid, is_steady=self.is_quiet and is_warm, held=held)
 
@@ -78,13 +78,13 @@ class Sampler:
 
     async def _of_redis(self) -> dict[str, float]:
         try:
-            return await sizes(self.pool)
+            return await redis_sizes(self.pool)
         except redis.exceptions.RedisError:
             return {}
 
 
 def _of_process(process: psutil.Process) -> dict[str, float]:
-    """Empty when it is gone."""
+    """Return the resources of a process; nothing if it has ended."""
     try:
         with process.oneshot():
             return {

@@ -6,9 +6,9 @@
                                           ├ stage0 .10  controller and ranks
                                           └ stage1 .11
 
-The checker runs inside a network and mount namespace of its own (`inside_own_network`), which the kernel takes down
-with it: nothing of this is seen outside. A cut drops packets where they leave, by address and, for a part of a link, by
-port: both ends keep their connections and hear nothing, as in a real partition. Nobody restarts what dies here.
+The checker runs inside its own network and mount namespace (`enter_own_network`), which the kernel removes at its end,
+so that nothing outside changes. A cut drops packets at their sender, by address and, for a part of a link, by port.
+Both ends keep their connections and receive nothing, as in a real partition. A part that dies is not started again.
 """
 
 import os
@@ -25,7 +25,7 @@ import psutil
 
 from checker.systems.pool_reader import OPEN_ACL
 from checker.systems.processes import end_child, with_ranks
-from checker.systems.system import System, SystemBroke, model_of
+from checker.systems.system import System, SystemFailure, model_of
 
 INSIDE_VARIABLE = "ORCA_CHECKER_OWN_NETWORK"
 NETWORK = "10.77.0"
@@ -38,16 +38,16 @@ def address(host: str, port: int) -> str:
     return f"{NETWORK}.{HOSTS[host]}:{port}"
 
 
-def why_not() -> str | None:
-    """Why this machine cannot cut links; None when it can."""
+def missing_prerequisite() -> str | None:
+    """Return the reason why this machine cannot cut links; None if it can."""
     if os.geteuid() != 0:
         return "namespaces and packet filters need root"
     missing = [name for name in ("unshare", "ip", "iptables", "redis-server") if shutil.which(name) is None]
     return f"not installed: {', '.join(missing)}" if missing else None
 
 
-def inside_own_network(words: Sequence[str]) -> None:
-    """Run this command line again in namespaces of its own. Returns: only when this process is there already."""
+def enter_own_network(words: Sequence[str]) -> None:
+    """Run this command line again in its own namespaces. Returns: only if this process already runs there."""
     if INSIDE_VARIABLE in os.environ:
         _run("mount", "-t", "tmpfs", "none", "/run/netns")
         return
@@ -58,15 +58,15 @@ def inside_own_network(words: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Packets from one part to another are lost."""
+class LinkCut:
+    """A cut of a link: packets from one part to another are lost."""
 
     sender: str
     receiver: str
-    part: str = "all"  # all | control (gRPC alone) | data (everything but gRPC)
+    part: str = "all"  # all | control (only gRPC) | data (everything except gRPC)
 
     def rules(self) -> list[list[str]]:
-        """Words of iptables in the sender's namespace, behind -A or -D OUTPUT."""
+        """Return the arguments of iptables in the sender's namespace, after -A or -D OUTPUT."""
         to = ["-d", f"{NETWORK}.{HOSTS[self.receiver]}"]
         port = str(CONTROL_PORT)
         match self.part:
@@ -76,7 +76,7 @@ class Cut:
                 return [[*to, "-p", "tcp", "!", "--dport", port, "!", "--sport", port, "-j", "DROP"]]
         return [[*to, "-j", "DROP"]]
 
-    def do(self) -> None:
+    def apply(self) -> None:
         self._change("-A")
 
     def heal(self) -> None:
@@ -88,19 +88,19 @@ class Cut:
 
 
 class SpreadSystem(System):
-    """A group of two stages, a gateway and a Redis, each in a namespace of its own."""
+    """A group of two stages, a gateway and a Redis, each in its own namespace."""
 
     ready_within_s = 180.0
 
     def __init__(self, folder: Path, flags: Sequence[str], *, environment: dict[str, str] | None = None) -> None:
-        """flags: `--model DIR --dtype NAME`; others of `orca up` mean nothing here."""
+        """Args: flags: `--model DIR --dtype NAME`; other options of `orca up` have no effect here."""
         super().__init__(folder, flags, environment=environment)
         self._model = model_of(flags)
         self._parts: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
     def output(self) -> str:
-        return ""  # nobody watches over these parts and speaks of them
+        return ""  # these parts have no supervisor
 
     @property
     def url(self) -> str:
@@ -117,8 +117,8 @@ class SpreadSystem(System):
     def check_up(self) -> None:
         for host, process in self._parts.items():
             if process.poll() is not None:
-                said = (self.logs / f"{NAMES.get(host, host)}.log").read_text()[-2000:]
-                raise SystemBroke(f"{host} ended with status {process.returncode}: {said}")
+                log = (self.logs / f"{NAMES.get(host, host)}.log").read_text()[-2000:]
+                raise SystemFailure(f"{host} ended with status {process.returncode}: {log}")
 
     def parts(self) -> dict[str, psutil.Process]:
         found: dict[str, psutil.Process] = {}
@@ -144,7 +144,7 @@ class SpreadSystem(System):
             return False
 
     def _commands(self) -> dict[str, list[str]]:
-        """What `orca up` would start, for other addresses."""
+        """Return the commands that `orca up` would start, with other addresses."""
         orca = [sys.executable, "-m", "orca.cli.main"]
         model = ["--model", self._model, "--dtype", "float32"]
         pool = ["--pool", self.addresses["redis"], "--deployment", "local"]
@@ -175,7 +175,7 @@ class SpreadSystem(System):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "users.acl").write_text(OPEN_ACL)
         words = ["--dir", str(folder), "--bind", f"{NETWORK}.{HOSTS['redis']}", "--port", str(REDIS_PORT)]
-        # Its only users are those of these namespaces.
+        # Only the namespaces of this run can reach it.
         words += ["--protected-mode", "no"]
         lasting = ["--appendonly", "yes", "--save", "", "--maxmemory-policy", "noeviction"]
         return ["redis-server", *words, *lasting, "--aclfile", str(folder / "users.acl")]
@@ -191,7 +191,7 @@ class SpreadSystem(System):
             )
 
     async def _end(self) -> None:
-        """Gateway first, Redis last; by force after a while."""
+        """End the gateway first and Redis last; kill what does not end in time."""
         self.parts()
         for host in ("gateway", "scheduler", "stage0", "stage1", "redis"):
             if (process := self._parts.get(host)) is not None:
@@ -215,7 +215,7 @@ def _build_network() -> None:
 
 
 def _run(*words: str) -> None:
-    """Raises: SystemBroke with what the command said."""
+    """Run a command. Raises: SystemFailure with the errors of the command."""
     ran = subprocess.run(words, capture_output=True, text=True, check=False)
     if ran.returncode:
-        raise SystemBroke(f"{' '.join(words)}: {ran.stderr.strip()}")
+        raise SystemFailure(f"{' '.join(words)}: {ran.stderr.strip()}")

@@ -1,4 +1,4 @@
-"""`orca up` as a subprocess: started on a folder, asked over HTTP, watched in the process table, ended."""
+"""Runs `orca up` as a subprocess: starts it, calls it over HTTP, watches it in the process table, ends it."""
 
 import asyncio
 import contextlib
@@ -22,20 +22,20 @@ ENDS_WITHIN_S = 60.0
 POLL_S = 0.1
 
 
-class SystemBroke(Exception):
-    """`orca up` ended, or did not come up; the message has its last words."""
+class SystemFailure(Exception):
+    """`orca up` ended, or did not start; the message has the end of its output."""
 
 
 class System:
     """One system on one machine: `async with System(folder, flags) as system: system.url`."""
 
-    ready_within_s = 600.0  # many processes start at once, perhaps on a machine that many share
+    ready_within_s = 600.0  # many processes start at once, perhaps on a shared machine
 
     def __init__(self, folder: Path, flags: Sequence[str], *, environment: dict[str, str] | None = None) -> None:
         """
         Args:
-            folder: of its data, logs, iteration logs and output.
-            flags: more words for `orca up`.
+            folder: for its data, logs, iteration logs and output.
+            flags: further options for `orca up`.
             environment: settings such as ORCA_POOL_RETENTION_MS.
         """
         self.folder = folder
@@ -71,9 +71,9 @@ class System:
         return self._process is not None and self._process.returncode is None
 
     def check_up(self) -> None:
-        """Raises: SystemBroke when `orca up` itself has ended."""
+        """Check that `orca up` still runs. Raises: SystemFailure if it has ended."""
         if not self.is_up or "\nReady:" not in self.output:
-            raise SystemBroke(self.output[-3000:])
+            raise SystemFailure(self.output[-3000:])
 
     @property
     def url(self) -> str:
@@ -81,23 +81,23 @@ class System:
 
     @property
     def urls(self) -> list[str]:
-        """Of all gateways."""
+        """The URLs of all gateways."""
         return [f"http://{address}" for name, address in self.addresses.items() if role_of(name) == "gateway"]
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where each part is reached, as the table that `orca up` prints has it."""
+        """The address of each part, from the table that `orca up` prints."""
         return dict(re.findall(r"^  (\S+) +\d+  (\S+)$", self.output, re.MULTILINE))
 
     def parts(self) -> dict[str, psutil.Process]:
-        """The processes that run now, by part."""
+        """Return the running processes, by part."""
         assert self._process is not None
         parts = find_parts(self._process.pid)
         self._family |= set(parts.values())
         return parts
 
     async def _begin(self) -> None:
-        """Start it; it need not be ready."""
+        """Start `orca up`; do not wait until it is ready."""
         self.folder.mkdir(parents=True, exist_ok=True)
         users = self.folder / "data" / "redis" / "users.acl"
         users.parent.mkdir(parents=True, exist_ok=True)
@@ -108,18 +108,18 @@ class System:
             )
 
     def _is_ready(self) -> bool:
-        """Raises: SystemBroke when it has ended instead."""
+        """Is the system ready? Raises: SystemFailure if it has ended instead."""
         if not self.is_up:
             self.check_up()
         return "\nReady:" in self.output
 
     async def _end(self) -> None:
-        """Politely, then by force; only what this object started."""
+        """End the processes that this object started: first by a signal to end, then by force."""
         if self._process is None or not self.is_up:
             self._kill_family()
             return
         for process in self.parts().values():
-            # What is frozen cannot end.
+            # A frozen process cannot end.
             _signal(process, signal.SIGCONT)
         self._process.terminate()
         try:
@@ -136,7 +136,7 @@ class System:
 
 
 def model_of(flags: Sequence[str]) -> str:
-    """The model that flags of the form `--name value` name."""
+    """Return the value of --model in flags of the form `--name value`."""
     return dict(zip(flags[::2], flags[1::2], strict=True))["--model"]
 
 
@@ -146,22 +146,22 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
 
 
 async def wait_for(is_true: Callable[[], object], limit_s: float, what: str) -> None:
-    """Raises: TimeoutError that says what did not come."""
+    """Wait until a condition is true. Raises: TimeoutError, which names what did not happen."""
     ends = time.monotonic() + limit_s
     while not is_true():
         if time.monotonic() > ends:
-            raise TimeoutError(f"{what} did not come in {limit_s:g} s")
+            raise TimeoutError(f"{what} did not come within {limit_s:g} s")
         await asyncio.sleep(POLL_S)
 
 
 async def can_resume(http: httpx.AsyncClient, url: str) -> bool:
-    """Whether the server has the route that resumes: it knows that it does not know a request."""
+    """Does the server have the route that resumes streams? Then it answers that a made-up request is unknown."""
     answer = await http.get(f"{url}/v1/requests/cmpl-0/events")
     return '"unknown_request"' in answer.text
 
 
 async def can_repeat(http: httpx.AsyncClient, url: str, model: str) -> bool:
-    """Whether the server honours Idempotency-Key: the same call twice is one request."""
+    """Does the server support Idempotency-Key? Then the same call twice is one request."""
     body = {"model": model, "prompt": [5], "max_tokens": 1, "seed": 1}
     headers = {"idempotency-key": f"checker-probe-{time.time_ns()}"}
 
@@ -174,7 +174,7 @@ async def can_repeat(http: httpx.AsyncClient, url: str, model: str) -> bool:
 
 
 async def poll(ask: Callable[[], Awaitable[bool]], limit_s: float) -> bool:
-    """Whether it became true within the limit."""
+    """Wait until a condition is true. Returns: False if it was not true within the limit."""
     ends = time.monotonic() + limit_s
     while not await ask():
         if time.monotonic() > ends:

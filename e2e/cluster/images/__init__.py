@@ -1,1 +1,1 @@
-"""Container images: written or built here, and brought to the nodes without a registry."""
+"""Container images: built here, and copied into the nodes without a registry."""

@@ -1,9 +1,9 @@
-"""An image on its way from buildah to a container runtime, without the layers that the runtime has unpacked already.
+"""Converts an image archive from buildah for a container runtime, without the layers that the runtime already has.
 
-in    <diff id>.tar ...  <config digest>.json  manifest.json  ...   as `docker save` wrote for years and buildah does
-out   blobs/sha256/<digest> ...  index.json  oci-layout                as OCI has it; a layer that is kept is named only
+in    <diff id>.tar ...  <config digest>.json  manifest.json  ...   the old format of `docker save`, used by buildah
+out   blobs/sha256/<digest> ...  index.json  oci-layout             the OCI format; it only names a known layer
 
-A runtime that has a layer unpacked never asks for its content, and a worker's weigh 5 GB.
+A runtime never reads the content of a layer that it has unpacked, and the layers of a worker have 5 GB.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
 def chain_ids(diff_ids: Sequence[str]) -> list[str]:
-    """By which runtimes know unpacked layers: each is what lies on all those below it (OCI image spec, layer chain)."""
+    """Return the runtime's ids of unpacked layers: each covers a layer and all layers below it (OCI layer chain)."""
     chain: list[str] = []
     for diff_id in diff_ids:
         below = f"{chain[-1]} {diff_id}".encode() if chain else None
@@ -28,14 +28,15 @@ def chain_ids(diff_ids: Sequence[str]) -> list[str]:
 
 
 def without_layers(
-    source: IO[bytes], target: IO[bytes], image: str, diff_ids: Sequence[str], kept: Collection[str]
+    source: IO[bytes], target: IO[bytes], image: str, diff_ids: Sequence[str], known: Collection[str]
 ) -> None:
-    """
+    """Convert an archive and leave out the known layers.
+
     Args:
-        image: the name that it gets.
+        image: name of the image in the new archive.
         diff_ids: of its layers, the lowest first.
-        kept: those of them that are left out.
-    Raises: KeyError when a layer is not in the source; tarfile.ReadError when that ends too soon.
+        known: the layers to leave out.
+    Raises: KeyError if a layer is not in the source; tarfile.ReadError if the source is cut.
     """
     sizes: dict[str, int] = {}
     config = b""
@@ -51,7 +52,7 @@ def without_layers(
             if kind == "tar":
                 diff_id = f"sha256:{name}"
                 sizes[diff_id] = member.size
-                if diff_id not in kept:
+                if diff_id not in known:
                     member.name = f"blobs/sha256/{name}"
                     oci.addfile(member, content)
             elif kind == "json" and name != "manifest":

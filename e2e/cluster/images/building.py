@@ -1,4 +1,4 @@
-"""Orca's images, by docker where one answers, else by buildah on a base of Debian's own packages: no registry."""
+"""Builds Orca's images without a registry: with docker if it runs, otherwise with buildah on a Debian base."""
 
 import os
 import re
@@ -16,16 +16,16 @@ from cluster.machine.debian import IMAGE_COMMANDS, install, missing_packages
 from cluster.machine.errors import ClusterError
 
 TAG = "dev"
-"""Of images that nobody publishes."""
+"""Tag of images that are not published."""
 ROLES = ("gateway", "scheduler", "operator", "fetch", "pool", "worker")
-"""Targets of the Containerfile, the quick ones first."""
+"""Targets of the Containerfile, the fastest builds first."""
 CHECKOUT = Path(__file__).parents[3]
 CONTAINERFILE = "services/Containerfile"
 
 _BASE = "localhost/orca-base:bookworm"
 _BASE_PACKAGES = "python3,python3-venv,ca-certificates"
 _SPACE_GB = {"worker": 18.0}
-"""While its layer of 5 GB is made; it is unpacked, then committed. Others need little."""
+"""Space for its layer of 5 GB, which is unpacked and then committed. The other roles need little."""
 _LITTLE_SPACE_GB = 2.0
 _CERTIFICATES = Path("/etc/ssl/certs")
 _BUILD_WITHIN_S = 1800.0
@@ -33,7 +33,7 @@ _BUILD_WITHIN_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """What builds images here: docker or buildah, which take nearly the same words."""
+    """The builder of images: docker or buildah, which take nearly the same arguments."""
 
     program: str
     environment: tuple[tuple[str, str], ...] = ()
@@ -42,79 +42,79 @@ class Builder:
         words = [*_commit_words(), "--file", CONTAINERFILE, "--target", role, "--tag", image, "."]
         if self.program == "docker":
             return ["docker", "build", *words]
-        # A machine's own certificates and uv's cache are seen while an image is built, and are no part of it.
+        # The machine's certificates and uv's cache are mounted during the build, and are not part of the image.
         seen = [f"{_CERTIFICATES}:{_CERTIFICATES}:ro", f"{_uv_cache()}:/root/.cache/uv"]
         volumes = [word for volume in seen for word in ("--volume", volume)]
         return ["buildah", "build", "--layers", "--build-arg", f"BASE={_BASE}", *volumes, *words]
 
     def export_command(self, image: str) -> list[str]:
-        """Writes the image to standard output, as `docker save` does."""
+        """Return the command that writes the image to standard output, like `docker save`."""
         if self.program == "docker":
             return ["docker", "save", image]
         return ["buildah", "push", "--quiet", image, f"docker-archive:/dev/stdout:{image}"]
 
     def image_id(self, image: str) -> str:
-        """Raises: ClusterError when there is no such image."""
+        """Return the id of an image. Raises: ClusterError if there is no such image."""
         if self.program == "docker":
             return self.run("image", "inspect", "--format", "{{.Id}}", image)
         return self.run("inspect", "--type", "image", "--format", "{{.FromImageID}}", image)
 
     def layers(self, image: str) -> list[str]:
-        """Diff ids, the lowest first. Of docker's images none are told: it exports them in another order."""
+        """Return the diff ids of an image, the lowest first; none for docker, which exports them in another order."""
         if self.program == "docker":
             return []
-        said = self.run("inspect", "--type", "image", "--format", "{{.OCIv1.RootFS.DiffIDs}}", image)
-        return re.findall(r"sha256:[0-9a-f]{64}", said)
+        output = self.run("inspect", "--type", "image", "--format", "{{.OCIv1.RootFS.DiffIDs}}", image)
+        return re.findall(r"sha256:[0-9a-f]{64}", output)
 
     def run(self, *words: str | Path, folder: Path | None = None) -> str:
-        """Raises: ClusterError with what it said."""
+        """Run a command of the builder. Raises: ClusterError with its output."""
         return run(
             self.program, *words, environment=dict(self.environment), folder=folder, within_s=_BUILD_WITHIN_S
         ).strip()
 
 
-# Without the rights that a container of CI lacks, buildah runs steps in a plain chroot.
+# With chroot isolation, buildah needs no rights that a CI container does not have.
 BUILDAH = Builder("buildah", (("STORAGE_DRIVER", "overlay"), ("BUILDAH_ISOLATION", "chroot")))
 DOCKER = Builder("docker")
 
 
-def image_of(role: str, tag: str) -> str:
+def orca_image(role: str, tag: str) -> str:
     return f"localhost/orca-{role}:{tag}"
 
 
-def builder_here() -> Builder:
-    """docker when its daemon answers, else buildah, whether it is installed yet or not."""
+def find_builder() -> Builder:
+    """Return docker if its daemon answers, otherwise buildah, which may not be installed yet."""
     if shutil.which("docker") is None:
         return BUILDAH
     answered = subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0
     return DOCKER if answered else BUILDAH
 
 
-def build_images(roles: Sequence[str], tag: str, tell: Callable[[str], None]) -> None:
+def build_images(roles: Sequence[str], tag: str, report: Callable[[str], None]) -> None:
     """Build `localhost/orca-<role>:<tag>` of each role from this checkout.
 
-    Layers that are there already are used again: of a change in our code alone, seconds.
+    Existing layers are used again, so that after a change in Orca's code alone a build takes seconds.
 
-    Raises: ClusterError without buildah and the right to install it, without space, or with what a step said.
+    Raises: ClusterError without buildah and the right to install it, without space, or with the output of a step.
     """
-    builder = builder_here()
+    builder = find_builder()
     if builder is BUILDAH:
-        install(missing_packages(IMAGE_COMMANDS, files={}), tell)
-        _make_base(tell)
+        install(missing_packages(IMAGE_COMMANDS, files={}), report)
+        _make_base(report)
     for role in roles:
         check_space(_storage(), wanted_gb=_SPACE_GB.get(role, _LITTLE_SPACE_GB), purpose=f"the image of a {role}")
         begun = time.monotonic()
-        builder.run(*builder.build_command(role, image_of(role, tag))[1:], folder=CHECKOUT)
-        tell(f"built {image_of(role, tag)} in {time.monotonic() - begun:.0f} s")
+        builder.run(*builder.build_command(role, orca_image(role, tag))[1:], folder=CHECKOUT)
+        report(f"built {orca_image(role, tag)} in {time.monotonic() - begun:.0f} s")
 
 
-def _make_base(tell: Callable[[str], None]) -> None:
-    """Debian with Python, from its packages, in place of the public Python image; once for all builds."""
+def _make_base(report: Callable[[str], None]) -> None:
+    """Make a base image with Python from Debian's packages, in place of the public Python image, if there is none."""
     if _BASE in BUILDAH.run("images", "--format", "{{.Name}}:{{.Tag}}").splitlines():
         return
     if os.geteuid() != 0:
-        raise ClusterError("not root, so no base image can be made: it is unpacked with its owners")
-    tell(f"making {_BASE} from Debian's packages")
+        raise ClusterError("not root, so the base image cannot be made: its files need their owners")
+    report(f"making {_BASE} from Debian's packages")
     cache_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="base-", dir=cache_folder()) as folder:
         root = Path(folder) / "root"
@@ -130,7 +130,7 @@ def _make_base(tell: Callable[[str], None]) -> None:
 
 
 def _commit_words() -> list[str]:
-    """Tell the build which commit this is, where git knows: `orca --version` in an image prints it."""
+    """Return the build argument with the commit, if git knows it: `orca --version` in an image prints it."""
     command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -146,5 +146,5 @@ def _uv_cache() -> Path:
 
 
 def _storage() -> Path:
-    """Where images are kept, or a folder on the same disk."""
+    """Return a folder on the disk of the image store."""
     return Path("/var/lib")

@@ -1,4 +1,4 @@
-"""Images into the nodes, which have no registry to pull from."""
+"""Copies images into the nodes, which have no registry to pull from."""
 
 import os
 import subprocess
@@ -8,54 +8,54 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
-from cluster.images.building import builder_here
+from cluster.images.building import find_builder
 from cluster.machine.commands import run
 from cluster.machine.errors import ClusterError
 from cluster.machine.layout import Node
-from cluster.machine.namespaces import entering
+from cluster.machine.namespaces import enter_command
 
 _IMPORT_WITHIN_S = 900.0
 _PART_BYTES = 1 << 20
 
 
 def import_archive(node: Node, archive: Path) -> None:
-    """An OCI archive, under the names that it has inside."""
-    run(*entering(node), *ctr("images", "import", str(archive)), within_s=_IMPORT_WITHIN_S)
+    """Import an OCI archive into a node, with the image names in the archive."""
+    run(*enter_command(node), *ctr("images", "import", str(archive)), within_s=_IMPORT_WITHIN_S)
 
 
 def load(nodes: Sequence[Node], image: str) -> None:
-    """An image of docker's or buildah's store, as one stream into all nodes: it never lies on the disk as a file.
+    """Copy an image from docker or buildah into all nodes as one stream, without a file on disk.
 
-    Raises: ClusterError with what the export or an import said.
+    Raises: ClusterError with the output of the export or of an import.
     """
-    builder = builder_here()
-    imports = [[*entering(node), *import_command()] for node in nodes]
+    builder = find_builder()
+    imports = [[*enter_command(node), *import_command()] for node in nodes]
     try:
         stream(builder.export_command(image), imports, environment=dict(builder.environment))
     except ClusterError as error:
         raise ClusterError(f"{image} was not loaded: {error}") from error
     for node in nodes:
-        # The layers lie unpacked in the node now; their archives, as large again, may go.
-        run(*entering(node), *prune_command(), within_s=_IMPORT_WITHIN_S)
+        # The layers are unpacked in the node now. Their archives, which are as large, are not needed any more.
+        run(*enter_command(node), *prune_command(), within_s=_IMPORT_WITHIN_S)
 
 
-def name_again(node: Node, image: str, name: str) -> None:
-    """Give an image of the node another name beside its own."""
-    run(*entering(node), *ctr("images", "tag", "--force", image, name))
+def add_image_name(node: Node, image: str, name: str) -> None:
+    """Give an image of the node a further name."""
+    run(*enter_command(node), *ctr("images", "tag", "--force", image, name))
 
 
 def import_command(address: str | None = None) -> list[str]:
-    """Takes an image from standard input."""
+    """Return the command that imports an image from standard input."""
     return ctr("images", "import", "-", address=address)
 
 
 def prune_command(address: str | None = None) -> list[str]:
-    """Lets the archives go of what lies unpacked."""
+    """Return the command that removes the archives of unpacked layers."""
     return ctr("content", "prune", "references", address=address)
 
 
 def ctr(*words: str, address: str | None = None) -> list[str]:
-    """containerd's own command, about what kubelets use. Args: address: of its socket; None takes the usual one."""
+    """Return a command of containerd's client for the kubelet's images. Args: address: of its socket; None: default."""
     return ["ctr", *([] if address is None else [f"--address={address}"]), "--namespace=k8s.io", *words]
 
 
@@ -69,9 +69,9 @@ def stream(
     """Run a command whose output is the input of several others.
 
     Args:
-        environment: of the first, added to this process's own.
-        rewrite: reads what the first wrote and writes what the only target gets; None leaves it as it is.
-    Raises: ClusterError with what they said, when one of them fails.
+        environment: of the first, in addition to this process's own.
+        rewrite: reads the output of the first and writes the input of the only target; None leaves it unchanged.
+    Raises: ClusterError with their output, if one of them fails.
     """
     with ExitStack() as stack:
         first = stack.enter_context(_piped(source, stdin=subprocess.DEVNULL, environment=environment))
@@ -80,10 +80,10 @@ def stream(
             _pump(first, others)
         else:
             _rewrite(first, others[0], rewrite)
-        # Each says little, so none waits for its words to be read.
-        ended = [(process.wait(_IMPORT_WITHIN_S), _words(process)) for process in (first, *others)]
+        # Each writes little, so no pipe gets full before it is read.
+        ended = [(process.wait(_IMPORT_WITHIN_S), _read_errors(process)) for process in (first, *others)]
     if any(status for status, _ in ended):
-        raise ClusterError(" ".join(said for _, said in ended if said)[-2000:])
+        raise ClusterError(" ".join(output for _, output in ended if output)[-2000:])
 
 
 def _rewrite(
@@ -93,7 +93,7 @@ def _rewrite(
 ) -> None:
     assert source.stdout is not None
     assert target.stdin is not None
-    # What a process that failed did not write, or did not read, is told by its own words.
+    # If a process failed, its own output has the reason.
     with suppress(BrokenPipeError, tarfile.ReadError):
         rewrite(source.stdout, target.stdin)
     source.stdout.close()
@@ -102,7 +102,7 @@ def _rewrite(
 
 
 def _pump(source: "subprocess.Popen[bytes]", targets: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """What the source writes goes to each target, until the source ends or a target no longer reads."""
+    """Copy the source's output to each target, until the source ends or a target stops reading."""
     assert source.stdout is not None
     sinks = [target.stdin for target in targets if target.stdin is not None]
     with suppress(BrokenPipeError):
@@ -123,6 +123,6 @@ def _piped(
     )
 
 
-def _words(process: "subprocess.Popen[bytes]") -> str:
+def _read_errors(process: "subprocess.Popen[bytes]") -> str:
     assert process.stderr is not None
     return process.stderr.read().decode(errors="replace").strip()

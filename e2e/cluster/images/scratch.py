@@ -1,6 +1,6 @@
-"""Images of static programs alone, written without a builder: an OCI archive is a tar file with JSON in it.
+"""Writes images of static programs without a builder: an OCI archive is a tar file with JSON files.
 
-oci-layout                    that it is one
+oci-layout                    marks the archive as one
 index.json                    -> manifest, with the image's name
 blobs/sha256/<digest>         manifest -> config, layer;   config;   layer: a tar file of the files
 """
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.machine.cache import cache_folder, cached, key_of
+from cluster.machine.cache import build_once, cache_folder, content_key
 from cluster.machine.commands import run
 from cluster.programs.go_programs import COREDNS, FETCH, LOCAL_PATH, TRAEFIK, Program
 
 TOOLBOX = "localhost/orca/toolbox:1"
-"""busybox and `fetch` for pods of tests. It sleeps when told nothing, so it is also what holds a pod's namespaces."""
+"""busybox and `fetch` for pods of tests. It sleeps by default, so it also serves as the sandbox image of pods."""
 BUSYBOX = Path("/bin/busybox")
 UNPRIVILEGED_USER = 65532
 
@@ -28,9 +28,9 @@ class ScratchImage:
     """An image of static binaries of this machine, each as `/bin/<its name>`.
 
     Fields:
-        links: other names of the first one.
-        entry: the first words of what a container runs; a pod's `command` replaces them.
-        arguments: the words behind these, unless a pod has its own.
+        links: other names of the first binary.
+        entry: the entry point of a container; a pod's `command` replaces it.
+        arguments: the arguments of the entry point; a pod's `args` replace them.
     """
 
     name: str
@@ -41,14 +41,14 @@ class ScratchImage:
 
     @property
     def archive(self) -> Path:
-        """Where it is kept once it is written."""
-        key = key_of(self.name, repr((self.entry, self.arguments, self.links)), *self.programs)
+        """Its path in the cache."""
+        key = content_key(self.name, repr((self.entry, self.arguments, self.links)), *self.programs)
         return cache_folder() / "images" / f"{self.programs[0].name}-{key}" / "image.tar"
 
-    def written(self) -> Path:
-        """Its archive, written if it is not there yet."""
+    def write_archive(self) -> Path:
+        """Write the archive if it does not exist yet, and return its path."""
         archive = self.archive
-        cached(archive.parent, lambda folder: _write_archive(self, folder / archive.name))
+        build_once(archive.parent, lambda folder: _write_archive(self, folder / archive.name))
         return archive
 
 
@@ -66,7 +66,7 @@ def image_name(program: Program) -> str:
 
 
 def service_images() -> list[ScratchImage]:
-    """What the cluster's own services run, on the first node."""
+    """Return the images of the cluster's own services, which run on the first node."""
     return [program_image(program) for program in (COREDNS, TRAEFIK, LOCAL_PATH)]
 
 

@@ -1,10 +1,9 @@
-"""What the container runtime of a new node begins with: Orca's images, unpacked once and linked into every node.
+"""The image store for new nodes: Orca's images are unpacked once and linked into the runtime of every node.
 
-~/.cache/orca/runtime/root           a runtime's folder as containerd keeps it, in which no container ever ran
-                     /images.json    image -> the id under which it is in there
+~/.cache/orca/runtime/root           a containerd folder in which no container ever ran
+                     /images.json    image -> its id in the store
 
-An unpacked layer is never written to, so the files of one are the same in all nodes; the runtime's databases are each
-node's own.
+Nothing writes to an unpacked layer, so all nodes share its files. Each node has its own databases of the runtime.
 """
 
 import contextlib
@@ -18,16 +17,16 @@ from functools import partial
 from pathlib import Path
 
 from cluster.images.archives import chain_ids, without_layers
-from cluster.images.building import Builder, builder_here
+from cluster.images.building import Builder, find_builder
 from cluster.images.loading import ctr, import_command, prune_command, stream
-from cluster.machine.cache import cache_folder, check_space, one_at_a_time
+from cluster.machine.cache import cache_folder, check_space, exclusive_lock
 from cluster.machine.commands import run
 from cluster.machine.debian import COMMANDS, install, missing_packages
 from cluster.machine.errors import ClusterError
 from cluster.machine.layout import Node
 
 _SPACE_GB = 14.0
-"""A worker's layers, and their archives while they are unpacked."""
+"""Space for a worker's layers, and for their archives during unpacking."""
 _UP_WITHIN_S = 30.0
 _PRUNE_WITHIN_S = 300.0
 
@@ -36,20 +35,20 @@ def store_folder() -> Path:
     return cache_folder() / "runtime"
 
 
-def keep(images: Sequence[str], tell: Callable[[str], None]) -> None:
-    """Bring these images into the store as they are in docker's or buildah's now.
+def keep(images: Sequence[str], report: Callable[[str], None]) -> None:
+    """Copy the present version of these images from docker or buildah into the store.
 
-    Raises: ClusterError when one is not built, or with what an export or an import said.
+    Raises: ClusterError if one is not built, or with the output of an export or import.
     """
-    builder = builder_here()
+    builder = find_builder()
     store = store_folder()
-    with one_at_a_time(store):
-        kept = _kept(store)
+    with exclusive_lock(store):
+        kept = _read_index(store)
         wanted = {image: builder.image_id(image) for image in images}
         changed = [image for image in images if kept.get(image) != wanted[image]]
         if not changed:
             return
-        install(missing_packages(COMMANDS), tell)
+        install(missing_packages(COMMANDS), report)
         check_space(store, wanted_gb=_SPACE_GB, purpose="unpacking images")
         with _runtime(store) as address:
             for image in changed:
@@ -57,15 +56,15 @@ def keep(images: Sequence[str], tell: Callable[[str], None]) -> None:
                 _import(builder, image, address)
                 kept[image] = wanted[image]
                 (store / "images.json").write_text(json.dumps(kept))
-                tell(f"kept {image} for new nodes in {time.monotonic() - begun:.0f} s")
+                report(f"stored {image} for new nodes in {time.monotonic() - begun:.0f} s")
 
 
-def link_into(node: Node) -> None:
-    """Before its runtime starts. Without a store it begins empty."""
+def link_store_into(node: Node) -> None:
+    """Link the store into a node, before its runtime starts. Without a store the node starts empty."""
     root = store_folder() / "root"
     if not root.exists():
         return
-    with one_at_a_time(store_folder()):
+    with exclusive_lock(store_folder()):
         target = node.folder / "var-lib" / "containerd"
         is_one_disk = root.stat().st_dev == target.parent.stat().st_dev
         run("cp", "--archive", *(["--link"] if is_one_disk else []), root, target, within_s=600)
@@ -82,12 +81,12 @@ def _import(builder: Builder, image: str, address: str) -> None:
         stream, builder.export_command(image), [import_command(address)], environment=dict(builder.environment)
     )
     try:
-        send(rewrite=partial(without_layers, image=image, diff_ids=layers, kept=kept) if layers else None)
+        send(rewrite=partial(without_layers, image=image, diff_ids=layers, known=kept) if layers else None)
     except ClusterError:
         if not kept:
             raise
-        # A layer that only an image of before had was there when it was asked for, and the runtime, which clears up in
-        # the background, has taken it away since: whole, the image needs none of them.
+        # The runtime's background cleaning may have removed a layer of an older image after the check above. The whole
+        # image needs none of them.
         send(rewrite=None)
     run(*prune_command(address), within_s=_PRUNE_WITHIN_S)
 
@@ -100,7 +99,7 @@ def _is_unpacked(address: str, chain_id: str) -> bool:
     return True
 
 
-def _kept(store: Path) -> dict[str, str]:
+def _read_index(store: Path) -> dict[str, str]:
     try:
         found: dict[str, str] = json.loads((store / "images.json").read_text())
     except FileNotFoundError:
@@ -110,7 +109,7 @@ def _kept(store: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _runtime(store: Path) -> Iterator[str]:
-    """A containerd that only unpacks; yields the address of its socket."""
+    """Run a containerd that only unpacks, and yield the address of its socket."""
     (store / "root").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="orca-containerd-") as folder:
         address = f"{folder}/socket"
@@ -139,5 +138,5 @@ def _wait_until_up(process: "subprocess.Popen[bytes]", address: str, log: Path) 
             run(*ctr("version", address=address), within_s=5)
             return
         if process.poll() is not None or time.monotonic() > end:
-            raise ClusterError(f"containerd does not start:\n{log.read_text(errors='replace')[-2000:]}")
+            raise ClusterError(f"containerd did not start:\n{log.read_text(errors='replace')[-2000:]}")
         time.sleep(0.05)

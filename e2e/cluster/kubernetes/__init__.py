@@ -1,1 +1,1 @@
-"""Kubernetes itself: its components, what configures them, and what the cluster serves."""
+"""Kubernetes itself: its components, their configuration, and the cluster's own services."""

@@ -1,4 +1,4 @@
-"""The cluster's own certificate authority and all that it signs, by openssl."""
+"""The cluster's own certificate authority and its certificates, made by openssl."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +12,10 @@ _DAYS = "365"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A certificate: for Kubernetes its common name is a user and its organization a group.
+    """The owner of a certificate: in Kubernetes its common name is a user and its organization a group.
 
     Fields:
-        hosts: what a server is reached by, as openssl writes it (`DNS:...`, `IP:...`); none for a client.
+        hosts: names and addresses of a server in openssl's format (`DNS:...`, `IP:...`); none for a client.
     """
 
     file: str
@@ -29,7 +29,7 @@ class Identity:
 
 
 def identities(layout: Layout) -> list[Identity]:
-    """Everybody who speaks to the API server, and the server itself."""
+    """Return the API server and all its clients."""
     in_cluster = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", f"kubernetes.default.svc.{DNS_DOMAIN}")
     addresses = ("127.0.0.1", layout.first_node.address, API_SERVICE_ADDRESS)
     hosts = (*(f"DNS:{name}" for name in in_cluster), *(f"IP:{address}" for address in addresses))
@@ -44,7 +44,7 @@ def identities(layout: Layout) -> list[Identity]:
 
 
 def make_certificates(layout: Layout) -> None:
-    """`ca.crt` and, for each identity, `<file>.crt` and `<file>.key` (PEM); `service-accounts.key` signs tokens."""
+    """Write `ca.crt`, `<file>.crt` and `<file>.key` for each identity (PEM), and `service-accounts.key` for tokens."""
     folder = layout.certificates
     folder.mkdir(mode=0o700)
     authority = ("-CA", folder / "ca.crt", "-CAkey", folder / "ca.key")

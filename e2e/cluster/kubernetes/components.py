@@ -1,4 +1,4 @@
-"""The programs that run for as long as the cluster does: their command lines, and how they are started and watched."""
+"""The programs that run as long as the cluster: returns their command lines, starts and watches them."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ _PAUSE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A process of a node. Its cgroup, `<node>/<name>`, tells whether it runs."""
+    """A process of a node. It runs if its cgroup, `<node>/<name>`, has a process."""
 
     node: Node
     name: str
@@ -33,7 +33,7 @@ class Component:
 
 
 def control_plane(layout: Layout) -> list[Component]:
-    """In the order in which they are started; all on the first node."""
+    """Return the control plane in the order of starting, all on the first node."""
     commands = {
         "etcd": _etcd(layout),
         "kube-apiserver": _api_server(layout),
@@ -49,7 +49,7 @@ def container_runtime(layout: Layout, node: Node) -> Component:
 
 
 def node_components(layout: Layout, node: Node) -> list[Component]:
-    """What makes a node of a machine with a container runtime."""
+    """Return the components that make a node of a machine with a container runtime."""
     files = layout.configuration
     kubelet = [
         _kubernetes("kubelet"),
@@ -69,7 +69,7 @@ def _etcd(layout: Layout) -> list[str]:
         "--listen-client-urls=http://127.0.0.1:2379",
         "--advertise-client-urls=http://127.0.0.1:2379",
         "--listen-peer-urls=http://127.0.0.1:2380",
-        # It lives as long as the cluster; a machine that loses power loses both.
+        # Its data is needed only as long as the cluster runs; after a power loss both are gone.
         "--unsafe-no-fsync",
     ]
 
@@ -110,7 +110,7 @@ def _controller_manager(layout: Layout) -> list[str]:
         f"--service-account-private-key-file={certificates / 'service-accounts.key'}",
         "--use-service-account-credentials=true",
         "--leader-elect=false",
-        # A lost node is noticed after 20 s instead of 50: tests of it need not wait as long as a data centre would.
+        # A lost node is detected after 20 s instead of 50, so that tests need not wait as long as a data centre.
         "--node-monitor-grace-period=20s",
         "--node-monitor-period=2s",
     ]
@@ -126,33 +126,34 @@ def _kubernetes(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A component that was started by this process, which may have ended since."""
+class StartedComponent:
+    """A component that this process has started; it may have ended since."""
 
     component: Component
     process: "subprocess.Popen[bytes]"
     log: Path
 
-    def failure(self, why: str) -> ClusterError:
+    def failure(self, reason: str) -> ClusterError:
+        """Return an error with the end of the component's log."""
         tail = self.log.read_text(errors="replace")[-_TAIL_CHARACTERS:].strip()
-        return ClusterError(f"{self.component.cgroup} {why}; the end of {self.log}:\n{tail}")
+        return ClusterError(f"{self.component.cgroup} {reason}; the end of {self.log}:\n{tail}")
 
     def wait_until(self, is_so: Callable[[], bool], what: str, *, within_s: float) -> None:
-        """Raises: ClusterError with the end of its log, when it ends before, or when it takes too long."""
+        """Wait for a condition. Raises: ClusterError with the end of its log, if it ends before or takes too long."""
         end = time.monotonic() + within_s
         while not is_so():
             if self.process.poll() is not None:
                 raise self.failure(f"ended with status {self.process.returncode}, before {what}")
             if time.monotonic() > end:
-                raise self.failure(f"runs, but after {within_s:.0f} s not yet: {what}")
+                raise self.failure(f"runs, but after {within_s:.0f} s this is not true: {what}")
             time.sleep(_PAUSE_S)
 
 
-def start(component: Component, layout: Layout, enter: tuple[str, ...]) -> Started:
-    """Start it in its node's namespaces and its own cgroup; it outlives this process.
+def start(component: Component, layout: Layout, enter: tuple[str, ...]) -> StartedComponent:
+    """Start a component in its node's namespaces and its own cgroup; it keeps running after this process.
 
     Args:
-        enter: the words before a command that run it in the node's namespaces.
+        enter: the arguments before a command that run it in the node's namespaces.
     """
     make_cgroup(component.cgroup)
     path = component.log(layout)
@@ -167,7 +168,7 @@ def start(component: Component, layout: Layout, enter: tuple[str, ...]) -> Start
             start_new_session=True,
             preexec_fn=lambda: enter_cgroup(component.cgroup),
         )
-    return Started(component, process, path)
+    return StartedComponent(component, process, path)
 
 
 def is_running(component: Component) -> bool:
@@ -175,6 +176,6 @@ def is_running(component: Component) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """No settings of whoever calls reach the cluster, nor a proxy that would answer for its addresses."""
+    """Return an environment without the caller's settings, such as a proxy that would answer for its addresses."""
     path = os.environ.get("PATH", "/usr/bin:/bin")
     return {"PATH": f"{path}:/usr/sbin:/sbin", "HOME": "/root"}

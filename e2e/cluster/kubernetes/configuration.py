@@ -1,4 +1,4 @@
-"""The configuration files of a cluster's programs: pure functions of the layout; JSON is YAML to all that read them."""
+"""The configuration files of a cluster's programs: pure functions of the layout. JSON is valid YAML for all readers."""
 
 import json
 from typing import Any
@@ -9,9 +9,9 @@ from cluster.machine.layout import CLUSTER_NAME, DNS_ADDRESS, DNS_DOMAIN, POD_RA
 Json = dict[str, Any]
 
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
-"""As a node's processes see it."""
+"""Path of the socket for a node's processes."""
 PRIVILEGED_NAMESPACES = ("kube-system", "local-path-storage")
-"""Exempt from restricted Pod Security: what makes the cluster work has folders of its node."""
+"""Namespaces exempt from restricted Pod Security: the cluster's own services use folders of their node."""
 
 
 def write_configuration(layout: Layout) -> None:
@@ -41,7 +41,7 @@ def _kubeconfig_users(layout: Layout) -> list[str]:
 
 
 def kubeconfig(layout: Layout, user: str) -> Json:
-    """For whoever has the certificate `<user>.crt`."""
+    """Return the kubeconfig of the user with the certificate `<user>.crt`."""
     folder = layout.certificates
     cluster = {"server": layout.api_url, "certificate-authority": str(folder / "ca.crt")}
     identity = {"client-certificate": str(folder / f"{user}.crt"), "client-key": str(folder / f"{user}.key")}
@@ -56,7 +56,7 @@ def kubeconfig(layout: Layout, user: str) -> Json:
 
 
 def audit_policy() -> Json:
-    """Who called what, without bodies: enough to compare the verbs that were used with the rights that were given."""
+    """Return a policy that logs all calls without bodies: enough to compare used verbs with granted rights."""
     return {
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
@@ -66,7 +66,7 @@ def audit_policy() -> Json:
 
 
 def admission() -> Json:
-    """Restricted Pod Security wherever a namespace says nothing else."""
+    """Return a configuration with restricted Pod Security as the default of all namespaces."""
     defaults = dict.fromkeys(("enforce", "audit", "warn"), "restricted")
     defaults |= {f"{mode}-version": "latest" for mode in ("enforce", "audit", "warn")}
     pod_security = {
@@ -99,13 +99,13 @@ def kubelet(layout: Layout, node: Node) -> Json:
         "failSwapOn": False,
         "clusterDNS": [DNS_ADDRESS],
         "clusterDomain": DNS_DOMAIN,
-        # Pods know the cluster's names only; whatever the machine itself would ask is out of reach.
+        # Pods resolve only the cluster's names; the machine's own name servers are out of reach.
         "resolvConf": "/dev/null",
-        # A test machine's disk is often nearly full of caches: images must stay and pods must run.
+        # The disk of a test machine is often nearly full of caches, but images must stay and pods must run.
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
-        # A silent node is lost after 20 s (the controller manager's grace period), so it speaks more often.
+        # A node without reports is lost after 20 s (the controller manager's grace period), so it reports more often.
         "nodeStatusUpdateFrequency": "4s",
     }
 
@@ -118,14 +118,14 @@ def kube_proxy(layout: Layout, node: Node) -> Json:
         "hostnameOverride": node.name,
         "clusterCIDR": POD_RANGE,
         "clientConnection": {"kubeconfig": str(layout.configuration / "kube-proxy.kubeconfig")},
-        # The bounds of connection tracking are the whole machine's, and not ours to change.
+        # The limits of connection tracking belong to the whole machine, so they must not change.
         "conntrack": {"maxPerCore": 0, "min": 0},
         "iptables": {"minSyncPeriod": "100ms"},
     }
 
 
 def cni(node: Node) -> Json:
-    """Each pod has a link of its own and its packets are routed, so that rules for Services see all of them."""
+    """Return a network with one link per pod and routed packets, so that the rules for Services apply to all."""
     addresses = {"type": "host-local", "ranges": [[{"subnet": node.pod_range}]], "routes": [{"dst": "0.0.0.0/0"}]}
     return {
         "cniVersion": "0.4.0",
@@ -138,7 +138,7 @@ def cni(node: Node) -> Json:
 
 
 def containerd(layout: Layout, node: Node) -> str:
-    """TOML. The folder for CNI files must have the one of `cni` and no other."""
+    """Return TOML for containerd. Its folder for CNI files must have only the file of `cni`."""
     cri = 'plugins."io.containerd.grpc.v1.cri"'
     return f"""\
 version = 2
@@ -148,7 +148,7 @@ address = "{CONTAINERD_SOCKET}"
 
 [{cri}]
 sandbox_image = "{TOOLBOX}"
-# Without the right to lower a process's OOM score, which containers of CI have not, no pod would start.
+# CI containers may not lower a process's OOM score; without this setting no pod would start there.
 restrict_oom_score_adj = true
 
 [{cri}.cni]

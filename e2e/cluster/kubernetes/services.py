@@ -1,6 +1,6 @@
-"""What the cluster itself serves, as manifests (pure): DNS, Ingress, and volumes for claims.
+"""The cluster's own services as manifests (pure): DNS, Ingress, and volumes for claims.
 
-All of it runs on the first node, so that tests may lose the others.
+All of them run on the first node, so that tests may lose the others.
 """
 
 import json
@@ -15,10 +15,10 @@ Json = dict[str, Any]
 SYSTEM_NAMESPACE = "kube-system"
 VOLUMES_NAMESPACE = "local-path-storage"
 DEPLOYMENTS = ((SYSTEM_NAMESPACE, "coredns"), (SYSTEM_NAMESPACE, "traefik"), (VOLUMES_NAMESPACE, "local-path"))
-"""Namespace and name of each Deployment here; the cluster is up when all are available."""
+"""Namespace and name of each Deployment in this module; the cluster is up when all are available."""
 
 INGRESS_PORT = 8080
-"""Where Traefik listens in its pod, and so the port of a Gateway's listener; its Service has port 80."""
+"""Port of Traefik in its pod, and so of a Gateway's listener; its Service has port 80."""
 
 _GATEWAY_API = "gateway.networking.k8s.io"
 _ROUTING = "gatewayclasses gateways httproutes grpcroutes referencegrants backendtlspolicies"
@@ -39,7 +39,7 @@ _TEARDOWN = '#!/bin/sh\nset -eu\nrm -rf "$VOL_DIR"\n'
 
 
 def manifests(layout: Layout) -> list[Json]:
-    """In an order in which they may be created."""
+    """Return all manifests in an order in which they can be created."""
     return [*_dns(layout), *_ingress(layout), *_volumes(layout)]
 
 
@@ -81,7 +81,7 @@ def _ingress(layout: Layout) -> list[Json]:
             f"--providers.kubernetesingress.ingressendpoint.ip={INGRESS_ADDRESS}",
             "--providers.kubernetesgateway=true",
             "--providers.providersthrottleduration=100ms",
-            "--log.level=DEBUG",  # why it has cut an answer off is said at no other
+            "--log.level=DEBUG",  # only at this level does it log why it cut an answer off
             "--ping=true",
             "--ping.entrypoint=web",
             "--global.checknewversion=false",
@@ -89,7 +89,7 @@ def _ingress(layout: Layout) -> list[Json]:
         ],
         "readinessProbe": _probe("/ping", INGRESS_PORT),
         "securityContext": {"runAsUser": UNPRIVILEGED_USER},
-        # One that asks for none gets what others leave, and cuts answers off when it is late
+        # Without a request it would get only idle processor time, and cut answers off when it is late
         # (gateway/http/behind_proxy.py).
         "resources": {"requests": {"cpu": "200m"}},
     }
@@ -111,7 +111,7 @@ def _ingress(layout: Layout) -> list[Json]:
 
 
 def _volumes(layout: Layout) -> list[Json]:
-    """Claims get a folder of the node where their first pod runs, and stay there."""
+    """Return the provisioner of volumes: a claim gets a folder on the node of its first pod, and stays there."""
     rules = [
         _rule("", "get list watch", "nodes persistentvolumeclaims configmaps pods pods/log"),
         _rule("", "get list watch create patch update delete", "persistentvolumes pods"),
@@ -159,7 +159,7 @@ def _volumes(layout: Layout) -> list[Json]:
 
 
 def _helper_pod() -> Json:
-    """What makes and removes a folder of a node; the provisioner adds the rest."""
+    """Return the pod that makes and removes a folder of a node; the provisioner adds the rest."""
     container = {"name": "helper-pod", "image": TOOLBOX, "securityContext": {"runAsUser": 0}}
     spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "helper-pod"}, "spec": spec}
@@ -185,7 +185,7 @@ def _deployment(layout: Layout, name: str, namespace: str, image: str, container
 
 
 def _account(name: str, namespace: str, rules: list[Json]) -> list[Json]:
-    """A service account, and what it may do in all namespaces."""
+    """Return a service account, and its rights in all namespaces."""
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
     subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
     return [

@@ -1,17 +1,17 @@
-"""What runs of a cluster: `python -m cluster status`."""
+"""The state of a cluster's components: `python -m cluster status`."""
 
 from cluster.kubernetes.components import Component, container_runtime, control_plane, is_running, node_components
 from cluster.machine.layout import Layout
 
 
 def status_lines(layout: Layout) -> list[str]:
-    """A line for each component of each node: runs, or does not."""
+    """Return a line for each component of each node: `runs` or `does not run`."""
     return [
         f"{component.cgroup:32} {'runs' if is_running(component) else 'does not run'}" for component in _all(layout)
     ]
 
 
-def does_all_run(layout: Layout) -> bool:
+def all_components_run(layout: Layout) -> bool:
     return all(is_running(component) for component in _all(layout))
 
 

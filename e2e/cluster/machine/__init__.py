@@ -1,1 +1,1 @@
-"""The machine that the cluster runs on: commands, packages, cache, cgroups, namespaces and the layout of it all."""
+"""The machine of the cluster: commands, packages, cache, cgroups, namespaces, and the cluster's layout."""

@@ -1,7 +1,7 @@
-"""What is built once and kept: a folder per thing, named by all that decides its content.
+"""A cache of things that are built once: one folder each, with a hash of everything that determines its content.
 
-A thing is built in a folder beside its own and renamed when it is whole, so whatever kills a build leaves nothing half,
-and the next build clears what was left.
+A build fills a temporary folder and renames it at the end. So a killed build leaves nothing incomplete, and the next
+build removes the rest.
 """
 
 import fcntl
@@ -16,12 +16,12 @@ from cluster.machine.errors import ClusterError
 
 
 def cache_folder() -> Path:
-    """`$ORCA_CACHE`, else `~/.cache/orca`."""
+    """Return `$ORCA_CACHE`, or `~/.cache/orca` by default."""
     return Path(os.environ.get("ORCA_CACHE") or Path.home() / ".cache" / "orca")
 
 
-def key_of(*parts: str | bytes | Path) -> str:
-    """12 hexadecimal digits of all the parts; of a path its content counts, not its name."""
+def content_key(*parts: str | bytes | Path) -> str:
+    """Return 12 hexadecimal digits of a hash of all parts; for a path the file's content counts, not its name."""
     digest = hashlib.sha256()
     for part in parts:
         content = part.read_bytes() if isinstance(part, Path) else part.encode() if isinstance(part, str) else part
@@ -29,17 +29,17 @@ def key_of(*parts: str | bytes | Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def cached(folder: Path, build: Callable[[Path], None]) -> bool:
-    """Make sure that `folder` is there and whole.
+def build_once(folder: Path, build: Callable[[Path], None]) -> bool:
+    """Build `folder` if it does not exist yet.
 
     Args:
-        build: fills the empty folder that it is given; called only when there is nothing yet.
-    Returns: whether it was built now.
-    Raises: whatever `build` raises; nothing is kept then.
+        build: fills an empty folder.
+    Returns: True if it was built now.
+    Raises: every error of `build`; nothing is stored then.
     """
     if folder.exists():
         return False
-    with one_at_a_time(folder):
+    with exclusive_lock(folder):
         if folder.exists():
             return False
         unfinished = folder.with_name(folder.name + ".unfinished")
@@ -54,7 +54,7 @@ def cached(folder: Path, build: Callable[[Path], None]) -> bool:
 
 
 def check_space(folder: Path, *, wanted_gb: float, purpose: str) -> None:
-    """Raises: ClusterError that says how much is missing on the disk of `folder`, which need not exist yet."""
+    """Check the space on the disk of `folder`, which may not exist yet. Raises: ClusterError if it is too small."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     free_gb = shutil.disk_usage(existing).free / 1e9
     if free_gb < wanted_gb:
@@ -62,8 +62,8 @@ def check_space(folder: Path, *, wanted_gb: float, purpose: str) -> None:
 
 
 @contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Two builders of one folder wait for each other; the lock goes with its holder, however that ends."""
+def exclusive_lock(folder: Path) -> Iterator[None]:
+    """Hold a lock on a folder, so that builders wait for each other; the kernel releases it with its process."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

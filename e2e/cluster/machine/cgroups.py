@@ -1,4 +1,4 @@
-"""The cgroups that hold all processes of the cluster, whoever started them: so `down` finds each, also after a crash.
+"""The cgroups with all processes of the cluster, including those of pods, so that `down` finds each after a crash.
 
 /sys/fs/cgroup/<controller>/orca-cluster/node-0/kubelet, containerd, etcd, ...    one for each component
                                         /node-0/kubepods/...                      pods, made by the kubelet
@@ -14,17 +14,17 @@ from cluster.machine.layout import CLUSTER_NAME
 
 _HIERARCHIES = Path("/sys/fs/cgroup")
 _MEMBERS = "pids"
-"""The hierarchy whose lists of processes are read; every process is in the same place of all."""
+"""The hierarchy whose process lists are read; every process has the same path in all hierarchies."""
 
 
-def check_hierarchies() -> None:
-    """Raises: ClusterError where the machine has other cgroups than this cluster was made for."""
+def check_cgroup_version() -> None:
+    """Check that the machine has cgroups of version 1. Raises: ClusterError if not."""
     if not (_HIERARCHIES / _MEMBERS / "cgroup.procs").exists():
-        raise ClusterError(f"{_HIERARCHIES} has no cgroups of version 1, for which this cluster is made")
+        raise ClusterError(f"{_HIERARCHIES} has no cgroups of version 1, which this cluster needs")
 
 
 def make_cgroup(name: str) -> None:
-    """`node-0/etcd` and what is above it, in every hierarchy."""
+    """Make a cgroup such as `node-0/etcd` and its parents, in every hierarchy."""
     for hierarchy in _hierarchies():
         folder = hierarchy
         for part in (CLUSTER_NAME, *name.split("/")):
@@ -35,32 +35,32 @@ def make_cgroup(name: str) -> None:
 
 
 def enter_cgroup(name: str) -> None:
-    """Move this process there; its children are born there."""
+    """Move this process into a cgroup; its children start in it."""
     for hierarchy in _hierarchies():
         (hierarchy / CLUSTER_NAME / name / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def members(name: str = "") -> set[int]:
-    """Process ids in a cgroup of the cluster and all below it; of the whole cluster when none is named."""
+    """Return the process ids in a cgroup of the cluster and its children; by default in the whole cluster."""
     found: set[int] = set()
     for folder, _, _ in os.walk(_HIERARCHIES / _MEMBERS / CLUSTER_NAME / name):
-        # A cgroup may go while it is walked.
+        # A cgroup may be removed during the walk.
         with contextlib.suppress(OSError):
             found |= {int(line) for line in (Path(folder) / "cgroup.procs").read_text().split()}
     return found
 
 
 def kill_members(name: str = "") -> None:
-    """End them at once; those that are gone already are what was wanted."""
+    """Kill all processes of a cgroup; those that have ended already do not matter."""
     for process in members(name):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
 
 
 def remove_cgroups() -> None:
-    """Remove the empty ones; one with a process stays, and the next call takes it.
+    """Remove empty cgroups; one with a process stays for the next call.
 
-    The kubelet has also made some in the hierarchy of version 2 that systemd has beside the others.
+    The kubelet also makes some in systemd's hierarchy of version 2.
     """
     for top in _HIERARCHIES.glob(f"*/{CLUSTER_NAME}"):
         for folder, _, _ in os.walk(top, topdown=False):
@@ -69,12 +69,12 @@ def remove_cgroups() -> None:
 
 
 def _hierarchies() -> list[Path]:
-    """Those of version 1, under their first name (`cpu,cpuacct` may also be found as `cpu`), and systemd's."""
+    """Return the hierarchies of version 1, by their first name (`cpu,cpuacct` may have a link `cpu`), and systemd's."""
     return [path for path in sorted(_HIERARCHIES.iterdir()) if not path.is_symlink() and (path / "tasks").exists()]
 
 
 def _inherit_processors(folder: Path) -> None:
-    """A new cpuset is empty, and takes no process, until it has processors and memory."""
+    """Copy processors and memory from the parent, because a new cpuset accepts no process without them."""
     for name in ("cpuset.cpus", "cpuset.mems"):
         if (folder / name).exists():
             (folder / name).write_text((folder.parent / name).read_text())

@@ -1,4 +1,4 @@
-"""What the machine must have besides our own programs, from Debian's archive."""
+"""Packages from Debian's archive that the machine needs besides the cluster's own programs."""
 
 import os
 import shutil
@@ -23,10 +23,10 @@ COMMANDS = {
     "unshare": "util-linux",
     "mount": "mount",
 }
-"""Command -> the package that has it: what `up` starts or what those start."""
+"""Command -> its package, for the commands that `up` starts and those that they start."""
 
 IMAGE_COMMANDS = {"buildah": "buildah", "debootstrap": "debootstrap"}
-"""The same for what builds images."""
+"""The same for the builders of images."""
 
 FILES = {
     Path("/usr/lib/cni/ptp"): "containernetworking-plugins",
@@ -37,23 +37,23 @@ _START_POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 def missing_packages(commands: Mapping[str, str], files: Mapping[Path, str] = FILES) -> list[str]:
-    """The packages of those commands and files that the machine lacks, sorted; empty when it has all."""
-    # Some of them lie where only root's PATH leads.
+    """Return the sorted packages of the commands and files that the machine lacks."""
+    # Some commands are in folders that are only on root's PATH.
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     packages = {package for command, package in commands.items() if shutil.which(command, path=path) is None}
     return sorted(packages | {package for file, package in files.items() if not file.exists()})
 
 
-def install(packages: list[str], tell: Callable[[str], None]) -> None:
-    """Raises: ClusterError that names the packages, where this process may not install them."""
+def install(packages: list[str], report: Callable[[str], None]) -> None:
+    """Install packages. Raises: ClusterError with their names, if this process may not install them."""
     if not packages:
         return
     named = " ".join(packages)
     if os.geteuid() != 0:
         raise ClusterError(f"not root, so these Debian packages cannot be installed: apt-get install {named}")
     if shutil.which("apt-get") is None:
-        raise ClusterError(f"no apt-get here; install what Debian calls: {named}")
-    tell(f"installing {named}")
+        raise ClusterError(f"there is no apt-get here; install these Debian packages by other means: {named}")
+    report(f"installing {named}")
     with _no_service_starts():
         run("apt-get", "update", "-qq", within_s=300)
         install_words = ["apt-get", "install", "-qq", "--no-install-recommends"]
@@ -62,7 +62,7 @@ def install(packages: list[str], tell: Callable[[str], None]) -> None:
 
 @contextmanager
 def _no_service_starts() -> Iterator[None]:
-    """Debian starts the service of a package it installs, unless this file says no: only the binaries are wanted."""
+    """Write the file that keeps Debian from starting the service of a new package: only its binaries are needed."""
     if _START_POLICY.exists():
         yield
         return

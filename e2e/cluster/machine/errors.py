@@ -1,5 +1,5 @@
-"""What can go wrong, said in a sentence to whoever called."""
+"""The error of this package."""
 
 
 class ClusterError(Exception):
-    """The cluster, a program of it or an image cannot be had. The message says why, and what would help."""
+    """The cluster, one of its programs or an image is not available. The message has the reason and what to do."""

@@ -1,4 +1,4 @@
-"""Names, addresses and folders of a cluster: pure, and the only place where they are written.
+"""Names, addresses and folders of a cluster: pure, and defined only in this module.
 
     namespace of node-0                              namespace of node-1
       API server, etcd, scheduler, controllers
@@ -6,8 +6,8 @@
       pods 10.244.0.0/24                               pods 10.244.1.0/24
       bridge "nodes" 10.240.0.1 ──────── veth ──────── eth0 10.240.0.2
 
-Nothing else is joined to these namespaces and none has a default route, so no packet leaves the machine, and the
-addresses can meet nobody else's.
+No other link leads to these namespaces and none has a default route. So no packet leaves the machine, and the addresses
+cannot conflict with others.
 """
 
 import json
@@ -29,8 +29,8 @@ BRIDGE = "nodes"
 NODES_MAX = 9
 
 OWN_FOLDERS = {"var-lib": "/var/lib", "var-log": "/var/log", "run": "/run"}
-"""Below a node's folder -> where its processes see it. There Kubernetes and containerd write by habit, and two nodes of
-one machine would meet. The machine's own folders are not touched."""
+"""Folder below a node's folder -> its path for the node's processes. Kubernetes and containerd write to these paths by
+default, so that two nodes of one machine would conflict. The machine's own folders do not change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Node:
 
     @property
     def device(self) -> str:
-        """Where its namespace reaches the other nodes."""
+        """The network device that leads to the other nodes."""
         return BRIDGE if self.number == 0 else "eth0"
 
 
@@ -71,12 +71,12 @@ class Layout:
 
     @property
     def first_node(self) -> Node:
-        """The one that also has the control plane and what serves the cluster."""
+        """The node that also has the control plane and the cluster's own services."""
         return self.nodes[0]
 
     @property
-    def mark(self) -> Path:
-        """The file that says that the folder is a cluster's, so that it may be removed, and how many nodes it has."""
+    def marker(self) -> Path:
+        """The file that marks the folder as a cluster's, so that it may be removed; it has the number of nodes."""
         return self.state / "orca-cluster.json"
 
     @property
@@ -93,12 +93,12 @@ class Layout:
 
     @property
     def audit_log(self) -> Path:
-        """One JSON object a line for each call to the API server."""
+        """A file with one line of JSON for each call to the API server."""
         return self.logs / "audit.log"
 
     @property
     def kubeconfig(self) -> Path:
-        """Of the administrator; its address is reached inside the cluster's network only."""
+        """The administrator's kubeconfig; its address works only in the cluster's network."""
         return self.configuration / "admin.kubeconfig"
 
     @property
@@ -106,22 +106,22 @@ class Layout:
         return f"https://{self.first_node.address}:{API_PORT}"
 
 
-def write_mark(layout: Layout) -> None:
-    layout.mark.write_text(json.dumps({"nodes": layout.node_count}))
+def write_marker(layout: Layout) -> None:
+    layout.marker.write_text(json.dumps({"nodes": layout.node_count}))
 
 
-def found_layout(state: Path) -> Layout:
-    """Of the cluster that was started below `state`. Raises: ClusterError when none was."""
-    mark = Layout(state).mark
-    if not mark.exists():
+def read_layout(state: Path) -> Layout:
+    """Return the layout of the cluster in `state`. Raises: ClusterError if there is none."""
+    marker = Layout(state).marker
+    if not marker.exists():
         raise ClusterError(f"no cluster was started below {state}")
-    return Layout(state, node_count=json.loads(mark.read_text())["nodes"])
+    return Layout(state, node_count=json.loads(marker.read_text())["nodes"])
 
 
 def check_state(layout: Layout) -> None:
-    """Raises: ClusterError when the folder holds what is no cluster's, or lies where nodes see folders of their own."""
+    """Check the state folder. Raises: ClusterError if it has other files, or if each node has its own folder there."""
     hidden = [folder for folder in OWN_FOLDERS.values() if layout.state.is_relative_to(folder)]
     if hidden:
-        raise ClusterError(f"the state folder may not be below {hidden[0]}, where each node sees a folder of its own")
-    if layout.state.exists() and any(layout.state.iterdir()) and not layout.mark.exists():
-        raise ClusterError(f"{layout.state} holds something else: name an empty folder for the cluster's state")
+        raise ClusterError(f"the state folder may not be below {hidden[0]}, because each node has its own folder there")
+    if layout.state.exists() and any(layout.state.iterdir()) and not layout.marker.exists():
+        raise ClusterError(f"{layout.state} has other files: choose an empty folder for the cluster's state")

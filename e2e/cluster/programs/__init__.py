@@ -1,1 +1,1 @@
-"""The cluster's programs, built from Go modules that are pinned below go/."""
+"""The cluster's programs, built from the pinned Go modules in go/."""

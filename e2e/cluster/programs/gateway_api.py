@@ -1,11 +1,11 @@
-"""The definitions of the Gateway API, `HTTPRoute` among them, out of the pinned Go module that holds them."""
+"""The definitions of the Gateway API, such as `HTTPRoute`, from their pinned Go module."""
 
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.machine.cache import cache_folder, cached, key_of
+from cluster.machine.cache import build_once, cache_folder, content_key
 from cluster.machine.commands import run
 from cluster.programs.go_programs import GO_FOLDER, go_caches, go_environment
 
@@ -14,22 +14,22 @@ _MODULE = "sigs.k8s.io/gateway-api"
 
 
 def folder() -> Path:
-    """Where they are kept; there once they were had."""
-    return cache_folder() / f"gateway-api-{key_of(_SOURCE / 'go.mod', _SOURCE / 'go.sum')}"
+    """Return the folder of the definitions in the cache; it exists after the first download."""
+    return cache_folder() / f"gateway-api-{content_key(_SOURCE / 'go.mod', _SOURCE / 'go.sum')}"
 
 
-def definitions(tell: Callable[[str], None]) -> Path:
-    """A folder with a CustomResourceDefinition a file. Raises: ClusterError when the module cannot be had."""
+def definitions(report: Callable[[str], None]) -> Path:
+    """Return a folder with one CustomResourceDefinition per file. Raises: ClusterError if the download fails."""
 
     def take(target: Path) -> None:
-        tell("downloading the definitions of the Gateway API")
+        report("downloading the definitions of the Gateway API")
         with go_caches() as caches:
             said = run(
-                "go", "mod", "download", "-json", _MODULE, folder=_SOURCE, environment=go_environment(tell) | caches
+                "go", "mod", "download", "-json", _MODULE, folder=_SOURCE, environment=go_environment(report) | caches
             )
             found = Path(json.loads(said)["Dir"]) / "config" / "crd" / "standard"
             for file in found.glob("gateway.networking.k8s.io_*.yaml"):
                 shutil.copyfile(file, target / file.name)
 
-    cached(folder(), take)
+    build_once(folder(), take)
     return folder()

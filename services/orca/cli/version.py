@@ -1,4 +1,4 @@
-"""What `orca --version` prints: the version, and the commit that the code was built or runs from."""
+"""The output of `orca --version`: the version, and the commit that the code was built or runs from."""
 
 import argparse
 import subprocess

@@ -9,7 +9,7 @@ import pytest
 from checker.systems.checkouts import Release, Releases
 from checker.systems.layout import PARTS, Layout
 from checker.systems.rolling import DEATHS_MAX, RollingSystem
-from checker.systems.system import SystemBroke, wait_for
+from checker.systems.system import SystemFailure, wait_for
 
 SLEEPS = "import os, time; print(os.environ['PYTHONPATH'], flush=True); time.sleep(300)"
 
@@ -61,5 +61,5 @@ async def test_a_part_that_cannot_live_ends_the_run_with_its_last_words(system: 
         for number in range(1, DEATHS_MAX + 1):
             system.parts()["gateway"].kill()
             await wait_for(lambda number=number: system.output.count("gateway") == number, 60, "its end")  # type: ignore[misc]
-        with pytest.raises(SystemBroke, match=f"gateway died {DEATHS_MAX} times"):
+        with pytest.raises(SystemFailure, match=f"gateway died {DEATHS_MAX} times"):
             system.check_up()

@@ -80,13 +80,13 @@ async def inject(
     limit_s: float = 30.0,
     settle_s: float = 0.0,
 ) -> tuple[bool, list[Fault]]:
-    heard = iter(range(10**9))
+    received = iter(range(10**9))
     with HistoryWriter(folder / "history.jsonl") as history:
         injector = Injector(
             cast(System, system),
             history,
             in_flight=in_flight,
-            tokens_heard=lambda: next(heard),
+            tokens_received=lambda: next(received),
             settle_s=settle_s,
         )
         is_done = await injector.inject(fault, limit_s=limit_s)
@@ -146,9 +146,12 @@ async def test_a_moment_that_passes_is_waited_for_again(tmp_path: Path, small_sy
 
 async def test_a_part_that_dies_too_often_is_left_in_peace(tmp_path: Path, small_system: SmallSystem) -> None:
     with HistoryWriter(tmp_path / "history.jsonl") as history:
-        heard = iter(range(10**9))
+        received = iter(range(10**9))
         injector = Injector(
-            cast(System, small_system), history, in_flight=lambda _: ("c0",), tokens_heard=lambda: next(heard)
+            cast(System, small_system),
+            history,
+            in_flight=lambda _: ("c0",),
+            tokens_received=lambda: next(received),
         )
         freeze = planned("redis", kind="freeze")
         done = [await injector.inject(freeze, limit_s=limit_s) for limit_s in (30.0, 30.0, 30.0, 30.0, 0.5)]

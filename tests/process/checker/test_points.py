@@ -1,10 +1,14 @@
 """The hooks of the checker in real processes."""
 
+import ast
 import asyncio
+import importlib
+import inspect
 import json
 import os
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from checker.faults.freezes import standing_by
+from checker.faults.freezes import running_standby
 from checker.points.mutants import MUTANTS
 from checker.points.names import DROP_REPLY, KILL_BEFORE, POINTS
 
@@ -55,6 +59,18 @@ def test_a_real_process_is_hit_at_the_named_call_without_a_hook_in_its_code(
     assert (tmp_path / "fired").exists()
 
 
+@pytest.mark.parametrize("mutant", sorted(MUTANTS))
+def test_a_mutant_uses_only_names_that_its_module_has(mutant: str) -> None:
+    module, patch = MUTANTS[mutant]
+    texts = {
+        ast.unparse(node) for node in ast.walk(ast.parse(inspect.getsource(patch))) if isinstance(node, ast.Attribute)
+    }
+    used = {text.removeprefix("module.") for text in texts if text.startswith("module.") and "(" not in text}
+    assert used
+    for name in used:
+        attrgetter(name)(importlib.import_module(module))
+
+
 # Patches name modules, classes and methods of the product in text: importing each module runs its patches.
 IMPORT_ALL = """
 import importlib, sys
@@ -95,9 +111,9 @@ async def test_a_standby_waits_for_the_seat_before_the_block_and_ends_with_it(tm
     code = "import time; print('another process holds the seat', flush=True); time.sleep(300)"
     first = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=subprocess.DEVNULL)
     process = psutil.Process(first.pid)
-    scene: Any = SimpleNamespace(system=SimpleNamespace(parts=lambda: {"scheduler-0": process}, logs=tmp_path))
+    context: Any = SimpleNamespace(system=SimpleNamespace(parts=lambda: {"scheduler-0": process}, logs=tmp_path))
     try:
-        async with standing_by(scene):
+        async with running_standby(context):
             children = [child for child in psutil.Process().children() if child.pid != first.pid]
             # Other tests' servers may be children of this process, too.
             [standby] = [child for child in children if child.cmdline() == process.cmdline()]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.images.building import BUILDAH, CONTAINERFILE, DOCKER, builder_here, image_of
+from cluster.images.building import BUILDAH, CONTAINERFILE, DOCKER, find_builder, orca_image
 
 
 @pytest.fixture
@@ -19,16 +19,16 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_docker_builds_where_its_daemon_answers(docker: Path) -> None:
     docker.write_text("#!/bin/sh\nexit 0\n")
-    assert builder_here() == DOCKER
+    assert find_builder() == DOCKER
 
 
 def test_buildah_builds_where_docker_has_no_daemon(docker: Path) -> None:
     docker.write_text("#!/bin/sh\nexit 1\n")
-    assert builder_here() == BUILDAH
+    assert find_builder() == BUILDAH
 
 
 def test_both_build_the_same_target_and_only_buildah_needs_a_base() -> None:
-    image = image_of("gateway", "dev")
+    image = orca_image("gateway", "dev")
     one, other = (builder.build_command("gateway", image) for builder in (DOCKER, BUILDAH))
     assert one[-7:] == other[-7:] == ["--file", CONTAINERFILE, "--target", "gateway", "--tag", image, "."]
     assert "BASE=localhost/orca-base:bookworm" in other

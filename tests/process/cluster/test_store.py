@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.images.store import link_into, store_folder
+from cluster.images.store import link_store_into, store_folder
 from cluster.machine.layout import Node
 
 LAYER = Path("io.containerd.snapshotter.v1.overlayfs/snapshots/1/fs/program")
@@ -31,7 +31,7 @@ def node(folder: Path) -> Node:
 
 def test_layers_are_shared_and_databases_are_not(store: Path, tmp_path: Path) -> None:
     one = node(tmp_path)
-    link_into(one)
+    link_store_into(one)
     there = one.folder / "var-lib" / "containerd"
     assert (there / LAYER).samefile(store / LAYER)
     assert not (there / DATABASE).samefile(store / DATABASE)
@@ -40,6 +40,6 @@ def test_layers_are_shared_and_databases_are_not(store: Path, tmp_path: Path) ->
 
 def test_what_a_node_writes_into_its_database_stays_there(store: Path, tmp_path: Path) -> None:
     one = node(tmp_path)
-    link_into(one)
+    link_store_into(one)
     (one.folder / "var-lib" / "containerd" / DATABASE).write_text("of one node")
     assert (store / DATABASE).read_text() == "as unpacked"

@@ -136,45 +136,45 @@ def _told(
 ) -> list[Record]:
     """The same events over connections that break; each begins where its cursor says."""
     records: list[Record] = []
-    heard: dict[int, int | None] = {}
+    received: dict[int, int | None] = {}
     cursor: str | None = None
     at = started
     for number in range(len(breaks) + 1):
         plan = breaks[number] if number < len(breaks) else None
         records.append(Answered(at=at, call=name, connection=number, status=200, request_id=request, cursor=cursor))
-        told = [event for event in events if _is_behind(event[0], heard)]
+        told = [event for event in events if _is_behind(event[0], received)]
         told = told if plan is None else told[: plan.after]
         for event_id, data in told:
             at += 0.01
             records.append(Event(at=at, call=name, connection=number, id=event_id, data=data))
-            _note(heard, event_id)
+            _note(received, event_id)
         is_over = bool(told) and told[-1][1] == "[DONE]"
         error = None if is_over else "ReadError('broken')"
         records.append(Closed(at=at, call=name, connection=number, error=error))
         if is_over or plan is None:
             break
-        heard = _rewound(heard, plan.rewind)
-        cursor = ",".join(f"{choice}.{'end' if last is None else last}" for choice, last in sorted(heard.items()))
+        received = _rewound(received, plan.rewind)
+        cursor = ",".join(f"{choice}.{'end' if last is None else last}" for choice, last in sorted(received.items()))
     return records
 
 
-def _is_behind(event_id: str | None, heard: dict[int, int | None]) -> bool:
+def _is_behind(event_id: str | None, received: dict[int, int | None]) -> bool:
     choice, dot, place = (event_id or "").partition(".")
-    if not dot or int(choice) not in heard:
+    if not dot or int(choice) not in received:
         return True
-    last = heard[int(choice)]
+    last = received[int(choice)]
     return last is not None and (place == "end" or int(place) > last)
 
 
-def _note(heard: dict[int, int | None], event_id: str | None) -> None:
+def _note(received: dict[int, int | None], event_id: str | None) -> None:
     choice, dot, place = (event_id or "").partition(".")
     if dot:
-        heard[int(choice)] = None if place == "end" else int(place)
+        received[int(choice)] = None if place == "end" else int(place)
 
 
-def _rewound(heard: dict[int, int | None], rewind: int) -> dict[int, int | None]:
+def _rewound(received: dict[int, int | None], rewind: int) -> dict[int, int | None]:
     if not rewind:
-        return heard
-    back = {choice: last - rewind for choice, last in heard.items() if last is not None}
+        return received
+    back = {choice: last - rewind for choice, last in received.items() if last is not None}
     kept: dict[int, int | None] = {choice: last for choice, last in back.items() if last >= 0}
-    return kept | {choice: None for choice, last in heard.items() if last is None}
+    return kept | {choice: None for choice, last in received.items() if last is None}

@@ -11,7 +11,7 @@ from checker.history.records import Event, HistoryWriter, Record
 from checker.oracles.chain_model import make_chain_model
 from checker.oracles.chain_oracle import expected_tokens
 from checker.oracles.expectations import chain_expectations, undisturbed_expectations
-from checker.systems.resources import resources
+from checker.systems.resources import read_resources
 from checker.systems.system import System
 from support.checker.fake_pool import pool
 from support.checker.history_builders import good_call, good_history
@@ -38,7 +38,7 @@ def test_judging_a_spoilt_history_tells_what_is_wrong(tmp_path: Path, capsys: py
 def test_faults_to_what_there_is_not_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["kills", "--faults", "rank,operator"])
-    assert "operator: none of gateway" in capsys.readouterr().err
+    assert "unknown: operator; known: gateway" in capsys.readouterr().err
 
 
 def test_a_chain_models_calls_are_expected_with_their_seeds_and_stops(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ async def test_what_is_held_is_read_from_metrics_and_redis(tmp_path: Path) -> No
         return httpx.Response(200, text=f"# HELP x\n{gauge} 3.0\norca_other 1.0\n")
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
-        held = await resources("before", Standing(tmp_path, ()), http, pool(keys=("orca:{local}:log:a",)))
+        held = await read_resources("before", Standing(tmp_path, ()), http, pool(keys=("orca:{local}:log:a",)))
     assert held is not None
     assert held.held == {
         "keys log": 1.0,
@@ -105,4 +105,4 @@ async def test_nothing_is_known_of_what_is_held_while_a_part_is_away(tmp_path: P
         raise httpx.ConnectError("away")
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
-        assert await resources("before", Standing(tmp_path, ()), http, pool()) is None
+        assert await read_resources("before", Standing(tmp_path, ()), http, pool()) is None

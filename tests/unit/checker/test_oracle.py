@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from checker.oracles.chain_model import ChainModel, load_chain_model, make_chain_model, text_of, tokens_of
-from checker.oracles.chain_oracle import PRIME, drawn_place, expected_tokens, philox
+from checker.oracles.chain_oracle import PRIME, drawn_index, expected_tokens, philox
 
 # Random123, kat_vectors: counter, key, result.
 VECTORS = [
@@ -40,13 +40,13 @@ def test_philox_gives_the_published_words(
 
 
 def test_the_place_drawn_is_the_highest_four_bits_of_the_first_word() -> None:
-    assert drawn_place(0, 0) == 0x6  # of 0x6627E8D5
+    assert drawn_index(0, 0) == 0x6  # of 0x6627E8D5
     largest = 2**63 - 1
-    assert drawn_place(largest, largest) == philox((0xFFFFFFFF, 0x7FFFFFFF, 0, 0), (0xFFFFFFFF, 0x7FFFFFFF))[0] >> 28
+    assert drawn_index(largest, largest) == philox((0xFFFFFFFF, 0x7FFFFFFF, 0, 0), (0xFFFFFFFF, 0x7FFFFFFF))[0] >> 28
 
 
 def test_each_of_sixteen_places_is_drawn_as_often_as_the_others() -> None:
-    places = [drawn_place(seed, index) for seed in range(100) for index in range(160)]
+    places = [drawn_index(seed, index) for seed in range(100) for index in range(160)]
     # 1000 each are expected, with a standard deviation of 31.
     assert all(850 < places.count(place) < 1150 for place in range(16))
 
@@ -63,7 +63,7 @@ def test_the_first_token_is_what_the_formula_says(tmp_path: Path) -> None:
     last = fold(states[-1] + layer.mix[0] * seen + layer.mix[1] * seen)
     first = fold(last + model.head_salt) % (1000 - 15)
     assert expected_tokens(model, PROMPT, 1, seed=7, temperature=0.0) == [first]
-    assert expected_tokens(model, PROMPT, 1, seed=7, temperature=1.0) == [first + drawn_place(7, 0)]
+    assert expected_tokens(model, PROMPT, 1, seed=7, temperature=1.0) == [first + drawn_index(7, 0)]
 
 
 def test_an_output_goes_on_after_a_restart_from_its_log_as_if_nothing_had_happened(model: ChainModel) -> None:

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from checker.clients.sse import EventCutter, RawEvent
+from checker.clients.sse import EventParser, RawEvent
 from checker.history.records import Claimed, GroupNews, Opening, Ran
 from checker.history.system_logs import read_deaths, read_iterations, read_logs
 from checker.systems.pool_reader import LASTING, PREFIX, count_keys, read_log
@@ -75,9 +75,9 @@ async def test_keys_are_counted_by_kind_without_those_that_last() -> None:
 
 
 def test_events_are_cut_wherever_the_bytes_are() -> None:
-    cutter, found = EventCutter(), []
+    parser, found = EventParser(), []
     for byte in b"id: 0.1\ndata: a\n\ndata: [DONE]\n\ndata: never whole":
-        found += cutter.feed(bytes([byte]))
+        found += parser.feed(bytes([byte]))
     assert found == [RawEvent("0.1", "a"), RawEvent(None, "[DONE]")]
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 from checker.clients.workload import CHAT, PlannedCall, chain, english, plan_calls
 from checker.faults.injector import ROLES, plan_faults
-from checker.history.answers import choices_asked
+from checker.history.answers import requested_choices
 from checker.oracles.expectations import cut_at_stop
 
 
@@ -22,7 +22,7 @@ def test_all_shapes_of_calls_come_up() -> None:
     assert {plan.intent for plan in plans} == {"finish", "cancel", "deadline"}
     bodies = [plan.body for plan in plans]
     assert {bool(body.get("stream")) for body in bodies} == {True, False}
-    assert {choices_asked(body) for body in bodies} >= {1, 2, 3, 4}
+    assert {requested_choices(body) for body in bodies} >= {1, 2, 3, 4}
     assert any("stop" in body for body in bodies)
     assert any(plan.path == CHAT for plan in plans)
     assert any(plan.drop_after for plan in plans)

@@ -13,7 +13,7 @@ from checker.faults.walk import plan_walk
 from checker.points.fault_points import HeldCommits, LateCalls, Trigger
 from checker.points.injected import part_of
 from checker.points.names import CAME_LATE, DROP_REPLY, KILL_AFTER, LATE_POINTS, POINTS
-from checker.systems.spread import Cut
+from checker.systems.spread import LinkCut
 from orca.core.domain.request import Token
 from orca.core.domain.step import Claim
 from orca.pool.records import CommitEntry
@@ -56,8 +56,8 @@ async def test_what_is_late_comes_once_and_its_failure_is_nobodys(tmp_path: Path
         raise ConnectionError("whoever asked has gone")
 
     late.hold(step)
-    await late.come()
-    await late.come()
+    await late.replay()
+    await late.replay()
     assert came == ["step"]
     assert (tmp_path / CAME_LATE).exists()
 
@@ -71,7 +71,7 @@ async def test_a_commit_outlives_its_maker_until_its_requests_are_claimed_again(
 
     HeldCommits(tmp_path).hold([entry, replace(entry, request_id="b.0")])
     for claimed in ({"c.0"}, {"a.0"}, {"a.0"}):
-        await HeldCommits(tmp_path).come(claimed, commit)
+        await HeldCommits(tmp_path).replay(claimed, commit)
     assert came == [[entry]]
 
 
@@ -97,10 +97,10 @@ def test_each_link_is_cut_both_ways_and_each_way_alone() -> None:
 
 
 def test_a_cut_drops_what_leaves_one_part_for_another_and_spares_the_other_half_of_a_link() -> None:
-    assert Cut("scheduler", "redis").rules() == [["-d", "10.77.0.2", "-j", "DROP"]]
-    [data] = Cut("stage0", "stage1", "data").rules()
+    assert LinkCut("scheduler", "redis").rules() == [["-d", "10.77.0.2", "-j", "DROP"]]
+    [data] = LinkCut("stage0", "stage1", "data").rules()
     assert data[:4] == ["-d", "10.77.0.11", "-p", "tcp"]
-    assert "--dport" in Cut("stage0", "stage1", "control").rules()[0]
+    assert "--dport" in LinkCut("stage0", "stage1", "control").rules()[0]
 
 
 def test_a_frozen_scheduler_wakes_when_another_one_has_claimed(tmp_path: Path) -> None:

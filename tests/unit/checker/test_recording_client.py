@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from checker.clients.client import Client, Journey
+from checker.clients.client import CallProgress, Client
 from checker.clients.workload import PlannedCall
 from checker.history.records import Answered, Closed, Event, HistoryWriter, Left, PoolLog, Record, Refused, Sent
 from checker.rules.verdict import judge
@@ -61,16 +61,16 @@ def plan(**changes: object) -> PlannedCall:
 
 async def record(
     folder: Path, handler: Handler, call: PlannedCall, *, can_resume: bool = True, patience_s: float = 20.0
-) -> tuple[list[Record], Journey]:
+) -> tuple[list[Record], CallProgress]:
     transport = httpx.MockTransport(handler)
     with HistoryWriter(folder / "history.jsonl") as history:
         async with httpx.AsyncClient(transport=transport) as http:
             urls = ["http://one", "http://two"]
             client = Client(urls, http, history, seed=1, can_resume=can_resume, patience_s=patience_s)
-            journey = await client.call(call)
-            assert journey.gateway is None
+            progress = await client.call(call)
+            assert progress.gateway is None
             assert client.in_flight() == ()
-    return history.records, journey
+    return history.records, progress
 
 
 def in_turn(seen: list[httpx.Request], *answers: httpx.Response | Exception) -> Handler:
@@ -224,8 +224,8 @@ async def test_an_accepted_call_that_ended_by_its_deadline_keeps_its_name(tmp_pa
     answer = httpx.Response(504, headers={"x-request-id": "cmpl-1"}, json={"error": {"code": "deadline_exceeded"}})
     body = plan(stream=False, deadline_ms=0).body
     call = PlannedCall(name="c0", due_s=0.0, path="/v1/completions", body=body, intent="deadline")
-    records, journey = await record(tmp_path, in_turn([], answer), call)
-    assert journey.request_id == "cmpl-1"
+    records, progress = await record(tmp_path, in_turn([], answer), call)
+    assert progress.request_id == "cmpl-1"
     log = PoolLog(at=9.0, request="cmpl-1.0", tokens=(), reason="deadline_exceeded", count=0)
     assert judge([*records, log]).violations == ()
 
@@ -276,6 +276,6 @@ async def test_a_call_without_an_end_is_given_up_in_time_and_lost(tmp_path: Path
         raise httpx.ConnectError("nobody there")
 
     records, _ = await record(tmp_path, handle, plan(), patience_s=0.1)
-    assert "nothing heard for" in next(r.reason for r in records if isinstance(r, Left))
+    assert "no event for" in next(r.reason for r in records if isinstance(r, Left))
     verdict = judge(records)
     assert (verdict.unaccepted, verdict.harms["lost"]) == (0, 1)

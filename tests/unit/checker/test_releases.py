@@ -10,10 +10,10 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from checker.clients.client import Client, Journey
+from checker.clients.client import CallProgress, Client
 from checker.clients.workload import PlannedCall, chain
-from checker.faults.releases import UNITS, NumberInForce, what_forming_came_to
-from checker.faults.retelling import Telling, compare, plan_questions, retell
+from checker.faults.releases import UNITS, SchemaNumber, forming_outcome
+from checker.faults.replays import Replay, compare, plan_questions, replay
 from checker.history.records import Checked, HandedOver, HistoryWriter
 from checker.rules.verdict import judge, table
 from checker.systems.checkouts import Release, Releases
@@ -57,15 +57,15 @@ def test_ports_differ_and_are_free() -> None:
     ],
 )
 def test_what_a_mixed_group_came_to_is_read_from_its_schedulers_log(lines: list[dict[str, str]], outcome: str) -> None:
-    assert what_forming_came_to("\n".join(["no record", *map(json.dumps, lines)])) == outcome
+    assert forming_outcome("\n".join(["no record", *map(json.dumps, lines)])) == outcome
 
 
-def telling(gateway: str = "one", **changes: Any) -> Telling:
-    return Telling(**{"gateway": gateway, "request_id": "cmpl-1", "by_key": b"abc", "by_name": b"", **changes})
+def telling(gateway: str = "one", **changes: Any) -> Replay:
+    return Replay(**{"gateway": gateway, "request_id": "cmpl-1", "by_key": b"abc", "by_name": b"", **changes})
 
 
-def journey() -> Journey:
-    return Journey(PlannedCall(name="q0", due_s=0.0, path="/", body={}), request_id="cmpl-1")
+def journey() -> CallProgress:
+    return CallProgress(PlannedCall(name="q0", due_s=0.0, path="/", body={}), request_id="cmpl-1")
 
 
 def test_gateways_that_tell_the_same_bytes_are_right() -> None:
@@ -113,8 +113,8 @@ async def test_a_gateway_that_cannot_read_a_record_is_no_silence(tmp_path: Path)
     with HistoryWriter(tmp_path / "history") as history:
         async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: next(answers))) as http:
             client = Client(["http://one"], http, history, seed=1, can_resume=True)
-            told = await retell(http, "http://one", client, journey())
-    assert told == Telling("http://one", None, b"broken", b"")
+            told = await replay(http, "http://one", client, journey())
+    assert told == Replay("http://one", None, b"broken", b"")
 
 
 async def test_a_call_is_told_again_with_its_key_and_its_own_headers(tmp_path: Path) -> None:
@@ -128,9 +128,9 @@ async def test_a_call_is_told_again_with_its_key_and_its_own_headers(tmp_path: P
     with HistoryWriter(tmp_path / "history") as history:
         async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
             client = Client(["http://one"], http, history, seed=1, can_resume=True)
-            told = await retell(http, "http://one", client, Journey(plan, request_id="cmpl-1"))
-            assert heard[0]["idempotency-key"] == client.key_of(Journey(plan))
-    assert told == Telling("http://one", "cmpl-1", b"all", b"all")
+            told = await replay(http, "http://one", client, CallProgress(plan, request_id="cmpl-1"))
+            assert heard[0]["idempotency-key"] == client.idempotency_key(CallProgress(plan))
+    assert told == Replay("http://one", "cmpl-1", b"all", b"all")
     assert heard[0]["x-slo-ttft-ms"] == "5"
 
 
@@ -151,9 +151,9 @@ async def ask(folder: Path, said: str, schemas: tuple[int, int], *, has_older_pa
             return said
 
     with HistoryWriter(folder / "history") as history:
-        scene = SimpleNamespace(history=history, tell=lambda _: None)
-        numbers = NumberInForce(cast(Any, scene), cast(Any, Pool()))
-        await numbers.ask_raise(has_older_parts=has_older_parts)
+        scene = SimpleNamespace(history=history, report=lambda _: None)
+        numbers = SchemaNumber(cast(Any, scene), cast(Any, Pool()))
+        await numbers.check_raise(has_older_parts=has_older_parts)
         return [record for record in history.records if isinstance(record, Checked)]
 
 
@@ -178,4 +178,4 @@ def test_a_wrong_answer_to_a_check_is_a_violation_and_handovers_are_counted() ->
     wrong = Checked(at=3.0, rule="gateways_tell_alike", subject="q0", expected="equal", found="b", is_right=False)
     verdict = judge([*good_history(good_call()), handed, wrong])
     assert (verdict.handovers, verdict.checks, verdict.harms["misstated"]) == (1, {"gateways_tell_alike": 1}, 1)
-    assert "1 hand-overs between releases; asked: gateways_tell_alike 1" in table(verdict)
+    assert "1 hand-overs between releases; checks: gateways_tell_alike 1" in table(verdict)

@@ -26,11 +26,11 @@ def test_a_good_history_is_good_call_by_call(tmp_path: Path) -> None:
 def test_what_is_wrong_with_one_call_is_found_and_told_while_the_run_goes_on(tmp_path: Path) -> None:
     spoilt = [record for record in good_call("c1") if not (isinstance(record, Event) and record.id == "0.1")]
     with JudgingHistory(tmp_path / "history.jsonl", decode) as history:
-        assert history.standing == "nothing was judged yet"
+        assert history.summary == "nothing is judged yet"
         for record in good_history(good_call(), spoilt):
             history.add(record)
         history.finish("c1")
-        assert history.standing.endswith("violations")
+        assert history.summary.endswith("violations")
     found, whole = history.verdict().violations, judge(good_history(good_call(), spoilt), decode).violations
     assert {violation.rule for violation in found} == {violation.rule for violation in whole}
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.machine.cache import cache_folder, cached, check_space, key_of
+from cluster.machine.cache import build_once, cache_folder, check_space, content_key
 from cluster.machine.errors import ClusterError
 
 
@@ -18,29 +18,29 @@ def fail_half_way(folder: Path) -> None:
 
 
 def test_a_thing_is_built_once(tmp_path: Path) -> None:
-    assert [cached(tmp_path / "thing", fill), cached(tmp_path / "thing", fail_half_way)] == [True, False]
+    assert [build_once(tmp_path / "thing", fill), build_once(tmp_path / "thing", fail_half_way)] == [True, False]
     assert (tmp_path / "thing" / "file").read_text() == "whole"
 
 
 def test_a_build_that_fails_leaves_nothing_half(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="no compiler"):
-        cached(tmp_path / "thing", fail_half_way)
+        build_once(tmp_path / "thing", fail_half_way)
     assert not (tmp_path / "thing").exists()
 
 
 def test_what_a_killed_build_left_is_no_part_of_the_next(tmp_path: Path) -> None:
     (tmp_path / "thing.unfinished").mkdir()
     (tmp_path / "thing.unfinished" / "rest").touch()
-    cached(tmp_path / "thing", fill)
+    build_once(tmp_path / "thing", fill)
     assert [path.name for path in (tmp_path / "thing").iterdir()] == ["file"]
     assert not (tmp_path / "thing.unfinished").exists()
 
 
 def test_a_key_changes_with_each_part_and_where_parts_meet(tmp_path: Path) -> None:
     (tmp_path / "go.mod").write_text("one")
-    before = key_of("a", tmp_path / "go.mod")
+    before = content_key("a", tmp_path / "go.mod")
     (tmp_path / "go.mod").write_text("two")
-    assert len({before, key_of("a", tmp_path / "go.mod"), key_of("ab", "c"), key_of("a", "bc")}) == 4
+    assert len({before, content_key("a", tmp_path / "go.mod"), content_key("ab", "c"), content_key("a", "bc")}) == 4
 
 
 def test_the_cache_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

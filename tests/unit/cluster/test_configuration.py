@@ -23,8 +23,8 @@ from cluster.machine.layout import (
     SERVICE_RANGE,
     Layout,
     check_state,
-    found_layout,
-    write_mark,
+    read_layout,
+    write_marker,
 )
 
 
@@ -85,18 +85,18 @@ def test_each_service_has_an_image_that_is_put_into_its_node(layout: Layout) -> 
 
 
 def test_a_cluster_is_found_again_with_its_nodes(tmp_path: Path) -> None:
-    write_mark(Layout(tmp_path, node_count=3))
-    assert found_layout(tmp_path).node_count == 3
+    write_marker(Layout(tmp_path, node_count=3))
+    assert read_layout(tmp_path).node_count == 3
 
 
 def test_no_cluster_is_found_where_none_was_started(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="no cluster was started below"):
-        found_layout(tmp_path)
+        read_layout(tmp_path)
 
 
 def test_a_folder_with_something_else_is_not_taken_for_a_cluster(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(ClusterError, match="holds something else"):
+    with pytest.raises(ClusterError, match="has other files"):
         check_state(Layout(tmp_path))
 
 

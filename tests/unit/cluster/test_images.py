@@ -17,7 +17,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]
     monkeypatch.setenv("ORCA_CACHE", str(tmp_path / "cache"))
     (tmp_path / "tool").write_bytes(b"program")
     image = ScratchImage("localhost/tool:1", (tmp_path / "tool",), entry=("/bin/tool",), links=("hammer", "tool"))
-    return contents(image.written())
+    return contents(image.write_archive())
 
 
 def contents(path: Path) -> dict[str, bytes]:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cluster.lifecycle import keep_pod_logs
+from cluster.lifecycle import store_pod_logs
 from cluster.machine.layout import Layout
 
 
@@ -14,7 +14,7 @@ def test_logs_of_pods_are_kept_and_those_of_the_cluster_before_go(tmp_path: Path
         folder = tmp_path / node / "var-log/pods/kube-system_traefik-5d-x_0f1e-2d" / "traefik"
         folder.mkdir(parents=True)
         (folder / name).write_text(node)
-    keep_pod_logs(layout)
+    store_pod_logs(layout)
     found = {path.name: path.read_text() for path in (layout.logs / "pods").iterdir()}
     assert found == {
         "kube-system_traefik-5d-x.traefik.0.log": "node-0",

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.images import store as store_module
 from cluster.images.building import Builder
-from cluster.images.store import keep, link_into, store_folder
+from cluster.images.store import keep, link_store_into, store_folder
 from cluster.machine.errors import ClusterError
 from cluster.machine.layout import Node
 
@@ -23,7 +23,7 @@ def node(folder: Path) -> Node:
 def test_without_a_store_a_node_begins_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCA_CACHE", str(tmp_path / "cache"))
     one = node(tmp_path)
-    link_into(one)
+    link_store_into(one)
     assert not list((one.folder / "var-lib").iterdir())
 
 
@@ -33,7 +33,7 @@ class PaperRuntime:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, refused: int, unpacked: bool) -> None:
         self.whole: list[bool] = []  # per import: was it sent with all of its layers?
         self._refused = refused
-        monkeypatch.setattr(store_module, "builder_here", lambda: Builder("buildah"))
+        monkeypatch.setattr(store_module, "find_builder", lambda: Builder("buildah"))
         monkeypatch.setattr(Builder, "image_id", lambda *_: "sha256:1")
         monkeypatch.setattr(Builder, "layers", lambda *_: ["sha256:a", "sha256:b"])
         monkeypatch.setattr(store_module, "missing_packages", lambda _: [])

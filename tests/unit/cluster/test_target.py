@@ -6,9 +6,9 @@ import pytest
 
 from cluster.kubernetes.kubectl import ContextKubectl, Kubectl
 from cluster.machine.errors import ClusterError
+from foreign_cluster import DEFINITION, check_not_installed, delete_definition
 from orca.core.domain.errors import SettingError
-from target import OURS, choose, read_settings
-from visit import DEFINITION, check_free, delete_definition
+from target import OURS, choose_target, read_settings
 
 THEIRS = {
     "ORCA_E2E_CONTEXT": "somebodys",
@@ -22,13 +22,13 @@ THEIRS = {
 class PaperKubectl(Kubectl):
     """Answers by the first words of a call, and with nothing to others."""
 
-    def __init__(self, answers: dict[str, str]) -> None:
-        self.answers = answers
+    def __init__(self, is_answering: dict[str, str]) -> None:
+        self.is_answering = is_answering
         self.said: list[str] = []
 
     def __call__(self, *words: str, **_: Any) -> str:
         self.said.append(" ".join(words))
-        return next((text for begin, text in self.answers.items() if self.said[-1].startswith(begin)), "")
+        return next((text for begin, text in self.is_answering.items() if self.said[-1].startswith(begin)), "")
 
     def _command(self) -> tuple[str, ...]:
         raise NotImplementedError
@@ -36,13 +36,13 @@ class PaperKubectl(Kubectl):
 
 @pytest.mark.parametrize("environment", [{}, {"KUBECONFIG": "/somewhere"}, {"ORCA_E2E_FIGURES": "/tmp/figures"}])
 def test_without_a_name_the_cluster_is_our_own(environment: dict[str, str]) -> None:
-    assert choose(read_settings(environment), "1a2b") == OURS
-    assert OURS.is_ours
+    assert choose_target(read_settings(environment), "1a2b") == OURS
+    assert OURS.is_own
 
 
 def test_a_named_cluster_gets_an_operator_in_a_namespace_of_this_run() -> None:
-    target = choose(read_settings(THEIRS), "1a2b")
-    assert not target.is_ours
+    target = choose_target(read_settings(THEIRS), "1a2b")
+    assert not target.is_own
     assert (target.context, target.registry, target.tag) == ("somebodys", "registry.example.com/orca", "7")
     assert (target.ingress_class, target.ingress_address) == ("nginx", "203.0.113.7:8080")
     assert target.operator_namespace == "orca-e2e-1a2b"
@@ -72,12 +72,12 @@ def test_kubectl_is_told_the_context_in_every_call() -> None:
 
 
 def test_a_cluster_where_orca_is_installed_is_left_alone() -> None:
-    check_free(None)
+    check_not_installed(None)
     annotations = {"meta.helm.sh/release-name": "theirs", "meta.helm.sh/release-namespace": "serving"}
     with pytest.raises(ClusterError, match="of release theirs in namespace serving"):
-        check_free({"metadata": {"annotations": annotations}})
-    with pytest.raises(ClusterError, match="of nobody known"):
-        check_free({"metadata": {}})
+        check_not_installed({"metadata": {"annotations": annotations}})
+    with pytest.raises(ClusterError, match="of an unknown owner"):
+        check_not_installed({"metadata": {}})
 
 
 def test_the_definition_is_taken_away_unless_somebody_has_begun_to_use_it() -> None:

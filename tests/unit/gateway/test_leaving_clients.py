@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from checker.faults.leavers import AT_A_TIME, STAY_SECONDS_MAX, leave_at_random
+from checker.clients.leaving import AT_A_TIME, STAY_SECONDS_MAX, leave_at_random
 from orca.gateway.settings import GatewaySettings
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.settings import PoolSettings

@@ -2,10 +2,9 @@
 dissertation, chapter 3).
 
 Only numbers change between two steps: the requests, their positions, the blocks of their keys and values, and the
-number of tokens of each, which is one in most steps. So the device builds the inputs of a step from the state that it
-keeps of each request (`StepInputs`), and all kernels after that can be recorded with their addresses (`Recorder`). A
-recording is one native call on a CPU, for any number of tokens; it is a captured graph on a GPU, for one token of each
-request.
+number of tokens of each, which is one in most steps. So the device builds the inputs of a step from its state of each
+request (`StepInputs`), and all later kernels can be recorded with their addresses (`Recorder`). A recording is one
+native call on a CPU, for any number of tokens; it is a captured graph on a GPU, for one token of each request.
 
 The state that a device keeps, a line per request:
 

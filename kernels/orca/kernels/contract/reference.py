@@ -3,8 +3,9 @@ faster version is tested against the reference.
 
     out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, g(h)]) v[j, g(h)]
 
-The sum runs over the positions j that token t sees: those of its own request with j <= its position, and with a sliding
-window only the last `window` of them, itself included. g(h) = kv_of_query[h] is the KV head of query head h.
+The sum runs over the positions j that token t sees: those of its own request with j <= its position. With a sliding
+window these are only the last `window` of them, including its own. The KV head of query head h is
+g(h) = kv_of_query[h].
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """The sampling state that a device keeps: one line per request, written when the request begins.
 
-A step names lines and the index of each line's next token, and needs nothing else from the host: the kernel that draws
+A step names lines and the index of each line's next token, and needs nothing else from the host. The kernel that draws
 a token also counts it and stores it as the next input. So a captured launch serves any requests, until a table grows
 and moves.
 

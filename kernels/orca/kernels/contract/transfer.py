@@ -83,7 +83,7 @@ class HostCopy:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `read` returns without waiting."""
+        """True if `read` returns without waiting."""
         return self._copied is None or bool(self._copied.query())
 
     def read(self) -> list[Tensor]:

@@ -4,7 +4,7 @@
     gated_silu  reads gate and up once, writes half    silu(gate + gate's bias) * (up + up's bias)
 
 A program computes a block of one token's numbers, in float32, rounded once. The formulas avoid cancellation and
-overflow: sigmoids use whichever of e^t and e^-t is small, and the tail of the normal distribution uses erfc, because
+overflow. Sigmoids use whichever of e^t and e^-t is small. The tail of the normal distribution uses erfc, because
 1 + erf loses all digits there.
 """
 

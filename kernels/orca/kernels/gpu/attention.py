@@ -3,14 +3,14 @@ kernel belong to different requests).
 
     out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, g(h)]) v[j, g(h)]        (see reference.py)
 
-The unit of work is one KV head of an item: some consecutive tokens of one request, with all query heads that read this
-KV head side by side in one tile, so that keys and values are read once for all of them. Items have two sizes:
+The unit of work is one KV head of an item: some consecutive tokens of one request. All query heads that read this KV
+head are side by side in one tile, so that keys and values are read once for all of them. Items have two sizes:
 
 - wide: a tile of many queries, from the initiation phase;
 - narrow: a few queries, as in the increment phase.
 
 A context is split into parts, an item each, if there are too few queries to fill the device (flash-decoding: Dao et
-al., 2023). A part of a narrow tile has `SPLIT` positions; a part of a wide tile has `WIDE_SPLIT` positions for every
+al., 2023). A part of a narrow tile has `SPLIT` positions. A part of a wide tile has `WIDE_SPLIT` positions for every
 two tiles of its row, so that a row has some dozens of parts and a whole prompt is never split. Longer contexts have
 parts that are a multiple of this, so that there are at most `PARTS_MAX` parts. The program that finishes last adds up
 the partial sums of a tile, in the order of positions. The split of a context depends only on the positions of its row.
@@ -19,7 +19,7 @@ The grid is fixed, and its programs take items in turn. The number of items is r
 serves steps of any lengths, whose items are built on the device (inputs.py). Softmax uses base 2 and float32, with a
 running maximum and sum; the division comes last.
 
-A token's result has the same bits alone and among others if its row and the kind of launch are the same: a launch with
+A token's result has the same bits alone and among others if its row and the kind of launch are the same. A launch with
 wide items has more warps, and may sum in another order. The number of tokens in a chunk of a prompt may depend on other
 requests.
 

@@ -1,9 +1,9 @@
 """Sampling on a GPU: three Triton launches for all rows of a step. The host reads no results between them.
 
 Meaning and order of effects are those of SamplingParams (core/domain/request.py): bias, mask of min_tokens, penalties,
-temperature, top_k, top_p, min_p; the log probability is that of the raw logits. sampling_reference.py defines the
-result in plain PyTorch. All state of a request is on the device (sampling_lines.py), and grids depend only on the shape
-of the logits, so the launches can be captured in a CUDA graph.
+temperature, top_k, top_p, min_p. The log probability is that of the raw logits. In plain PyTorch,
+sampling_reference.py defines the result. All state of a request is on the device (sampling_lines.py), and grids depend
+only on the shape of the logits, so the launches can be captured in a CUDA graph.
 
     weigh_splits   a program per split of a row: its largest adjusted logit, the sum of its weights, and the same for
                    the raw logits                                                       reads the logits once
@@ -12,15 +12,15 @@ of the logits, so the launches can be captured in a CUDA graph.
     draw_rows      a program per row: finds the split in which the cumulated weight exceeds u times the total, then the
                    token in it; counts the token and stores it as the next input        reads one split of each row
 
-A token is drawn by inverse transform sampling. u is a number in [0, 1), from Philox4x32-10 of the request's seed and
-the token's index; the token is the first one, in order of ids, whose cumulated weight exceeds u times the total. The
-Gumbel maximum would draw from the same distribution in one pass, but needs a Philox number per token of the vocabulary
-instead of one per row, and gives a seed another meaning. With this method GPUs and CPUs draw the same tokens up to
-rounding.
+A token is drawn by inverse transform sampling. The number u in [0, 1) is from Philox4x32-10 of the request's seed and
+the token's index. The token is the first one, in order of ids, whose cumulated weight exceeds u times the total. The
+Gumbel maximum would draw from the same distribution in one pass. But it needs a Philox number per token of the
+vocabulary instead of one per row, and gives a seed another meaning. With this method GPUs and CPUs draw the same tokens
+up to rounding.
 
 Precision: a weight is float32, with an error of about 2^-23 of the largest one. Weights are summed in float32 within a
 split, and in float64 over splits and along the split that is searched. So cumulated probabilities, and the fraction at
-which top_p cuts, have an error of about 1e-6. Greedy rows and the floors of top_k and min_p are exact: adjusted logits
+which top_p cuts, have an error of about 1e-6. Greedy rows and the floors of top_k and min_p are exact. Adjusted logits
 have the bits of PyTorch's operations, equal ones are kept or cut together, and the first of the largest is chosen.
 
 A row has the same bits alone and among others: its splits depend only on the vocabulary, and all sums have a fixed

@@ -1,17 +1,17 @@
 """Device code that finds the floor under the logits that top_k, top_p and min_p keep, with one program per row.
 
-top_k keeps the logits that reach the k-th largest. top_p keeps, of these, the fewest whose weights reach the fraction
-top_p of all their weights. min_p keeps those whose weight reaches the fraction min_p of the largest weight. Equal
-logits are kept or cut together, so each cut is a floor. The floors of top_k and top_p are the largest float32 t for
-which
+Three settings cut logits. The first, top_k, keeps the logits that reach the k-th largest. Of these, top_p keeps the
+fewest whose weights reach the fraction top_p of all their weights. The last, min_p, keeps those whose weight reaches
+the fraction min_p of the largest weight. Equal logits are kept or cut together, so each cut is a floor. The floors of
+top_k and top_p are the largest float32 t for which
 
     Q(t) = sum of q(v) over all logits v >= t    reaches a target, with q = 1 for top_k and q = weight for top_p.
 
 The search keeps a low t that reaches the target and a high t that does not. Each pass over the row computes Q at eight
-places between them: evenly spaced by value, and in every other pass evenly spaced among the float32 numbers, of which
-there are at most 2^32 for any logits. It ends when no two different logits are between low and high: usually after
-three to seven passes, at worst after twenty-two. A split whose largest logit is below the low t is not read. The sums
-of a place have a fixed order, in which more logits never sum to less.
+places between them. They are evenly spaced by value, and in every other pass evenly spaced among the float32 numbers:
+there are at most 2^32 of them for any logits. The search ends when no two different logits are between low and high:
+usually after three to seven passes, at worst after twenty-two. A split whose largest logit is below the low t is not
+read. The sums of a place have a fixed order, in which more logits never sum to less.
 """
 
 import triton

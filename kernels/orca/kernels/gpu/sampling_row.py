@@ -1,6 +1,6 @@
 """Device code that applies a line's sampling settings (sampling_lines.py) to a row's logits.
 
-Every kernel that needs an adjusted logit computes it again, and must get the same bits as the others: a floor found by
+Every kernel that needs an adjusted logit computes it again, and must get the same bits as the others. A floor found by
 one kernel is compared with values computed by the next. So kernels are launched without fused multiply-add, which a
 compiler places freely, and divide as IEEE 754 specifies. The bits also equal those of PyTorch.
 """

@@ -1,5 +1,5 @@
-"""One launch on a GPU for a step's queries, keys and values before attention: the bias of their product, head norm,
-rotation (RoPE), and the write of keys and values into the cache.
+"""One launch on a GPU for a step's queries, keys and values before attention. It adds the bias of their product,
+applies head norm and rotation (RoPE), and writes keys and values into the cache.
 
     qkv        [tokens, query heads + 2 x kv heads, head_dim]   read once; changed parts are written once
     cache      [blocks, 2 x kv heads, block_tokens, head_dim]   the tokens' keys and values are written once

@@ -14,8 +14,9 @@ SMALL_PARAMETERS = 12_000_000
 """A smaller model is fastest on one thread: two would wait for each other longer than they compute (bench)."""
 
 LARGE_PARAMETERS = 200_000_000
-"""If all parts share the processors, a batch that waits behind the running one hides the round trip to the master, but
-a new request waits one step longer. The first effect is larger at 63 M parameters, the second at 519 M (bench/peers).
+"""A larger model gets no second batch in flight if all parts share the processors. A batch that waits behind the
+running one hides the round trip to the master, but a new request waits one step longer. The first effect is larger at
+63 M parameters, the second at 519 M (bench/peers).
 """
 
 SHARED_COMMIT_INTERVAL_MS = 50

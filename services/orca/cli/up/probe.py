@@ -18,7 +18,7 @@ SILENT_PERIODS_MAX = 3
 """A process that does not answer for this many periods is frozen."""
 
 _OWN_DELAY_S = 0.5
-"""If a check takes this much longer than its bound, this process itself stood still."""
+"""Excess of a check over its bound that shows that this process itself stood still."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from checker.oracles.chain_model import ChainModel, load_chain_model, make_chain_model
-from checker.oracles.chain_oracle import CHOICES, drawn_place, expected_tokens
+from checker.oracles.chain_oracle import CHOICES, drawn_index, expected_tokens
 from orca.core.domain.errors import ModelError
 from orca.core.domain.request import SamplingParams
 from orca.worker.models.build import load_stage
@@ -102,7 +102,7 @@ def test_the_oracle_draws_as_the_sampler_does_in_a_million_draws() -> None:
     pairs = [(seed, index) for seed in seeds for index in range(1000)]
     numbers = uniforms([seed for seed, _ in pairs], [index for _, index in pairs])
     places = np.floor(numbers * CHOICES).astype(int)  # exact: 53 bits times a power of two
-    assert [drawn_place(*pair) for pair in pairs[::50]] == places[::50].tolist()
+    assert [drawn_index(*pair) for pair in pairs[::50]] == places[::50].tolist()
     assert np.array_equal((numbers * 2.0**53).astype(np.int64) * CHOICES >> 53, places)
 
 
@@ -114,7 +114,7 @@ def test_the_sampler_chooses_the_same_place_for_any_temperature_and_cut() -> Non
             Draw(SamplingState.start(SamplingParams(seed=seed, **choice), (), 0, ()), index=3 * seed)
             for seed in range(500)
         ]
-        assert sample(logits, draws) == [20 + drawn_place(seed, 3 * seed) for seed in range(500)]
+        assert sample(logits, draws) == [20 + drawn_index(seed, 3 * seed) for seed in range(500)]
 
 
 def test_a_dtype_that_rounds_whole_numbers_is_refused(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Matrix products with packed weights (product.py) of bfloat16, with the tile registers of AMX (amx.py).
 
-A task walks the inputs some steps at a time, and for these steps all rows in groups of 32, so that the weights of the
-steps stay in the L1 cache. Registers are loaded from a copy of the rows in which the 32 inputs of a step are
+A task walks the inputs some steps at a time. For these steps it walks all rows in groups of 32, so that the weights of
+the steps stay in the L1 cache. Registers are loaded from a copy of the rows in which the 32 inputs of a step are
 contiguous, with zeros after the last ones. The panel that this thread probably takes next is prefetched, as in
 vector_product.py.
 """

@@ -90,7 +90,7 @@ class PackedWeight:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether the panels contain the rows of W unchanged: there is no scale, and no gate that splits outputs."""
+        """True if the panels contain the rows of W unchanged: there is no scale, and no gate that splits outputs."""
         return self._scale is None and self._parts == 1
 
     def product(self, x: Tensor, norm: NormParameters | None = None, activation: Activation | None = None) -> Tensor:

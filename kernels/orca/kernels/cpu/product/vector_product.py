@@ -4,9 +4,9 @@ A task walks the inputs once for every few rows (a pass), whose sums stay in reg
 weight is read once from memory, and a row once per panel from the processor's cache. Meanwhile the weights that follow
 in memory are prefetched, which a thread probably needs next (`panel_of`), one share in each pass; otherwise products of
 few rows would wait for memory. A single pass has code of its own, which prefetches two cache lines for each input,
-while a share needs one. With the same code for both, the lines of shares were prefetched twice: all products of 63 M
-parameters in float32 took 1.02 to 1.06 times as long from 2 rows on, on an Intel Xeon (for one row the same; two
-processes of each, alternating, ten rounds), and the engine 1.02 times.
+while a share needs one. With the same code for both, the lines of shares were prefetched twice. On an Intel Xeon, all
+products of 63 M parameters in float32 then took 1.02 to 1.06 times as long from 2 rows on, and the engine 1.02 times.
+One row took the same time (two processes of each, alternating, ten rounds).
 
 Half precision without pairs is multiplied as float32: a thread converts its rows once for all of its panels. If each
 panel converted them again, an input would take four instructions, while its products with both vectors take two. Rows

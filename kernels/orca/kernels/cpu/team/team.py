@@ -5,8 +5,8 @@ code.py). It runs on as many threads as PyTorch has: the calling thread, and hel
 are free for them. Each thread takes the kernel's next task from a counter until none is left, so the result does not
 depend on the number of threads. If there is only one task, no helper is woken.
 
-Calls inside `deferred` run when its block ends, one after the other without Python in between: the data that a kernel
-reads evicts Python's own code and data from the caches, and reloading them took three quarters of the time between two
+Calls inside `deferred` run when its block ends, one after the other without Python in between. The data that a kernel
+reads evicts Python's own code and data from the caches. Reloading them took three quarters of the time between two
 kernels.
 
 PyTorch's own threads are another team. PyTorch should compute little on several threads beside these kernels: the
@@ -211,7 +211,7 @@ class CallBlock:
 
     @property
     def has_varying_rows(self) -> bool:
-        """Whether there are tensors with a varying number of rows."""
+        """True if there are tensors with a varying number of rows."""
         return bool(self._rows)
 
     def bind_rows(self, rows: RowCount, tensor: Tensor) -> None:

@@ -7,14 +7,14 @@ The memory of a team is a few numbers, each in cache lines of its own. The first
 The caller writes the function and its arguments, then the state with a new number and its places, and works itself. A
 helper that sees a number that it has not helped with takes a place and is inside, by one compare-and-exchange. When the
 caller runs out of tasks, it takes the remaining places away, so no helper can enter any more. So the caller waits only
-for helpers inside, never for a thread that the operating system does not run: on a busy machine, the threads that run
+for helpers inside, never for a thread that the operating system does not run. On a busy machine, the threads that run
 at the moment do the work of a call.
 
 After each call a helper yields its processor (sched_yield). On a busy machine, a process that waits for the processor
-then gets it between two calls rather than in the middle of a task whose end the caller must await. With 63 M parameters
-and a batch of 16 on two processors shared with gateway, scheduler and Redis (Linux 6.18), this waiting took 7.7 % of
-the caller's time and now takes 3.1 %, and `orca up` generates 1.045 times as many tokens. The engine alone is as fast
-as before (0.997).
+then gets it between two calls. Otherwise it would get it in the middle of a task whose end the caller must await. This
+was measured with 63 M parameters and a batch of 16, on two processors shared with gateway, scheduler and Redis (Linux
+6.18). The waiting took 7.7 % of the caller's time and now takes 3.1 %, and `orca up` generates 1.045 times as many
+tokens. The engine alone is as fast as before (0.997).
 
 A helper spins for about as long as the gap between two calls of a step, then it sleeps. A call that finds sleeping
 helpers wakes as many as it has places.

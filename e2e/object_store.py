@@ -1,4 +1,4 @@
-"""An S3 store in the network of the first node, where pods reach it: versitygw on a folder."""
+"""An S3 store (versitygw on a folder) in the network of the first node, where pods can reach it."""
 
 import contextlib
 import socket
@@ -19,7 +19,7 @@ BUCKET = "models"
 
 
 class ObjectStore:
-    """With one bucket."""
+    """An S3 store with one bucket."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -34,7 +34,7 @@ class ObjectStore:
         self._client.create_bucket(Bucket=BUCKET)
 
     def put_folder(self, folder: Path, path: str) -> None:
-        """Each file of it, below the path."""
+        """Upload each file of a folder below the path."""
         for file in folder.iterdir():
             self._client.upload_file(str(file), BUCKET, f"{path}/{file.name}")
 
@@ -44,7 +44,7 @@ class ObjectStore:
 
 @contextmanager
 def running_store(folder: Path, address: str) -> Iterator[ObjectStore]:
-    """Args: address: of the first node, in whose network the scenarios run."""
+    """Run a store. Args: address: of the first node, because the scenarios run in its network."""
     with socket.create_server((address, 0)) as taken:
         port = taken.getsockname()[1]
     login = ["--access", KEYS["accessKeyId"], "--secret", KEYS["secretAccessKey"]]

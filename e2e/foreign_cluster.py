@@ -1,4 +1,4 @@
-"""A cluster that is not ours: nothing of Orca is there before, and nothing is left behind."""
+"""A foreign cluster: it must have nothing of Orca before, and has nothing left afterwards."""
 
 import contextlib
 import json
@@ -12,32 +12,32 @@ DEFINITION = "orcadeployments.orca-serving.io"
 
 
 @contextlib.contextmanager
-def visit(kubectl: Kubectl) -> Iterator[None]:
-    """Raises: ClusterError where somebody has installed Orca; nothing is changed then."""
+def use_foreign_cluster(kubectl: Kubectl) -> Iterator[None]:
+    """Prepare a foreign cluster, and clean up at the end. Raises: ClusterError if Orca is installed there already."""
     found = kubectl("get", "customresourcedefinition", DEFINITION, "--ignore-not-found", "--output=json")
-    check_free(json.loads(found) if found else None)
+    check_not_installed(json.loads(found) if found else None)
     mark_namespace(kubectl, target().operator_namespace)
     try:
         yield
     finally:
-        leave(kubectl)
+        clean_up(kubectl)
 
 
-def check_free(definition: Json | None) -> None:
-    """Args: definition: of the resource, as the cluster has it. Raises: ClusterError where it has one."""
+def check_not_installed(definition: Json | None) -> None:
+    """Check that the cluster has no definition of the resource. Raises: ClusterError if it has one."""
     if definition is None:
         return
     annotations = definition["metadata"].get("annotations") or {}
     name, namespace = (annotations.get(f"meta.helm.sh/release-{what}") for what in ("name", "namespace"))
-    whose = f"of release {name} in namespace {namespace}" if name else "of nobody known"
+    owner = f"of release {name} in namespace {namespace}" if name else "of an unknown owner"
     raise ClusterError(
-        f"the cluster has the definition {DEFINITION} already, {whose}: the scenarios install and remove one, which "
-        "would end every OrcaDeployment there is, so they leave this cluster alone"
+        f"the cluster already has the definition {DEFINITION}, {owner}. The scenarios install and remove one, which "
+        "would end every existing OrcaDeployment, so they do not run on this cluster"
     )
 
 
-def leave(kubectl: Kubectl) -> None:
-    """Take away what this run has made. Raises: ClusterError when somebody uses the definition meanwhile: it stays."""
+def clean_up(kubectl: Kubectl) -> None:
+    """Remove everything that this run has made. Raises: ClusterError if others use the definition, which stays then."""
     operator_namespace = target().operator_namespace
     for name in {each["metadata"]["name"] for each in own_namespaces(kubectl)} - {operator_namespace}:
         kubectl("delete", "namespace", name, "--timeout=180s", within_s=200)
@@ -49,9 +49,10 @@ def leave(kubectl: Kubectl) -> None:
 
 
 def delete_definition(kubectl: Kubectl) -> None:
+    """Delete the definition. Raises: ClusterError if a resource uses it."""
     if not kubectl("get", "customresourcedefinition", DEFINITION, "--ignore-not-found", "--output=name"):
         return
     left = kubectl("get", DEFINITION, "--all-namespaces", "--output=name").split()
     if left:
-        raise ClusterError(f"the definition {DEFINITION} stays, as it is used by {', '.join(left)}")
+        raise ClusterError(f"the definition {DEFINITION} stays, because it is used by {', '.join(left)}")
     kubectl("delete", "customresourcedefinition", DEFINITION, "--timeout=60s", within_s=70)

@@ -1,4 +1,4 @@
-"""Small pods that fit restricted Pod Security, and what leads to them."""
+"""Small pods for restricted Pod Security, and the objects that lead to them."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ Json = dict[str, Any]
 
 
 def pod(namespace: str, name: str, script: str, *, node: str | None = None, claim: str | None = None) -> Json:
-    """A pod that runs a shell script.
+    """Return a pod that runs a shell script.
 
     Args:
-        node: where it must run.
-        claim: a volume's, seen at /data.
+        node: the only node for it; None: any.
+        claim: of a volume, mounted at /data.
     """
     container: Json = {
         "name": "main",
@@ -41,19 +41,19 @@ def pod(namespace: str, name: str, script: str, *, node: str | None = None, clai
 
 
 def web_pod(namespace: str, name: str, answer: str, *, node: str | None = None) -> Json:
-    """A pod that answers each GET of / on port 8080; it is ready when it does."""
+    """Return a pod that answers GET / on port 8080, and is ready when it does."""
     made = pod(namespace, name, f"echo {answer} > /tmp/index.html && exec httpd -f -p 8080 -h /tmp", node=node)
     made["spec"]["containers"][0]["readinessProbe"] = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}
     return made
 
 
 def asking_pod(namespace: str, name: str, host: str, *, node: str) -> Json:
-    """A pod that writes what a GET of / on port 80 of the host answers, as soon as it answers."""
+    """Return a pod that prints the first answer to GET / on port 80 of the host."""
     return pod(namespace, name, f"until fetch http://{host}/; do sleep 0.2; done", node=node)
 
 
 def service(namespace: str, name: str) -> Json:
-    """Port 80 of the name leads to port 8080 of the pods that are called so."""
+    """Return a Service with port 80 for port 8080 of the pods with its name."""
     return _object(
         "v1", "Service", namespace, name, {"selector": {"app": name}, "ports": [{"port": 80, "targetPort": 8080}]}
     )
