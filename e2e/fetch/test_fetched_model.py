@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from object_store import BUCKET, KEYS, ObjectStore, running_store
 
 from cluster.kubernetes.kubectl import Kubectl
 from cluster.machine.layout import Layout
 from cluster.programs.go_programs import VERSITYGW
 from figures import record_figures
 from installation import ROOT, Json, Service, install_chart, wait_until
+from object_store import BUCKET, KEYS, ObjectStore, running_store
 
 pytestmark = [pytest.mark.e2e, pytest.mark.own_cluster, pytest.mark.timeout(600)]
 

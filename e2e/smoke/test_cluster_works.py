@@ -7,11 +7,11 @@ import urllib.request
 from collections.abc import Callable
 
 import pytest
-from manifests import asking_pod, claim, ingress, pod, service, web_pod
 
 from cluster.kubernetes.kubectl import Kubectl
 from cluster.machine.errors import ClusterError
 from cluster.machine.layout import INGRESS_ADDRESS, Layout
+from manifests import asking_pod, claim, ingress, pod, service, web_pod
 
 pytestmark = [pytest.mark.e2e, pytest.mark.own_cluster, pytest.mark.timeout(180)]
 LIMIT = "--timeout=60s"

@@ -54,7 +54,7 @@ def test_the_number_of_programs_changes_nothing_and_a_launch_can_be_repeated(mon
     qkv, cache = qkv.to(DEVICE), cache.to(DEVICE)
     outputs = []
     for programs in (1, 2, 7, 100):
-        monkeypatch.setattr(gpu_attention, "programs", lambda _, programs=programs: programs)
+        monkeypatch.setattr(gpu_attention, "grid_size", lambda _, programs=programs: programs)
         geometry = attention(rows, tables, cache, [0, 0, 1, 1])
         outputs += [geometry(qkv, cache, 0.3), geometry(qkv, cache, 0.3)]
     assert all(torch.equal(output, outputs[0]) for output in outputs)

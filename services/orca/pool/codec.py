@@ -23,8 +23,8 @@ import orjson
 
 from orca.core.domain.request import End, FinishReason, Logprob, Request, SamplingParams, Token
 
-# Bytes of Redis memory, measured on 6.2 and 7.0 (`python -m pytest tests/redis/pool -k weigh`) and rounded up. Admission
-# reserves them, so they are upper bounds; a waiting request really uses about two thirds of REQUEST_BYTES.
+# Bytes of Redis memory, measured on 6.2 and 7.0 (`python -m pytest tests/redis/pool -k weigh`) and rounded up.
+# Admission reserves them, so they are upper bounds. A waiting request really uses about two thirds of REQUEST_BYTES.
 PARENT_BYTES = 800
 REQUEST_BYTES = 1_400
 LOG_BYTES = 5_400  # a stream with its first node, which Redis allocates at 4 KiB
