@@ -72,6 +72,7 @@ def paper_api(write_s: Callable[[], float] = lambda: math.inf) -> Iterator[tuple
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize = -1  # an answer is one packet; its body does not wait 40 ms for the acknowledgement of its head
 
         def handle_any(self) -> None:
             content = self.rfile.read(int(self.headers.get("Content-Length") or 0))

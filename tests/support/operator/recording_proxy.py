@@ -162,6 +162,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body does not wait 40 ms for the acknowledgement of its head
     server: _Server
     _upstream: HTTPSConnection | None = None
 
