@@ -1,9 +1,10 @@
 """Operators that want one Lease, on one virtual clock: each call may be lost, come late, or be frozen in its middle."""
 
-import copy
 import random
 from collections import Counter
 from typing import Any
+
+import orjson
 
 from orca.operator.cluster.api_calls import ApiServerError
 from orca.operator.cluster.api_server import Leases
@@ -120,7 +121,7 @@ class PaperLeases(Leases):
 
     def read(self, *_: str) -> Json | None:
         self._suffer()
-        found = copy.deepcopy(self._world.stored)
+        found = orjson.loads(orjson.dumps(self._world.stored))
         self._suffer()
         return found
 
@@ -137,9 +138,10 @@ class PaperLeases(Leases):
         if version != (None if stored is None else stored["metadata"]["resourceVersion"]):
             raise ApiServerError(409, "it has changed")
         new = str(int(version or 0) + 1)
-        world.stored = copy.deepcopy({**lease, "metadata": {**lease["metadata"], "resourceVersion": new}})
+        written = orjson.dumps({**lease, "metadata": {**lease["metadata"], "resourceVersion": new}})
+        world.stored = orjson.loads(written)
         self._suffer()
-        return copy.deepcopy(world.stored)
+        return orjson.loads(orjson.dumps(world.stored))
 
     def _suffer(self) -> None:
         self._world.meanwhile()

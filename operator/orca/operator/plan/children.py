@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from orca.operator.domain import names
@@ -52,14 +52,19 @@ def drift(wanted: Any, there: Any, path: str = "") -> str | None:
 
     Returns: the path of the first difference; None if there is none.
     """
+    if wanted == there:
+        return None
     if isinstance(wanted, Mapping):
         if not isinstance(there, Mapping):
             return None if not wanted and there is None else path
-        found = (drift(value, there.get(key), f"{path}.{key}".lstrip(".")) for key, value in wanted.items())
-        return next((each for each in found if each is not None), None)
+        return _first_drift((value, there.get(key), f"{path}.{key}".lstrip(".")) for key, value in wanted.items())
     if isinstance(wanted, list) and isinstance(there, list) and len(wanted) == len(there):
-        found = (drift(*pair, f"{path}[{index}]") for index, pair in enumerate(zip(wanted, there, strict=True)))
-        return next((each for each in found if each is not None), None)
+        pairs = enumerate(zip(wanted, there, strict=True))
+        return _first_drift((one, other, f"{path}[{index}]") for index, (one, other) in pairs)
     # The API server leaves out empty fields and defaults.
-    is_same = wanted == there or (not wanted and there is None) or is_same_quantity(wanted, there)
+    is_same = (not wanted and there is None) or is_same_quantity(wanted, there)
     return None if is_same else path
+
+
+def _first_drift(fields: Iterable[tuple[Any, Any, str]]) -> str | None:
+    return next((found for wanted, there, path in fields if (found := drift(wanted, there, path)) is not None), None)
