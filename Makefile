@@ -16,6 +16,8 @@ help:  ## list these targets
 run: .venv/.installed-local  ## install, then serve the small model on http://127.0.0.1:8000
 	@exec .venv/bin/orca up $(ARGS)
 
+# Tests start many processes: each finds our modules compiled, also where containers forbid to write bytecode.
+unexport PYTHONDONTWRITEBYTECODE
 # One computing thread per process: the tests start many processes and measure none.
 quick test check-slow prove: export OMP_NUM_THREADS ?= 1
 # The set for development holds what these tests need; without it a small one is enough, which no PyTorch is part of.
