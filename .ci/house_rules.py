@@ -42,6 +42,7 @@ SHARED_NAMES = frozenset({"Settings", "Metrics"})
 
 _DOCUMENT = re.compile(r"(?<![\w/*])([\w./-]+\.md)\b")
 _SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+(?=[A-Z`(\"'\d])|\n\s*\n")
+_COLUMNS = re.compile(r"\S {3,}\S|[│├└]")  # of a table or a tree
 _WORD = re.compile(r"[A-Za-z][\w'.-]*")
 
 
@@ -175,7 +176,9 @@ def prose_of(source: str) -> Iterator[Prose]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT or token.string.startswith(("#!", "# noqa", "# type:")):
             continue
-        if token.start[0] != last_line + 1 or not block:
+        # A comment after code on its line stands alone: the next field's comment is another sentence.
+        is_after_code = bool(token.line[: token.start[1]].strip())
+        if token.start[0] != last_line + 1 or is_after_code:
             if block:
                 yield Prose(block_line, "\n".join(block), is_docstring=False)
             block, block_line = [], token.start[0]
@@ -197,7 +200,8 @@ def sentences_of(text: str) -> Iterator[str]:
     kept = []
     for number, line in enumerate(lines):
         is_indented = number > 0 and len(line) - len(line.lstrip()) > margin
-        kept.append("" if is_indented or re.match(r"\s*([-*|]|\d\.) ?", line) else line)
+        is_row = re.match(r"\s*([-*|]|\d\.) ?", line) or _COLUMNS.search(line)
+        kept.append("" if is_indented or is_row else line)
     yield from (sentence for sentence in _SENTENCE_END.split("\n".join(kept)) if sentence and sentence.strip())
 
 
