@@ -172,16 +172,16 @@ def prose_of(source: str) -> Iterator[Prose]:
                 case ast.Expr(value=ast.Constant(value=str(text))):
                     yield Prose(statement.lineno, text, is_docstring=True)
     block: list[str] = []
-    block_line = last_line = 0
+    block_line = last_line = column = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT or token.string.startswith(("#!", "# noqa", "# type:")):
             continue
         # A comment after code on its line stands alone: the next field's comment is another sentence.
         is_after_code = bool(token.line[: token.start[1]].strip())
-        if token.start[0] != last_line + 1 or is_after_code:
+        if token.start[0] != last_line + 1 or is_after_code or token.start[1] != column:
             if block:
                 yield Prose(block_line, "\n".join(block), is_docstring=False)
-            block, block_line = [], token.start[0]
+            block, (block_line, column) = [], token.start
         block.append(token.string.lstrip("# "))
         last_line = token.start[0]
     if block:

@@ -17,7 +17,7 @@ from orca.worker.models.config import LlamaConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class DecodeOperation:
     """Part of a step."""
 
     name: str
@@ -39,36 +39,38 @@ class Limit:
     operations: list[dict[str, Any]]  # of each: its name, what it moves and multiplies, and seconds of all its times
 
 
-def decode_operations(config: LlamaConfig, batch: int, context: int, dtype: torch.dtype) -> Iterator[Operation]:
+def decode_operations(config: LlamaConfig, batch: int, context: int, dtype: torch.dtype) -> Iterator[DecodeOperation]:
     """Of a step in which `batch` requests run one token each, which sees `context` positions, itself included."""
     size, layers, vocab = dtype.itemsize, config.num_layers, config.vocab_size
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
-    def product(name: str, inputs: int, outputs: int, *, adds: bool = False) -> Operation:
+    def product(name: str, inputs: int, outputs: int, *, adds: bool = False) -> DecodeOperation:
         """A layer's linear. Args: adds: its outputs are added to what is there, which is read."""
         moved = inputs * outputs + batch * (inputs + outputs * (2 if adds else 1))
-        return Operation(name=name, times=layers, bytes=size * moved, product=(batch, inputs, outputs))
+        return DecodeOperation(name=name, times=layers, bytes=size * moved, product=(batch, inputs, outputs))
 
     rows = 2 * batch * hidden * size
-    yield Operation(name="embedding", bytes=rows)
-    yield Operation(name="norms", times=2 * layers + 1, bytes=rows)
+    yield DecodeOperation(name="embedding", bytes=rows)
+    yield DecodeOperation(name="norms", times=2 * layers + 1, bytes=rows)
     yield product("query, key, value", hidden, queries + 2 * keys)
     turned = 2 * batch * (queries + 2 * keys) * size
-    yield Operation(name="rotation and cache", times=layers, bytes=turned)
+    yield DecodeOperation(name="rotation and cache", times=layers, bytes=turned)
     seen = (2 * batch * context * keys + 2 * batch * queries) * size
-    yield Operation(name="attention", times=layers, bytes=seen)
+    yield DecodeOperation(name="attention", times=layers, bytes=seen)
     yield product("attention output", queries, hidden, adds=True)
     yield product("gate and up", hidden, 2 * inner)
-    yield Operation(name="silu(gate) * up", times=layers, bytes=3 * batch * inner * size)
+    yield DecodeOperation(name="silu(gate) * up", times=layers, bytes=3 * batch * inner * size)
     yield product("down", inner, hidden, adds=True)
     # Logits are float32.
     head = size * (hidden * vocab + batch * hidden) + 4 * batch * vocab
-    yield Operation(name="head", bytes=head, product=(batch, hidden, vocab))
-    yield Operation(name="choice of tokens", bytes=4 * batch * vocab)
+    yield DecodeOperation(name="head", bytes=head, product=(batch, hidden, vocab))
+    yield DecodeOperation(name="choice of tokens", bytes=4 * batch * vocab)
 
 
-def limit_of(operations: Iterator[Operation], copy_bytes_s: float, flops_s: Callable[[int, int, int], float]) -> Limit:
+def limit_of(
+    operations: Iterator[DecodeOperation], copy_bytes_s: float, flops_s: Callable[[int, int, int], float]
+) -> Limit:
     """
     Args:
         copy_bytes_s: read and written, of a copy.

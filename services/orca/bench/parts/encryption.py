@@ -26,7 +26,7 @@ BATCHES = (1, 16)
 NAME = "all.parts.svc"
 
 
-class Group:
+class TwoStageGroup:
     """Two stages and their master."""
 
     def __init__(self, folder: Path, shown: TlsFiles | None, *flags: str) -> None:
@@ -71,8 +71,8 @@ async def measure(epochs: int, folder: Path) -> dict[str, Any]:
         (folder / name).write_text(text)
     shown = TlsFiles(folder / CA, folder / CERTIFICATE, folder / KEY, NAME)
     flags = ["--tls-ca-file", shown.ca, "--tls-certificate-file", shown.certificate, "--tls-key-file", shown.key]
-    encrypted = Group(folder / "encrypted", shown, *map(str, flags), "--tls-server-name", NAME)
-    plain = Group(folder / "plain", None)
+    encrypted = TwoStageGroup(folder / "encrypted", shown, *map(str, flags), "--tls-server-name", NAME)
+    plain = TwoStageGroup(folder / "plain", None)
     times: dict[int, list[tuple[float, float]]] = {batch: [] for batch in BATCHES}
     try:
         for _ in range(epochs):
@@ -84,7 +84,7 @@ async def measure(epochs: int, folder: Path) -> dict[str, Any]:
     return {"steps": epochs * (STEPS - 1 - WARM_UP)} | {f"batch {batch}": _compared(times[batch]) for batch in BATCHES}
 
 
-async def _take_turns(plain: Group, encrypted: Group, batch: int) -> list[tuple[float, float]]:
+async def _take_turns(plain: TwoStageGroup, encrypted: TwoStageGroup, batch: int) -> list[tuple[float, float]]:
     """Milliseconds of each pair of steps, plain and encrypted; who goes first alternates."""
     await plain.begin(batch)
     await encrypted.begin(batch)

@@ -56,7 +56,7 @@ class MemoryPool(RequestPool):
     """The pool of one deployment in this process.
 
     The class is long because the protocol has one method per transition. Each rule that a transition applies is a small
-    method after it, so that a test of the protocol can leave out one rule in a subclass and see what it is for.
+    method after it. So a test of the protocol can leave out one rule in a subclass and see what it is for.
     """
 
     state_class = PoolState

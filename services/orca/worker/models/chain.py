@@ -36,7 +36,7 @@ from orca.kernels.contract.reference import KvWrite
 from orca.kernels.device import kernels_of
 from orca.worker.models.blocks import StepContext, feature_span
 from orca.worker.models.config import CHAIN_CHOICES, ChainConfig
-from orca.worker.models.family import ModelFamily
+from orca.worker.models.family import FamilyParts
 from orca.worker.models.weights import RankWeights
 from orca.worker.parallel.shard import heads_of
 
@@ -151,7 +151,7 @@ def _whole_numbers(weights: RankWeights, name: str, size: int, span: tuple[int, 
     return tensor.long()
 
 
-FAMILY = ModelFamily(
+FAMILY = FamilyParts(
     embedding=ChainEmbedding,
     layer=ChainLayer,
     head=ChainHead,
