@@ -6,6 +6,8 @@
 
 docstring   A docstring begins with a verb or with a noun as its subject, not with a preposition or a relative word.
 class       The name of a public class exists once in the product, but for Settings and Metrics of each service.
+size        A class has at most 200 lines and 15 methods. LARGE_CLASSES may be larger; the docstring of each says
+            why it is "one idea".
 folder      A folder of product code holds at most 15 modules.
 document    A comment or docstring cites only documents that are in the repository.
 sentence    A sentence of a comment or docstring has at most 30 words.
@@ -39,6 +41,9 @@ PREPOSITIONS = (
 RELATIVES = "that what whatever which who whom whose whoever whether where wherever when whenever how why if because so"
 NO_SUBJECT = frozenset(f"{PREPOSITIONS} {RELATIVES}".split())
 SHARED_NAMES = frozenset({"Settings", "Metrics"})
+LARGE_CLASSES = frozenset(
+    {"Connection", "Controller", "MemoryPool", "Rank", "RedisPool", "RendezvousStore", "RequestPool"}
+)
 
 _DOCUMENT = re.compile(r"(?<![\w/*])([\w./-]+\.md)\b")
 _SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+(?=[A-Z`(\"'\d])|\n\s*\n")
@@ -71,6 +76,11 @@ class ClassSize:
     lines: int
     methods: int
     is_public: bool
+    docstring: str
+
+    @property
+    def is_large(self) -> bool:
+        return self.lines > CLASS_LINES or self.methods > CLASS_METHODS
 
 
 def main() -> int:
@@ -126,6 +136,7 @@ def check(sources: dict[Path, str], documents: set[str]) -> Iterator[Violation]:
             yield from check_documents(prose.text, place, documents)
             yield from check_sentences(prose.text, place)
     yield from check_classes(sources)
+    yield from check_sizes(sources)
     yield from check_folders(sources)
 
 
@@ -156,6 +167,18 @@ def check_classes(sources: dict[Path, str]) -> Iterator[Violation]:
     for name, where in places.items():
         if len(where) > 1:
             yield Violation("class", where[0], f"{name} is the name of {len(where)} classes: {', '.join(where)}")
+
+
+def check_sizes(sources: dict[Path, str]) -> Iterator[Violation]:
+    for found in classes_of(sources):
+        size = f"{found.name} has {found.lines} lines and {found.methods} methods"
+        if found.name not in LARGE_CLASSES:
+            if found.is_large:
+                yield Violation("size", found.place, f"{size}: split it, or see LARGE_CLASSES")
+        elif not found.is_large:
+            yield Violation("size", found.place, f"{size}: take it out of LARGE_CLASSES")
+        elif "one idea" not in found.docstring:
+            yield Violation("size", found.place, f"{size}: its docstring does not say why it is one idea")
 
 
 def check_folders(sources: dict[Path, str]) -> Iterator[Violation]:
@@ -214,7 +237,9 @@ def classes_of(sources: dict[Path, str]) -> Iterator[ClassSize]:
                 methods = sum(isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) for item in node.body)
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 place = f"{path}:{node.lineno}"
-                yield ClassSize(node.name, place, lines, methods, is_public=not node.name.startswith("_"))
+                docstring = ast.get_docstring(node) or ""
+                is_public = not node.name.startswith("_")
+                yield ClassSize(node.name, place, lines, methods, is_public=is_public, docstring=docstring)
 
 
 def modules_by_folder(sources: dict[Path, str]) -> Counter[Path]:
@@ -237,7 +262,7 @@ def report(sources: dict[Path, str], violations: list[Violation]) -> None:
     folders = modules_by_folder(sources)
     print("modules in the largest folders:", ", ".join(f"{folder} {count}" for folder, count in folders.most_common(8)))
     sizes = sorted(classes_of(sources), key=lambda size: -size.lines)
-    large = [size for size in sizes if size.lines > CLASS_LINES or size.methods > CLASS_METHODS]
+    large = [size for size in sizes if size.is_large]
     print(f"classes over {CLASS_LINES} lines or {CLASS_METHODS} methods: {len(large)}")
     for size in large[:20]:
         print(f"  {size.name} {size.lines} lines, {size.methods} methods ({size.place})")

@@ -59,7 +59,10 @@ class StaleCall(Exception):
 
 
 class RequestPool(Protocol):
-    """All requests and their token logs. The class is long because the protocol has one method per transition."""
+    """All requests and their token logs.
+
+    The class is long but one idea: the protocol, which has one method per transition.
+    """
 
     @property
     def reader_lease_s(self) -> float:

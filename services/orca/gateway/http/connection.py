@@ -49,10 +49,10 @@ class _Phase(enum.Enum):
 
 
 class Connection(HttpToolsProtocol):
-    """A subclass names its `open_connections` (see `connection_class`).
+    """One connection of a client. A subclass names its `open_connections` (see `connection_class`).
 
-    Most methods here are callbacks that uvicorn, its parser and asyncio name, so the class has more of them than one
-    idea needs. What they decide is in bounds.py and closing.py.
+    The class is large but one idea: the callbacks of one connection. uvicorn, its parser and asyncio name most of them.
+    The rules that the callbacks apply are in bounds.py and closing.py.
     """
 
     open_connections: OpenConnections

@@ -52,7 +52,7 @@ _START = b"ORCA_RANK_START"
 class Rank:
     """The process's main loop and its threads.
 
-    The class is longer than 200 lines because its threads share its state, and each part of that state has one writer.
+    The class is long but one idea: the state that its threads share. Each part of that state has one writer.
     """
 
     def __init__(
