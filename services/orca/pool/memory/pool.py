@@ -56,7 +56,8 @@ class MemoryPool(RequestPool):
     """The pool of one deployment in this process.
 
     The class is long but one idea: the protocol over one state, with one method per transition. Each rule that a
-    transition applies is a small method after it. So a test of the protocol can leave out one rule in a subclass and see what it is for.
+    transition applies is a small method after it. So a test of the protocol can leave out one rule in a subclass and
+    see what it is for.
     """
 
     state_class = PoolState
