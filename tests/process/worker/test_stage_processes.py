@@ -166,7 +166,7 @@ async def test_the_neighbour_of_a_killed_rank_logs_in_one_line_that_it_is_gone(
     await asyncio.to_thread(group.stop)
     logged = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     [said] = [line for line in logged if line["service"] == "worker-1-rank-0" and line["level"] != "info"]
-    assert (said["level"], said["message"]) == ("warning", "another rank is gone, the group forms anew")
+    assert (said["level"], said["message"]) == ("warning", "another rank is gone, the group forms again")
     assert said["doing"] == "step 1: waits for activations"
     assert "\n" not in said["reason"]
 

@@ -74,7 +74,7 @@ def draw(
         log: `x`, `y` or both: axes with a logarithmic scale. A linear axis begins at 0.
     """
     if len(curves) > len(_MARKS):
-        raise ValueError(f"{len(curves)} curves; nobody can tell more than {len(_MARKS)} apart")
+        raise ValueError(f"{len(curves)} curves; readers cannot distinguish more than {len(_MARKS)}")
     top = _TOP + _LEGEND_LINE * math.ceil(len(curves) / 2)
     across = _Axis([x for points in curves.values() for x, _ in points], _LEFT, _WIDTH - _RIGHT, is_log="x" in log)
     up = _Axis([y for points in curves.values() for _, y in points], _HEIGHT - _BOTTOM, top, is_log="y" in log)

@@ -1,4 +1,4 @@
-"""Tables of figures in Markdown, and the lines that say how these figures were measured."""
+"""Tables of figures in Markdown, and the lines that show how these figures were measured."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -34,7 +34,7 @@ def render_table(block: Block, results: Results) -> str:
 
 
 def _head(values: _Key, keys: Sequence[str], figures: Sequence[Figure]) -> str:
-    """Return the title of a column: what it has, in which unit, and the settings that tell it from the others."""
+    """Return the title of a column: the quantity, its unit, and the settings that distinguish it from other columns."""
     if not keys:
         return "Value"
     parts = []
@@ -117,7 +117,7 @@ def _legend(figures: Sequence[Figure], block: Block) -> str:
 
 
 def sources(figures: Iterable[Figure], block: Block) -> str:
-    """Return a list of the commands, each with where and when it ran; nothing where a block below has the same list."""
+    """Return a list of the commands, each with its machine and date; nothing if a block below has the same list."""
     if block.options.get("sources") == "below":
         return ""
     ran: dict[str, dict[str, set[int]]] = {}

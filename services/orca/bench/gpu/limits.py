@@ -1,7 +1,8 @@
-"""How fast a decode step could be on this device: the sum over its operations of what bounds each of them.
+"""The lower bound of a decode step's time on this device: the sum of the bounds of its operations.
 
-An operation takes at least the bytes that it has to move at the speed of a copy, and at least its products at the rate
-of PyTorch's own product of that very shape; whichever is longer counts. Both are measured in the same run.
+An operation has to move its bytes, which takes at least their time at the speed of a copy. It also has to compute its
+products, which takes at least their time at the rate of PyTorch's own product of the same shape. The longer time
+counts. Both rates are measured in the same run.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,11 +19,11 @@ from orca.worker.models.config import LlamaConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeOperation:
-    """Part of a step."""
+    """A part of a step."""
 
     name: str
     times: int = 1  # in a step
-    bytes: int  # each time: read and written
+    bytes: int  # read and written each time
     product: tuple[int, int, int] | None = None  # rows, inputs, outputs
 
     @property
@@ -32,21 +33,21 @@ class DecodeOperation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """Of a step."""
+    """The lower bound of a step's time."""
 
     seconds: float
-    by: str  # memory or products: what bounds more of it
-    operations: list[dict[str, Any]]  # of each: its name, what it moves and multiplies, and seconds of all its times
+    by: str  # memory or products, whichever bounds the larger part of the time
+    operations: list[dict[str, Any]]  # name, bytes, products and total seconds of each
 
 
 def decode_operations(config: LlamaConfig, batch: int, context: int, dtype: torch.dtype) -> Iterator[DecodeOperation]:
-    """Of a step in which `batch` requests run one token each, which sees `context` positions, itself included."""
+    """Yield the operations of a step in which `batch` tokens run. Args: context: positions that each token sees."""
     size, layers, vocab = dtype.itemsize, config.num_layers, config.vocab_size
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
     def product(name: str, inputs: int, outputs: int, *, adds: bool = False) -> DecodeOperation:
-        """A layer's linear. Args: adds: its outputs are added to what is there, which is read."""
+        """Return a layer's linear. Args: adds: its outputs are added to numbers in memory, which are read."""
         moved = inputs * outputs + batch * (inputs + outputs * (2 if adds else 1))
         return DecodeOperation(name=name, times=layers, bytes=size * moved, product=(batch, inputs, outputs))
 
@@ -73,8 +74,8 @@ def limit_of(
 ) -> Limit:
     """
     Args:
-        copy_bytes_s: read and written, of a copy.
-        flops_s: of a product of [rows, inputs] and [inputs, outputs].
+        copy_bytes_s: bytes that a copy reads and writes per second.
+        flops_s: returns the rate of a product of [rows, inputs] and [inputs, outputs].
     """
     told = []
     bound = {"memory": 0.0, "products": 0.0}
@@ -88,8 +89,9 @@ def limit_of(
 
 
 def product_rates(clock: Clock, dtype: torch.dtype) -> Callable[[int, int, int], float]:
-    """PyTorch's products of any shape, each measured once: with the weight [out, in], as models have it, and [in, out],
-    of which the faster one is the limit."""
+    """Return a function that gives the rate of PyTorch's product of a shape, which it measures once. The weight is laid
+    out as [out, in], like in models, and as [in, out]. The faster of the two is the limit.
+    """
 
     @cache
     def flops_s(rows: int, inputs: int, outputs: int) -> float:

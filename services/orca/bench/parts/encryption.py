@@ -38,7 +38,7 @@ class TwoStageGroup:
         self._next: Step | None = None
 
     async def begin(self, batch: int) -> None:
-        """An epoch with so many requests."""
+        """Form an epoch, with this many requests."""
         epoch = self.stages.next_epoch()
         await self._engine.form(epoch)
         new = tuple(new_request(handle, (handle, 1), STEPS) for handle in range(1, batch + 1))
@@ -47,7 +47,7 @@ class TwoStageGroup:
         self._results = self._engine.results()
 
     async def step(self) -> tuple[float, list[int]]:
-        """Run the next one. Returns: milliseconds, and the tokens drawn."""
+        """Run the next step. Returns: milliseconds, and the tokens drawn."""
         assert self._next is not None
         number = self._next.number
         started = time.perf_counter()
@@ -85,7 +85,7 @@ async def measure(epochs: int, folder: Path) -> dict[str, Any]:
 
 
 async def _take_turns(plain: TwoStageGroup, encrypted: TwoStageGroup, batch: int) -> list[tuple[float, float]]:
-    """Milliseconds of each pair of steps, plain and encrypted; who goes first alternates."""
+    """Return the milliseconds of each pair of steps, plain and encrypted. The two groups alternate in going first."""
     await plain.begin(batch)
     await encrypted.begin(batch)
     pairs = []
@@ -100,7 +100,7 @@ async def _take_turns(plain: TwoStageGroup, encrypted: TwoStageGroup, batch: int
 
 
 def _compared(pairs: list[tuple[float, float]]) -> dict[str, Any]:
-    """Medians, and the quartiles of the differences within a pair."""
+    """Return the medians, and the quartiles of the differences within a pair."""
     quartiles = statistics.quantiles([encrypted - plain for plain, encrypted in pairs], n=4)
     return {
         "plain_ms": round(statistics.median(plain for plain, _ in pairs), 3),

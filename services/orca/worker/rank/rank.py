@@ -4,7 +4,7 @@ If its kernels were never compiled on this machine, it compiles them and starts 
 is that of all later processes (kernels/cpu/team/code.py, `has_compiled`).
 
 The main thread loads its slice of the weights, then computes. A reader thread takes frames from the controller, also
-while the main thread computes or waits for a peer: it sees an order to leave an epoch, or the controller's death. A
+while the main thread computes or waits for a peer. So it sees an order to leave an epoch, or the controller's death. A
 third thread sends the heartbeat. A fourth one reads the master's link if this rank is the whole group (master_link.py).
 """
 
@@ -181,7 +181,7 @@ class Rank:
         is_peers = is_link and self._current.steps is not None
         if is_peers and not is_wanted:
             fields = {"epoch": epoch, "doing": doing, "reason": reason.partition("\n")[0]}
-            log.warning("another rank is gone, the group forms anew", extra=fields)
+            log.warning("another rank is gone, the group forms again", extra=fields)
         # Frames of the traceback hold tensors and sends of the dead groups.
         log.log(
             logging.DEBUG if is_wanted or is_peers else logging.ERROR,

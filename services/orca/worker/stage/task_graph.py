@@ -54,7 +54,7 @@ class TaskGraph:
     tasks: tuple[Node, ...]
     """The nodes of `module` that work on the device, in its order."""
     edges: tuple[Edge, ...]
-    """(from, to), as places in `tasks`, ascending: `to` runs after `from`."""
+    """Pairs (from, to) of places in `tasks`, ascending: `to` runs after `from`."""
 
 
 def trace(function: Callable[..., object], *inputs: object) -> TaskGraph:
