@@ -225,7 +225,7 @@ class Controller:
         try:
             verdict = await current.order.admit(epoch, message.number, wait_s)
         except TimeoutError as error:
-            detail = f"step {message.number} waited in vain for step {current.order.last + 1}"
+            detail = f"step {message.number} cannot run: step {current.order.last + 1} did not come in time"
             raise TimeoutError(detail) from error
         if verdict is StepVerdict.ACCEPTED:
             # No await from here on: steps leave in the order in which they were admitted.

@@ -45,7 +45,7 @@ def outweighs(later: FailureCause, earlier: FailureCause | None) -> bool:
 
 
 def out_of_memory_kills(root: Path = Path("/")) -> int:
-    """Return how many processes of this container the kernel has killed because memory ran out; 0 if nobody counts.
+    """Return how many processes of this container the kernel has killed because memory ran out; 0 without a count.
 
     Source: `oom_kill` of memory.events (cgroup v2) or memory.oom_control (v1), of the innermost cgroup that is mounted.
     """

@@ -213,7 +213,7 @@ class Rank:
                     self._end_master_link("the stage stops")
                 self._inbox.put(frame)
         except Exception:
-            log.exception("a frame of the controller was not understood")
+            log.exception("a frame of the controller could not be handled")
         os._exit(1)
 
     def _take_link(self, epoch: int, arrived: bytes) -> None:
@@ -320,7 +320,7 @@ def _first_payload(frame_socket: FrameSocket[RankFrameKind]) -> bytes:
 
 def _start_again(descriptor: int, start: bytes) -> NoReturn:
     """Start this process again. A stop order that came right after the start may be lost; then the rank is killed."""
-    log.info("kernels are compiled, the process starts again and finds them kept")
+    log.info("kernels are compiled, the process starts again and loads them from the cache")
     logging.shutdown()
     os.set_inheritable(descriptor, True)
     os.execve(sys.executable, sys.orig_argv, os.environb | {_START: start})

@@ -1,4 +1,4 @@
-"""One rank's share of a stage: the state of its requests, and what it computes for a step.
+"""One rank's share of a stage: the state of its requests, and the computation of a step.
 
 The executor calls it on each rank, in step order:
 

@@ -121,7 +121,7 @@ def _access(node: Node, storages: dict[Node, frozenset[int]]) -> Access | None:
     if torch.Tag.inplace_view in node.target.tags:
         raise ValueError(f"{node.target} changes a tensor's shape in place, which earlier views would not see")
     if "c10d" in node.target.namespace:
-        raise ValueError(f"{node.target} talks to other ranks, which must all call it in the same order")
+        raise ValueError(f"{node.target} communicates with other ranks, which must all call it in the same order")
     touched = frozenset[int]().union(*(storages[each] for each in node.all_input_nodes))
     written = frozenset[int]().union(*(storages[each] for each in _written(node, node.target)))
     made = storages[node] - touched

@@ -121,7 +121,7 @@ def fastest_layout(
 
 
 def shape_name(weight: Tensor, dtype: torch.dtype) -> str:
-    """Return what a layout is chosen by: `512 x 1536 float32`. Args: dtype: of rows."""
+    """Return the key by which a layout is chosen, such as `512 x 1536 float32`. Args: dtype: of rows."""
     return f"{weight.shape[0]} x {weight.shape[1]} {str(dtype).removeprefix('torch.')}"
 
 
