@@ -23,9 +23,7 @@ from orca.kernels.plain import PlainKernels
 
 
 class TritonKernels(PlainKernels):
-    """Kernels for tensors of float32, bfloat16 and float16. PyTorch's own operations stay where each is a single
-    kernel.
-    """
+    """Kernels for tensors of float32, bfloat16 and float16. Operations that are one kernel in PyTorch stay as they are."""
 
     def prepare(self, sizes: ModelSizes) -> bool:
         """Launch all kernels of such a model once, with one token: seconds if they were never compiled.

@@ -48,8 +48,10 @@ def _rounded(value: float) -> float:
 def append(file: Path | None, found: Iterable[Measured], *, words: Sequence[str], device: str | None = None) -> None:
     """Append the figures of one command.
 
-    Args: file: None: write nothing. words: the command line, from the program on. device: the GPU that was measured
-        (None: the processor of this machine).
+    Args:
+        file: None: write nothing.
+        words: the command line, from the program on.
+        device: the GPU that was measured (None: the processor of this machine).
     """
     if file is None:
         return

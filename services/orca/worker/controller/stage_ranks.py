@@ -35,8 +35,9 @@ class StageRanks:
         on_failure: Callable[[str, FailureCause], None],
     ) -> None:
         """
-        Args: on_result, on_broken: as those of RankProcess. on_failure: gets the reason why the present epoch cannot go
-            on, and the cause.
+        Args:
+            on_result, on_broken: as those of RankProcess.
+            on_failure: gets the reason why the present epoch cannot go on, and the cause.
         """
         self.processes: list[RankProcess] = []  # in order of ranks; a rank that is started again is missing
         self.hopeless: asyncio.Future[OrcaError] = asyncio.get_running_loop().create_future()

@@ -33,8 +33,9 @@ def remembered_layout(
 ) -> type[Linear]:
     """Return the layout that an earlier start chose for a weight of this shape; if none has, choose one and keep it.
 
-    Args: choose: the function that chooses; None: `fastest_layout`. dtype, layouts, is_together: as those of
-        `fastest_layout`.
+    Args:
+        choose: the function that chooses; None: `fastest_layout`.
+        dtype, layouts, is_together: as those of `fastest_layout`.
     """
     choose = choose or partial(fastest_layout, dtype=dtype, layouts=layouts, is_together=is_together)
     name = shape_name(weight, dtype or weight.dtype)
@@ -51,9 +52,7 @@ def remembered_layout(
 
 
 def _confirmed(weight: Tensor, bias: Tensor | None, choose: ChooseLayout) -> type[Linear]:
-    """Return the layout that wins two of three times. It is kept for long, and other processes may have disturbed one
-    timing.
-    """
+    """Return the layout that wins two of three times: it is kept for long, and other processes may disturb a timing."""
     first = choose(weight, bias)
     return first if choose(weight, bias) is first else choose(weight, bias)
 
