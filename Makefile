@@ -103,9 +103,9 @@ lint: .venv/.installed-dev  ## ruff
 types: .venv/.installed-dev  ## mypy, strict
 	.venv/bin/mypy
 
-# What is allowed is what was left when the check came; these numbers only go down.
-house-rules: .venv/.installed-dev  ## starts of docstrings, names of classes, sizes of folders, long sentences
-	.venv/bin/python .ci/house_rules.py --allow sentence=179 --allow docstring=41 --allow class=5
+# The rules that ruff, mypy and import-linter do not know. Nothing may break them (.ci/house_rules.py lists them).
+house-rules: .venv/.installed-dev  ## starts of docstrings, names and sizes of classes, sizes of folders, long sentences
+	.venv/bin/python .ci/house_rules.py
 
 imports: .venv/.installed-dev  ## arrows between rooms go one way (import-linter)
 	PYTHONPATH=e2e .venv/bin/lint-imports

@@ -6,6 +6,8 @@
 
 docstring   A docstring begins with a verb or with a noun as its subject, not with a preposition or a relative word.
 class       The name of a public class exists once in the product, but for Settings and Metrics of each service.
+size        A class has at most 200 lines and 15 methods. LARGE_CLASSES may be larger; the docstring of each says
+            why it is "one idea".
 folder      A folder of product code holds at most 15 modules.
 document    A comment or docstring cites only documents that are in the repository.
 sentence    A sentence of a comment or docstring has at most 30 words.
@@ -39,9 +41,13 @@ PREPOSITIONS = (
 RELATIVES = "that what whatever which who whom whose whoever whether where wherever when whenever how why if because so"
 NO_SUBJECT = frozenset(f"{PREPOSITIONS} {RELATIVES}".split())
 SHARED_NAMES = frozenset({"Settings", "Metrics"})
+LARGE_CLASSES = frozenset(
+    {"Connection", "Controller", "MemoryPool", "Rank", "RedisPool", "RendezvousStore", "RequestPool"}
+)
 
 _DOCUMENT = re.compile(r"(?<![\w/*])([\w./-]+\.md)\b")
 _SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+(?=[A-Z`(\"'\d])|\n\s*\n")
+_COLUMNS = re.compile(r"\S {3,}\S|[│├└]")  # of a table or a tree
 _WORD = re.compile(r"[A-Za-z][\w'.-]*")
 
 
@@ -70,6 +76,11 @@ class ClassSize:
     lines: int
     methods: int
     is_public: bool
+    docstring: str
+
+    @property
+    def is_large(self) -> bool:
+        return self.lines > CLASS_LINES or self.methods > CLASS_METHODS
 
 
 def main() -> int:
@@ -125,6 +136,7 @@ def check(sources: dict[Path, str], documents: set[str]) -> Iterator[Violation]:
             yield from check_documents(prose.text, place, documents)
             yield from check_sentences(prose.text, place)
     yield from check_classes(sources)
+    yield from check_sizes(sources)
     yield from check_folders(sources)
 
 
@@ -157,6 +169,18 @@ def check_classes(sources: dict[Path, str]) -> Iterator[Violation]:
             yield Violation("class", where[0], f"{name} is the name of {len(where)} classes: {', '.join(where)}")
 
 
+def check_sizes(sources: dict[Path, str]) -> Iterator[Violation]:
+    for found in classes_of(sources):
+        size = f"{found.name} has {found.lines} lines and {found.methods} methods"
+        if found.name not in LARGE_CLASSES:
+            if found.is_large:
+                yield Violation("size", found.place, f"{size}: split it, or see LARGE_CLASSES")
+        elif not found.is_large:
+            yield Violation("size", found.place, f"{size}: take it out of LARGE_CLASSES")
+        elif "one idea" not in found.docstring:
+            yield Violation("size", found.place, f"{size}: its docstring does not say why it is one idea")
+
+
 def check_folders(sources: dict[Path, str]) -> Iterator[Violation]:
     for folder, modules in modules_by_folder(sources).items():
         if modules > MODULES_MAX:
@@ -171,14 +195,16 @@ def prose_of(source: str) -> Iterator[Prose]:
                 case ast.Expr(value=ast.Constant(value=str(text))):
                     yield Prose(statement.lineno, text, is_docstring=True)
     block: list[str] = []
-    block_line = last_line = 0
+    block_line = last_line = column = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT or token.string.startswith(("#!", "# noqa", "# type:")):
             continue
-        if token.start[0] != last_line + 1 or not block:
+        # A comment after code on its line stands alone: the next field's comment is another sentence.
+        is_after_code = bool(token.line[: token.start[1]].strip())
+        if token.start[0] != last_line + 1 or is_after_code or token.start[1] != column:
             if block:
                 yield Prose(block_line, "\n".join(block), is_docstring=False)
-            block, block_line = [], token.start[0]
+            block, (block_line, column) = [], token.start
         block.append(token.string.lstrip("# "))
         last_line = token.start[0]
     if block:
@@ -197,7 +223,8 @@ def sentences_of(text: str) -> Iterator[str]:
     kept = []
     for number, line in enumerate(lines):
         is_indented = number > 0 and len(line) - len(line.lstrip()) > margin
-        kept.append("" if is_indented or re.match(r"\s*([-*|]|\d\.) ?", line) else line)
+        is_row = re.match(r"\s*([-*|]|\d\.) ?", line) or _COLUMNS.search(line)
+        kept.append("" if is_indented or is_row else line)
     yield from (sentence for sentence in _SENTENCE_END.split("\n".join(kept)) if sentence and sentence.strip())
 
 
@@ -210,7 +237,9 @@ def classes_of(sources: dict[Path, str]) -> Iterator[ClassSize]:
                 methods = sum(isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) for item in node.body)
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 place = f"{path}:{node.lineno}"
-                yield ClassSize(node.name, place, lines, methods, is_public=not node.name.startswith("_"))
+                docstring = ast.get_docstring(node) or ""
+                is_public = not node.name.startswith("_")
+                yield ClassSize(node.name, place, lines, methods, is_public=is_public, docstring=docstring)
 
 
 def modules_by_folder(sources: dict[Path, str]) -> Counter[Path]:
@@ -233,7 +262,7 @@ def report(sources: dict[Path, str], violations: list[Violation]) -> None:
     folders = modules_by_folder(sources)
     print("modules in the largest folders:", ", ".join(f"{folder} {count}" for folder, count in folders.most_common(8)))
     sizes = sorted(classes_of(sources), key=lambda size: -size.lines)
-    large = [size for size in sizes if size.lines > CLASS_LINES or size.methods > CLASS_METHODS]
+    large = [size for size in sizes if size.is_large]
     print(f"classes over {CLASS_LINES} lines or {CLASS_METHODS} methods: {len(large)}")
     for size in large[:20]:
         print(f"  {size.name} {size.lines} lines, {size.methods} methods ({size.place})")

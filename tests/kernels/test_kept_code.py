@@ -1,6 +1,6 @@
 """The kernels' tests once more, on the code that is kept: almost every process runs that. It is not what runs where it
-was compiled, for there inner functions come from code of their own; here LLVM has optimised them once more, as parts of
-their kernel, and has done it wrong before (an activation lost half of its outputs).
+was compiled: there, inner functions come from code of their own. Here LLVM has optimised them once more, as parts of
+their kernel. It has done so wrongly before: an activation lost half of its outputs.
 """
 
 import contextlib

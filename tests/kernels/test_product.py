@@ -176,8 +176,9 @@ def test_a_row_has_the_same_outputs_whatever_is_beside_it(dtype: torch.dtype) ->
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("outputs", [1, 40])
 def test_a_rounded_number_is_the_nearest_and_no_number_stays_none(outputs: int, dtype: torch.dtype) -> None:
-    """One element at a time at the end of a row, and a vector of them before that: all numbers of the dtype but those
-    that processors may take for zero, plus a fraction of their last place."""
+    """Round one element at a time at the end of a row, and a vector of them before that. The inputs are all numbers of
+    the dtype but those that processors may take for zero, plus a fraction of their last place.
+    """
     numbers = torch.arange(0, 2**16, 7, dtype=torch.int32).to(torch.int16).view(dtype)
     numbers = torch.where(_is_usual(numbers), numbers, 0.0)
     there = numbers[: len(numbers) // outputs * outputs].view(-1, outputs).clone()

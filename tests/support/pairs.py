@@ -38,8 +38,9 @@ def full(settings: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 def covered(settings: Mapping[str, Sequence[Any]], strength: int) -> list[Any]:
     """Every combination as a parameter of a test: `make test` runs those in which all values meet by so many, and `make
-    prove` the rest. A value that shows nothing (one token, which sees all that there is) must not be what a fault needs
-    to be met by: choose the strength so that others meet it, too."""
+    prove` the rest. Some values show nothing, such as one token, which sees all that there is. A fault must not need
+    such a value to be met: choose the strength so that other values meet it too.
+    """
     chosen = pairwise(settings, strength)
     return [
         pytest.param(

@@ -49,34 +49,32 @@ def lines(points: Sequence[CurvePoint], *, is_normalised: bool) -> list[str]:
     return rows
 
 
-def best_throughput(points: Sequence[CurvePoint], policy: str, *, within_s: float, is_normalised: bool = True) -> float:
-    """Return the requests/s of the policy's best run with a median latency of at most `within_s`; 0 if there is none.
+def side_by_side(points: Sequence[CurvePoint], *, is_normalised: bool) -> list[str]:
+    """Return a table with a row for each arrival rate and two columns for each curve; no lines for one curve alone.
 
-    The paper compares at one latency: the throughput that each system reaches without exceeding it (section 6.2).
+    The paper compares throughputs at one latency (section 6.2). Here such a ratio would depend on which rates were
+    measured, so the points of the curves are shown as they are.
     """
-    return max(
-        (
-            point.report.requests_per_s
-            for point in points
-            if point.policy == policy and point.latency_s(is_normalised=is_normalised) <= within_s
-        ),
-        default=0.0,
-    )
-
-
-def comparison(points: Sequence[CurvePoint], *, is_normalised: bool) -> list[str]:
-    """Compare iteration-level and request-level at one latency: twice the lowest measured one, as in the paper."""
-    lowest = min(point.latency_s(is_normalised=is_normalised) for point in points)
-    if {point.policy for point in points} != {"iteration", "request_level"} or not lowest > 0:
+    labels = list(dict.fromkeys(point.curve for point in points))
+    if len(labels) < 2:
         return []
-    bound = 2 * lowest
-    ours, theirs = (
-        best_throughput(points, policy, within_s=bound, is_normalised=is_normalised)
-        for policy in ("iteration", "request_level")
-    )
-    ratio = f"{ours / theirs:.1f} times as many" if theirs else "request_level never meets it"
-    unit = "ms/token" if is_normalised else "ms"
-    return [f"at a median of at most {1000 * bound:.1f} {unit}: {ours:.2f} requests/s against {theirs:.2f}: {ratio}"]
+    latency = "ms/token" if is_normalised else "ms"
+    found = {(point.rate, point.curve): point for point in points}
+    rows = [
+        f"requests/s, and median {latency}, of each curve:",
+        f"{'rate':>8}" + "".join(f"{label:>25}" for label in labels),
+    ]
+    for rate in dict.fromkeys(point.rate for point in points):
+        row = f"{'at once' if rate is None else f'{rate:g}':>8}"
+        for label in labels:
+            point = found.get((rate, label))
+            if point is None:
+                row += f"{'-':>15}{'-':>10}"
+            else:
+                latency_s = point.latency_s(is_normalised=is_normalised)
+                row += f"{point.report.requests_per_s:>15.2f}{1000 * latency_s:>10.1f}"
+        rows.append(row)
+    return rows
 
 
 def points_json(points: Sequence[CurvePoint]) -> list[dict[str, Any]]:

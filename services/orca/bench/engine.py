@@ -1,7 +1,7 @@
 """The engine alone (ORCA, section 6.1, Figure 9): one batch of equal requests, injected until all of them end.
 
-No scheduler, no pool, no HTTP: what stays is the model's own speed under selective batching. All requests start and end
-together, so this is also what request-level batching would do at its best.
+There is no scheduler, no pool and no HTTP, so the time is the model's own under selective batching. All requests start
+and end together, so this is also the best case of request-level batching.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ class BatchShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTime:
-    """How long a batch took, the median of some rounds."""
+    """The time of a batch, the median of some rounds."""
 
     batch: BatchShape
     seconds: float  # from the first injection to the last token
-    first_s: float  # of which the first iteration: all prompts
+    first_s: float  # of these, the first iteration: all prompts
 
     @property
     def tokens_per_s(self) -> float:
@@ -57,7 +57,7 @@ def time_local(
     threads: int,
     rounds: int,
 ) -> list[BatchTime]:
-    """The in-process engine on a model folder: all stages in one thread, one step at a time. Raises: ModelError."""
+    """Time the in-process engine on a model folder: stages in one thread, one step at a time. Raises: ModelError."""
     import torch
 
     from orca.worker.models.build import load_stage
@@ -84,7 +84,7 @@ def time_local(
 
 
 def time_simulated(shape: EngineShape, cost: CostModel, batches: Sequence[BatchShape]) -> list[BatchTime]:
-    """The simulated engine, on virtual time: one round says it all."""
+    """Time the simulated engine in virtual time. One round is enough, because all rounds take the same time."""
     engine = SimulatedEngine(shape, cost=cost)
     return virtual_time.run(time_batches(engine, batches, vocab_size=1, rounds=1, warm_ups=0))
 
@@ -92,7 +92,7 @@ def time_simulated(shape: EngineShape, cost: CostModel, batches: Sequence[BatchS
 async def time_batches(
     engine: Engine, batches: Sequence[BatchShape], *, vocab_size: int, rounds: int, warm_ups: int
 ) -> list[BatchTime]:
-    """Inject each batch `warm_ups` times unseen and `rounds` times under the running loop's clock.
+    """Run each batch `warm_ups` times without timing it, then time it `rounds` times by the running loop's clock.
 
     Raises: EngineError, also when a batch does not fit into the engine's slots or length.
     """
@@ -108,7 +108,7 @@ async def time_batches(
 
 
 async def _run_batch(engine: Engine, epoch: Epoch, batch: BatchShape, vocab_size: int) -> tuple[float, float]:
-    """One batch in an epoch of its own. Returns: seconds to the first and to the last iteration's end."""
+    """Run one batch in an epoch of its own. Returns: seconds to the first and to the last iteration's end."""
     clock = asyncio.get_running_loop().time
     await engine.form(epoch)
     results = engine.results()
@@ -144,7 +144,7 @@ def _first_step(epoch: Epoch, batch: BatchShape, vocab_size: int) -> Step:
 
 
 def _next_step(epoch: Epoch, number: int, batch: BatchShape, before: StepResult) -> Step:
-    """The increment of every request: each runs the token that the step before drew."""
+    """Return the next step: each request runs the token that the previous step drew."""
     start = batch.prompt_tokens + number - 2
     rows = [
         Row(handle=drawn.handle, start=start, count=1, sample=True, token=drawn.token.id) for drawn in before.sampled
@@ -153,7 +153,7 @@ def _next_step(epoch: Epoch, number: int, batch: BatchShape, before: StepResult)
 
 
 def lines(times: Sequence[BatchTime]) -> list[str]:
-    """The table of Figure 9: execution time of a batch over its size, per prompt length."""
+    """Return the table of Figure 9: execution time of a batch over its size, per prompt length."""
     rows = [f"{'prompt':>6}{'batch size':>12}{'batch ms':>12}{'first ms':>10}{'ms/token':>10}{'tokens/s':>10}"]
     for each in times:
         batch = each.batch
@@ -165,7 +165,7 @@ def lines(times: Sequence[BatchTime]) -> list[str]:
 
 
 def to_json(times: Sequence[BatchTime]) -> list[dict[str, Any]]:
-    """The same as plain data."""
+    """Return the times as plain data."""
     return [
         {
             "requests": each.batch.requests,
@@ -180,7 +180,7 @@ def to_json(times: Sequence[BatchTime]) -> list[dict[str, Any]]:
 
 
 def figures(times: Sequence[BatchTime], settings: Mapping[str, Setting | None], *, rounds: int) -> list[Measured]:
-    """Return the same as figures of an engine with these settings, each the median of so many rounds."""
+    """Return the times as figures of an engine with these settings. Args: rounds: runs behind each median."""
     found = []
     for each in times:
         batch = each.batch

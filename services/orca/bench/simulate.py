@@ -179,7 +179,7 @@ def show(points: Sequence[CurvePoint], options: argparse.Namespace, *, is_normal
     for scheduling in dict.fromkeys(point.scheduling for point in points):
         print(scheduling)
     print("\n".join(curve.lines(points, is_normalised=is_normalised)))
-    print("\n".join(curve.comparison(points, is_normalised=is_normalised)))
+    print("\n".join(curve.side_by_side(points, is_normalised=is_normalised)))
     write_json(options.json, curve.points_json(points))
     settings: dict[str, Setting] = {
         "engine": "simulated" if model is None else "real",

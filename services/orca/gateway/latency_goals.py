@@ -33,8 +33,9 @@ from orca.core.domain.request import FinishReason
 from orca.pool.records import RequestStatus
 
 SCHEMA_LEAST = 2
-"""While an older schema is in force in the pool, goals are checked but not stored: processes of the release before
-would have to read them, and do not know the field."""
+"""Goals are checked but not stored while an older schema is in force in the pool. Processes of the previous release
+would have to read the field, and do not know it.
+"""
 
 TTFT_HEADER, TPOT_HEADER = "x-slo-ttft-ms", "x-slo-tpot-ms"
 MS_MAX = 2**31

@@ -87,9 +87,9 @@ class GatewaySettings:
     body_seconds_max: float = setting(
         30.0, "seconds in which a body must arrive, however slowly it is sent", least=0.001
     )
-    # A call that a proxy sends on a connection which is just being closed is lost. nginx and AWS keep idle connections
-    # for 60 s, Traefik and other proxies written in Go for 90 s, Google for 600 s, Envoy (and AWS by our operator) for
-    # an hour.
+    # A call is lost if a proxy sends it on a connection which is just being closed. Proxies keep idle connections for
+    # different times: nginx and AWS for 60 s, Traefik and other proxies written in Go for 90 s, Google for 600 s. Envoy
+    # keeps them for an hour, and so does AWS as our operator configures it.
     idle_seconds_max: float = setting(
         3900.0,
         "seconds after which an idle connection is closed; proxies must close theirs earlier; a connection beyond"

@@ -5,11 +5,11 @@ Every method may be called again with the same arguments after a lost reply; its
 Any method raises PoolUnavailable if the pool gave no answer: the call may have happened or not. A cancelled call ends
 its task, also when the answer comes at the same moment.
 
-Some answers may be passed on to others, so they must survive a kill of the pool's server: submit, parent, read,
-read_many, status, cancel, attach, commit, set_schema, set_revision, promise_slots, set_promise and larger_requests.
-These calls answer only when their content survives such a kill, and raise PoolUnavailable if that is not so in time. Of
-all other calls a kill may undo the latest ones, and nothing before them. A scheduler notices that at its next heartbeat
-or commit, as it does for any claim that is over.
+Some answers may be passed on to others, so they must survive a kill of the pool's server. These are the answers of
+submit, parent, read, read_many, status, cancel, attach, commit, set_schema, set_revision, promise_slots, set_promise
+and larger_requests. Such a call answers only when its content survives a kill, and raises PoolUnavailable if that is
+not so in time. A kill may undo the latest ones of all other calls, and nothing before them. A scheduler notices that at
+its next heartbeat or commit, as it does for any claim that is over.
 
     submit                      gateway      queued, with bytes reserved and a first reader
     enter, heartbeat, leave     scheduler    the group's seat
@@ -59,7 +59,10 @@ class StaleCall(Exception):
 
 
 class RequestPool(Protocol):
-    """All requests and their token logs. The class is long because the protocol has one method per transition."""
+    """All requests and their token logs.
+
+    The class is long but one idea: the protocol, which has one method per transition.
+    """
 
     @property
     def reader_lease_s(self) -> float:
@@ -216,8 +219,9 @@ class RequestPool(Protocol):
     async def set_revision(self, revision: str, generation: int) -> str:
         """Make `revision` the current one if `generation` is newer than the stored one.
 
-        The first revision may be set before any group of it exists; another one takes over only after a group of it
-        has formed (`promise_slots`), so that there is always a group to run what submit accepts.
+        The first revision may be set before any group of it exists. Another one takes over only after a group of it has
+        formed (`promise_slots`). So there is always a group to run what submit accepts.
+
         Returns: the revision in force.
         """
         ...

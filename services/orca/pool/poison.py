@@ -13,9 +13,9 @@ record keeps two fields, absent in older records, which means none: `trial`, set
     failures = FAILURES_MAX                                   END(error), in the enter that counts the last one
 
 From inside means: a rank ended by itself (exception, fault, out of memory), hung until its controller killed it, or a
-step exceeded its bound. SIGKILL or SIGTERM without a count of out-of-memory kills, a lost pod, a lost link and the
-scheduler's own death come from outside and blame nobody: otherwise a rollout that kills pods would end innocent
-requests.
+step exceeded its bound. Some failures come from outside and blame nobody: SIGKILL or SIGTERM without a count of
+out-of-memory kills, a lost pod, a lost link, and the scheduler's own death. Otherwise a rollout that kills pods would
+end innocent requests.
 
 Reasons for each part:
 - Blame names requests by their claims, and only those that ran in a step that never came back. A claim whose reply was

@@ -163,7 +163,9 @@ def check_machine(settings: WorkerSettings) -> None:
     interfaces = [name for _, name in socket.if_nameindex()]
     wanted = settings.network_interface
     if wanted is not None and wanted not in interfaces:
-        message = f"setting --network-interface: {wanted!r} is no interface of this machine: {', '.join(interfaces)}"
+        message = (
+            f"setting --network-interface: {wanted!r} is not an interface of this machine: {', '.join(interfaces)}"
+        )
         raise SettingError(message)
 
 

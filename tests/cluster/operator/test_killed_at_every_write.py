@@ -1,9 +1,9 @@
 """An operator that is killed at any of its writes, and started anew, ends where one that was left alone ends.
 
-A point is a journey of a resource, a number, and a moment: the operator dies just before that write of the journey
-reaches the API server, or just after it was carried out and before the operator knows. In a chain the journeys follow
-one another in one namespace, all with the same number. A journey that comes to its end with fewer writes has no such
-point; numbers rise until no journey has one.
+A point is a journey of a resource, a number, and a moment. The operator dies just before that write of the journey
+reaches the API server. Or it dies just after the write was carried out and before the operator knows. In a chain the
+journeys follow one another in one namespace, all with the same number. A journey that comes to its end with fewer
+writes has no such point; numbers rise until no journey has one.
 """
 
 import hashlib

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from orca.bench.gpu.host_gap import STEPS, host_gap, profiled, step_gaps
-from orca.bench.gpu.limits import Operation, decode_operations, limit_of, product_rates
+from orca.bench.gpu.limits import DecodeOperation, decode_operations, limit_of, product_rates
 from orca.bench.gpu.random_weights import RandomTensors
 from orca.bench.gpu.shapes import LLAMA_8B, SMALL, made, random_tokens
 from orca.bench.gpu.steps import BatchSteps
@@ -15,9 +15,9 @@ from orca.bench.kernels.clock import Clock
 
 def test_each_operation_is_bound_by_its_bytes_or_by_its_product_and_the_limit_is_their_sum() -> None:
     operations = [
-        Operation(name="moves", times=3, bytes=200),
-        Operation(name="multiplies", bytes=100, product=(2, 5, 7)),
-        Operation(name="reads weights", times=2, bytes=500, product=(1, 2, 3)),
+        DecodeOperation(name="moves", times=3, bytes=200),
+        DecodeOperation(name="multiplies", bytes=100, product=(2, 5, 7)),
+        DecodeOperation(name="reads weights", times=2, bytes=500, product=(1, 2, 3)),
     ]
     rates = {(2, 5, 7): 10.0, (1, 2, 3): 12.0}
     limit = limit_of(iter(operations), 100.0, lambda *shape: rates[shape])

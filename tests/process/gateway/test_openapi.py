@@ -1,9 +1,9 @@
 """The OpenAPI document is true: calls that schemathesis draws from it, right and wrong, get answers that it names.
 
-Left out of schemathesis's checks: those that expect every right call to be accepted and every wrong one refused (the
-document cannot say how long a context is, which model is served, or what is wrong in one field beside another), those
-about resources that a call makes (cancelling a request leaves its record), and those about keys and methods, which
-test_access.py walks the whole table with.
+Three kinds of schemathesis's checks are left out. Some expect every right call to be accepted and every wrong one
+refused. But the document cannot say how long a context is, which model is served, or which fields contradict each
+other. Others are about resources that a call makes, but cancelling a request leaves its record. Those about keys and
+methods are left to test_access.py, which walks the whole table.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Output equals Hugging Face, token for token, whatever the layout, the batch, the choices and the arrivals.
 
-Greedy requests are compared with `generate`; sampled ones, with a seed, with what the definition of sampling draws from
-Hugging Face's logits, so that they are the same in all settings and also right.
+Greedy requests are compared with `generate`. Sampled ones have a seed and are compared with what the definition of
+sampling draws from Hugging Face's logits. So they are the same in all settings and also right.
 """
 
 import random

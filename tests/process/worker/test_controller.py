@@ -282,9 +282,9 @@ async def test_a_rank_that_is_not_understood_is_killed_and_started_again(
     client = await joined("garbles")
     stream = client.results()
     await client.run(1)
-    with pytest.raises(aio.AioRpcError, match="rank 0 was not understood: DecodeError"):
+    with pytest.raises(aio.AioRpcError, match="rank 0 sent a frame that could not be handled: DecodeError"):
         await asyncio.wait_for(stream.read(), 20)
-    assert "a rank was not understood" in caplog.messages
+    assert "a frame of a rank could not be handled" in caplog.messages
     await client.loaded()
     await client.join(2)
     await client.close()

@@ -1,8 +1,8 @@
 """Pipelining with real processes under the real scheduler: three stages of 30 ms each, prefetch 0 (ORCA, Figure 8a).
 
 A bubble that loop or engine leave is there in every step; other work on the machine delays some steps and spares
-others. So each part of a step's way is judged by its quicker steps, on a busy machine too, and how long the stages idle
-by the whole run, where the machine had time for it.
+others. So each part of a step's way is judged by its quicker steps, on a busy machine too. The idle time of the stages
+is judged by the whole run, where the machine had time for it.
 """
 
 import asyncio

@@ -48,7 +48,7 @@ async def test_a_frozen_rank_ends_the_epoch_within_the_bound_and_is_started_agai
     assert time.monotonic() - started < NOTICED_S
     # Its mark may have moved for the last time a beat before its last word: then it is that which is overdue first.
     detail = (await client.status()).detail
-    assert "was not heard for" in detail or "stood still for" in detail
+    assert "sent nothing for" in detail or "stood still for" in detail
     await client.loaded()
     assert controller.rank_pids != [frozen]
     await client.join(2)

@@ -166,7 +166,7 @@ async def test_the_neighbour_of_a_killed_rank_logs_in_one_line_that_it_is_gone(
     await asyncio.to_thread(group.stop)
     logged = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     [said] = [line for line in logged if line["service"] == "worker-1-rank-0" and line["level"] != "info"]
-    assert (said["level"], said["message"]) == ("warning", "another rank is gone, the group forms anew")
+    assert (said["level"], said["message"]) == ("warning", "another rank is gone, the group forms again")
     assert said["doing"] == "step 1: waits for activations"
     assert "\n" not in said["reason"]
 
@@ -190,7 +190,7 @@ async def test_a_frozen_rank_ends_the_epoch_before_any_bound_of_a_step_and_is_re
     new = new_request(1, (3,), 1)
     await engine.submit(Step(epoch=epoch, number=1, new=(new,), rows=(Row(handle=1, start=0, count=1, sample=True),)))
     error = await error_of(next_result(engine), limit_s=30)
-    assert re.search(r"stage 0: (.* )?rank 0 (was not heard|stood still) for [5-9]", str(error))
+    assert re.search(r"stage 0: (.* )?rank 0 (sent nothing|stood still) for [5-9]", str(error))
     epoch = group.next_epoch()
     await engine.form(epoch)
     assert frozen not in group.rank_pids(0)

@@ -1,7 +1,8 @@
 """Compile the Triton kernels for GPUs, none of which need be there: `compile_triton.py --help`.
 
-For each kernel, dtype and head_dim, in the sizes that launches use: the registers of a thread, the bytes that it spills
-into memory, the shared memory of a program, and whether products are Hopper's warp-group ones. One JSON line for each.
+Each kernel, dtype and head_dim is compiled in the sizes that launches use. The output shows the registers of a thread,
+the bytes that it spills into memory, the shared memory of a program, and whether products are Hopper's warp-group ones.
+One JSON line for each.
 """
 
 import argparse

@@ -23,8 +23,8 @@ def _get_ready_once() -> None:
     """Let Triton's language stay the interpreter's.
 
     Before each kernel, and each function that a kernel calls, the interpreter goes through all of `triton.language` and
-    replaces what a GPU would do, and behind each kernel it puts that back: more than half of the time of our kernels,
-    which are small and call many functions. Where everything is interpreted, nothing has to be put back.
+    replaces what a GPU would do. After each kernel it undoes this. Our kernels are small and call many functions, so
+    this takes more than half of their time. Where everything is interpreted, nothing has to be put back.
     """
     from triton import language
     from triton.runtime import interpreter

@@ -4,10 +4,10 @@ from collections import Counter
 from typing import Any
 
 from orca.operator.domain import facts, names
+from orca.operator.domain.model_references import ModelReference
 from orca.operator.domain.objects import is_pod_ready
 from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import Json
-from orca.operator.domain.served_models import ServedModel
 from orca.operator.plan.plan import ReconcilePlan
 from orca.operator.render import model
 from support.operator.clusters import BORN
@@ -35,7 +35,7 @@ class ChangingShop(PlannedShop):
             if not formed or is_pod_ready(pods.get(("Pod", f"{each['metadata']['name']}-0"), {"metadata": {}}))
         ]
 
-    def known(self) -> list[list[ServedModel]]:
+    def known(self) -> list[list[ModelReference]]:
         """The models of each gateway that serves."""
         pods = [
             each for (kind, name), each in self.cluster.objects.items() if (kind, name[:12]) == ("Pod", "shop-gateway")

@@ -1,7 +1,8 @@
 """Every field of an OrcaDeployment, read out of the CRD, with values that must be accepted and values that must not.
 
-Numbers, choices and lengths tell their own values. What a schema does not tell (what a name looks like, what stands
-beside a field) is in field_examples.py; a field that is in neither fails a test, so that a new one is thought of.
+Numbers, choices and lengths tell their own values. The module field_examples.py has what a schema does not define: the
+form of a name, and the fields that stand beside a field. A field that is in neither fails a test, so nobody forgets a
+new one.
 """
 
 import copy

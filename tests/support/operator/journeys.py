@@ -11,7 +11,7 @@ from kubernetes import client
 
 from orca.operator.cluster.api_server import Cluster
 from orca.operator.domain import names
-from orca.operator.domain.served_models import source_digest
+from orca.operator.domain.model_references import source_digest
 from support.operator.api_server import ApiServer
 from support.operator.deployments import deployment
 from support.operator.end_state import State, end_state, is_at_rest

@@ -1,7 +1,7 @@
 """A real group for tests: stage processes with their ranks, and schedulers that come and go on them.
 
-The stages keep their processes and weights from one scheduler to the next, as they do when a scheduler dies: every
-`serve` takes the seat anew, forms a new epoch with its own choices, and leaves.
+The stages keep their processes and weights from one scheduler to the next, as they do when a scheduler dies. Every
+`serve` takes the seat again, forms a new epoch with its own choices, and leaves.
 """
 
 import asyncio

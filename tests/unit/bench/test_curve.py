@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
-from orca.bench.curve import CurvePoint, best_throughput, comparison, lines, points_json
+from orca.bench.curve import CurvePoint, lines, points_json, side_by_side
 from orca.bench.plot import plot_curves
 from orca.bench.report import RequestOutcome, RunReport, summarise
 from orca.bench.sweep import Sweep, run_sweep
@@ -30,37 +28,36 @@ def figures(requests: int, latency_s: float) -> RunReport:
     )
 
 
-def point(policy: str, requests: int, latency_s: float) -> CurvePoint:
-    return CurvePoint(policy=policy, scheduling=policy, max_batch_size=8, rate=1.0, report=figures(requests, latency_s))
+def point(policy: str, rate: float | None, requests: int, latency_s: float) -> CurvePoint:
+    report = figures(requests, latency_s)
+    return CurvePoint(policy=policy, scheduling=policy, max_batch_size=8, rate=rate, report=report)
 
 
 POINTS = [
-    point("iteration", 1, 0.1),  # 10 requests/s
-    point("iteration", 4, 0.2),  # 20 requests/s
-    point("iteration", 30, 1.0),  # 30 requests/s, too slow
-    point("request_level", 1, 0.2),  # 5 requests/s
-    point("request_level", 8, 1.0),  # 8 requests/s, too slow
+    point("iteration", 10.0, 1, 0.1),
+    point("iteration", 20.0, 4, 0.2),
+    point("iteration", None, 30, 1.0),
+    point("request_level", 10.0, 1, 0.2),
+    point("request_level", 20.0, 8, 1.0),
 ]
 
 
-def test_throughput_is_compared_at_one_latency() -> None:
-    assert best_throughput(POINTS, "iteration", within_s=0.2) == pytest.approx(20.0)
-    assert best_throughput(POINTS, "request_level", within_s=0.2) == pytest.approx(5.0)
-    assert best_throughput(POINTS, "request_level", within_s=0.1) == 0.0
+def test_curves_are_shown_side_by_side_with_a_row_per_rate() -> None:
+    _, heads, *rows = side_by_side(POINTS, is_normalised=True)
+    assert heads.split() == ["rate", "iteration(8)", "request_level(8)"]
+    assert [row.split() for row in rows] == [
+        ["10", "10.00", "100.0", "5.00", "200.0"],
+        ["20", "20.00", "200.0", "8.00", "1000.0"],
+        ["at", "once", "30.00", "1000.0", "-", "-"],
+    ]
 
 
-def test_the_latency_of_the_comparison_is_twice_the_lowest_one() -> None:
-    [line] = comparison(POINTS, is_normalised=True)
-    assert line.startswith("at a median of at most 200.0 ms/token: 20.00 requests/s against 5.00: 4.0 times")
+def test_latencies_are_in_milliseconds_where_they_are_not_normalised() -> None:
+    assert side_by_side(POINTS, is_normalised=False)[0] == "requests/s, and median ms, of each curve:"
 
 
-def test_one_policy_alone_is_compared_with_nothing() -> None:
-    assert comparison(POINTS[:3], is_normalised=True) == []
-
-
-def test_a_policy_that_never_meets_the_latency_is_said_so() -> None:
-    [line] = comparison([POINTS[0], POINTS[4]], is_normalised=False)
-    assert line.endswith("request_level never meets it")
+def test_one_curve_alone_has_nothing_beside_it() -> None:
+    assert side_by_side(POINTS[:3], is_normalised=True) == []
 
 
 def test_the_table_has_a_row_for_each_point() -> None:
@@ -72,7 +69,7 @@ def test_the_table_has_a_row_for_each_point() -> None:
 
 def test_points_are_written_as_plain_data() -> None:
     first = points_json(POINTS)[0]
-    assert (first["policy"], first["rate_per_s"], first["report"]["requests"]) == ("iteration", 1.0, 1)
+    assert (first["policy"], first["rate_per_s"], first["report"]["requests"]) == ("iteration", 10.0, 1)
 
 
 def test_a_plot_is_drawn(tmp_path: Path) -> None:

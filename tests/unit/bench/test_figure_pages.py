@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from orca.bench.figures.choice import Results
 from orca.bench.figures.figure import Figure, FiguresError, parse
 from orca.bench.figures.pages import BEGIN, END, fill_readme, make_pages
 from orca.bench.figures.plot import draw
+from orca.bench.figures.query import Results
 
 HEAD = '"date": "2026-11-27", "commit": "ff304a1"'
 

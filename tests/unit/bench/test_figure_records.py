@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from orca.bench.figures.choice import Choice, NothingChosen, Results
 from orca.bench.figures.figure import Figure, FiguresError, parse, read_file, read_results
+from orca.bench.figures.query import FigureQuery, NothingChosen, Results
 
 
 def record(**changes: Any) -> dict[str, Any]:
@@ -100,25 +100,25 @@ def test_the_latest_figure_of_an_identity_counts() -> None:
     old, new = figure(value=200, date="2026-11-27"), figure(value=190.5, date="2026-11-28", commit="0554fea")
     other = figure(value=205, settings={"batch": 32, "model": "small"})
     results = Results({"host": [new, old, other]})
-    found = results.choose(Choice(bench="host", what=["Tokens per second"], where={"batch": ["16"]}))
+    found = results.choose(FigureQuery(bench="host", what=["Tokens per second"], where={"batch": ["16"]}))
     assert found == [new]
     assert results.unused == ["host: Tokens per second (1 figure)"]
 
 
 def test_of_one_day_the_last_line_counts() -> None:
     results = Results({"host": [figure(value=200), figure(value=199)]})
-    assert [each.value for each in results.choose(Choice(bench="host", what=["Tokens per second"]))] == [199]
+    assert [each.value for each in results.choose(FigureQuery(bench="host", what=["Tokens per second"]))] == [199]
 
 
 @pytest.mark.parametrize(
-    "choice",
+    "query",
     [
-        Choice(bench="no-such-bench", what=["Tokens per second"]),
-        Choice(bench="host", what=["No such figure"]),
-        Choice(bench="host", what=["Tokens per second", "No such figure"]),
-        Choice(bench="host", what=["Tokens per second"], where={"batch": ["17"]}),
+        FigureQuery(bench="no-such-bench", what=["Tokens per second"]),
+        FigureQuery(bench="host", what=["No such figure"]),
+        FigureQuery(bench="host", what=["Tokens per second", "No such figure"]),
+        FigureQuery(bench="host", what=["Tokens per second"], where={"batch": ["17"]}),
     ],
 )
-def test_a_choice_that_nothing_answers_is_an_error(choice: Choice) -> None:
+def test_a_query_that_nothing_answers_is_an_error(query: FigureQuery) -> None:
     with pytest.raises(NothingChosen):
-        Results({"host": [figure()]}).choose(choice)
+        Results({"host": [figure()]}).choose(query)

@@ -20,8 +20,9 @@ EVENT = {"type": "http.response.body", "body": b"data: 1", "more_body": True}
 
 
 class Call:
-    """One call and what of its answer has left. The application reads the request and sends a start; then it does as
-    `goes_on` lets it: an event for each release, past all middleware if the server has a way for that."""
+    """One call and what of its answer has left. The application reads the request and sends a start. Then it sends an
+    event for each release of `goes_on`, past all middleware if the server has a way for that.
+    """
 
     def __init__(self, *headers: tuple[bytes, bytes], reads: bool = True, body_after_s: float = 0.0) -> None:
         self.scope = {"type": "http", "headers": list(headers)}

@@ -7,9 +7,9 @@ import pytest
 
 from orca.operator.domain import facts, names
 from orca.operator.domain.actions import Apply, Delete
+from orca.operator.domain.model_references import ModelReference, read_model
 from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import Json
-from orca.operator.domain.served_models import ServedModel, read_model
 from orca.operator.plan.plan import ReconcilePlan
 from orca.operator.plan.status import make_status
 from support.operator.changing_shop import ChangingShop
@@ -17,7 +17,7 @@ from support.operator.clusters import BORN_S, FakeCluster
 from support.operator.deployments import deployment
 from support.operator.slots_shop import SlotsShop
 
-MODEL = ServedModel(claim="c", folder="a/b", dtype="float32", name="n, m", max_model_len=5)
+MODEL = ModelReference(claim="c", folder="a/b", dtype="float32", name="n, m", max_model_len=5)
 GARBAGE = [
     "",
     "x",

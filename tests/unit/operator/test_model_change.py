@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from orca.operator.domain import facts, names
+from orca.operator.domain.model_references import ModelReference
 from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import GATEWAY_LEAVE_S, Json
-from orca.operator.domain.served_models import ServedModel
 from orca.operator.plan.model_change import MARGIN_S
 from orca.operator.plan.plan import ReconcilePlan
 from orca.operator.plan.status import make_status
@@ -339,10 +339,10 @@ def test_what_a_gateway_was_given_is_read_back_as_its_own_model_and_as_another(m
     assert given(cluster) == [wanted_model(cluster.deployment), own]
 
 
-def given(cluster: FakeCluster) -> list[ServedModel]:
+def given(cluster: FakeCluster) -> list[ModelReference]:
     return facts.models(cluster.objects["Deployment", "shop-gateway"]["spec"]["template"]["metadata"])
 
 
 def test_a_model_without_a_claim_needs_no_volume() -> None:
-    model = ServedModel(claim=None, folder="/opt/c", dtype="float32")
+    model = ModelReference(claim=None, folder="/opt/c", dtype="float32")
     assert older_model_flag(model) == "/opt/c?dtype=float32"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from orca.bench.figures.__main__ import main
-from orca.bench.figures.choice import Results
 from orca.bench.figures.figure import read_results
 from orca.bench.figures.pages import BEGIN, END, GENERATED, make_pages
+from orca.bench.figures.query import Results
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted((ROOT / "docs" / "benchmarks").glob("*.md"))

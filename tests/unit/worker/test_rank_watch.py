@@ -39,7 +39,7 @@ def test_a_rank_that_idles_works_or_loads_within_its_bounds_lives(alive: RankLiv
 @pytest.mark.parametrize(
     ("hung", "reason"),
     [
-        (signs(silent_s=5.1), r"was not heard for 5\.1 s"),
+        (signs(silent_s=5.1), r"sent nothing for 5\.1 s"),
         (signs(is_waiting=False, still_s=5.1), r"stood still for 5\.1 s \(computes\)"),
         (signs(is_waiting=False, still_s=20.1, units=4), "stood still"),
         (signs(is_loaded=False, silent_s=60.1, still_s=60.1), "read nothing for 60.1 s"),

@@ -71,7 +71,7 @@ def test_a_bad_variable_is_named_as_it_is_spelt() -> None:
 
 def test_an_interface_that_the_machine_does_not_have_ends_the_start(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "/m", "--network-interface", "none0"]) == 2
-    assert "--network-interface: 'none0' is no interface of this machine: lo" in capsys.readouterr().err
+    assert "--network-interface: 'none0' is not an interface of this machine: lo" in capsys.readouterr().err
 
 
 def test_every_setting_has_a_line_of_help() -> None:

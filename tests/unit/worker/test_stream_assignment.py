@@ -208,8 +208,9 @@ def test_two_tasks_without_a_path_and_one_that_needs_both() -> None:
 def test_an_attention_block_by_hand() -> None:
     """norm 0, query 1, key 2, value 3, cache 4, attention 5, residual 6, which also needs what came before the norm.
 
-    0 -> 4 and 0 -> 6 say nothing new. Of the other 8 edges a matching has one of those that leave 0, one of the two
-    that lead to 4, one of the two that lead to 5, and 5 -> 6: so 7 - 4 streams, and 8 - 4 synchronisations.
+    0 -> 4 and 0 -> 6 say nothing new. A matching has four of the other 8 edges: one of those that leave 0, one of the
+    two that lead to 4, one of the two that lead to 5, and 5 -> 6. So there are 7 - 4 streams, and 8 - 4
+    synchronisations.
     """
     edges = [(0, 1), (0, 2), (0, 3), (0, 4), (0, 6), (2, 4), (3, 4), (1, 5), (4, 5), (5, 6)]
     assignment = assign_streams(7, edges)

@@ -34,9 +34,10 @@ class StepDescription(NamedTuple):
     """The input of one step."""
 
     requests: NDArray[np.int64]
-    """[requests, COLUMNS]: the request's line; the position of its first token in this step; that token, or -1 for the
-    last drawn one and on stages that need no tokens; the block of its last position; its number of tokens in this step;
-    whether its last token is wanted (`wanted`)."""
+    """[requests, COLUMNS]. LINE is the request's line. POSITION is that of its first token in this step. TOKEN is that
+    token, or -1 for the last drawn one and on stages that need no tokens. BLOCK is the block of its last position.
+    COUNT is its number of tokens in this step. IS_WANTED is 1 if its last token is wanted (`wanted`).
+    """
     tokens: int
     wanted: int | None = None
     """Number of requests whose last token the last layer must compute to the end; for all other tokens it only writes

@@ -11,9 +11,9 @@ head are side by side in one tile, so that keys and values are read once for all
 
 A context is split into parts, an item each, if there are too few queries to fill the device (flash-decoding: Dao et
 al., 2023). A part of a narrow tile has `SPLIT` positions. A part of a wide tile has `WIDE_SPLIT` positions for every
-two tiles of its row, so that a row has some dozens of parts and a whole prompt is never split. Longer contexts have
-parts that are a multiple of this, so that there are at most `PARTS_MAX` parts. The program that finishes last adds up
-the partial sums of a tile, in the order of positions. The split of a context depends only on the positions of its row.
+two tiles of its row. So a row has some dozens of parts, and a whole prompt is never split. Longer contexts have parts
+that are a multiple of this, so that there are at most `PARTS_MAX` parts. The program that finishes last adds up the
+partial sums of a tile, in the order of positions. The split of a context depends only on the positions of its row.
 
 The grid is fixed, and its programs take items in turn. The number of items is read from memory, so one captured launch
 serves steps of any lengths, whose items are built on the device (inputs.py). Softmax uses base 2 and float32, with a

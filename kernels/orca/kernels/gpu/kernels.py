@@ -23,7 +23,10 @@ from orca.kernels.plain import PlainKernels
 
 
 class TritonKernels(PlainKernels):
-    """Kernels for tensors of float32, bfloat16 and float16. PyTorch does whatever it does in a single kernel."""
+    """Kernels for tensors of float32, bfloat16 and float16.
+
+    Operations that are a single kernel in PyTorch are left to PyTorch.
+    """
 
     def prepare(self, sizes: ModelSizes) -> bool:
         """Launch all kernels of such a model once, with one token: seconds if they were never compiled.

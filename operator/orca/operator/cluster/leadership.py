@@ -8,8 +8,8 @@ A holder that cannot renew the Lease in time ends its process. It may have slept
 has read and planned is void. A new process certainly knows nothing of that, and waits for the Lease like any other. One
 API call may still be on its way then. It was decided in time, and the next operator observes what it changed.
 
-Two may still write at the same time in three cases: a hypervisor pauses a machine without its knowledge, so that all of
-its clocks stand still; a machine is suspended in the middle of a call; the API server applies a write that its client
+Two may still write at the same time in three cases. A hypervisor pauses a machine without its knowledge, so that all of
+its clocks stand still. A machine is suspended in the middle of a call. The API server applies a write that its client
 has given up.
 
 The client library's `kubernetes.leaderelection` does not fit: it cannot be stopped, does not release, judges by the

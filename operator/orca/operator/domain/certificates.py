@@ -43,8 +43,9 @@ SKEW_S = 3600.0
 KNOWN_AFTER_S = 600.0
 """Seconds after which all pods have a changed Secret: kubelets bring it within two minutes."""
 EXPIRING_S, EXPIRING_AT_SHARE_LEFT = 14 * 86_400.0, 1 / 6
-"""Report a certificate that nobody has renewed when this much of its life is left; the smaller of the two counts.
-cert-manager renews when a third is left, unless it is configured otherwise."""
+"""Report a certificate that nobody has renewed when this much of its life is left. The smaller of the two counts. By
+default cert-manager renews when a third is left.
+"""
 
 R = TypeVar("R")
 

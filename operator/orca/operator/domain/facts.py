@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orca.operator.domain import names
+from orca.operator.domain.model_references import ModelReference, read_model
 from orca.operator.domain.objects import annotations, label_map
 from orca.operator.domain.resource import Json
-from orca.operator.domain.served_models import ServedModel, read_model
 
 STAGES_MAX = 64
 """The bound in the CRD."""
@@ -30,7 +30,7 @@ _ALL_SLOTS = "all"
 _KEPT = (names.STAGES_ANNOTATION, names.SLOTS_ANNOTATION, names.MODELS_ANNOTATION)
 
 
-def stages_annotations(count: int, model: ServedModel) -> dict[str, str]:
+def stages_annotations(count: int, model: ModelReference) -> dict[str, str]:
     """Return the facts on a StatefulSet of stages."""
     return {names.STAGES_ANNOTATION: str(count), **models_annotations([model])}
 
@@ -40,7 +40,7 @@ def slots_annotations(slots: int | None) -> dict[str, str]:
     return {names.SLOTS_ANNOTATION: _ALL_SLOTS if slots is None else str(slots)}
 
 
-def models_annotations(models: Sequence[ServedModel]) -> dict[str, str]:
+def models_annotations(models: Sequence[ModelReference]) -> dict[str, str]:
     """Return the facts on whatever reads models. Args: models: its own first."""
     return {names.MODELS_ANNOTATION: json.dumps([each.as_json() for each in models], sort_keys=True)}
 
@@ -69,7 +69,7 @@ def are_slots_known(scheduler: Json) -> bool:
     return slots(scheduler) is not None or annotations(scheduler["metadata"]).get(names.SLOTS_ANNOTATION) == _ALL_SLOTS
 
 
-def models(metadata: Mapping[str, Any]) -> list[ServedModel]:
+def models(metadata: Mapping[str, Any]) -> list[ModelReference]:
     """Return the models that a pod reads, its own first; none if they are unknown.
 
     Args: metadata: of the pod, of a template for pods, or of a StatefulSet of stages.

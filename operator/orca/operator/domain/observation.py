@@ -11,9 +11,9 @@ from functools import cached_property
 from orca.core.fetch_report import FetchProgress
 from orca.operator.domain import facts, names
 from orca.operator.domain.groups import Group, read_groups
+from orca.operator.domain.model_references import outputs_digest
 from orca.operator.domain.objects import Children, label_map
 from orca.operator.domain.resource import DeploymentSpec, Json, OrcaDeployment, SecretKey
-from orca.operator.domain.served_models import outputs_digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class PoolStatus:
 class ModelVersion:
     """The model that the spec wants, as schedulers present it to the pool."""
 
-    digest: str  # served_models.outputs_digest
+    digest: str  # model_references.outputs_digest
     generation: int  # the highest comes into force in the pool
 
 

@@ -22,10 +22,10 @@ from itertools import chain
 
 from orca.operator.domain import facts, names
 from orca.operator.domain.groups import Group
+from orca.operator.domain.model_references import ModelReference
 from orca.operator.domain.objects import has_ended, is_going, is_pod_ready, is_rolled_out, seconds, since
 from orca.operator.domain.observation import Observation
 from orca.operator.domain.resource import GATEWAY_LEAVE_S, Json
-from orca.operator.domain.served_models import ServedModel
 from orca.operator.plan.rollout import RolloutMove
 from orca.operator.render import model
 
@@ -37,7 +37,7 @@ MARGIN_S = 60.0
 class ModelChange:
     """The state of a change of the model. All fields are empty while there is no model but the wanted one."""
 
-    older: tuple[ServedModel, ...] = ()  # models that gateways get beside the wanted one
+    older: tuple[ModelReference, ...] = ()  # models that gateways get beside the wanted one
     waits_for_gateways: bool = False  # not all gateways have the wanted model yet: no group of it comes
     kept: frozenset[str] = frozenset()  # old groups that stay, though the rollout may want them gone
     is_draining: bool = False  # the kept groups only have to finish their requests
@@ -59,7 +59,7 @@ def plan_model_change(observation: Observation, move: RolloutMove) -> ModelChang
     )
 
 
-def _older_models(observation: Observation) -> tuple[ServedModel, ...]:
+def _older_models(observation: Observation) -> tuple[ModelReference, ...]:
     wanted, pool = model.wanted_model(observation.deployment), observation.pool
     of_groups = _models_of_groups(observation)
     if pool.problem is None:
@@ -76,12 +76,12 @@ def _older_models(observation: Observation) -> tuple[ServedModel, ...]:
     return tuple(sorted(found.values(), key=model.older_model_flag))
 
 
-def _models_of_groups(observation: Observation) -> list[list[ServedModel]]:
+def _models_of_groups(observation: Observation) -> list[list[ModelReference]]:
     """Return the model of each group; an empty list if it is unknown."""
     return [facts.models(each["metadata"]) for each in observation.children.stateful_sets(names.STAGE)]
 
 
-def _models_of_gateways(observation: Observation) -> Iterable[ServedModel]:
+def _models_of_gateways(observation: Observation) -> Iterable[ModelReference]:
     """Yield the models with which a gateway has come up; those of the pod template last.
 
     While no gateway of a template has come up yet, the own model of that template may not exist, unless groups have it.
@@ -98,11 +98,11 @@ def _models_of_gateways(observation: Observation) -> Iterable[ServedModel]:
             yield each
 
 
-def _models_of_template(gateways: Json) -> list[ServedModel]:
+def _models_of_template(gateways: Json) -> list[ModelReference]:
     return facts.models(gateways["spec"]["template"].get("metadata") or {})
 
 
-def _must_wait_for_gateways(observation: Observation, older: Sequence[ServedModel]) -> bool:
+def _must_wait_for_gateways(observation: Observation, older: Sequence[ModelReference]) -> bool:
     # Without an older model there is nothing to lose. If a group of the wanted model exists, gateways had it before.
     if not older or observation.wanted_version.digest in observation.generations:
         return False

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from orca.core.fetch_report import FetchProgress, read_reason
 from orca.operator.domain import names, problems
+from orca.operator.domain.model_references import source_digest
 from orca.operator.domain.objects import (
     condition,
     condition_status,
@@ -25,7 +26,6 @@ from orca.operator.domain.objects import (
 from orca.operator.domain.observation import Observation
 from orca.operator.domain.problems import Problem
 from orca.operator.domain.resource import Json
-from orca.operator.domain.served_models import source_digest
 from orca.operator.domain.volumes import claims_of
 from orca.operator.plan.children import hash_of
 from orca.operator.render import fetch

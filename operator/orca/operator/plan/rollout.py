@@ -11,8 +11,8 @@
 3. If the new group finds no node and no group may be missing, one may be missing (`is_squeezed`): there is no room for
    the surge.
 
-The wanted revision is what the spec says now. So an edit or a revert in the middle of a rollout needs no memory of
-where that was: groups of the revision that is wanted again count as new, all others as old.
+The wanted revision is what the spec says now. So an edit or a revert in the middle of a rollout needs no record of its
+progress. Groups of the revision that is wanted again count as new, all others as old.
 """
 
 from collections.abc import Sequence, Set

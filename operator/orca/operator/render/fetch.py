@@ -2,8 +2,8 @@
 
 from orca.core.fetch_report import PERMANENT_EXIT
 from orca.operator.domain import names
+from orca.operator.domain.model_references import source_digest
 from orca.operator.domain.resource import Json, OrcaDeployment, ResourcesSpec
-from orca.operator.domain.served_models import source_digest
 from orca.operator.render import model, objects
 from orca.operator.render.group import LOST_NODE
 from orca.operator.render.objects import metadata

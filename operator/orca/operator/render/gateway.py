@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from orca.operator.domain import facts, names
+from orca.operator.domain.model_references import ModelReference
 from orca.operator.domain.resource import GATEWAY_LEAVE_S, Json, OrcaDeployment, SecretKey
-from orca.operator.domain.served_models import ServedModel
 from orca.operator.render import model, pool
 from orca.operator.render.group import LOST_NODE
 from orca.operator.render.objects import metadata, selector
@@ -35,7 +35,7 @@ def gateways(
     image: str,
     keys: SecretKey | None,
     connection: PoolConnection,
-    older: Sequence[ServedModel] = (),
+    older: Sequence[ModelReference] = (),
 ) -> list[Json]:
     """Render Service, Deployment and disruption budget, and Ingress or HTTPRoute.
 
@@ -72,7 +72,7 @@ def _deployment(
     image: str,
     keys: SecretKey | None,
     connection: PoolConnection,
-    older: Sequence[ServedModel],
+    older: Sequence[ModelReference],
 ) -> Json:
     return {
         "apiVersion": "apps/v1",
@@ -92,7 +92,7 @@ def _pod(
     image: str,
     keys: SecretKey | None,
     connection: PoolConnection,
-    older: Sequence[ServedModel],
+    older: Sequence[ModelReference],
 ) -> Json:
     spec, gateway = deployment.spec, deployment.spec.gateway
     volumes, mounts = _volumes(deployment, keys, connection, older)
@@ -132,7 +132,7 @@ def _pod(
     )
 
 
-def _settings(deployment: OrcaDeployment, keys: SecretKey | None, older: Sequence[ServedModel]) -> dict[str, object]:
+def _settings(deployment: OrcaDeployment, keys: SecretKey | None, older: Sequence[ModelReference]) -> dict[str, object]:
     """Return the flags of a gateway."""
     spec, gateway = deployment.spec, deployment.spec.gateway
     return {
@@ -158,7 +158,7 @@ def _settings(deployment: OrcaDeployment, keys: SecretKey | None, older: Sequenc
 
 
 def _volumes(
-    deployment: OrcaDeployment, keys: SecretKey | None, connection: PoolConnection, older: Sequence[ServedModel]
+    deployment: OrcaDeployment, keys: SecretKey | None, connection: PoolConnection, older: Sequence[ModelReference]
 ) -> tuple[list[Json], list[Json]]:
     """Return volumes and mounts of its own model, of older models, of the connection to the pool, and of the keys."""
     location = model.locate(deployment)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from orca.core.other_model import OtherModel
 from orca.operator.domain import names
+from orca.operator.domain.model_references import ModelReference, source_digest
 from orca.operator.domain.resource import Json, OrcaDeployment
-from orca.operator.domain.served_models import ServedModel, source_digest
 
 FOLDER = "/models"
 FETCHED = f"{FOLDER}/model"
@@ -42,11 +42,11 @@ def _on_claim(claim: str, folder: str) -> ModelLocation:
     return ModelLocation(folder, (volume,), ({"name": "model", "mountPath": FOLDER, "readOnly": True},))
 
 
-def wanted_model(deployment: OrcaDeployment) -> ServedModel:
+def wanted_model(deployment: OrcaDeployment) -> ModelReference:
     """Return the model that the spec names."""
     spec, location = deployment.spec.model, locate(deployment)
     claims = [volume["persistentVolumeClaim"]["claimName"] for volume in location.volumes]
-    return ServedModel(
+    return ModelReference(
         claim=claims[0] if claims else None,
         folder=location.folder.removeprefix(FOLDER).strip("/") if claims else location.folder,
         dtype=spec.dtype,
@@ -56,7 +56,7 @@ def wanted_model(deployment: OrcaDeployment) -> ServedModel:
     )
 
 
-def older_model_flag(model: ServedModel) -> str:
+def older_model_flag(model: ModelReference) -> str:
     """Return what `--other-models` of a gateway says about a model beside its own."""
     folder = model.folder if model.claim is None else f"{_mount_path(model.claim)}/{model.folder}".rstrip("/")
     return OtherModel(

@@ -5,9 +5,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from orca.bench.figures.choice import Results
 from orca.bench.figures.figure import FiguresError, read_results
 from orca.bench.figures.pages import GENERATED, fill_readme, make_pages
+from orca.bench.figures.query import Results
 
 _CHECKOUT = Path(__file__).parents[4]
 

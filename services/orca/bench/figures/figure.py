@@ -1,6 +1,6 @@
 """A measured figure: one line of JSON in `results/`, with the machine, the day, the commit and the command.
 
-Needs no library besides Python, because the GPU bench runs where few are installed.
+This module needs no library besides Python, because the GPU bench runs where few are installed.
 """
 
 import json
@@ -35,7 +35,7 @@ class Measured:
     """A figure as a bench measures it."""
 
     what: str  # a noun phrase: "Generated tokens per second"; figures that are compared have the same one
-    settings: Mapping[str, Setting]  # what tells this figure from others with the same `what`
+    settings: Mapping[str, Setting]  # what distinguishes this figure from others with the same `what`
     value: float  # the median where there were several runs
     unit: str
     spread: tuple[float, float] | None = None  # the lowest and the highest of the runs; None if unknown
@@ -57,7 +57,7 @@ class Figure(Measured):
         return self.what, tuple(sorted(self.settings.items())), self.processor
 
     def get(self, key: str) -> Setting | None:
-        """Return what a template calls `key`: what, unit, processor, date or a setting. None: it has no such one."""
+        """Return what a template calls `key`: what, unit, processor, date or a setting. None: no such key."""
         if key in ("what", "unit", "processor"):
             return str(getattr(self, key))
         return self.date.isoformat() if key == "date" else self.settings.get(key)

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from orca.bench.figures.choice import Results
 from orca.bench.figures.figure import FiguresError
 from orca.bench.figures.plot import plot_of
+from orca.bench.figures.query import Results
 from orca.bench.figures.table import render_table, sources
 from orca.bench.figures.template import Block, fill
 

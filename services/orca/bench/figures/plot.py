@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import cycle
 
-from orca.bench.figures.choice import Choice, Results, shown
 from orca.bench.figures.figure import Figure
+from orca.bench.figures.query import FigureQuery, Results, shown
 from orca.bench.figures.template import Block
 
 _WIDTH, _HEIGHT = 720, 420
@@ -36,11 +36,11 @@ def plot_of(block: Block, results: Results) -> tuple[str, list[Figure]]:
     `x` names a setting, or another figure with the same settings: then both coordinates were measured.
     Raises: ValueError where a figure has no place.
     """
-    figures = results.choose(block.choice)
+    figures = results.choose(block.query)
     x, lines = block.options["x"], block.listed("lines")
     across: dict[object, Figure] = {}
     if not any(x in figure.settings for figure in figures):
-        others = results.choose(Choice(bench=block.choice.bench, what=[x], where=block.choice.where))
+        others = results.choose(FigureQuery(bench=block.query.bench, what=[x], where=block.query.where))
         across = {figure.identity[1:]: figure for figure in others}
     curves: dict[str, list[Point]] = {}
     for figure in figures:
@@ -74,7 +74,7 @@ def draw(
         log: `x`, `y` or both: axes with a logarithmic scale. A linear axis begins at 0.
     """
     if len(curves) > len(_MARKS):
-        raise ValueError(f"{len(curves)} curves; nobody can tell more than {len(_MARKS)} apart")
+        raise ValueError(f"{len(curves)} curves; readers cannot distinguish more than {len(_MARKS)}")
     top = _TOP + _LEGEND_LINE * math.ceil(len(curves) / 2)
     across = _Axis([x for points in curves.values() for x, _ in points], _LEFT, _WIDTH - _RIGHT, is_log="x" in log)
     up = _Axis([y for points in curves.values() for _, y in points], _HEIGHT - _BOTTOM, top, is_log="y" in log)

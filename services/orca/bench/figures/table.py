@@ -1,9 +1,9 @@
-"""Tables of figures in Markdown, and the lines that say how these figures were measured."""
+"""Tables of figures in Markdown, and the lines that show how these figures were measured."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from orca.bench.figures.choice import Choice, Results, shown
 from orca.bench.figures.figure import NOT_RECORDED, Figure
+from orca.bench.figures.query import FigureQuery, Results, shown
 from orca.bench.figures.template import Block, shown_figure
 
 _NONE = "-"
@@ -12,7 +12,7 @@ _Key = tuple[str, ...]
 
 def render_table(block: Block, results: Results) -> str:
     """Return a table and its sources. Raises: ValueError where two figures want one cell, or nothing is chosen."""
-    figures = results.choose(block.choice)
+    figures = results.choose(block.query)
     rows, columns = block.listed("rows"), block.listed("columns")
     cells: dict[tuple[_Key, _Key], Figure] = {}
     for figure in figures:
@@ -20,8 +20,8 @@ def render_table(block: Block, results: Results) -> str:
         if place in cells:
             raise ValueError(f"two figures for {place}: {dict(cells[place].settings)} and {dict(figure.settings)}")
         cells[place] = figure
-    lines = _ordered((row for row, _ in cells), rows, block.choice)
-    heads = _ordered((column for _, column in cells), columns, block.choice)
+    lines = _ordered((row for row, _ in cells), rows, block.query)
+    heads = _ordered((column for _, column in cells), columns, block.query)
     has_units = len({figure.unit for figure in figures}) > 1 and "what" not in columns
     cell = _cell_of(block, cells, has_units=has_units)
     table = [
@@ -34,7 +34,7 @@ def render_table(block: Block, results: Results) -> str:
 
 
 def _head(values: _Key, keys: Sequence[str], figures: Sequence[Figure]) -> str:
-    """Return the title of a column: what it has, in which unit, and the settings that tell it from the others."""
+    """Return the title of a column: the quantity, its unit, and the settings that distinguish it from other columns."""
     if not keys:
         return "Value"
     parts = []
@@ -90,12 +90,12 @@ def _replaced(values: _Key, keys: Sequence[str], key: str, value: str) -> _Key:
     return tuple(value if name == key else old for name, old in zip(keys, values, strict=True))
 
 
-def _ordered(found: Iterable[_Key], keys: Sequence[str], choice: Choice) -> list[_Key]:
+def _ordered(found: Iterable[_Key], keys: Sequence[str], query: FigureQuery) -> list[_Key]:
     """Sort as the template lists the values, otherwise as the file does; numbers rise."""
     distinct = list(dict.fromkeys(found))
     for place, key in reversed(list(enumerate(keys))):
         values = list(dict.fromkeys(one[place] for one in distinct))
-        listed = choice.what if key == "what" else choice.where.get(key, ())
+        listed = query.what if key == "what" else query.where.get(key, ())
         if all(value.replace(",", "").replace(".", "").isdigit() for value in values):
             values.sort(key=lambda value: float(value.replace(",", "")))
         order = [value for value in listed if value in values] + [value for value in values if value not in listed]
@@ -117,7 +117,7 @@ def _legend(figures: Sequence[Figure], block: Block) -> str:
 
 
 def sources(figures: Iterable[Figure], block: Block) -> str:
-    """Return a list of the commands, each with where and when it ran; nothing where a block below has the same list."""
+    """Return a list of the commands, each with its machine and date; nothing if a block below has the same list."""
     if block.options.get("sources") == "below":
         return ""
     ran: dict[str, dict[str, set[int]]] = {}

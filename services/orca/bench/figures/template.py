@@ -27,8 +27,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from orca.bench.figures.choice import Choice, NothingChosen, Results, shown
 from orca.bench.figures.figure import Figure, FiguresError
+from orca.bench.figures.query import FigureQuery, NothingChosen, Results, shown
 
 _BLOCK = re.compile(r"^```(table|plot) ([^\n]*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _PLACEHOLDER = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
@@ -42,7 +42,7 @@ class Block:
 
     kind: str  # table or plot
     name: str  # of a plot's file; empty for tables
-    choice: Choice
+    query: FigureQuery
     options: Mapping[str, str] = field(default_factory=dict)
 
     def listed(self, key: str) -> list[str]:
@@ -89,8 +89,8 @@ def _block(found: re.Match[str]) -> Block:
         raise ValueError("a block needs a line `what: ...`")
     if bool(names) != (kind == "plot"):
         raise ValueError("a plot needs a name of its file, a table has none")
-    choice = Choice(bench=bench, what=what, where=where)
-    return Block(kind=kind, name=" ".join(names), choice=choice, options=options)
+    query = FigureQuery(bench=bench, what=what, where=where)
+    return Block(kind=kind, name=" ".join(names), query=query, options=options)
 
 
 def _condition(text: str) -> dict[str, list[str]]:
@@ -115,7 +115,7 @@ def _value(text: str, results: Results) -> str:
     for condition in conditions:
         where |= _condition(condition)
     [show] = where.pop("show", ["value"])
-    found = results.choose(Choice(bench=words[-1], what=[" ".join(what.split())], where=where))
+    found = results.choose(FigureQuery(bench=words[-1], what=[" ".join(what.split())], where=where))
     if words[0] == "sum" and len(words) == 2:
         return f"{sum(figure.value for figure in found):,}"
     if len(found) > 1:

@@ -49,7 +49,7 @@ def append(file: Path | None, found: Iterable[Measured], *, words: Sequence[str]
     """Append the figures of one command.
 
     Args:
-        file: None: nobody asked for it, so nothing happens.
+        file: None: write nothing.
         words: the command line, from the program on.
         device: the GPU that was measured (None: the processor of this machine).
     """
@@ -70,7 +70,7 @@ def append(file: Path | None, found: Iterable[Measured], *, words: Sequence[str]
             commit=revision,
             command=command,
         )
-        parse(figure.to_line())  # a figure that nobody can read back is refused here
+        parse(figure.to_line())  # refuse a figure that cannot be read back
         lines.append(figure.to_line() + "\n")
     with file.open("a", encoding="utf-8") as results:
         results.writelines(lines)

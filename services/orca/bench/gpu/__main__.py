@@ -1,4 +1,4 @@
-"""`python -m orca.bench.gpu` is `orca bench gpu` for a machine that has few libraries."""
+"""Run `orca bench gpu` on a machine that has few libraries: `python -m orca.bench.gpu`."""
 
 import sys
 

@@ -1,10 +1,10 @@
-"""Are the tokens of a run right? They are held against plain formulas in float32 (plain_llama.py).
+"""Check the tokens of a run against plain formulas in float32 (plain_llama.py).
 
-Each token is judged behind the answer's own tokens, so one that went the other way at a near-tie excuses itself only.
-What a near-tie is, follows from the dtype. In float32 it is a fixed margin (peers/judgement.py). In a shorter one the
-same formulas are computed in that dtype, too: a logit of theirs is off by up to e, so a sound choice may be up to 2 e
-behind the largest. How little of the vocabulary that lets pass is part of the verdict, and one that lets too much pass
-is none.
+Each token is judged after the answer's own earlier tokens. So a near-tie excuses one token, not the rest of its answer.
+The dtype decides which difference of logits is a near-tie. In float32 it is a fixed margin (peers/judgement.py). In a
+shorter dtype the same formulas are also computed in that dtype, which shows the largest error e of a logit. A correct
+choice may then be up to 2 e below the largest logit. The verdict includes the share of the vocabulary within the
+margin. If that share is too large, the check proves nothing and the run counts as wrong.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,16 +19,17 @@ from orca.bench.peers.judgement import EXCUSED_MARGIN, Judgement, judge
 from orca.worker.models.config import LlamaConfig
 
 _PASSING_MAX = 0.05
-"""Of the vocabulary, within the margin: of 30 wrong tokens that were drawn by lot, none would be told in one run of
-10^39."""
+"""Largest share of the vocabulary that may be within the margin. With this share, 30 tokens drawn at random would all
+pass with a probability of 10^-39.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the reference says of some answers."""
+    """The result of checking some answers against the reference."""
 
     judgement: Judgement
-    margin: float  # of logits: so far behind the largest one a token may be
+    margin: float  # of logits: the largest distance from the largest logit that is allowed
     passing: float  # share of the vocabulary within the margin, a mean over positions
 
     @property
@@ -74,7 +75,7 @@ def _logits(
     prompts: Sequence[list[int]],
     answers: Sequence[list[int]],
 ) -> list[Tensor]:
-    """Of each answer that has tokens, the logits before each of them: [tokens, vocab]."""
+    """Return the logits before each token, [tokens, vocab], for each answer that has tokens."""
     some = [(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True) if answer]
     read = [prompt + answer[:-1] for prompt, answer in some]
     return PlainLlama(config, tensors, dtype).logits(read, [len(answer) for _, answer in some]) if some else []

@@ -1,20 +1,20 @@
-"""Checks the kernels of a GPU and the engine on it, and times both beside their limits: `orca bench gpu`.
+"""Check the kernels of a GPU and the engine on it, and time both beside their limits: `orca bench gpu`.
 
 `python -m orca.bench.gpu` is the same command.
 
-Needs a checkout, torch, triton and numpy; loads nothing. All parts run unless `--part` names some:
+The command needs a checkout, torch, triton and numpy, and downloads nothing. All parts run unless `--part` names some:
 
     kernels  each operation is first compared with its reference, then timed with cold caches. Its limit is what the
              same device does in the same run: bytes that it has to move at the speed of a copy, or products at the
              speed of PyTorch's matrix product, whichever takes longer.
-    decode   steps of a model of 8 billion parameters, random ones, whose tokens are judged. Their limit is the sum over
+    decode   steps of a model of 8 billion random parameters, whose tokens are checked. Their limit is the sum over
              their operations, each product at the rate of its own shape.
-    trace    the paper's trace (ORCA, section 6.2), beside Hugging Face transformers where that is installed.
+    trace    the paper's trace (ORCA, section 6.2), beside Hugging Face transformers if that is installed.
 
-The last two need the engine (PYTHONPATH=kernels:services). `--device cpu` runs small sizes, the kernels in Triton's
-interpreter: the checks are the same, the times say nothing.
+The last two need the engine (PYTHONPATH=kernels:services). `--device cpu` runs small sizes, with the kernels in
+Triton's interpreter: the checks are the same, but the times mean nothing.
 
-Exits with 1 when a result is wrong, with 2 when there is no GPU.
+The exit status is 1 if a result is wrong, and 2 if there is no GPU.
 """
 
 import argparse
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from orca.kernels.device import Kernels
 
 _ROUNDINGS_MAX = 8.0
-"""Of a right result: sums in another order, and probabilities that are rounded before they meet the values."""
+"""Roundings by which a correct result may differ: sums are taken in another order, and probabilities are rounded before
+they are multiplied by the values.
+"""
 
 PARTS = ("kernels", "decode", "trace")
 
@@ -79,7 +81,7 @@ def _at_least_1(text: str) -> int:
 
 
 def _file(text: str) -> Path:
-    """Refused here rather than after ten minutes."""
+    """Check that the file can be written, before a run of ten minutes."""
     if Path(text).is_dir() or not Path(text).parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text} cannot be written to")
     return Path(text)
@@ -88,7 +90,7 @@ def _file(text: str) -> Path:
 def run(chosen: argparse.Namespace) -> int:
     """Run the parts that were chosen. Returns: the exit code."""
     if chosen.figures is not None and chosen.device == "cpu":
-        print("--figures needs a GPU: times of Triton's interpreter say nothing", file=sys.stderr)
+        print("--figures needs a GPU: times of Triton's interpreter mean nothing", file=sys.stderr)
         return 2
     if chosen.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before they are imported
@@ -132,7 +134,7 @@ def _figures(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def _engine_rows(names: Sequence[str], clock: "Clock", dtype: "torch.dtype", copy_bytes_s: float) -> dict[str, Any]:
-    """Return the rows of the engine's parts as plain data: none where a library that the engine needs is missing."""
+    """Return the rows of the engine's parts as plain data; none if a library that the engine needs is missing."""
     if not names:
         return {}
     needed = ("safetensors", "numba") if clock.device.type == "cpu" else ("safetensors",)
@@ -177,7 +179,7 @@ def _measured(operation: Any, clock: "Clock", limits: dict[str, float]) -> dict[
 
 
 def measured_figures(figures: Mapping[str, Any]) -> list[Measured]:
-    """Return the figures for the benchmark pages: the times of what was right."""
+    """Return the figures for the benchmark pages: the times of all correct results."""
     dtype = str(figures["dtype"]).removeprefix("torch.")
     found = []
     for part in ("operations", "decode", "trace"):
@@ -203,7 +205,7 @@ def _print_head(figures: dict[str, Any], *, is_real: bool) -> None:
     print(
         f"copy {copied:.0f} GB/s, product of 8192 {multiplied:.0f} TFLOP/s"
         if is_real
-        else "only the results count: the times of an interpreter, and what they are held beside, say nothing"
+        else "only the results count: the times of an interpreter, and the limits beside them, mean nothing"
     )
     print(HEAD, flush=True)
 

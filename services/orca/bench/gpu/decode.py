@@ -1,8 +1,8 @@
 """Decode steps of a model with random weights, checked, then timed beside their limit.
 
-Requests with a context of a thousand tokens run one token each, step after step. Of each batch some requests run their
-prompts, too, and all of their tokens are judged, those of the timed steps among them: no time is shown of steps that
-were not found right.
+Requests with a context of a thousand tokens run one token each, step after step. Some requests of each batch also run
+their prompts. All tokens of these requests are checked, also those of the timed steps. A time is shown only if all of
+these tokens are right.
 """
 
 import time
@@ -26,21 +26,21 @@ from orca.worker.models.build import StageModel
 from orca.worker.models.config import LlamaConfig
 
 _UNTIMED_STEPS = 8
-"""In the first ones kernels are compiled, and steps are recorded."""
+"""Steps before the timed ones: in the first of them kernels are compiled and steps are recorded."""
 _TURNS = 3
-"""Of timed steps: their median counts."""
+"""Timed runs of `steps` steps each; their median counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeSizes:
-    """What is run."""
+    """The model and the steps that are measured."""
 
     name: str
     config: LlamaConfig
     batches: tuple[int, ...]  # requests
     context: int  # tokens of each prompt
-    whole: int  # of a batch, at most: requests that run their prompts, and are judged
-    steps: int  # in a turn
+    whole: int  # most requests of a batch that run their prompts and are checked
+    steps: int  # in a timed run
 
     @property
     def new_tokens(self) -> int:
@@ -52,7 +52,7 @@ ON_CPU = DecodeSizes(name="a small Llama", config=SMALL, batches=(1, 5), context
 
 
 def decode_rows(asked: Asked) -> Iterator[EngineRow]:
-    """A row for each batch. Weights are the same for all, the cache is each batch's own."""
+    """Yield a row for each batch. All batches use the same weights, and each has a cache of its own."""
     sizes = ON_GPU if asked.device.type == "cuda" else ON_CPU
     tensors = RandomTensors(dtype=asked.dtype, device=asked.device)
     model = made(sizes.config, tensors)
@@ -60,7 +60,7 @@ def decode_rows(asked: Asked) -> Iterator[EngineRow]:
     for batch in sizes.batches:
         yield _row(asked, sizes, batch, model, tensors, flops_s)
     if asked.device.type == "cuda":
-        # Where a kernel leaves most of the device free, others could run beside it (Nimble's streams).
+        # If a kernel leaves most of the device free, others could run beside it (Nimble's streams).
         yield _row(asked, sizes, sizes.batches[0], model, tensors, flops_s, on_streams=True)
     del model
     free(asked.device)  # for another part
@@ -68,8 +68,8 @@ def decode_rows(asked: Asked) -> Iterator[EngineRow]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measured:
-    seconds: float  # a step, the median of the turns
-    context: int  # that tokens saw in the middle of the timed steps
+    seconds: float  # of a step, the median of the timed runs
+    context: int  # positions that tokens saw in the middle of the timed steps
     gap: HostGap | None
     right: Verdict
 
@@ -132,7 +132,7 @@ def _measure(
 
 
 def _seconds(steps: BatchSteps, count: int, device: torch.device) -> float:
-    """Of a step, on average."""
+    """Return the mean time of a step."""
     wait(device)
     start_s = time.perf_counter()
     steps.run(count)

@@ -1,4 +1,4 @@
-"""The two things that the host must say aloud to a device that works on by itself."""
+"""Wait for a device, and free its memory."""
 
 import gc
 
@@ -6,13 +6,13 @@ import torch
 
 
 def wait(device: torch.device) -> None:
-    """Until it has done all that was ordered."""
+    """Wait until the device has finished all work that the host has launched."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def free(device: torch.device) -> None:
-    """Give back what nobody holds any more, cycles among it: the next one needs the memory."""
+    """Free the memory of unused tensors, also of those in reference cycles: the next measurement needs it."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

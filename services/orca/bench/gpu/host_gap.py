@@ -1,11 +1,10 @@
-"""For how long a device has nothing to do between two steps: from the end of a step's last kernel to the beginning of
-the next step's first one.
+"""The host gap: the time from the end of a step's last kernel to the beginning of the next step's first kernel.
 
-Read out of PyTorch's profiler, which notes on the device when each kernel ran, and on the host who ordered it: a kernel
-belongs to the step in which it was ordered, whenever it ran. Profiling makes the host slower, so this is rather more
-than the gap of a step that nobody looks at. Where the profiler sees no kernels (it may not be allowed to), two events
-around each step's computation tell the gap; they miss the time that the first kernel takes to be ordered, and include
-the copies of tokens behind the last.
+It is read from PyTorch's profiler, which records on the device when each kernel ran, and on the host which call
+launched it. A kernel belongs to the step that launched it, whenever it ran. Profiling makes the host slower, so this is
+rather more than the gap of a step without the profiler. If the profiler sees no kernels (it may lack the permission),
+two events around each step's computation measure the gap. They miss the launch time of the first kernel, and include
+the copies of tokens after the last one.
 """
 
 import json
@@ -25,7 +24,7 @@ from orca.bench.gpu.steps import BatchSteps
 
 STEPS = 10
 _FIRST = 2
-"""Gaps that do not count: the profiler sets itself up in its first steps."""
+"""Number of first gaps that do not count: the profiler sets itself up in its first steps."""
 _MARK = "orca step "
 
 
@@ -36,21 +35,21 @@ class HostGap:
 
 
 def host_gap(steps: BatchSteps, device: torch.device) -> HostGap | None:
-    """Runs `STEPS` steps, or twice as many. Returns: None where the device is the host."""
+    """Measure the gap over `STEPS` steps, or twice as many. Returns: None if the device is the host."""
     if device.type != "cuda":
         return None
-    with suppress(RuntimeError):  # of a profiler that cannot begin
+    with suppress(RuntimeError):  # the profiler cannot begin
         if gaps := step_gaps(profiled(steps, device)):
             return HostGap(median(gaps[_FIRST:] or gaps), "profiler")
     return HostGap(median(_between_events(steps)), "events")
 
 
 def step_gaps(events: Iterable[Mapping[str, Any]]) -> list[float]:
-    """The gaps between following steps, in seconds.
+    """Return the gaps between consecutive steps, in seconds.
 
     Args:
         events: of a Chrome trace: times in microseconds; steps are annotations named `orca step N`, and a kernel has
-            the correlation number of the call that ordered it.
+            the correlation number of the call that launched it.
     """
     steps: dict[int, tuple[float, float]] = {}
     ordered: dict[int, float] = {}
@@ -72,7 +71,7 @@ def step_gaps(events: Iterable[Mapping[str, Any]]) -> list[float]:
 
 
 def profiled(steps: BatchSteps, device: torch.device) -> Sequence[Mapping[str, Any]]:
-    """Runs `STEPS` steps. Returns: the events of the profiler's Chrome trace."""
+    """Profile `STEPS` steps. Returns: the events of the profiler's Chrome trace."""
     profiler: Any = torch.profiler  # untyped in parts
     with profiler.profile(activities=profiler.supported_activities()) as profile:
         for number in range(STEPS):

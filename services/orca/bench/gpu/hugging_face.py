@@ -12,7 +12,7 @@ from orca.worker.models.config import LlamaConfig
 
 
 def hugging_face_model(config: LlamaConfig, tensors: RandomTensors) -> Any:
-    """A `LlamaForCausalLM`, ready to generate, on the tensors' device.
+    """Return a `LlamaForCausalLM`, ready to generate, on the tensors' device.
 
     Raises: ModuleNotFoundError without transformers.
     """
@@ -43,7 +43,7 @@ def hugging_face_model(config: LlamaConfig, tensors: RandomTensors) -> Any:
 
 @contextmanager
 def without_hub() -> Iterator[None]:
-    """A block in which the library looks for nothing on the hub, as it does for kernels that may be faster."""
+    """Return a block in which the library sends no requests to the hub. Otherwise it searches there for kernels."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE

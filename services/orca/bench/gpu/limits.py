@@ -1,7 +1,8 @@
-"""How fast a decode step could be on this device: the sum over its operations of what bounds each of them.
+"""The lower bound of a decode step's time on this device: the sum of the bounds of its operations.
 
-An operation takes at least the bytes that it has to move at the speed of a copy, and at least its products at the rate
-of PyTorch's own product of that very shape; whichever is longer counts. Both are measured in the same run.
+An operation has to move its bytes, which takes at least their time at the speed of a copy. It also has to compute its
+products, which takes at least their time at the rate of PyTorch's own product of the same shape. The longer time
+counts. Both rates are measured in the same run.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,12 +18,12 @@ from orca.worker.models.config import LlamaConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """Part of a step."""
+class DecodeOperation:
+    """A part of a step."""
 
     name: str
     times: int = 1  # in a step
-    bytes: int  # each time: read and written
+    bytes: int  # read and written each time
     product: tuple[int, int, int] | None = None  # rows, inputs, outputs
 
     @property
@@ -32,47 +33,49 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """Of a step."""
+    """The lower bound of a step's time."""
 
     seconds: float
-    by: str  # memory or products: what bounds more of it
-    operations: list[dict[str, Any]]  # of each: its name, what it moves and multiplies, and seconds of all its times
+    by: str  # memory or products, whichever bounds the larger part of the time
+    operations: list[dict[str, Any]]  # name, bytes, products and total seconds of each
 
 
-def decode_operations(config: LlamaConfig, batch: int, context: int, dtype: torch.dtype) -> Iterator[Operation]:
-    """Of a step in which `batch` requests run one token each, which sees `context` positions, itself included."""
+def decode_operations(config: LlamaConfig, batch: int, context: int, dtype: torch.dtype) -> Iterator[DecodeOperation]:
+    """Yield the operations of a step in which `batch` tokens run. Args: context: positions that each token sees."""
     size, layers, vocab = dtype.itemsize, config.num_layers, config.vocab_size
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
-    def product(name: str, inputs: int, outputs: int, *, adds: bool = False) -> Operation:
-        """A layer's linear. Args: adds: its outputs are added to what is there, which is read."""
+    def product(name: str, inputs: int, outputs: int, *, adds: bool = False) -> DecodeOperation:
+        """Return a layer's linear. Args: adds: its outputs are added to numbers in memory, which are read."""
         moved = inputs * outputs + batch * (inputs + outputs * (2 if adds else 1))
-        return Operation(name=name, times=layers, bytes=size * moved, product=(batch, inputs, outputs))
+        return DecodeOperation(name=name, times=layers, bytes=size * moved, product=(batch, inputs, outputs))
 
     rows = 2 * batch * hidden * size
-    yield Operation(name="embedding", bytes=rows)
-    yield Operation(name="norms", times=2 * layers + 1, bytes=rows)
+    yield DecodeOperation(name="embedding", bytes=rows)
+    yield DecodeOperation(name="norms", times=2 * layers + 1, bytes=rows)
     yield product("query, key, value", hidden, queries + 2 * keys)
     turned = 2 * batch * (queries + 2 * keys) * size
-    yield Operation(name="rotation and cache", times=layers, bytes=turned)
+    yield DecodeOperation(name="rotation and cache", times=layers, bytes=turned)
     seen = (2 * batch * context * keys + 2 * batch * queries) * size
-    yield Operation(name="attention", times=layers, bytes=seen)
+    yield DecodeOperation(name="attention", times=layers, bytes=seen)
     yield product("attention output", queries, hidden, adds=True)
     yield product("gate and up", hidden, 2 * inner)
-    yield Operation(name="silu(gate) * up", times=layers, bytes=3 * batch * inner * size)
+    yield DecodeOperation(name="silu(gate) * up", times=layers, bytes=3 * batch * inner * size)
     yield product("down", inner, hidden, adds=True)
     # Logits are float32.
     head = size * (hidden * vocab + batch * hidden) + 4 * batch * vocab
-    yield Operation(name="head", bytes=head, product=(batch, hidden, vocab))
-    yield Operation(name="choice of tokens", bytes=4 * batch * vocab)
+    yield DecodeOperation(name="head", bytes=head, product=(batch, hidden, vocab))
+    yield DecodeOperation(name="choice of tokens", bytes=4 * batch * vocab)
 
 
-def limit_of(operations: Iterator[Operation], copy_bytes_s: float, flops_s: Callable[[int, int, int], float]) -> Limit:
+def limit_of(
+    operations: Iterator[DecodeOperation], copy_bytes_s: float, flops_s: Callable[[int, int, int], float]
+) -> Limit:
     """
     Args:
-        copy_bytes_s: read and written, of a copy.
-        flops_s: of a product of [rows, inputs] and [inputs, outputs].
+        copy_bytes_s: bytes that a copy reads and writes per second.
+        flops_s: returns the rate of a product of [rows, inputs] and [inputs, outputs].
     """
     told = []
     bound = {"memory": 0.0, "products": 0.0}
@@ -86,8 +89,9 @@ def limit_of(operations: Iterator[Operation], copy_bytes_s: float, flops_s: Call
 
 
 def product_rates(clock: Clock, dtype: torch.dtype) -> Callable[[int, int, int], float]:
-    """PyTorch's products of any shape, each measured once: with the weight [out, in], as models have it, and [in, out],
-    of which the faster one is the limit."""
+    """Return a function that gives the rate of PyTorch's product of a shape, which it measures once. The weight is laid
+    out as [out, in], like in models, and as [in, out]. The faster of the two is the limit.
+    """
 
     @cache
     def flops_s(rows: int, inputs: int, outputs: int) -> float:

@@ -1,12 +1,12 @@
-"""The paper's trace (ORCA, section 6.2) through Orca's engine and policy, and beside it through Hugging Face
-transformers: its static batching and its continuous batching, with the same weights, in the same process.
+"""The paper's trace (ORCA, section 6.2), run by Orca's engine and policy, and by Hugging Face transformers.
+Transformers runs it with static batching and with continuous batching. All use the same weights, in the same process.
 
-Prompts U(32,512), outputs U(1,128), all requests there at the start: the load that a Poisson process comes to when its
-rate rises, so each system is as busy as it can be. A model of about a billion parameters: the libraries run one after
-the other with their own copies of the weights, and the slowest of them should end within minutes.
+Prompts are U(32,512), outputs U(1,128), and all requests are there at the start. This is the limit of a Poisson process
+whose rate rises, so each system is as busy as it can be. The model has about a billion parameters: the systems run one
+after the other with their own copies of the weights, and the slowest of them should end within minutes.
 
-Orca's tokens of some requests are judged, those of the timed run. Another library's are compared with them: in a short
-dtype two sound answers part at their first near-tie, so how long they agree is said.
+Orca's tokens of some requests in the timed run are checked. Those of another library are compared with Orca's. In a
+short dtype two correct answers differ after their first near-tie, so the table shows for how many tokens they agree.
 """
 
 import time
@@ -37,14 +37,14 @@ System = Callable[[Workload], PeerAnswer]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSizes:
-    """What is run."""
+    """The model and the trace that are measured."""
 
     name: str
     config: LlamaConfig
     spec: TraceSpec
     batch_size: int  # requests in a batch, of each system
-    judged: int  # requests, the first ones
-    continuous_tokens: tuple[int, ...]  # of a step of the library's continuous batching: its best of these counts
+    judged: int  # number of first requests that are checked
+    continuous_tokens: tuple[int, ...]  # bounds of a step in the library's continuous batching; the best one counts
 
 
 ON_GPU = TraceSizes(
@@ -66,7 +66,7 @@ ON_CPU = TraceSizes(
 
 
 def trace_rows(asked: Asked) -> Iterator[EngineRow]:
-    """Orca's row, then those that it is held beside."""
+    """Yield Orca's row, then the rows of the other systems."""
     sizes = ON_GPU if asked.device.type == "cuda" else ON_CPU
     contest = _Contest(sizes, RandomTensors(dtype=asked.dtype, device=asked.device))
     ours = contest.orca()
@@ -83,7 +83,7 @@ def trace_rows(asked: Asked) -> Iterator[EngineRow]:
     try:
         with without_hub():
             yield from _rivals(sizes, contest, ours)
-    except Exception as error:  # another library's: of any kind, if it is there at all
+    except Exception as error:  # from another library, if it is installed at all: any kind of error
         yield EngineRow(name="trace: Hugging Face", result=f"left out: {said(error)}")
 
 
@@ -97,7 +97,7 @@ def _rivals(sizes: TraceSizes, contest: "_Contest", ours: PeerAnswer) -> list[En
 
 
 class _Contest:
-    """The same requests and weights for all."""
+    """The requests and weights that are the same for all systems."""
 
     def __init__(self, sizes: TraceSizes, tensors: RandomTensors) -> None:
         self.tensors = tensors
@@ -116,12 +116,12 @@ class _Contest:
         return ran
 
     def timed(self, system: System) -> PeerAnswer:
-        """A system's run, behind a short one that sets it up."""
+        """Run a system after a short run that sets it up."""
         system(self._workload.head(2 * self._workload.batch_size))
         return system(self._workload)
 
     def judge(self, ran: PeerAnswer) -> Verdict:
-        """The first answers, and the lengths of all."""
+        """Check the first answers, and the lengths of all."""
         counts, judged = self._workload.new_tokens, self._sizes.judged
         prompts, answers = self._workload.prompts[:judged], ran.tokens[:judged]
         found = verdict(self._sizes.config, self.tensors, prompts, answers, counts[:judged])
@@ -142,14 +142,14 @@ def _figures(right: Verdict, ran: PeerAnswer) -> dict[str, Any]:
 
 
 def _rival(kind: str, ways: Sequence[System], contest: _Contest, ours: PeerAnswer) -> EngineRow:
-    """The fastest of some ways to run it. What another library does wrong is said, and is no error of ours."""
+    """Return the row of the fastest of some ways to run a system. Show errors of its library in the row, and go on."""
     name = f"trace: Hugging Face {kind} batching"
     ran: list[PeerAnswer] = []
     failed = ""
     for way in ways:
         try:
             ran.append(contest.timed(way))
-        except Exception as error:  # another library's: of any kind
+        except Exception as error:  # from another library: any kind of error
             failed = said(error)
     if not ran:
         return EngineRow(name=name, result=f"left out: {failed}")
@@ -170,6 +170,6 @@ def _rival(kind: str, ways: Sequence[System], contest: _Contest, ours: PeerAnswe
 
 
 def _agreed(one: list[int], other: list[int]) -> int:
-    """Tokens before the first that differs."""
+    """Count the tokens before the first one that differs."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

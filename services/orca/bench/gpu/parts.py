@@ -22,14 +22,14 @@ def engine_figures(asked: Asked, names: Sequence[str]) -> dict[str, Any]:
     threads = torch.get_num_threads()
     try:
         if asked.device.type == "cpu":
-            torch.set_num_threads(1)  # for so little work they would wait for each other
+            torch.set_num_threads(1)  # for so little work, threads would mostly wait for each other
         return {name: _rows(name, PARTS[name](asked)) for name in names}
     finally:
         torch.set_num_threads(threads)
 
 
 def _rows(name: str, measured: Iterator[EngineRow]) -> list[dict[str, Any]]:
-    """Return the rows of a part. A part that fails ends with a row that says so: the others still run."""
+    """Return the rows of a part. A part that fails ends with a row that shows the error, and the others still run."""
     start_s = time.perf_counter()
     rows = []
     for row in _with_failure(name, measured):

@@ -1,7 +1,8 @@
-"""A Llama as its formulas say, in PyTorch's own operations: what tokens are judged by.
+"""A Llama by its formulas, in PyTorch's own operations: the reference by which tokens are checked.
 
-No cache, no batch, no layout of weights: whole sequences, one layer at a time, each layer's weights made when it is
-its turn. So it shares nothing with a stage but the tensors, and a model of 8 billion parameters takes little memory.
+It has no cache, no batch and no layout of weights. It runs whole sequences, one layer at a time, and makes each layer's
+weights when the layer runs. So it shares nothing with a stage but the tensors, and a model of 8 billion parameters
+takes little memory.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from orca.worker.models.config import LlamaConfig
 class PlainLlama:
     """
     Args:
-        dtype: that it computes in; the weights are those of `tensors`, rounded to their dtype before.
+        dtype: of the computation; the weights are those of `tensors`, rounded to the dtype of `tensors` first.
     """
 
     def __init__(self, config: LlamaConfig, tensors: RandomTensors, dtype: torch.dtype) -> None:
@@ -27,8 +28,10 @@ class PlainLlama:
 
     @torch.inference_mode()
     def logits(self, sequences: Sequence[list[int]], last: Sequence[int]) -> list[Tensor]:
-        """Args: last: how many tokens at the end of each sequence are asked for.
-        Returns: of each sequence the logits behind these tokens, float32 [last, vocab].
+        """Compute logits.
+
+        Args: last: the number of tokens at the end of each sequence whose logits are wanted.
+        Returns: for each sequence the logits after these tokens, float32 [last, vocab].
         """
         config, device = self._config, self._tensors.device
         lengths = [len(sequence) for sequence in sequences]
@@ -44,7 +47,7 @@ class PlainLlama:
         return list(torch.split(logits, list(last)))
 
     def _layer(self, name: str, x: Tensor, lengths: list[int], turns: tuple[Tensor, Tensor]) -> Tensor:
-        """x [tokens, hidden] + attention(norm(x)), then + down(silu(gate(norm(x))) * up(norm(x)))."""
+        """Return x [tokens, hidden] + attention(norm(x)), then + down(silu(gate(norm(x))) * up(norm(x)))."""
         config, dim = self._config, self._config.head_dim
         hidden, inner = config.hidden_size, config.intermediate_size
 
@@ -72,7 +75,7 @@ class PlainLlama:
         return self._tensors.read(f"{name}.weight", shape).to(self._dtype)
 
     def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, float32 [tokens, 1, head_dim / 2]: position / theta ^ (2 j / head_dim)."""
+        """Return cosines and sines, float32 [tokens, 1, head_dim / 2], of position / theta ^ (2 j / head_dim)."""
         dim = self._config.head_dim
         exponents = torch.arange(0, dim, 2, device=positions.device).float() / dim
         angles = positions[:, None].float() / self._config.rope.theta**exponents
@@ -80,14 +83,14 @@ class PlainLlama:
 
 
 def _turned(heads: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    """[tokens, heads, head_dim]: dimensions j and j + head_dim / 2 are a pair that is turned."""
+    """Rotate heads [tokens, heads, head_dim]: dimensions j and j + head_dim / 2 are a pair."""
     cosines, sines = turns
     one, other = heads.float().chunk(2, dim=-1)
     return torch.cat((one * cosines - other * sines, other * cosines + one * sines), dim=-1).to(heads.dtype)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """One sequence, each [tokens, heads, head_dim]; each key head serves as many query heads as there are to one."""
+    """Attend within one sequence, each [tokens, heads, head_dim]; query heads are divided equally among key heads."""
     group = query.shape[1] // key.shape[1]
     heads = (query, key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1))
     one, two, three = (each.transpose(0, 1)[None] for each in heads)

@@ -1,7 +1,7 @@
-"""Weights that no file holds: each tensor of a Llama is made on the device, out of its name.
+"""Weights without a file: each tensor of a Llama is generated on the device, from a seed and its name.
 
 So a stage, any slice of it, a plain reference and a Hugging Face model have the same weights without keeping them
-twice. How large they are and why, random_scales.py says.
+twice. Their scales, and the reasons, are in random_scales.py.
 """
 
 import hashlib
@@ -15,14 +15,14 @@ from orca.bench.random_scales import EMBEDDING_DEVIATION, GAIN
 from orca.worker.weights.loader import Slice
 
 _NORM_DEVIATION = 0.1
-"""Of norms' weights from one: a norm that is left out shows."""
+"""Standard deviation of the weights of norms from one. With exact ones, a norm that is left out would not show."""
 
 
 class RandomTensors:
-    """All tensors that anybody asks for (worker.weights.loader.Tensors).
+    """Random tensors under every name (worker.weights.loader.Tensors).
 
     Args:
-        seed: with a tensor's name it decides its numbers, on devices of one kind.
+        seed: decides the numbers of a tensor together with its name. Devices of one kind make the same numbers.
     """
 
     def __init__(self, *, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
@@ -40,7 +40,7 @@ class RandomTensors:
         return candidates[0]
 
     def read(self, name: str, shape: tuple[int, ...], *slices: Slice, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor, or the part that `slices` name, one for each leading dimension."""
+        """Return the tensor, or a part of it. Args: slices: one for each leading dimension."""
         made = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         mean, deviation = _distribution(name, shape)
         made.normal_(mean, deviation, generator=self._numbers(name))
@@ -53,19 +53,19 @@ class RandomTensors:
         return torch.full(shape, value, dtype=self.dtype, device=self.device)
 
     def give_back(self) -> None:
-        """Nothing is mapped."""
+        """Do nothing: no file is mapped."""
 
     def stored_bytes(self, prefixes: Iterable[str]) -> int:  # noqa: ARG002 - none are stored
         return 0
 
     def refuse_other(self, name: str, tied: str, shape: tuple[int, ...], *slices: Slice) -> None:
-        """There is no other."""
+        """Do nothing: no file has another tensor."""
 
     def refuse_unread(self, prefix: str, ignored: Sequence[str] = ()) -> None:
-        """There is nothing that nobody has asked for."""
+        """Do nothing: no file has a tensor that was not read."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def _numbers(self, name: str) -> torch.Generator:
         digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
@@ -73,7 +73,7 @@ class RandomTensors:
 
 
 def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Mean and deviation of a tensor's numbers. Matrices are [out, in]."""
+    """Return the mean and standard deviation of a tensor's numbers. Matrices are [out, in]."""
     if len(shape) == 1:
         return 1.0, _NORM_DEVIATION
     if name.endswith("embed_tokens.weight"):

@@ -1,4 +1,4 @@
-"""Rows of the table that `orca bench gpu` prints: what a measurement of the engine is given, and what it returns."""
+"""Rows of the table that `orca bench gpu` prints: the arguments of a measurement of the engine, and its results."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -25,17 +25,17 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRow:
-    """A line of the table. What was not measured is None."""
+    """A line of the table. A quantity that was not measured is None."""
 
     name: str
-    result: str  # right, or what is not
+    result: str  # right, or a description of the errors
     is_right: bool = True
-    seconds: float | None = None  # None unless it was right
+    seconds: float | None = None  # None unless the result is right
     limit_s: float | None = None
     limit: str = ""  # memory or products
-    times_faster: float | None = None  # Orca than this one
-    has_gap: bool = False  # whether it has steps, between which the host may let the device wait
-    host_gap_s: float | None = None  # between two of them
+    times_faster: float | None = None  # the time of this system / Orca's
+    has_gap: bool = False  # the row is about steps, so it may have a host gap
+    host_gap_s: float | None = None  # between two steps
     more: Mapping[str, Any] = field(default_factory=dict)  # for the JSON only
 
     @property
@@ -60,5 +60,5 @@ Part = Callable[[Asked], Iterator[EngineRow]]
 
 
 def said(error: Exception) -> str:
-    """Return an error in some words of one line."""
+    """Return an error as a short text of one line."""
     return f"{type(error).__name__}: {error}".partition("\n")[0][:100]

@@ -21,7 +21,7 @@ def llama(
     vocab: int,
     positions: int = 8192,
 ) -> LlamaConfig:
-    """A Llama with a head of its own and plain rotation."""
+    """Return the config of a Llama with an untied head and RoPE without scaling."""
     return LlamaConfig(
         vocab_size=vocab,
         hidden_size=hidden,
@@ -49,11 +49,11 @@ LLAMA_1B = llama(
     layers=16, hidden=2048, intermediate=8192, heads=32, kv_heads=8, head_dim=64, vocab=128_256, positions=8192
 )
 SMALL = llama(layers=3, hidden=48, intermediate=80, heads=6, kv_heads=2, head_dim=8, vocab=300, positions=256)
-"""For a CPU: sizes off every grid, answers within seconds."""
+"""A model for a CPU: no size is a multiple of a block, and answers come within seconds."""
 
 
 def made(config: LlamaConfig, tensors: RandomTensors) -> StageModel:
-    """The whole model on the tensors' device."""
+    """Return the whole model on the tensors' device."""
     info = ModelInfo(
         folder=Path("random"),
         name="random",
@@ -70,6 +70,6 @@ def made(config: LlamaConfig, tensors: RandomTensors) -> StageModel:
 
 
 def random_tokens(config: LlamaConfig, count: int, seed: int) -> list[int]:
-    """A prompt."""
+    """Return the token ids of a random prompt."""
     numbers = torch.Generator().manual_seed(seed)
     return torch.randint(config.vocab_size, (count,), generator=numbers).tolist()

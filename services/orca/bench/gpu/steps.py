@@ -1,8 +1,9 @@
-"""Drives a stage through the decode steps of one batch, in the order of the executor: begin, feed, forward, draw, and
-only then read the tokens of the step before.
+"""Run the decode steps of one batch on a stage, in the order of the executor: begin, feed, forward, draw. Only then are
+the tokens of the previous step read.
 
-As behind a scheduler that prefetches: no step but the first is told its tokens, the stage is fed those that it drew.
-The steps themselves are made before, as a scheduler makes them while another one runs: they take no time here.
+This is how a stage runs under a scheduler that prefetches. Only the first step brings tokens; later steps use those
+that the stage drew itself. The messages of all steps are built before the run, because a scheduler builds them while
+another step runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,13 +28,13 @@ def _nothing() -> None:
 class BatchSteps:
     """Requests with prompts of one length, which all begin in the first step.
 
-    Only the first `whole` prompts are run as prompts are. The others find random keys and values in the cache instead
-    of their own, and run their last token: their work in later steps is the same, and the first step takes no minutes.
+    Only the first `whole` prompts run as a whole. The others find random keys and values in the cache instead of their
+    own, and run only their last token. Their work in later steps is the same, and the first step does not take minutes.
 
     Args:
-        new_tokens: steps, at most.
-        kv_deviation: of the random keys and values.
-        on_streams: as of Stage.
+        new_tokens: largest number of steps.
+        kv_deviation: standard deviation of the random keys and values.
+        on_streams: as in Stage.
     """
 
     def __init__(
@@ -46,13 +47,13 @@ class BatchSteps:
         kv_deviation: float,
         on_streams: bool = False,
     ) -> None:
-        self.taken = 0  # steps
+        self.taken = 0  # number of steps so far
         self._prompts = prompts
         self._whole = whole
         self._longest = len(prompts[0]) + new_tokens
         self._steps = [self._step(number) for number in range(1, new_tokens + 1)]
-        self._read: list[list[Sampled]] = []  # of each step
-        self._sample: StepSample | None = None  # of the last one, not read yet
+        self._read: list[list[Sampled]] = []  # for each step, its sampled tokens
+        self._sample: StepSample | None = None  # of the last step, not read yet
         slots = len(prompts) * slots_needed(self._longest, BLOCK_TOKENS)
         self.stage = Stage(
             model,
@@ -68,12 +69,12 @@ class BatchSteps:
 
     @property
     def context(self) -> int:
-        """Positions that the next step's tokens see, their own included."""
+        """Number of positions that the next step's tokens see, their own included."""
         return len(self._prompts[0]) + self.taken
 
     @property
     def answers(self) -> list[list[int]]:
-        """Of each prompt, the tokens so far."""
+        """The tokens so far, for each prompt."""
         self._read_last()
         return [[step[place].token.id for step in self._read] for place in range(len(self._prompts))]
 
@@ -82,11 +83,11 @@ class BatchSteps:
             self.step()
 
     def step(self, begins: Callable[[], None] = _nothing, ends: Callable[[], None] = _nothing) -> None:
-        """The next step.
+        """Run the next step.
 
         Args:
-            begins, ends: called before its computation is ordered, and when the last of it has been.
-        Raises: IndexError behind the last one.
+            begins, ends: called before the step's computation is launched, and after all of it is launched.
+        Raises: IndexError after the last step.
         """
         prepared = self.stage.begin(self._steps[self.taken])
         self.taken += 1

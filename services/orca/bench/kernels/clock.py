@@ -1,4 +1,4 @@
-"""Seconds of device work, and the two limits that everything is held against: memory and matrix products."""
+"""Times of device work, and the two rates that limit it: memory copies and matrix products."""
 
 import time
 from collections.abc import Callable
@@ -10,9 +10,10 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Times calls on a device, each with caches that hold nothing of it.
+    """Times calls on a device, each with cold caches.
 
-    Args: runs: of which the median counts.
+    Args:
+        runs: number of runs; their median counts.
     """
 
     device: torch.device
@@ -25,7 +26,7 @@ class Clock:
         return cls(device, runs, torch.empty(size, dtype=torch.int8, device=device))
 
     def seconds(self, call: Callable[[], object]) -> float:
-        """Of one call, the median; compilation is over before."""
+        """Return the median time of a call. Untimed calls before it compile its kernels."""
         for _ in range(2):
             call()
         return median(self._run(call) for _ in range(self.runs))
@@ -37,7 +38,8 @@ class Clock:
             call()
             return time.perf_counter() - start_s
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # Ordered behind what takes the device longer than the host needs to order the call: none of that is counted.
+        # The device is still busy with the write before, for longer than the host needs to launch the call. So
+        # launching does not count.
         start.record()
         call()
         end.record()
@@ -46,13 +48,13 @@ class Clock:
 
 
 def copy_bandwidth(clock: Clock, size: int) -> float:
-    """Bytes read and written per second, of a copy of `size` bytes."""
+    """Return the bytes that a copy of `size` bytes reads and writes per second."""
     of, to = (torch.zeros(size, dtype=torch.int8, device=clock.device) for _ in range(2))
     return 2 * size / clock.seconds(lambda: to.copy_(of))
 
 
 def matmul_rate(clock: Clock, dtype: torch.dtype, rows: int, inputs: int, outputs: int) -> float:
-    """Floating point operations per second of PyTorch's product of [rows, inputs] and [inputs, outputs]."""
+    """Return the FLOP/s of PyTorch's product of [rows, inputs] and [inputs, outputs]."""
     one = torch.randn(rows, inputs, device=clock.device).to(dtype)
     other = torch.randn(inputs, outputs, device=clock.device).to(dtype)
     return 2 * rows * inputs * outputs / clock.seconds(lambda: one @ other)

@@ -1,4 +1,4 @@
-"""The operations that are checked and timed: what each moves and multiplies, and what it is checked against."""
+"""The operations that are checked and timed, each with its bytes, its products and its reference."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ BLOCK_TOKENS = 16
 _CHECKED_TOKENS = 32
 """Last tokens of a prompt whose attention is computed twice: the reference holds all their scores at once."""
 _SHARE_MARGIN = 1e-5
-"""Of a cumulated probability, which is right to about 1e-6: what rounding may have decided."""
+"""Margin of cumulated probabilities, whose error is about 1e-6: within it, rounding may decide which token is drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,26 +30,26 @@ class Operation:
 
     name: str
     call: Callable[[], Tensor]
-    bytes: int = 0  # that it has to move
+    bytes: int = 0  # bytes that it has to move
     flops: int = 0  # of matrix products
     check: Callable[[], float]  # largest difference from the reference, in roundings of the dtype
-    rival: Callable[[], Tensor] | None = None  # PyTorch's own, of the same
+    rival: Callable[[], Tensor] | None = None  # PyTorch's own operation with the same result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What is run: on a GPU as in a model of 8 billion parameters, in the interpreter as little as shows anything."""
+    """The sizes of the operations: those of a model of 8 billion parameters on a GPU, small in the interpreter."""
 
     heads: int
     kv_heads: int
     head_dim: int
     hidden: int
     intermediate: int
-    tokens: int  # of a step, for what is done with each token
+    tokens: int  # of a step, for operations on single tokens
     decodes: tuple[tuple[int, int], ...]  # rows and their context
     prompts: tuple[int, ...]
-    chunks: tuple[tuple[int, int], ...]  # of prompts: the context and the tokens that are run of it
-    mixed: tuple[int, int]  # of `decodes`, beside the first prompt
+    chunks: tuple[tuple[int, int], ...]  # of prompts: context, and number of its last tokens that run
+    mixed: tuple[int, int]  # rows and context that run together with the first prompt
     sampled: tuple[int, int]  # rows and vocabulary
 
 
@@ -82,7 +82,7 @@ SMALL = Sizes(
 
 
 def operations(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Operation]:
-    """One after the other, so that each has the memory to itself."""
+    """Yield the operations one after the other, so that only one takes memory at a time."""
     for rows, context in sizes.decodes:
         yield _attention(kernels, sizes, dtype, device, f"decode {rows} x {context}", [(context, 1)] * rows)
     for tokens in sizes.prompts:
@@ -99,7 +99,7 @@ def operations(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: torch
 def _attention(
     kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: torch.device, name: str, shapes: list[tuple[int, int]]
 ) -> Operation:
-    """Attention of rows (context, tokens) over blocks that lie in any order."""
+    """Return attention of rows (context, tokens) over blocks in random order."""
     used = [-(-context // BLOCK_TOKENS) for context, _ in shapes]
     shuffled = torch.randperm(sum(used), dtype=torch.int32).split(used)
     tables = torch.nn.utils.rnn.pad_sequence(shuffled, batch_first=True).to(device)
@@ -155,7 +155,7 @@ def _attention(
 
 
 def _rival(qkv: Tensor, sizes: Sizes, scale: float) -> Callable[[], Tensor]:
-    """PyTorch's attention of a whole prompt, whose keys and values lie in one piece."""
+    """Return PyTorch's attention of a whole prompt, with contiguous keys and values."""
     parts = qkv.split((sizes.heads, sizes.kv_heads, sizes.kv_heads), dim=1)
     query, keys, values = (part.transpose(0, 1).contiguous()[None] for part in parts)
 
@@ -232,7 +232,7 @@ def _activation_roundings(kernels: Kernels, x: Tensor, activation: Activation, b
 
 
 def _with_biases(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Operation]:
-    """What takes in a bias or the sum behind a product, beside PyTorch's operations one by one."""
+    """Yield operations that add a bias, or the sum after a product. The rivals are separate operations of PyTorch."""
     plain, size = PlainKernels(), dtype.itemsize
 
     def some(*shape: int) -> Tensor:
@@ -276,7 +276,7 @@ def _with_biases(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: tor
 
 
 def _sampling(rows: int, vocab: int, device: torch.device) -> Iterator[Operation]:
-    """Tokens of float32 logits; the rival of the first draws from the same distribution, with other numbers."""
+    """Yield sampling from float32 logits. The first rival draws from the same distribution by other random numbers."""
     logits = 2.5 * torch.randn(rows, vocab, device=device)
     lines, indices = (torch.arange(rows, dtype=dtype, device=device) for dtype in (torch.int32, torch.int64))
     tokens, logprobs = torch.zeros_like(indices), torch.zeros(rows, device=device)
@@ -306,6 +306,6 @@ def _sampling(rows: int, vocab: int, device: torch.device) -> Iterator[Operation
 
 
 def _roundings(one: Tensor, other: Tensor) -> float:
-    """The largest difference, in units of the last digit of numbers of the expected size or, below one, of one."""
+    """Return the largest difference, in units of the last digit of the expected number, or of 1 if that is larger."""
     unit = torch.finfo(other.dtype).eps * other.float().abs().clamp_(min=1.0)
     return float(((one.float() - other.float()).abs() / unit).max())

@@ -1,4 +1,4 @@
-"""The one table of all parts. A figure that was not measured is a dash, or nothing in a column that few rows have."""
+"""The table that all parts share. A figure that was not measured is a dash, or empty in a column that few rows have."""
 
 HEAD = (
     f"{'operation':44} {'ms':>9} {'limit':>9} {'':8} {'share':>6} {'beside':>8} {'host gap':>8}  result\n"
@@ -18,8 +18,8 @@ def line(
 ) -> str:
     """
     Args:
-        limit: what it is: memory or products.
-        beside: how many times the others' time is ours.
+        limit: its kind: memory or products.
+        beside: the other system's time divided by ours.
         host_gap: in milliseconds, or a dash.
     """
     share = "-" if seconds is None or limit_s is None else f"{limit_s / seconds:.0%}"

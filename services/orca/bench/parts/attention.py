@@ -1,9 +1,9 @@
-"""Attention on this processor beside PyTorch's:  python -m orca.bench.parts.attention
+"""Measure attention on this processor beside PyTorch's: python -m orca.bench.parts.attention
 
-Whole prompts of some lengths, in float32 and bfloat16, with as many threads as OMP_NUM_THREADS says: microseconds of a
-layer, ours through the cache's blocks, PyTorch's (scaled_dot_product_attention) on keys and values that lie in one
-piece. By turns; the median of all turns, the least in brackets, and ours as a share of theirs. Results are compared
-first. There is no goal.
+It runs whole prompts of some lengths, in float32 and bfloat16, with OMP_NUM_THREADS threads, and prints microseconds
+per layer. Our attention reads the blocks of the cache; PyTorch's (scaled_dot_product_attention) reads contiguous keys
+and values. The two take turns. The output shows the median of all turns, the least in brackets, and our time as a share
+of PyTorch's. Results are compared first. There is no target.
 """
 
 import statistics
@@ -27,7 +27,7 @@ _TURNS, _TURN_S = 9, 0.1
 def both(
     tokens: int, heads: int, kv_heads: int, dtype: torch.dtype
 ) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-    """Ours and PyTorch's, of the same prompt."""
+    """Return our attention and PyTorch's, for the same prompt."""
     qkv, cache, view = _prompt(tokens, heads, kv_heads, dtype)
     attention = kernels_of(view.device).attention([ContextRow(0, tokens, 0, 0)], view)
     query, keys, values = (part.transpose(0, 1).contiguous() for part in qkv.split((heads, kv_heads, kv_heads), dim=1))
@@ -62,7 +62,7 @@ def _prompt(tokens: int, heads: int, kv_heads: int, dtype: torch.dtype) -> tuple
 
 
 def turn_us(call: Callable[[], Tensor]) -> float:
-    """Microseconds of a call, by as many as fill a turn."""
+    """Return the microseconds of a call, measured over as many calls as fill a turn."""
     start, calls = time.perf_counter(), 0
     while time.perf_counter() - start < _TURN_S:
         call()

@@ -26,7 +26,7 @@ BATCHES = (1, 16)
 NAME = "all.parts.svc"
 
 
-class Group:
+class TwoStageGroup:
     """Two stages and their master."""
 
     def __init__(self, folder: Path, shown: TlsFiles | None, *flags: str) -> None:
@@ -38,7 +38,7 @@ class Group:
         self._next: Step | None = None
 
     async def begin(self, batch: int) -> None:
-        """An epoch with so many requests."""
+        """Form an epoch, with this many requests."""
         epoch = self.stages.next_epoch()
         await self._engine.form(epoch)
         new = tuple(new_request(handle, (handle, 1), STEPS) for handle in range(1, batch + 1))
@@ -47,7 +47,7 @@ class Group:
         self._results = self._engine.results()
 
     async def step(self) -> tuple[float, list[int]]:
-        """Run the next one. Returns: milliseconds, and the tokens drawn."""
+        """Run the next step. Returns: milliseconds, and the tokens drawn."""
         assert self._next is not None
         number = self._next.number
         started = time.perf_counter()
@@ -71,8 +71,8 @@ async def measure(epochs: int, folder: Path) -> dict[str, Any]:
         (folder / name).write_text(text)
     shown = TlsFiles(folder / CA, folder / CERTIFICATE, folder / KEY, NAME)
     flags = ["--tls-ca-file", shown.ca, "--tls-certificate-file", shown.certificate, "--tls-key-file", shown.key]
-    encrypted = Group(folder / "encrypted", shown, *map(str, flags), "--tls-server-name", NAME)
-    plain = Group(folder / "plain", None)
+    encrypted = TwoStageGroup(folder / "encrypted", shown, *map(str, flags), "--tls-server-name", NAME)
+    plain = TwoStageGroup(folder / "plain", None)
     times: dict[int, list[tuple[float, float]]] = {batch: [] for batch in BATCHES}
     try:
         for _ in range(epochs):
@@ -84,8 +84,8 @@ async def measure(epochs: int, folder: Path) -> dict[str, Any]:
     return {"steps": epochs * (STEPS - 1 - WARM_UP)} | {f"batch {batch}": _compared(times[batch]) for batch in BATCHES}
 
 
-async def _take_turns(plain: Group, encrypted: Group, batch: int) -> list[tuple[float, float]]:
-    """Milliseconds of each pair of steps, plain and encrypted; who goes first alternates."""
+async def _take_turns(plain: TwoStageGroup, encrypted: TwoStageGroup, batch: int) -> list[tuple[float, float]]:
+    """Return the milliseconds of each pair of steps, plain and encrypted. The two groups alternate in going first."""
     await plain.begin(batch)
     await encrypted.begin(batch)
     pairs = []
@@ -100,7 +100,7 @@ async def _take_turns(plain: Group, encrypted: Group, batch: int) -> list[tuple[
 
 
 def _compared(pairs: list[tuple[float, float]]) -> dict[str, Any]:
-    """Medians, and the quartiles of the differences within a pair."""
+    """Return the medians, and the quartiles of the differences within a pair."""
     quartiles = statistics.quantiles([encrypted - plain for plain, encrypted in pairs], n=4)
     return {
         "plain_ms": round(statistics.median(plain for plain, _ in pairs), 3),

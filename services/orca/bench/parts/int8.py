@@ -1,11 +1,12 @@
 """Measure weights of 8 bits: `python -m orca.bench.parts.int8 loss FOLDER...`, or `speed 2`.
 
-loss: next-token distributions of each model after the same texts, which it wrote itself at temperature 1, against
-those in float32: share of the contexts after which the likeliest token is the same one, and mean KL divergence in nats.
-Without folders, a tiny random model of each family.
+`loss` compares the next-token distributions of each model with those in float32, after texts that the model wrote
+itself at temperature 1. It prints the share of contexts with the same likeliest token, and the mean KL divergence in
+nats. Without folders, it takes a tiny random model of each family.
 
-speed: milliseconds of a product in the layout that is found the fastest, with so many threads, or one, for shapes of
-models of 0.06 to 0.5 billion parameters; median of rounds in which all take turns.
+`speed` prints milliseconds of a product in the fastest layout, with this number of threads (1 by default). The shapes
+are those of models of 0.06 to 0.5 billion parameters. Each time is the median of rounds in which all candidates take
+turns.
 """
 
 import argparse
@@ -53,7 +54,7 @@ def loss(folder: Path) -> None:
 
 
 def texts(folder: Path) -> list[list[int]]:
-    """All beginnings of texts that the model writes."""
+    """Return all beginnings of texts that the model writes."""
     vocab_size = load_model_info(folder).vocab_size
     starts = torch.randint(vocab_size, (TEXTS,), generator=torch.Generator().manual_seed(0)).tolist()
     written = asyncio.run(_written(_model(folder, "float32", None), starts))
@@ -61,7 +62,7 @@ def texts(folder: Path) -> list[list[int]]:
 
 
 async def _written(model: StageModel, starts: list[int]) -> list[list[int]]:
-    """Return a text of LENGTH tokens behind each start."""
+    """Return a text of LENGTH tokens after each start."""
     engine = LocalEngine([model], slots=TEXTS * (LENGTH + BLOCK_TOKENS), block_tokens=BLOCK_TOKENS, prefetch=0)
     found = [[start] for start in starts]
     try:
@@ -85,7 +86,7 @@ async def _written(model: StageModel, starts: list[int]) -> list[list[int]]:
 
 
 def logprobs(folder: Path, contexts: list[list[int]], dtype: str, quantization: str | None) -> Tensor:
-    """[contexts, vocab] of the token that follows each."""
+    """Return the log probabilities [contexts, vocab] of the token after each context."""
     stage = Stage(
         _model(folder, dtype, quantization),
         slots=len(contexts) * (LENGTH + BLOCK_TOKENS),

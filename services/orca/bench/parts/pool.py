@@ -1,8 +1,8 @@
-"""Figures of the pool on this machine:  python -m orca.bench.parts.pool [WAITING ...]
+"""Measure the pool on this machine: python -m orca.bench.parts.pool [WAITING ...]
 
-Prints the median time, and the server's own time, of the transitions on the request path with that many requests
-waiting (0, 10,000 and 100,000 unless told), of commits of 1, 32 and 256 tokens, and the memory of a waiting request and
-of a log, on the first redis-server that `find_redis_server` finds. Nothing here is compared.
+It prints the median time, and the server's own time, of the transitions on the request path while WAITING requests wait
+(0, 10,000 and 100,000 by default). It also prints those of commits of 1, 32 and 256 tokens, and the memory of a waiting
+request and of a log. The server is the first redis-server that `find_redis_server` finds. There is no target.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def submission(number: int) -> Submission:
 async def report(redis: Redis, name: str, call: Callable[[int], Awaitable[Any]], times: int = 100) -> None:
     """Print the median of `times` calls, each given its number from 0, and the mean of the server's own time for one.
 
-    The server's time is what tells of a transition's cost on a busy machine, where callers wait for a processor.
+    On a busy machine callers wait for a processor, so there the server's time shows the cost of a transition.
     """
     await redis.config_resetstat()
     took = []
@@ -55,7 +55,7 @@ async def report(redis: Redis, name: str, call: Callable[[int], Awaitable[Any]],
 
 
 async def used_bytes(redis: Redis) -> int:
-    """Of the data alone: buffers of connections and of the append-only file come and go."""
+    """Return the memory of the data alone: buffers of connections and of the append-only file come and go."""
     return int((await redis.info("memory"))["used_memory_dataset"])
 
 
@@ -86,7 +86,7 @@ async def measure(pool: RedisPool, redis: Redis, levels: list[int]) -> None:
             await pool.commit(entries)
 
         before = await used_bytes(redis)
-        # Long logs of many requests, beside which a buffer that comes or goes does not count.
+        # The logs are long and of many requests: compared with them, the size of a buffer does not matter.
         times = 400 if size == 256 else 100
         await report(redis, f"commit of {size}", commit, times)
         if size == 256:

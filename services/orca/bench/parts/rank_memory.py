@@ -1,7 +1,8 @@
-"""Measure what ranks hold: `python -m orca.bench.parts.rank_memory MODEL_FOLDER` prints a line per layout.
+"""Measure the weights of ranks: `python -m orca.bench.parts.rank_memory MODEL_FOLDER` prints a line per layout.
 
-Bytes of weights per rank, and all ranks together against one rank alone: what is above 1 is held twice (norms, row
-biases, a tied embedding on the first and the last stage, packed copies).
+A line has the bytes of weights per rank, and the sum over all ranks divided by the bytes of one rank alone. A ratio
+above 1 shows weights that are held twice: norms, row biases, a tied embedding on the first and the last stage, packed
+copies.
 """
 
 import argparse
@@ -19,7 +20,7 @@ LAYOUTS = ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2))
 
 
 async def weights_of(address: str) -> int:
-    """Bytes of weights of a stage's ranks, once they are loaded."""
+    """Wait until a stage is loaded, and return the bytes of weights of its ranks."""
     async with aio.insecure_channel(address) as channel:
         stage = engine_pb2_grpc.StageStub(channel)
         while True:

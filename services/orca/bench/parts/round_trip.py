@@ -1,9 +1,9 @@
 """Measure the engine's own cost: `python -m orca.bench.parts.round_trip [stages] [tensor]`.
 
-A model of a few thousand weights on real processes, so that what is left is the way there and back: master, each
-stage's controller and rank, and the results. One step in flight. By local links and by gRPC, in turns, the tokens of
-both compared; of each the median and the 99th percentile of submit to result, and the processor time of a step in the
-master and in the controllers. Prints one JSON line.
+A model of a few thousand weights runs on real processes. So nearly all of the time is the round trip: master, each
+stage's controller and rank, and the results. One step is in flight. Local links and gRPC take turns, and the tokens of
+both are compared. For each, the output has the median and the 99th percentile from submit to result. It also has the
+processor time of a step in the master and in the controllers. Prints one JSON line.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ async def measure(stages: int, tensor: int, folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """An epoch's steps, warm-up excluded."""
+    """The steps of an epoch, without warm-up."""
 
     times_ms: list[float]
     master_ms: float  # processor time of a step
@@ -87,7 +87,7 @@ def _summed_up(turns: list[_Turn]) -> dict[str, float]:
 
 
 async def _round_trips(engine: GrpcEngine, epoch: Epoch, batch: int) -> AsyncIterator[tuple[float, list[int]]]:
-    """Milliseconds of each step, and the tokens it drew."""
+    """Yield the milliseconds of each step, and the tokens it drew."""
     results = engine.results()
     new = tuple(new_request(handle, (handle, 1), STEPS) for handle in range(1, batch + 1))
     handles = [each.handle for each in new]

@@ -19,7 +19,7 @@ BLOCK_TOKENS = 4
 
 
 def engine_for(addresses: Sequence[str], **choices: Any) -> GrpcEngine:
-    """An engine with bounds that a busy machine keeps; `choices` override."""
+    """Return an engine with time limits that a busy machine keeps; `choices` override them."""
     defaults: dict[str, Any] = {
         "listen": "127.0.0.1:0",
         "slots": None,
@@ -34,7 +34,7 @@ def engine_for(addresses: Sequence[str], **choices: Any) -> GrpcEngine:
 def new_request(
     handle: int, tokens: Sequence[int], new_tokens: int, *, log: Sequence[int] = (), **sampling: Any
 ) -> NewRequest:
-    """A request as a step brings it, perhaps again with the `log` of its output; greedy unless `sampling` says more."""
+    """Return a request as a step carries it, with the `log` of its output if it starts again; greedy by default."""
     return NewRequest(
         handle=handle,
         request_id=f"request{handle}.0",
@@ -88,12 +88,12 @@ class Stages:
         return [int(pid) for pid in Path(f"/proc/{controller}/task/{controller}/children").read_text().split()]
 
     def log(self, stage: int, epoch: Epoch) -> list[dict[str, Any]]:
-        """The stage's iteration log of an epoch, a line per step."""
+        """Return the stage's iteration log of an epoch, a line per step."""
         lines = [json.loads(line) for line in self._logs[stage].read_text().splitlines()]
         return [line for line in lines if line["epoch"] == epoch.number]
 
     def stop(self) -> list[int]:
-        """Returns: the controllers' exit statuses."""
+        """Stop all stages. Returns: the controllers' exit statuses."""
         for process in self.processes:
             process.send_signal(signal.SIGTERM)
         return [process.wait(30) for process in self.processes]

@@ -1,8 +1,8 @@
 """Measure starts: `python -m orca.bench.parts.start MODEL_FOLDER --starts 5 [OPTIONS OF orca up]`.
 
-Prints the seconds from the command to the first token that a client has who asks from the beginning, of each start,
-then their median and range. The first start on a machine compiles kernels and times layouts, which the next ones find
-kept (`~/.cache/orca`); an empty XDG_CACHE_HOME measures it again.
+It prints the seconds from the command to a client's first token for each start, then their median and range. The client
+sends requests from the beginning. The first start on a machine compiles kernels and times layouts, and keeps the
+results for the next ones (`~/.cache/orca`). With an empty XDG_CACHE_HOME the first start can be measured again.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def _has_token(port: int) -> bool:
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
             return bool(json.load(answer)["usage"]["completion_tokens"] == 1)
     except urllib.error.HTTPError as error:
-        # Not in force in the pool yet; all else will not pass.
+        # The model is not in force in the pool yet. Any other error is permanent.
         if error.code != 503:
             raise
         return False

@@ -1,8 +1,8 @@
 """Tiny random Hugging Face checkpoints of every family, with odd sizes, for tests and measurements.
 
-Random models of the usual scale repeat a token or two whatever the prompt. With embeddings x 3 and all other matrices x
-8 the greedy output changes when any one prompt token does; where head and embedding are always tied (GPT-2, OPT) or a
-window is narrow (Mistral), the layers need more to be heard.
+Random models of the usual scale repeat a token or two for every prompt. With embeddings x 3 and all other matrices x 8,
+the greedy output changes when any one prompt token changes. If head and embedding are always tied (GPT-2, OPT) or a
+window is narrow (Mistral), the layers need a larger scale to have an effect.
 """
 
 import json
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 FAMILIES = ("gpt2", "opt", "llama", "mistral", "qwen2", "qwen3")
 
-# Sizes off every grid: a vocabulary that nothing divides, heads that do not fill the hidden size, a grouped KV head.
+# Odd sizes: an odd vocabulary, heads that do not fill the hidden size, a grouped KV head.
 _ODD: dict[str, dict[str, Any]] = {
     "gpt2": {"vocab_size": 211, "n_embd": 24, "n_head": 3, "n_layer": 3, "n_positions": 96, "n_inner": 52},
     "opt": {
@@ -111,7 +111,7 @@ def tiny_checkpoint(
 
 
 def reference_model(folder: Path) -> PreTrainedModel:
-    """The checkpoint as Hugging Face runs it, in float32."""
+    """Return the checkpoint as Hugging Face runs it, in float32."""
     model: PreTrainedModel = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.eval()
     return model
@@ -122,7 +122,7 @@ def _is_embedding(name: str) -> bool:
 
 
 def _byte_tokenizer(vocab_size: int) -> dict[str, Any]:
-    """A byte-level tokenizer with one token per byte, as far as the vocabulary goes; the most printable bytes first."""
+    """Return a byte-level tokenizer with one token per byte, as many as the vocabulary holds, printable bytes first."""
     alphabet = _byte_alphabet()
     order = [*range(32, 127), 10, 9, *(byte for byte in range(256) if byte not in {*range(32, 127), 9, 10})]
     vocab = {"<s>": 0, "</s>": 1}
@@ -168,7 +168,7 @@ def _byte_tokenizer(vocab_size: int) -> dict[str, Any]:
 
 
 def _byte_alphabet() -> dict[int, str]:
-    """The printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    """Return the printable character that represents each byte in a byte-level vocabulary (GPT-2's table)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {byte: chr(byte) for byte in printable}
     for byte in range(256):

@@ -11,7 +11,7 @@ HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB = 32, 4, 2, 8, 48, 97
 
 
 def write_tiny_model(folder: Path, *, layers: int = 3, hidden: int = HIDDEN) -> Path:
-    """Random weights, scaled up so that the greedy output depends on every prompt token and near-ties are rare."""
+    """Write random weights, so large that the greedy output depends on each prompt token and near-ties are rare."""
     folder.mkdir(parents=True, exist_ok=True)
     random = torch.Generator().manual_seed(7)
 

@@ -33,7 +33,7 @@ class Arrivals:
 
     @property
     def has_more(self) -> bool:
-        """Is there a request that has not been taken?"""
+        """Return whether there is a request that has not been taken."""
         return bool(self._coming)
 
     def take(self) -> list[int]:
@@ -45,7 +45,7 @@ class Arrivals:
         return taken
 
     def wait(self) -> None:
-        """Sleep until the next request arrives. To be called when no request runs."""
+        """Sleep until the next request arrives. Call it when no request runs."""
         self._sleep(max(0.0, self._arrivals_s[self._coming[0]] - self._now_s()))
 
     def record_tokens(self, requests: list[int]) -> None:
@@ -68,7 +68,7 @@ class SteppedSystem(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Does the system have unfinished requests?"""
+        """Return whether the system has unfinished requests."""
         ...
 
     def step(self) -> Mapping[int, Sequence[int]]:

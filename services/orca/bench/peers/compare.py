@@ -81,7 +81,7 @@ class PeerComparison:
 
     @property
     def is_paced(self) -> bool:
-        """Do requests arrive one by one, at a rate?"""
+        """Return whether requests arrive one by one, at a rate."""
         return self.trace.spec.rate is not None
 
     @property

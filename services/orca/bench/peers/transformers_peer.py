@@ -64,7 +64,7 @@ def without_end_token(model: Any) -> Any:
 
 @torch.inference_mode()
 def static_batching(model: Any, workload: Workload) -> PeerAnswer:
-    """Request-level batching by `generate`."""
+    """Run request-level batching by `generate`."""
     answers: list[list[int]] = []
     start_s = perf_counter()
     for first in range(0, len(workload.prompts), workload.batch_size):

@@ -2,8 +2,9 @@
 
 Credentials come from the usual AWS variables. Without credentials, the bucket is read as a public one.
 
-The digest of an object is, in this order: its SHA-256, if it was uploaded with one; its ETag, if that is an MD5 of the
-content; its ETag as the MD5s of equal parts. With KMS encryption an ETag is no digest, and only the size is checked.
+The digest of an object is the first of these that exists. Its SHA-256, if it was uploaded with one. Its ETag, if that
+is an MD5 of the content. Its ETag as the MD5s of equal parts. With KMS encryption an ETag is no digest, and only the
+size is checked.
 """
 
 import base64

@@ -109,8 +109,9 @@ def main() -> None:
 def read_novels(package: Path) -> list[list[str]]:
     """Return the paragraphs of each novel from the package's lazy-load database.
 
-    An entry of Rdata.rdb is a big-endian 4-byte length and a zlib stream of a serialized R string vector: a 14-byte
-    head, the encoding's name, the vector's type and count, then per string 4 bytes of flags, 4 bytes of length, UTF-8.
+    An entry of Rdata.rdb is a big-endian 4-byte length and a zlib stream of a serialized R string vector. The vector is
+    a 14-byte head, the encoding's name, its type and its count. Each string follows: 4 bytes of flags, 4 bytes of
+    length, UTF-8.
     """
     [database] = package.rglob("janeaustenr/data/Rdata.rdb")
     packed = database.read_bytes()

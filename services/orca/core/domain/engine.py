@@ -1,8 +1,8 @@
 """The seam between scheduler and engine: two methods, so that policies cannot tell engines apart.
 
-Three engines stand behind it: the gRPC engine (scheduler.engines.grpc_engine, real stages), the in-process engine
-(worker.rank.local_engine, for tests and microbenchmarks) and the simulated one (scheduler.engines.simulated_engine, a
-cost model on a virtual clock).
+Three engines implement it. The gRPC engine (scheduler.engines.grpc_engine) drives real stages. The in-process engine
+(worker.rank.local_engine) is for tests and microbenchmarks. The simulated engine (scheduler.engines.simulated_engine)
+is a cost model on a virtual clock.
 """
 
 from collections.abc import AsyncIterator

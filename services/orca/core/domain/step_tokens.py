@@ -1,7 +1,7 @@
 """The default number of tokens in a step, the same on one machine and on a cluster."""
 
 CPU_STEP_TOKENS = 256
-"""On a CPU fewer tokens cost throughput; more let generating requests wait for prompts (`orca bench chunks`)."""
+"""Fewer tokens cost throughput on a CPU; more let generating requests wait for prompts (`orca bench chunks`)."""
 
 
 def max_batch_tokens(asked: int | None, *, device: str, policy: str, max_batch_size: int) -> int | None:

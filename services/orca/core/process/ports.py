@@ -5,8 +5,8 @@ import secrets
 import socket
 from collections import deque
 
-# Below the ports that the kernel gives to connections and to servers that ask for any port (from 32768), so that none
-# of those takes one meanwhile; and below the node ports of Kubernetes (from 30000).
+# These ports are below those that the kernel gives to connections and to servers that ask for any port (from 32768), so
+# none of those takes one meanwhile. They are also below the node ports of Kubernetes (from 30000).
 _FIRST, _COUNT = 20_000, 10_000
 _HELD_MAX = 256
 

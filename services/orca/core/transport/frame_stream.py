@@ -16,7 +16,7 @@ _READ_BYTES = 1 << 16
 _READS = 16
 """Reads in a row, before the loop turns to others."""
 FRAME_BYTES_MAX = 64 << 20
-"""As for a message of gRPC (core.transport.grpc_links): no peer can make this process hold more."""
+"""The same bound as for a gRPC message (core.transport.grpc_links): no peer can make this process hold more."""
 
 K = TypeVar("K", bound=enum.IntEnum)
 

@@ -3,13 +3,13 @@
 A reverse proxy written in Go, such as Traefik or Caddy, closes its own request's body when the first byte of an answer
 comes back (net/http, before Server.EnableFullDuplex). It sees the end of that body only by a separate read after the
 last byte. If it has not read yet, it takes the request for broken and cuts the answer off. Headers leave the gateway
-within a few milliseconds of the body: on two busy CPUs, 27 of 676 answers through Traefik 3.6 were cut after their
-headers, and with a pause of 50 ms none of 610.
+within a few milliseconds of the body. On two busy CPUs, 27 of 676 answers through Traefik 3.6 were cut after their
+headers. With a pause of 50 ms none of 610 was cut.
 
-The pause lets a goroutine of the proxy run once. A proxy that gets no CPU for longer still cuts. Next to six busy
-processes with the CPU shares of a pod that requests 1 CPU, a Traefik with the shares of a pod without a request cut 3
-of 260 answers; with the same shares as the others it cut none of 523. So the headers of a stream, of little use alone,
-wait longer, for the first event: the busier the machine, the later that is.
+The pause lets a goroutine of the proxy run once. A proxy that gets no CPU for longer still cuts. Six busy processes
+with the CPU shares of a pod that requests 1 CPU ran beside Traefik. With the shares of a pod without a CPU request,
+Traefik cut 3 of 260 answers. With the same shares as the others, it cut none of 523. So the headers of a stream, of
+little use alone, wait longer, for the first event: the busier the machine, the later that is.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from orca.gateway.http.connection import SEND_BODY
 
 FIRST_EVENT_S = 1.0
-"""If the first event comes later than this after the end of the request, the headers are sent without it."""
+"""The headers are sent without the first event if it comes later than this after the end of the request."""
 
 _MARKS = frozenset({b"x-forwarded-for", b"forwarded"})
 

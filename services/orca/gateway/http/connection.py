@@ -1,9 +1,9 @@
 """One client's connection: uvicorn's HTTP protocol, plus size and time limits, OpenAI-shaped errors and clean shutdown.
 
-The limits are on the connections themselves, on the bytes and number of headers, on the time in which a request's line
-and headers arrive (a body's bytes and time: receive.py), and on how long a closed connection waits for its client to
-read the rest (an open one: server.py). A refusal here has OpenAI's shape, as every error of a route does. A client that
-only shuts its sending side is answered. An HTTP/1.0 client never sees chunks.
+This file limits the number of connections, the bytes and number of headers, and the time in which a request's line and
+headers arrive. It also limits how long a closed connection waits for its client to read the rest. The limits of a body
+are in receive.py, that of an open connection in server.py. A refusal here has OpenAI's shape, as every error of a route
+does. A client that only shuts its sending side is answered. An HTTP/1.0 client never sees chunks.
 
 One request at a time: reading goes on while an answer is written, since only that shows that the client has left. So a
 second request that comes meanwhile is thrown away, and the connection ends after the answer. HTTP leaves both to the
@@ -49,10 +49,10 @@ class _Phase(enum.Enum):
 
 
 class Connection(HttpToolsProtocol):
-    """A subclass names its `open_connections` (see `connection_class`).
+    """One connection of a client. A subclass names its `open_connections` (see `connection_class`).
 
-    Most methods here are callbacks that uvicorn, its parser and asyncio name, so the class has more of them than one
-    idea needs. What they decide is in bounds.py and closing.py.
+    The class is large but one idea: the callbacks of one connection. uvicorn, its parser and asyncio name most of them.
+    The rules that the callbacks apply are in bounds.py and closing.py.
     """
 
     open_connections: OpenConnections

@@ -20,8 +20,9 @@ POLL_SECONDS = 0.25
 """Counts older than this are polled again. A call does not wait for an answer that takes longer."""
 
 EMPTY_SECONDS = 10.0
-"""If the queue was empty at most this long ago, no call waits for newer counts. Should it have filled up since, the
-pool refuses the call itself."""
+"""No call waits for newer counts if the queue was empty at most this long ago. If the queue has filled up since, the
+pool refuses the call itself.
+"""
 
 RATE_WINDOW_SECONDS = 30.0
 RATE_LEAST_SECONDS = 3.0

@@ -24,8 +24,9 @@ log = logging.getLogger(__name__)
 CHECK_SECONDS = 1.0
 
 READING_LEAST = 16
-"""Calls at a time that resume, poll or cancel, even for a key that may make fewer: old connections whose death nobody
-has noticed must not keep a new one out."""
+"""Calls at a time that resume, poll or cancel, even for a key that may make fewer. Dead connections that nobody has
+noticed yet must not keep a new one out.
+"""
 
 
 class KeyRing:

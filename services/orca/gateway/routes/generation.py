@@ -1,7 +1,7 @@
 """The life of a call that generates: receive its body, encode, submit, deliver.
 
-The steps are in other files: calls/opened_call.py reads the HTTP request, calls/admission.py refuses for load,
-calls/accept.py checks the body, calls/submit.py submits to the pool, answer/delivery.py answers, and
+The steps are in other files. The module calls/opened_call.py reads the HTTP request, calls/admission.py refuses for
+load, and calls/accept.py checks the body. Then calls/submit.py submits to the pool, answer/delivery.py answers, and
 routes/call_summary.py reports when the connection is over.
 """
 

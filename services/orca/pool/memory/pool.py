@@ -55,8 +55,9 @@ from orca.pool.settings import PoolSettings
 class MemoryPool(RequestPool):
     """The pool of one deployment in this process.
 
-    The class is long because the protocol has one method per transition. Each rule that a transition applies is a small
-    method after it, so that a test of the protocol can leave out one rule in a subclass and see what it is for.
+    The class is long but one idea: the protocol over one state, with one method per transition. Each rule that a
+    transition applies is a small method after it. So a test of the protocol can leave out one rule in a subclass and
+    see what it is for.
     """
 
     state_class = PoolState

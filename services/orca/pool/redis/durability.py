@@ -16,9 +16,9 @@ these holds:
 The later INFOs must come from the same run of Redis: another run has read back what the first had written, and may lack
 the rest. Without a file, and under `appendfsync always`, no fsync is ever in progress.
 
-Not covered: the answers of the one turn whose write fails because the disk is full (from the next turn on Redis refuses
-writes); the time between `CONFIG SET appendonly yes` and the end of the rewrite that it begins, when there is no file
-to read back; and several `io-threads` of Redis 8, which may answer ahead of the turn's write.
+Three cases are not covered. The answers of one turn are lost if its write fails because the disk is full; from the next
+turn on Redis refuses writes. Between `CONFIG SET appendonly yes` and the end of the rewrite that it begins there is no
+file to read back. Several `io-threads` of Redis 8 may answer before the turn's write.
 
 Source: flushAppendOnlyFile, beforeSleep, serverCron and backgroundRewriteDoneHandler of Redis 6.2, 7.0 and 7.2.
 """

@@ -54,10 +54,10 @@ class RedisDidNotStart(SettingError):
 class EmbeddedRedis:
     """A redis-server that lives as long as this object: `with EmbeddedRedis(folder) as redis: ... redis.url`.
 
-    It listens on a Unix socket in `folder`, or on 127.0.0.1 if a port is given, and keeps its append-only file there,
-    so that a later one in the same folder has all that was acknowledged. Ctrl-C in the terminal does not reach it: the
-    owner decides the order of the end. On Linux it ends with the thread that made it, even if that thread is killed. So
-    make it in a thread that lives as long as the server should.
+    It listens on a Unix socket in `folder`, or on 127.0.0.1 if a port is given. It keeps its append-only file in
+    `folder`, so that a later server in the same folder has all that was acknowledged. Ctrl-C in the terminal does not
+    reach it: the owner decides the order of the end. On Linux it ends with the thread that made it, even if that thread
+    is killed. So make it in a thread that lives as long as the server should.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 All keys of a deployment begin with `orca:{<deployment>}:`. The braces are a hash tag: a Redis cluster keeps all of them
 in one slot, so a script that was routed by one of them may touch the others. That is why each script declares a single
-key, `meta`, and builds the rest from it: some transitions (enter, leave, sweep) only learn inside the script which
-requests they touch, and the hash tag puts those keys into the declared key's slot by construction.
+key, `meta`, and builds the rest from it. Some transitions (enter, leave, sweep) only learn inside the script which
+requests they touch. The hash tag puts those keys into the declared key's slot by construction.
 
 Key names are built in this file only; the Lua scripts get their builders from `lua_key_builders`.
 
@@ -34,28 +34,28 @@ news                channel hints, one a line: "<id> <entries>" per log that gre
                             perhaps its last entries (prelude.lua); "+<revision>" per
                             request that came to its queue
 
-meta: schema (number in force), awake_ms (the pool's awake time), wall_ms (TIME of the last script), arrival (last
+- meta: schema (number in force), awake_ms (the pool's awake time), wall_ms (TIME of the last script), arrival (last
     number given), revision and generation (current), bytes (reserved), queued, owned, ended (requests in each state),
     queued_prompt_tokens, wanted_bytes and wanted_ms (a submission was refused because `bytes` exceeded wanted_bytes, at
     this awake time), ended_ever (requests that have ended, forgotten ones too), written:<schema> (requests whose
     records were written under it).
-req: schema, state (queued | owned | ended), revision, arrival, submitted_ms, need (max_total_tokens), prompt_tokens,
+- req: schema, state (queued | owned | ended), revision, arrival, submitted_ms, need (max_total_tokens), prompt_tokens,
     max_new, bytes (reserved now), token_bytes (reserved per token that may still come), deadline (the one in force,
     wall clock ms, if there is one), deadline_later (only while it has no token and the first token changes its
     deadline: the later deadline, or empty for none), number and call (claim; call is empty while queued and unchanged
     by the end), group and process (owner), first_claimed_ms, first_token_ms and ended_ms (wall clock; absent before),
     mark ("<epoch> <group>" of the seat that it is reserved for), trial (1 from a claim to its first commit, otherwise
     empty) and failures (in a row; both in poison.py, absent means none).
-par: schema, choices (how many requests), left (not ended yet), on_disconnect, owner, digest.
-seat: holder (process, empty when free), epoch, revision, last_call (highest call number of the holder); the answers to
+- par: schema, choices (how many requests), left (not ended yet), on_disconnect, owner, digest.
+- seat: holder (process, empty when free), epoch, revision, last_call (highest call number of the holder); answers to
     repeated calls: enter_call, failed and poisoned ("<id> ..."), claim_call and claim_answer ("<blocked 0|1> <waiting>
     <id> <number> ..."); unformed (the holder, while it reports that the group does not serve); lasting_offer ("<holder>
     <slots>": the most that one request may need, while the holder reports it; otherwise empty).
 
-Memory, measured on Redis 6.2.14 and 7.0.15 (orca.bench.parts.pool): a waiting request with a prompt of 64 tokens
-uses 1.7 KB in all its keys; a log 0.5 KB plus its last node (1 KiB in the embedded server, 4 KiB by default); a token
-10 to 19 bytes, with 5 log probabilities some 110, with 20 some 310. Admission reserves more (codec.py). Buffers of the
-append-only file do not count against maxmemory: Redis itself leaves them out.
+Memory was measured on Redis 6.2.14 and 7.0.15 (orca.bench.parts.pool). A waiting request with a prompt of 64 tokens
+uses 1.7 KB in all its keys. A log uses 0.5 KB plus its last node (1 KiB in the embedded server, 4 KiB by default). A
+token uses 10 to 19 bytes, with 5 log probabilities some 110, with 20 some 310. Admission reserves more (codec.py).
+Buffers of the append-only file do not count against maxmemory: Redis itself leaves them out.
 
 Schema number: one is in force, and each record carries the number under which it was written. A release reads and
 writes a range of numbers (schemas.py), and its scripts write the one in force. A script refuses to do anything if the

@@ -90,7 +90,7 @@ async def open_redis_pool(url: str, deployment: str, settings: PoolSettings) -> 
 class RedisPool(RequestPool):
     """The pool of one deployment. A process has one; it holds few connections for any number of requests.
 
-    The class is long because the protocol has one method per transition. Each method is one call of a script.
+    The class is long but one idea: the protocol has one method per transition. Each method is one call of a script.
     """
 
     def __init__(self, url: str, deployment: str, settings: PoolSettings, schemas: Schemas = SCHEMAS) -> None:

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 _RECONNECT_S = 0.2
 _POLL_S = 1.0
-"""While the subscription is broken, every waiter polls once in this time."""
+"""Every waiter polls once in this time while the subscription is broken."""
 # A dead connection without an error looks like a pool without news. So after this time without a message the server
 # gets a PING, and after as long again without an answer the connection is closed.
 _QUIET_S = 2.0

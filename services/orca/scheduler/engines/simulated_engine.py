@@ -2,7 +2,7 @@
 
 It implements `core.domain.engine.Engine`, so the loop, the policies and `orca bench` cannot distinguish it from real
 stages. It is strict where real stages may be lenient: a step that breaks the contract of `core.domain.step` fails an
-assertion, so every simulated run also checks the steps that the scheduler sends. Real time passes on a normal event
+assertion. So every simulated run also checks the steps that the scheduler sends. Real time passes on a normal event
 loop, virtual time on `virtual_time.VirtualTimeLoop`.
 """
 

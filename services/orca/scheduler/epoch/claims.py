@@ -67,7 +67,7 @@ class RequestClaimer:
             self._has_work.set()
 
     async def catch_up(self) -> None:
-        """If requests are known to wait that the group could claim, wait for the claim, at most for `claim_s`.
+        """Wait for the claim, at most for `claim_s`, if requests that the group could claim are known to wait.
 
         In Algorithm 1 the request pool is at hand: the successor of a request that ended early is in the very next
         batch. Here the scheduler has to claim it first.

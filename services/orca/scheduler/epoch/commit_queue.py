@@ -1,8 +1,8 @@
 """Tokens and ends that have been read from the stages and are not in the pool yet.
 
 They go out in one commit at a time. A commit takes all that is there: one step's tokens while the pool keeps up, those
-of several steps when it does not, so the backlog stays as long as one call takes. If commits have an interval, a commit
-before its end takes only what somebody waits for.
+of several steps when it does not. So the backlog is never longer than one call takes. If commits have an interval, a
+commit before its end takes only what somebody waits for.
 """
 
 from collections.abc import Callable

@@ -29,7 +29,7 @@ from orca.scheduler.policy.state import GroupRequest, GroupState
 log = logging.getLogger("orca.scheduler")
 
 _QUEUED_INTERVALS = 2
-"""While requests queue, commit half as often: a commit costs CPU time that would finish requests sooner."""
+"""Commit half as often while requests queue: a commit costs CPU time that would finish requests sooner."""
 _PATIENT_INTERVALS = 16
 """A client that has waited for so many intervals of commits does not notice one more: it is at most a sixteenth of its
 wait."""

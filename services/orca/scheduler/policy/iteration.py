@@ -68,8 +68,8 @@ class IterationPolicy:
     def free_capacity(self, state: GroupState, limits: BatchLimits) -> FreeCapacity:
         """Return the capacity for a full batch per stage, as far as the slots allow.
 
-        Requests that are over do not count although a step may still hold them: their places and slots are sure to
-        come back, and a successor that was claimed by then costs no iteration.
+        Requests that are over do not count although a step may still hold them. Their places and slots are sure to come
+        back, and a successor that was claimed by then costs no iteration.
         """
         staying = [entry for entry in state.requests if not entry.is_over]
         slots = sum(_slots_for(entry, limits) for entry in staying)

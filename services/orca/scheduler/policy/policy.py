@@ -97,8 +97,8 @@ def next_batch(policy: Policy, state: GroupState, limits: BatchLimits) -> Batch:
     be selected after that step's return, unless its result ends a request early. So the sequence of batches is the
     same.
 
-    A batch of a request that must run alone goes out when all steps are read, and no other goes out before it is read:
-    with an unread step beside it, other requests would be in flight with the suspect.
+    A batch of a request that must run alone goes out when all steps are read, and no other batch goes out before it is
+    read. With an unread step beside it, other requests would be in flight with the suspect.
 
     It changes `state` in one way: a step that is treated as returned stays so.
 

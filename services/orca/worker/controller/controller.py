@@ -55,7 +55,8 @@ _CAUSES = {
 class Controller:
     """A stage of a group: its ranks, its place in the present epoch, and the Stage service over both.
 
-    The class is longer than 200 lines because gRPC wants the four methods of the service on one object.
+    The class is long but one idea: the Stage service, whose methods gRPC wants on one object. They share the present
+    epoch (stage_epoch.py), the ranks (stage_ranks.py) and the masters on this machine (local_masters.py).
     """
 
     def __init__(self, settings: WorkerSettings, rank_command: Sequence[str] = RANK_COMMAND) -> None:
@@ -224,7 +225,7 @@ class Controller:
         try:
             verdict = await current.order.admit(epoch, message.number, wait_s)
         except TimeoutError as error:
-            detail = f"step {message.number} waited in vain for step {current.order.last + 1}"
+            detail = f"step {message.number} cannot run: step {current.order.last + 1} did not come in time"
             raise TimeoutError(detail) from error
         if verdict is StepVerdict.ACCEPTED:
             # No await from here on: steps leave in the order in which they were admitted.

@@ -1,10 +1,10 @@
 """The cause of a rank's failure, as far as its controller can see. The pool's rule about poisoned requests uses it
 (orca.pool.poison).
 
-INSIDE blames the work of the rank, so it is reported only for a rank that failed by itself: it raised, it ended with a
-status or by the signal of a fault, it hung, or the kernel killed it because memory ran out. SIGKILL and SIGTERM come
-from OUTSIDE unless the kernel has counted such a kill: pods are deleted with these signals. A rank that failed while it
-waited for another rank reports LINK: the other rank's controller knows more.
+INSIDE blames the work of the rank, so it is reported only for a rank that failed by itself. Such a rank raised an
+error, ended with a status or by the signal of a fault, or hung. Or the kernel killed it because memory ran out. SIGKILL
+and SIGTERM come from OUTSIDE unless the kernel has counted such a kill: pods are deleted with these signals. A rank
+that failed while it waited for another rank reports LINK: the other rank's controller knows more.
 
 One case is not seen. If the kernel kills a container as a whole when memory runs out, the controller ends with its
 ranks. To the master the stage has vanished, which counts as from outside.
@@ -45,7 +45,7 @@ def outweighs(later: FailureCause, earlier: FailureCause | None) -> bool:
 
 
 def out_of_memory_kills(root: Path = Path("/")) -> int:
-    """Return how many processes of this container the kernel has killed because memory ran out; 0 if nobody counts.
+    """Return how many processes of this container the kernel has killed because memory ran out; 0 without a count.
 
     Source: `oom_kill` of memory.events (cgroup v2) or memory.oom_control (v1), of the innermost cgroup that is mounted.
     """

@@ -50,7 +50,7 @@ def liveness_failure(rank: RankLiveness, settings: WorkerSettings) -> str | None
         is_over = rank.still_s > settings.loading_silent_s
         return f"loads, and read nothing for {rank.still_s:.1f} s ({rank.doing})" if is_over else None
     if rank.silent_s > settings.rank_silent_s:
-        return f"was not heard for {rank.silent_s:.1f} s ({rank.doing})"
+        return f"sent nothing for {rank.silent_s:.1f} s ({rank.doing})"
     if not rank.is_waiting and rank.still_s > settings.rank_silent_s * rank.units:
         return f"stood still for {rank.still_s:.1f} s ({rank.doing})"
     return None

@@ -145,8 +145,8 @@ class RankProcess:
         try:
             await self._read(link)
         except Exception as error:
-            log.exception("a rank was not understood", extra={"rank": self.rank, "pid": self.pid})
-            self.kill_for(f"was not understood: {type(error).__name__}: {error}")
+            log.exception("a frame of a rank could not be handled", extra={"rank": self.rank, "pid": self.pid})
+            self.kill_for(f"sent a frame that could not be handled: {type(error).__name__}: {error}")
         self.state.forget_load()
         link.close()
         status = await process.wait()

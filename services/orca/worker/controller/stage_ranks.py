@@ -37,7 +37,7 @@ class StageRanks:
         """
         Args:
             on_result, on_broken: as those of RankProcess.
-            on_failure: gets the reason and the cause why the present epoch cannot go on, whichever it is.
+            on_failure: gets the reason why the present epoch cannot go on, and the cause.
         """
         self.processes: list[RankProcess] = []  # in order of ranks; a rank that is started again is missing
         self.hopeless: asyncio.Future[OrcaError] = asyncio.get_running_loop().create_future()

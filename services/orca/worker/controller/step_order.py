@@ -96,7 +96,7 @@ class ResultLog:
         self._change.notify()
 
     def end(self, detail: str) -> None:
-        """End the log: readers get the results so far, then an EngineError with `detail`. The first detail stands."""
+        """End the log: readers get the results so far, then an EngineError with the first `detail`."""
         if self._failure is None:
             self._failure = detail
             self._has_ended.set()

@@ -56,7 +56,7 @@ class ModelPart(Protocol):
     """A part of a model: embedding, layer or head."""
 
     only_kernels: bool
-    """Whether it may stand in a block of kernels (device.Kernels.deferred) if its rank is alone in the stage."""
+    """True if the part may run in a block of kernels (device.Kernels.deferred) when its rank is alone in the stage."""
 
     def __call__(self, x: Tensor, step: StepContext, /) -> Tensor: ...
 

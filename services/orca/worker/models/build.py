@@ -15,7 +15,7 @@ from orca.kernels.device import kernels_of
 from orca.worker.models import chain, gpt2, llama, opt
 from orca.worker.models.blocks import ACTIVATIONS, Layer, ModelPart, is_silu
 from orca.worker.models.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config
-from orca.worker.models.family import ModelFamily
+from orca.worker.models.family import FamilyParts
 from orca.worker.models.rotary import Rotary
 from orca.worker.models.weights import RankWeights
 from orca.worker.parallel.shard import Heads, Shard, SingleRank, TensorGroup, heads_of
@@ -28,7 +28,7 @@ from orca.worker.weights.loader import Checkpoint, Tensors
 
 log = logging.getLogger(__name__)
 
-_FAMILIES: dict[type[ModelConfig], ModelFamily] = {
+_FAMILIES: dict[type[ModelConfig], FamilyParts] = {
     GPT2Config: gpt2.FAMILY,
     OPTConfig: opt.FAMILY,
     LlamaConfig: llama.FAMILY,
@@ -271,7 +271,7 @@ def _layouts(
     return LayoutChooser(small=INT8_LAYOUTS.first, choose=choose, dtype=dtype)
 
 
-def _expected_bytes(checkpoint: Tensors, family: ModelFamily, prefix: str, shard: Shard, numbers: range) -> int:
+def _expected_bytes(checkpoint: Tensors, family: FamilyParts, prefix: str, shard: Shard, numbers: range) -> int:
     """Estimate the bytes that this rank reads: its layers and vocabulary matrices, divided by the ranks."""
     names = [f"{prefix}{family.layers}.{number}." for number in numbers]
     if shard.is_first or shard.is_last:

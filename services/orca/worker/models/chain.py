@@ -1,14 +1,14 @@
 """The model that checks the server. It is no language model: its tokens are a hash of everything in the KV caches.
 
 A server may mix up two requests, skip a position, read a neighbour's or a stale KV block, or restart a request from the
-wrong tokens: with a language model it still writes plausible text. With this model every token after the mistake
+wrong tokens. With a language model it still writes plausible text. With this model every token after the mistake
 changes. The right tokens follow from prompt, seed and index alone by whole-number arithmetic, and
-e2e/checker/oracles/chain_oracle.py computes them without a line of this package.
-Everything else is the path of language models: loader, slices of ranks, paged KV cache, ragged attention with grouped
-heads, all-reduce, stage-to-stage activations, sampler.
+e2e/checker/oracles/chain_oracle.py computes them without a line of this package. Everything else is the path of
+language models: loader, slices of ranks, paged KV cache, ragged attention with grouped heads, all-reduce,
+stage-to-stage activations, sampler.
 
-Let i be a position, l a layer, c a channel of the KV heads and d a channel of the query heads. g(d) is the channel of
-the KV heads that d's head reads. The weights are keep, mix and the salts. With p = 2^31 - 1, fold(x) = x^5 mod p maps
+Let i be a position, l a layer, c a channel of the KV heads and d a channel of the query heads. The channel of the KV
+heads that d's head reads is g(d). The weights are keep, mix and the salts. With p = 2^31 - 1, fold(x) = x^5 mod p maps
 the numbers below p to each other one to one (5 and p - 1 share no factor), in no visible order:
 
     embedding   state[i, 0]    = fold(fold(token[i] + salt) + i)
@@ -36,7 +36,7 @@ from orca.kernels.contract.reference import KvWrite
 from orca.kernels.device import kernels_of
 from orca.worker.models.blocks import StepContext, feature_span
 from orca.worker.models.config import CHAIN_CHOICES, ChainConfig
-from orca.worker.models.family import ModelFamily
+from orca.worker.models.family import FamilyParts
 from orca.worker.models.weights import RankWeights
 from orca.worker.parallel.shard import heads_of
 
@@ -151,7 +151,7 @@ def _whole_numbers(weights: RankWeights, name: str, size: int, span: tuple[int, 
     return tensor.long()
 
 
-FAMILY = ModelFamily(
+FAMILY = FamilyParts(
     embedding=ChainEmbedding,
     layer=ChainLayer,
     head=ChainHead,

@@ -6,8 +6,8 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFamily:
-    """The parts of a family, and the names of its tensors in checkpoints."""
+class FamilyParts:
+    """The modules of a model family, and the names of its tensors in checkpoints."""
 
     embedding: Callable[..., Any]
     layer: Callable[..., Any]

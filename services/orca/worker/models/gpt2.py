@@ -5,7 +5,7 @@ from torch import Tensor
 from orca.kernels.contract.reference import NormParameters
 from orca.worker.models.blocks import HEAD, MLP, Attention, Embedding, Head, StepContext, feature_span
 from orca.worker.models.config import GPT2Config
-from orca.worker.models.family import ModelFamily
+from orca.worker.models.family import FamilyParts
 from orca.worker.models.weights import Columns, RankWeights
 from orca.worker.parallel.shard import heads_of
 from orca.worker.weights.linear import Linear, Norm
@@ -84,7 +84,7 @@ def _norm(weights: RankWeights, config: GPT2Config, name: str) -> Norm:
     return Norm(NormParameters(weight, config.norm_eps, bias))
 
 
-FAMILY = ModelFamily(
+FAMILY = FamilyParts(
     embedding=GPT2Embedding,
     layer=GPT2Layer,
     head=GPT2Head,

@@ -6,7 +6,7 @@ from torch import Tensor
 from orca.kernels.contract.reference import NormParameters
 from orca.worker.models.blocks import HEAD, Attention, Embedding, GatedMLP, Head, StepContext, feature_span, is_silu
 from orca.worker.models.config import LlamaConfig
-from orca.worker.models.family import ModelFamily
+from orca.worker.models.family import FamilyParts
 from orca.worker.models.weights import Columns, RankWeights, neighbouring_pairs
 from orca.worker.parallel.shard import heads_of
 from orca.worker.weights.linear import Linear, Norm
@@ -104,7 +104,7 @@ def _norm(weights: RankWeights, config: LlamaConfig, name: str) -> Norm:
     return Norm(NormParameters(weights.tensor(f"{name}.weight", (config.hidden_size,)), config.norm_eps))
 
 
-FAMILY = ModelFamily(
+FAMILY = FamilyParts(
     embedding=LlamaEmbedding,
     layer=LlamaLayer,
     head=LlamaHead,

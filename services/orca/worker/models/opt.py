@@ -5,7 +5,7 @@ from torch import Tensor
 from orca.kernels.contract.reference import NormParameters
 from orca.worker.models.blocks import HEAD, MLP, Attention, Embedding, Head, StepContext, feature_span
 from orca.worker.models.config import OPTConfig
-from orca.worker.models.family import ModelFamily
+from orca.worker.models.family import FamilyParts
 from orca.worker.models.weights import Columns, RankWeights
 from orca.worker.parallel.shard import heads_of
 from orca.worker.weights.linear import Linear, Norm, PanelLinear
@@ -103,7 +103,7 @@ def _projection(weights: RankWeights, config: OPTConfig, name: str, inputs: int,
     return weights.column_linear([Columns(name, outputs, (0, outputs))], inputs, has_bias=False)
 
 
-FAMILY = ModelFamily(
+FAMILY = FamilyParts(
     embedding=OPTEmbedding,
     layer=OPTLayer,
     head=OPTHead,

@@ -5,8 +5,8 @@ carries activations from rank r of a stage to rank r of the next. `feed` carries
 the first (prefetch). `tensor` joins the ranks of one stage (tensor_link.py). Sends and receives are posted early and
 waited for late; that is how they overlap computation (ORCA, section 4.1).
 
-Groups are built directly from the back end's class and not by init_process_group: an epoch's groups end with it, and a
-new epoch meets under new keys in the same process.
+Groups are built directly from the back end's class and not by init_process_group. An epoch's groups end with the epoch,
+and a new epoch meets under new keys in the same process.
 """
 
 from collections import deque

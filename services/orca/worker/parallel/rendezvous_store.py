@@ -16,8 +16,8 @@ from orca.core.transport.tls_files import TlsFiles
 class RendezvousStore(Store):
     """A torch.distributed store over gRPC.
 
-    The back ends call it from C++ threads. Its methods are the ones that torch's Python bridge looks up, which is why
-    they are more than 15.
+    The back ends call it from C++ threads. It has many methods but is one idea: they are those that torch's Python
+    bridge looks up.
     """
 
     def __init__(self, address: str, timeout_s: float, certificates: TlsFiles | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The first stage's end of the way back (prefetch): sampled tokens that it will need as inputs, in step order."""
+"""Prefetch on the first stage: the queue of sampled tokens that it will need as inputs, in step order."""
 
 from collections import deque
 from collections.abc import Sequence

@@ -4,7 +4,7 @@ If its kernels were never compiled on this machine, it compiles them and starts 
 is that of all later processes (kernels/cpu/team/code.py, `has_compiled`).
 
 The main thread loads its slice of the weights, then computes. A reader thread takes frames from the controller, also
-while the main thread computes or waits for a peer: it sees an order to leave an epoch, or the controller's death. A
+while the main thread computes or waits for a peer. So it sees an order to leave an epoch, or the controller's death. A
 third thread sends the heartbeat. A fourth one reads the master's link if this rank is the whole group (master_link.py).
 """
 
@@ -52,7 +52,7 @@ _START = b"ORCA_RANK_START"
 class Rank:
     """The process's main loop and its threads.
 
-    The class is longer than 200 lines because its threads share its state, and each part of that state has one writer.
+    The class is long but one idea: the state that its threads share. Each part of that state has one writer.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Rank:
         is_peers = is_link and self._current.steps is not None
         if is_peers and not is_wanted:
             fields = {"epoch": epoch, "doing": doing, "reason": reason.partition("\n")[0]}
-            log.warning("another rank is gone, the group forms anew", extra=fields)
+            log.warning("another rank is gone, the group forms again", extra=fields)
         # Frames of the traceback hold tensors and sends of the dead groups.
         log.log(
             logging.DEBUG if is_wanted or is_peers else logging.ERROR,
@@ -213,7 +213,7 @@ class Rank:
                     self._end_master_link("the stage stops")
                 self._inbox.put(frame)
         except Exception:
-            log.exception("a frame of the controller was not understood")
+            log.exception("a frame of the controller could not be handled")
         os._exit(1)
 
     def _take_link(self, epoch: int, arrived: bytes) -> None:
@@ -320,7 +320,7 @@ def _first_payload(frame_socket: FrameSocket[RankFrameKind]) -> bytes:
 
 def _start_again(descriptor: int, start: bytes) -> NoReturn:
     """Start this process again. A stop order that came right after the start may be lost; then the rank is killed."""
-    log.info("kernels are compiled, the process starts again and finds them kept")
+    log.info("kernels are compiled, the process starts again and loads them from the cache")
     logging.shutdown()
     os.set_inheritable(descriptor, True)
     os.execve(sys.executable, sys.orig_argv, os.environb | {_START: start})

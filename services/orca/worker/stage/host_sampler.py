@@ -6,8 +6,8 @@ Otherwise u = uniform(seed, index) (random_numbers.py) picks the first token, in
 probability exceeds u; probabilities are float64.
 
 top_k, top_p and min_p each set a floor: logits below it are dropped. Equal logits are kept or dropped together, so the
-result does not depend on the order in which a sort leaves ties. top_p is measured on the distribution that top_k
-leaves.
+result does not depend on the order in which a sort leaves ties. The share top_p is measured on the distribution that
+top_k leaves.
 
 Log probabilities are those of the model: log_softmax of the raw logits, before everything above (as OpenAI and vLLM
 report them).

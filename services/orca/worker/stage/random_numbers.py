@@ -1,8 +1,8 @@
 """Counter-based random numbers: the number of (seed, index) is a function of the two, not of earlier numbers.
 
-Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011): the seed's 64 bits are the key,
-the index is the counter, and the first 53 bits of the result make a double in [0, 1). So a token's random number is the
-same in any batch, on any stage layout, and after a restart.
+The generator is Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). The seed's 64
+bits are the key, the index is the counter, and the first 53 bits of the result make a double in [0, 1). So a token's
+random number is the same in any batch, on any stage layout, and after a restart.
 """
 
 from collections.abc import Sequence

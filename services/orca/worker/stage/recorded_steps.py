@@ -1,7 +1,7 @@
 """Steps that are recorded once and replayed with new inputs (kernels/contract/recording.py).
 
-A recording holds everything from the inputs of a step, a few numbers for each request, to its tokens, and takes the
-Python out of it. On a GPU only steps in which each request runs one token are recorded, as CUDA graphs.
+A recording holds everything from the inputs of a step, a few numbers for each request, to its tokens. No Python runs in
+between. On a GPU only steps in which each request runs one token are recorded, as CUDA graphs.
 
 On a CPU only kernels can be recorded, so a head whose product is another library's runs after the recording. On a GPU
 a step may be captured on several streams, as Nimble does (streams/). With fused kernels there is little to run side by

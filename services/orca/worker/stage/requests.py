@@ -1,4 +1,4 @@
-"""The requests of a stage: what a rank remembers of each one from its first step to the step that frees it."""
+"""The requests of a stage: a rank's state of each one, from its first step to the step that frees it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The last stage's way from logits to tokens: on the host (CPUs), or on the device, and then the host does not wait.
+"""Sampling on the last stage: on the host (CPUs), or on the device, without a wait of the host.
 
 A device that samples uses the tokens as inputs of its next step by itself, and copies them to the host after the step.
 So the next step may be launched before the host has read them (`StepSample`).
@@ -158,7 +158,7 @@ class DeviceSampler:
 
 
 def line_settings(params: SamplingParams, eos_token_ids: Sequence[int]) -> LineSettings:
-    """Return what the device has to know of a request to sample for it."""
+    """Return the settings that the device needs to sample for a request."""
     return LineSettings(
         temperature=params.temperature,
         top_k=params.top_k,

@@ -1,4 +1,4 @@
-"""One rank's share of a stage: the state of its requests, and what it computes for a step.
+"""One rank's share of a stage: the state of its requests, and the computation of a step.
 
 The executor calls it on each rank, in step order:
 
@@ -29,8 +29,9 @@ from orca.worker.stage.sampling import DeviceSampler, HostSample, SamplingRow, S
 from orca.worker.stage.step_runner import PreparedStep, StepOutput, StepRunner
 
 _PROMPT_LOGITS_BYTES = 32 << 20
-"""Float32 logits of prompt positions that are held at a time. The logits of a whole prompt, which any client may ask
-for, are the vocabulary times the prompt's tokens, several times over: no count of KV slots leaves room for that."""
+"""Float32 logits of prompt positions that are held at a time. Any client may ask for the logits of a whole prompt. They
+take the vocabulary times the prompt's tokens, several times over, and no count of KV slots leaves room for that.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ Stream 0 is the one that captures. Another stream forks from it if the stream's 
 it if no task waits for the stream's last one.
 
 All results of tasks are kept until the streams have joined, because a stream must not reuse memory that another one
-still reads. This is the simplest right way, and its price is memory: the results lie side by side until the join, and
-only work that is captured after it reuses their memory. Telling the allocator about each reading stream (record_stream)
-would save nothing: in a capture it cannot ask whether a stream is done, and keeps such memory until the end. On a
-single stream nothing is kept.
+still reads. This is the simplest right way, and its price is memory. The results lie side by side until the join, and
+only work that is captured after the join reuses their memory. Telling the allocator about each reading stream
+(record_stream) would save nothing: in a capture it cannot ask whether a stream is done, and keeps such memory until the
+end. On a single stream nothing is kept.
 """
 
 from collections import defaultdict

@@ -54,7 +54,7 @@ class TaskGraph:
     tasks: tuple[Node, ...]
     """The nodes of `module` that work on the device, in its order."""
     edges: tuple[Edge, ...]
-    """(from, to), as places in `tasks`, ascending: `to` runs after `from`."""
+    """Pairs (from, to) of places in `tasks`, ascending: `to` runs after `from`."""
 
 
 def trace(function: Callable[..., object], *inputs: object) -> TaskGraph:
@@ -121,7 +121,7 @@ def _access(node: Node, storages: dict[Node, frozenset[int]]) -> Access | None:
     if torch.Tag.inplace_view in node.target.tags:
         raise ValueError(f"{node.target} changes a tensor's shape in place, which earlier views would not see")
     if "c10d" in node.target.namespace:
-        raise ValueError(f"{node.target} talks to other ranks, which must all call it in the same order")
+        raise ValueError(f"{node.target} communicates with other ranks, which must all call it in the same order")
     touched = frozenset[int]().union(*(storages[each] for each in node.all_input_nodes))
     written = frozenset[int]().union(*(storages[each] for each in _written(node, node.target)))
     made = storages[node] - touched

@@ -1,5 +1,5 @@
-"""The assignment of tasks to the streams of a GPU, and where streams wait for each other: Algorithm 1 of Nimble
-(dissertation, section 3.3.2; its proofs are in appendix A.1). The code is pure and knows no device.
+"""The assignment of tasks to the streams of a GPU, and the points where streams wait for each other. This is Algorithm
+1 of Nimble (dissertation, section 3.3.2; its proofs are in appendix A.1). The code is pure and knows no device.
 
 Tasks without a path between them get different streams (maximum logical concurrency). Among all assignments that do so,
 this one has the fewest synchronisations (Theorem 4). Unlike Nimble's, it then reuses streams that have come to their
@@ -18,8 +18,9 @@ class StreamAssignment:
     streams: tuple[int, ...]
     """The stream of each task: 0, 1, 2 and so on, in the order of their first tasks."""
     syncs: tuple[Edge, ...]
-    """(from, to), ascending: `to` waits on its stream until `from` has run on another one. A task need not wait for
-    earlier tasks of its own stream."""
+    """Pairs (from, to), ascending: `to` waits on its stream until `from` has run on another one. A task need not wait
+    for earlier tasks of its own stream.
+    """
 
     @property
     def stream_count(self) -> int:

@@ -2,9 +2,9 @@
 
 The product is cuBLAS's, with the plain weight. The operation after it is a launch that waits for memory. If that launch
 reads and writes the outputs anyway, it adds the bias on its way. The product's own epilogue would be as good, but
-whether PyTorch uses one depends on shapes and alignment; without it, PyTorch fills the outputs with the bias in a
-launch before. So outputs are rounded once more, before the bias is added: a result may differ from that of a plain
-`Linear` by that much. If no kernel of ours follows, the product adds the bias.
+PyTorch uses one only for some shapes and alignments. Otherwise PyTorch fills the outputs with the bias in another
+launch before the product. So outputs are rounded once more, before the bias is added: a result may differ from that of
+a plain `Linear` by that much. If no kernel of ours follows, the product adds the bias.
 
     apply, apply_float32   norm; product with bias
     add_to                 product into the sum, which only the product reads and writes; with a bias: product, then

@@ -5,15 +5,15 @@
 Nothing else is rounded to 8 bits. A rank scales its own part of a weight, so if inputs are divided among ranks, an
 output has a scale on each.
 
-In panels, bytes are widened to float32 between memory and registers, and sums are scaled at the end: they overflow if x
-is some 1e36 / inputs, far from what models have. Processors that multiply bytes by bytes may be faster with many rows.
-A row of activations goes through such a product as two rows, the low and the high bytes of whole numbers:
+In panels, bytes are widened to float32 between memory and registers, and sums are scaled at the end. The sums overflow
+if x is some 1e36 / inputs, far from what models have. Processors that multiply bytes by bytes may be faster with many
+rows. A row of activations goes through such a product as two rows, the low and the high bytes of whole numbers:
 
     x[r, i] is about step[r] (256 (high[r, i] - 128) + low[r, i] - 128),  step[r] = max over i of |x[r, i]| / 32512
 
-Over a whole row the error is smaller than that of rounding to bfloat16. A row has one step, so beside one element that
-is a thousand times as large as the others, these are rounded as coarsely as in bfloat16, and beside a larger one more
-coarsely.
+Over a whole row the error is smaller than that of rounding to bfloat16. A row has one step. If one element is a
+thousand times as large as the others, the others are rounded as coarsely as in bfloat16. If it is larger still, they
+are rounded more coarsely.
 """
 
 from functools import cache
@@ -27,7 +27,7 @@ from orca.worker.weights.linear import Linear, PanelLinear
 _WEIGHT_MAX = 127
 # The largest number is 127 x 256, so that low bytes of either sign fit beside it.
 _ROW_MAX = 32512
-# Makes both bytes unsigned; the half turns truncation into rounding.
+# This offset makes both bytes unsigned; its half turns truncation into rounding.
 _OFFSET = torch.tensor(256 * 128 + 128 + 0.5)
 # Bits by which a number is shifted so that its low byte is the one wanted.
 _LOW_HIGH = torch.tensor([0, 8], dtype=torch.int32)[:, None, None]
@@ -101,8 +101,8 @@ def _products(rows: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
     return products
 
 
-# As among layouts of floats: only panels ask early for weights that are not in the cache, which the timing does not
-# show.
+# The same margin as among layouts of floats: only panels prefetch weights that are not in the cache, which the timing
+# does not show.
 INT8_LAYOUTS = Layouts(Int8PanelLinear, ((OneDnnInt8Linear, 0.9),))
 
 

@@ -34,7 +34,7 @@ def remembered_layout(
     """Return the layout that an earlier start chose for a weight of this shape; if none has, choose one and keep it.
 
     Args:
-        choose: what chooses; None: `fastest_layout`.
+        choose: the function that chooses; None: `fastest_layout`.
         dtype, layouts, is_together: as those of `fastest_layout`.
     """
     choose = choose or partial(fastest_layout, dtype=dtype, layouts=layouts, is_together=is_together)
@@ -52,7 +52,7 @@ def remembered_layout(
 
 
 def _confirmed(weight: Tensor, bias: Tensor | None, choose: ChooseLayout) -> type[Linear]:
-    """Return what wins two of three times: it is kept for long, and other processes may have disturbed one timing."""
+    """Return the layout that wins two of three times: it is kept for long, and other processes may disturb a timing."""
     first = choose(weight, bias)
     return first if choose(weight, bias) is first else choose(weight, bias)
 

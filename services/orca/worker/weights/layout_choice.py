@@ -1,8 +1,8 @@
 """The choice of a layout for each shape of weight: the fastest of those that this processor has.
 
-The fastest depends on processor and shape, so each distinct shape is timed once on the spot, and its layout serves all
-weights of that shape (`LayoutChooser`). layout_cache.py remembers the choice for later starts. Weights that are half
-precision in the files and float32 in the model stay half precision in panels, untimed.
+The fastest layout depends on processor and shape. So each distinct shape is timed once on the spot, and its layout
+serves all weights of that shape (`LayoutChooser`). The module layout_cache.py remembers the choice for later starts.
+Weights that are half precision in the files and float32 in the model stay half precision in panels, untimed.
 """
 
 import logging
@@ -53,8 +53,8 @@ class Layouts:
 
 
 # Panels win over the plain weight if the gain is more than noise. oneDNN and MKL must beat panels by more, for three
-# reasons: only panels ask early for weights that are not in the cache, which the timing does not show; an embedding
-# cannot share oneDNN's weight; MKL keeps a copy.
+# reasons. Only panels prefetch weights that are not in the cache, which the timing does not show. An embedding cannot
+# share oneDNN's weight. MKL keeps a copy.
 LAYOUTS = Layouts(Linear, ((PanelLinear, 0.95), (OneDnnLinear, 0.9), (MklLinear, 0.8)))
 # Additional seconds that layouts other than panels cost in layers that would run together (device.Kernels.deferred):
 # the next operation is another launch, and all launches are separate then. It is some 50 us in a small layer and 300 us
@@ -63,7 +63,7 @@ LAYOUTS = Layouts(Linear, ((PanelLinear, 0.95), (OneDnnLinear, 0.9), (MklLinear,
 _APART_S = 1.5e-4
 
 ChooseLayout = Callable[[Tensor, Tensor | None], type[Linear]]
-"""From a weight and its bias to the layout for all weights of its shape."""
+"""A function that maps a weight and its bias to the layout for all weights of its shape."""
 
 
 def always_panels(weight: Tensor, bias: Tensor | None) -> type[Linear]:  # noqa: ARG001 (a ChooseLayout)
@@ -85,9 +85,9 @@ def fastest_layout(
 ) -> type[Linear]:
     """Time the layouts and return the one with the least product of its times over `_TIMED_ROWS`.
 
-    The run that counts follows a run of the same product. Writing memory in between, so that the weight comes from
-    memory as in a real step, was worse: what else had left the caches weighed more than the layouts differ, and the
-    wrong ones were taken.
+    The run that counts follows a run of the same product. An alternative writes memory in between, so that the weight
+    comes from memory as in a real step. It was worse: other data that had left the caches cost more time than the
+    layouts differ by, and the wrong layouts were taken.
 
     Args:
         dtype: of rows; None: the weight's.
@@ -121,7 +121,7 @@ def fastest_layout(
 
 
 def shape_name(weight: Tensor, dtype: torch.dtype) -> str:
-    """Return what a layout is chosen by: `512 x 1536 float32`. Args: dtype: of rows."""
+    """Return the key by which a layout is chosen, such as `512 x 1536 float32`. Args: dtype: of rows."""
     return f"{weight.shape[0]} x {weight.shape[1]} {str(dtype).removeprefix('torch.')}"
 
 

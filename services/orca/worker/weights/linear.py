@@ -149,7 +149,7 @@ class PanelLinear(Linear):
         self.weight = self._panels.weight
 
     def _stored(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return what lies in the panels, and the scale of each output if it has one."""
+        """Return the numbers for the panels, and the scale of each output if it has one."""
         return weight, None
 
     @property

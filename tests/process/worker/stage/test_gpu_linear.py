@@ -56,8 +56,9 @@ def largest_of(linear: Linear, norm: Norm, x: Tensor) -> float:
 
 
 def assert_alike(one: Tensor, other: Tensor, *, largest: float) -> None:
-    """Within four units of the last digit of the largest number that was rounded on the way: norm, outputs, sum and
-    result are, which is half a unit each, and a whole one where Triton's interpreter cuts bfloat16 off."""
+    """Allow four units of the last digit of the largest number that was rounded on the way. Norm, outputs, sum and
+    result are rounded: half a unit each, and a whole one where Triton's interpreter cuts bfloat16 off.
+    """
     assert one.dtype == other.dtype
     assert one.shape == other.shape
     assert (one.float() - other.float()).abs().max() <= 4 * torch.finfo(one.dtype).eps * largest

@@ -86,8 +86,9 @@ def test_streams_and_events_order_all_dependencies_and_nothing_else(program: Pro
 @settings(max_examples=tries(60))
 @given(program=programs())
 def test_tasks_wait_at_the_synchronisations_alone(program: Program) -> None:
-    """Beside those that fork streams from the current one, which share one event, and those that join them to it: of
-    streams that begin, or end, with a task that is not ordered with another stream's."""
+    """The other waits fork streams from the current one, with one shared event, or join streams to it. A stream forks,
+    or joins, there only if its first, or last, task is not ordered with another stream's.
+    """
     device, graph = FakeStreams(), trace(program, *program_inputs())
     assignment = assigned(graph)
     run_on_streams(graph, assignment, program_inputs(), device)

@@ -117,7 +117,7 @@ def test_where_memory_is_filled_before_it_is_written_that_is_a_task() -> None:
     ("function", "reason"),
     [
         (lambda x: x.unsqueeze_(0), "changes a tensor's shape in place"),
-        (lambda x: torch.ops._c10d_functional.all_reduce(x, "sum", "0"), "talks to other ranks"),
+        (lambda x: torch.ops._c10d_functional.all_reduce(x, "sum", "0"), "communicates with other ranks"),
         (lambda x: torch.ops.higher_order.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "does not declare what it"),
     ],
 )

@@ -1,7 +1,7 @@
 """An executable model of the pool's protocol: who calls what, what the network does to it, and what must stay true.
 
 A seeded walk drives the in-memory pool with scheduler processes, stages, gateways and clients. Messages are delayed,
-reordered, repeated and lost; processes crash, freeze and come twice; stages lose their state; the pool stands still,
+reordered, repeated and lost. Processes crash, freeze and come twice. Stages lose their state. The pool stands still,
 its clock jumps, and it fails over to a replica that lags. After each event the walk checks the promises; at the end all
 faults stop and every request must end.
 

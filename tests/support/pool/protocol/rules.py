@@ -1,12 +1,13 @@
 """The pool's rules, each left out by a class of its own: what a walk of the model drives to find what a rule is for.
 
-Some rules back each other up, so that one of them alone may go: a claim's number rises at each take-back and at each
-claim; and a commit compares the value at an index that is already there, which catches an owner that should not be one
-at its first token. Where a rule is only seen to be needed without that comparison, its class inherits IndexOnly.
+Some rules back each other up, so that one of them alone may go. A claim's number rises at each take-back and at each
+claim. A commit compares the value at an index that is already there. This comparison catches, at its first token, a
+process that should not be the owner. Where a rule is only seen to be needed without that comparison, its class inherits
+IndexOnly.
 
-Others cost no token when they go, since schedulers give back what they do not know, and commits compare claims: the
-order of claims and the marks, stored answers and stale calls, heartbeats without a seat, the take-back after a gap. The
-promises of the calls themselves need those (see pool_model_calls).
+Others cost no token when they go, since schedulers give back what they do not know, and commits compare claims. These
+are the order of claims and the marks, stored answers and stale calls, heartbeats without a seat, the take-back after a
+gap. The promises of the calls themselves need those (see pool_model_calls).
 """
 
 # The rules that are taken away here are methods whose arguments then go unused.

@@ -39,8 +39,8 @@ class Stage:
     def join(self, epoch: Epoch, word: int) -> str:
         """Enter an epoch with nothing, on an order for this very process.
 
-        An order that comes twice, the second time to the process's successor, would let it run the epoch's steps again
-        with other tokens, while the master has the results of some of them already.
+        Suppose that an order comes twice, the second time to the process's successor. The successor would run the
+        epoch's steps again with other tokens, while the master has the results of some of them already.
         """
         if word != self.word and "joins by process" not in self.world.without:
             return "refused"

@@ -29,8 +29,10 @@ TASK_ROWS = 256
 read from memory several times for a prompt."""
 
 STORE, ADD, GATE, WRITE_KV, FLOAT32, ACTIVATE = range(6)
-"""Epilogues: store to y; add to y; store silu(first half) * second half; rotate and write to the KV cache; store to a
-float32 y without rounding; store after activation number epilogue - ACTIVATE."""
+"""Epilogues. STORE: store to y. ADD: add to y. GATE: store silu(first half) * second half. WRITE_KV: rotate and write
+to the KV cache. FLOAT32: store to a float32 y without rounding. ACTIVATE: store after activation number epilogue -
+ACTIVATE.
+"""
 
 # Indices of the arguments, in the order in which `PackedWeight` passes them.
 X, WEIGHT, BIAS, Y, SCRATCH, ROTATIONS, SLOTS, CACHE = range(2, 10)

@@ -1,4 +1,4 @@
-"""Chooses the figures that a page shows: the latest of each identity."""
+"""Query the figures that a page shows: the latest of each identity."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,8 +12,8 @@ class NothingChosen(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """A question to the results of one bench."""
+class FigureQuery:
+    """The figures that a table, a plot or a placeholder asks for, all of one bench."""
 
     bench: str
     what: Sequence[str]
@@ -39,15 +39,15 @@ class Results:
         self._latest = {bench: _latest(figures) for bench, figures in benches.items()}
         self._used: set[tuple[str, object]] = set()
 
-    def choose(self, choice: Choice) -> list[Figure]:
-        """Return the figures that answer a choice, in the order of their file. Raises: NothingChosen."""
-        if choice.bench not in self._latest:
-            raise NothingChosen(f"there are no results of {choice.bench!r}")
-        found = [figure for figure in self._latest[choice.bench] if choice.allows(figure)]
-        for what in choice.what:
+    def choose(self, query: FigureQuery) -> list[Figure]:
+        """Return the figures that answer a query, in the order of their file. Raises: NothingChosen."""
+        if query.bench not in self._latest:
+            raise NothingChosen(f"there are no results of {query.bench!r}")
+        found = [figure for figure in self._latest[query.bench] if query.allows(figure)]
+        for what in query.what:
             if not any(figure.what == what for figure in found):
-                raise NothingChosen(f"no figure of {choice.bench} answers {what!r}, where {dict(choice.where)}")
-        self._used |= {(choice.bench, figure.identity) for figure in found}
+                raise NothingChosen(f"no figure of {query.bench} answers {what!r}, where {dict(query.where)}")
+        self._used |= {(query.bench, figure.identity) for figure in found}
         return found
 
     @property

@@ -1,4 +1,4 @@
-"""Models as the parts of a deployment are given them, and the digests that tell one model from another."""
+"""References to models, as the operator gives them to pods, and the digests that tell one model from another."""
 
 import hashlib
 from dataclasses import asdict, dataclass, fields
@@ -9,8 +9,8 @@ from orca.operator.domain.resource import Json, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
-    """A model, as a gateway or a stage finds and reads it."""
+class ModelReference:
+    """The place of a model, and how a gateway or a stage reads it."""
 
     claim: str | None  # that holds it; None for a folder of the images
     folder: str  # inside the claim, or of the images
@@ -29,9 +29,9 @@ class ServedModel:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def read_model(value: Any) -> ServedModel:
+def read_model(value: Any) -> ModelReference:
     """Read a model that `as_json` wrote. Raises: ValueError if it is anything else."""
-    if not isinstance(value, dict) or value.keys() - {each.name for each in fields(ServedModel)}:
+    if not isinstance(value, dict) or value.keys() - {each.name for each in fields(ModelReference)}:
         raise ValueError(f"{value!r} is not a model")
     texts = [value.get(name) for name in ("claim", "quantization", "name")]
     length = value.get("max_model_len")
@@ -44,7 +44,7 @@ def read_model(value: Any) -> ServedModel:
     )
     if not is_sound:
         raise ValueError(f"{value!r} is not a model")
-    return ServedModel(claim=value.pop("claim", None), **value)
+    return ModelReference(claim=value.pop("claim", None), **value)
 
 
 def source_digest(model: ModelSpec) -> str:
