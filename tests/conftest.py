@@ -8,7 +8,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from support import selection, turns
+from support import cpu_times, selection, turns
 
 # Examples may take as long as a busy machine makes them, and so may their making.
 hypothesis.settings.register_profile("orca", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -16,6 +16,7 @@ hypothesis.settings.load_profile("orca")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(cpu_times)
     if hasattr(config, "workerinput"):  # one of several processes
         config.pluginmanager.register(turns.Turns(gate=Path(__file__), turn=Path(turns.__file__)))
 
