@@ -60,7 +60,7 @@ def fetch_pods(shop: Shop) -> list[str]:
     return [pod.metadata.name for pod in found]
 
 
-def test_what_reads_a_model_comes_when_its_fetch_has_ended(shop: Shop, nodes: PaperNodes, on_paper: Json) -> None:
+def test_pods_that_read_a_model_are_created_after_its_fetch(shop: Shop, nodes: PaperNodes, on_paper: Json) -> None:
     fetches_say(nodes, None)
     shop.create(model=on_paper)
     shop.wait_for("ModelReady", "False", "ModelLoading")
@@ -92,7 +92,7 @@ def test_gateways_that_wait_for_a_fetch_keep_their_model_while_the_resource_is_s
     shop.wait_for("Ready", "True", "Serving")
 
 
-def test_a_fetch_that_can_never_work_ends_with_its_reason(
+def test_a_fetch_with_a_permanent_failure_ends_with_its_reason(
     shop: Shop, nodes: PaperNodes, on_paper: Json, server: ApiServer
 ) -> None:
     fetches_say(nodes, ended(2, f"ModelDenied: {URI}: revision main: HTTP 401"))
@@ -108,7 +108,7 @@ def test_a_fetch_that_can_never_work_ends_with_its_reason(
     assert len(fetch_pods(shop)) == 1
 
 
-def test_a_fetch_that_fails_by_chance_is_tried_again(shop: Shop, nodes: PaperNodes, on_paper: Json) -> None:
+def test_a_fetch_with_a_transient_failure_is_retried(shop: Shop, nodes: PaperNodes, on_paper: Json) -> None:
     fetches_say(nodes, ended(1, f"ModelUnreachable: {URI}: revision main: HTTP 503"))
     shop.create(model=on_paper)
     shop.wait_for("ModelReady", "False", "ModelUnreachable")
@@ -118,7 +118,7 @@ def test_a_fetch_that_fails_by_chance_is_tried_again(shop: Shop, nodes: PaperNod
     assert len(fetch_pods(shop)) > 1
 
 
-def test_a_fetched_model_at_rest_is_left_alone(
+def test_a_fetched_model_in_the_wanted_state_is_not_written(
     shop: Shop, nodes: PaperNodes, on_paper: Json, operator: OperatorProcess
 ) -> None:
     fetches_say(nodes, ended(0))

@@ -50,7 +50,7 @@ def named(field: Field) -> str:
 
 
 @pytest.mark.parametrize("field", fields(), ids=named)
-def test_what_is_accepted_is_reached_and_can_be_applied_and_taken_back(api: DryRun, field: Field) -> None:
+def test_every_accepted_value_takes_effect_and_can_be_reverted(api: DryRun, field: Field) -> None:
     start = accepted(api, field.base)
     for value in valid(field):
         story = f"{field.name}: {value!r} is accepted"
@@ -69,7 +69,7 @@ def test_what_is_accepted_is_reached_and_can_be_applied_and_taken_back(api: DryR
 
 
 @pytest.mark.parametrize("field", fields(), ids=named)
-def test_what_is_invalid_is_refused_when_it_is_written(api: DryRun, field: Field) -> None:
+def test_invalid_values_are_refused_on_write(api: DryRun, field: Field) -> None:
     for value in invalid(field):
         said = api.create(field.spec(value))
         assert not said.is_yes, f"{field.name}: {value!r} is accepted"
@@ -77,7 +77,7 @@ def test_what_is_invalid_is_refused_when_it_is_written(api: DryRun, field: Field
 
 
 @pytest.mark.parametrize("record", records(), ids=named)
-def test_a_field_that_nobody_knows_is_refused(api: DryRun, record: Field) -> None:
+def test_an_unknown_field_is_refused(api: DryRun, record: Field) -> None:
     said = api.create(Field((*record.path, "unheard"), {}).spec(1))
     assert not said.is_yes, f"{record.name}.unheard is accepted"
     assert f"{record.name.replace('[]', '[0]')}.unheard" in said.body["message"], said

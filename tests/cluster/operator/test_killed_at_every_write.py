@@ -79,7 +79,7 @@ def begin(server: ApiServer, tmp_path: Path, redis_login: dict[str, str]) -> Beg
         pytest.param(SLOTS_JOURNEYS, EVERY, id="slots", marks=ALL),
     ],
 )
-def test_it_ends_where_an_operator_ends_that_was_left_alone(
+def test_a_killed_operator_reaches_the_same_state_as_an_undisturbed_one(
     begin: Begin, journeys: Sequence[Journey], numbers: Iterable[int]
 ) -> None:
     chain = f"life-{_word(*(each.name for each in journeys))}"
@@ -115,7 +115,7 @@ def test_it_ends_where_an_operator_ends_that_was_left_alone(
 
 @pytest.mark.parametrize("numbers", [pytest.param([7], id="sample"), pytest.param(EVERY, id="all", marks=ALL)])
 @pytest.mark.parametrize("policy", ["Keep", "Delete"])
-def test_what_a_killed_operator_leaves_behind_goes_with_the_resource(
+def test_objects_that_a_killed_operator_leaves_are_deleted_with_the_resource(
     begin: Begin, policy: str, numbers: Iterable[int]
 ) -> None:
     def travel(number: int, moment: Moment) -> list[Point]:
@@ -134,7 +134,7 @@ def test_what_a_killed_operator_leaves_behind_goes_with_the_resource(
 
 @pytest.mark.parametrize("numbers", [pytest.param([5], id="sample"), pytest.param(EVERY, id="all", marks=ALL)])
 @pytest.mark.parametrize("policy", ["Keep", "Delete"])
-def test_what_is_written_for_a_resource_that_was_just_deleted_goes_with_it(
+def test_objects_written_for_a_resource_that_was_just_deleted_are_deleted_with_it(
     begin: Begin, policy: str, numbers: Iterable[int]
 ) -> None:
     def travel(number: int, moment: Moment) -> list[Point]:

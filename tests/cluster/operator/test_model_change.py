@@ -27,7 +27,7 @@ def others(shop: Shop) -> str | None:
     return dict(zip(args[1::2], args[2::2], strict=True)).get("--other-models")
 
 
-def test_the_old_model_stays_for_its_last_request_and_for_who_reads_its_answer(
+def test_the_old_model_is_kept_for_its_last_request_and_its_readers(
     shop: Shop, redis_login: dict[str, str], tmp_path: Path
 ) -> None:
     pool = PoolHand(redis_login, shop.namespace, tmp_path)

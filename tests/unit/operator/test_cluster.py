@@ -18,14 +18,14 @@ def test_only_the_object_that_was_seen_is_deleted() -> None:
 
 
 @pytest.mark.parametrize("status", [404, 409])
-def test_what_is_gone_or_another_by_now_needs_no_delete(status: int) -> None:
+def test_an_object_that_is_gone_or_was_replaced_needs_no_delete(status: int) -> None:
     with paper_api() as (paper, cluster):
         paper.refuses["DELETE", POD] = status, "so it is"
         cluster.delete("Pod", "ns", "shop-0", "uid-of-old")
     assert len(paper.said) == 1
 
 
-def test_a_delete_that_is_refused_is_told_in_the_servers_words() -> None:
+def test_a_refused_delete_is_reported_with_the_servers_message() -> None:
     with paper_api() as (paper, cluster):
         paper.refuses["DELETE", POD] = 403, "so it is"
         with pytest.raises(ApiServerError, match="so it is") as refused:
@@ -33,7 +33,7 @@ def test_a_delete_that_is_refused_is_told_in_the_servers_words() -> None:
     assert (refused.value.status, refused.value.is_answer) == (403, True)
 
 
-def test_what_is_there_already_is_not_made_again() -> None:
+def test_an_object_that_exists_is_not_created_again() -> None:
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s", "namespace": "ns"}, "stringData": {}}
     with paper_api() as (_, cluster):
         first = cluster.create({**secret, "stringData": {"a": "1"}})

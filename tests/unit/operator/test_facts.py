@@ -57,7 +57,7 @@ def written(decided: ReconcilePlan) -> list[str]:
     return [action.manifest["metadata"]["name"] for action in decided.actions if isinstance(action, Apply)]
 
 
-def test_a_set_whose_group_has_a_name_that_is_not_ours_is_no_group_and_goes() -> None:
+def test_a_stateful_set_with_a_foreign_group_name_is_no_group_and_is_deleted() -> None:
     """As of an object that somebody has made from a copy of ours, and without an owner."""
     cluster = settled()
     [stages] = cluster.names("StatefulSet", "stage")
@@ -78,7 +78,7 @@ def test_a_set_whose_group_has_a_name_that_is_not_ours_is_no_group_and_goes() ->
         ("Deployment", "gateway", names.MODELS_ANNOTATION),
     ],
 )
-def test_an_annotation_that_somebody_has_removed_or_edited_is_written_again_and_nothing_else(
+def test_only_an_annotation_that_was_removed_or_edited_is_written_again(
     kind: str, role: str, annotation: str, value: str | None
 ) -> None:
     cluster = settled(scheduler={"kvSlots": 1024})
@@ -99,7 +99,7 @@ def test_an_annotation_that_somebody_has_removed_or_edited_is_written_again_and_
         ("scheduler", names.GENERATION_LABEL),
     ],
 )
-def test_a_label_that_somebody_has_removed_or_edited_is_written_again_and_no_group_goes(
+def test_a_label_that_was_removed_or_edited_is_written_again_and_no_group_is_deleted(
     role: str, label: str, value: str | None
 ) -> None:
     cluster = settled(model={"uri": "pvc://models/a"})
@@ -117,7 +117,7 @@ def test_a_label_that_somebody_has_removed_or_edited_is_written_again_and_no_gro
         )
 
 
-def test_a_group_of_unknown_slots_is_mended_though_requests_wait_that_it_may_hold() -> None:
+def test_a_group_with_unknown_slots_is_repaired_even_if_waiting_requests_may_need_it() -> None:
     shop = SlotsShop(scheduler={"kvSlots": 1024})
     shop.needs = [3000]
     [scheduler] = shop.schedulers()
@@ -126,7 +126,7 @@ def test_a_group_of_unknown_slots_is_mended_though_requests_wait_that_it_may_hol
     assert [facts.slots(each) for each in shop.schedulers()] == [1024]
 
 
-def test_of_the_old_groups_one_whose_slots_are_known_stays_before_one_whose_are_not() -> None:
+def test_old_groups_with_known_slots_are_kept_before_those_with_unknown_slots() -> None:
     cluster = settled(model={"uri": "pvc://models/a"}, replicas=2, scheduler={"kvSlots": 1024})
     known, unknown = cluster.names("StatefulSet", "scheduler")
     del cluster.objects["StatefulSet", unknown]["metadata"]["annotations"][names.SLOTS_ANNOTATION]
@@ -135,7 +135,7 @@ def test_of_the_old_groups_one_whose_slots_are_known_stays_before_one_whose_are_
     assert cluster.look().change.kept == {known.removesuffix("-scheduler")}
 
 
-def test_gateways_keep_an_old_model_while_a_group_may_still_have_it() -> None:
+def test_gateways_keep_an_old_model_while_a_group_may_still_serve_it() -> None:
     cluster = settled(model={"uri": "pvc://models/a"})
     [old] = cluster.names("StatefulSet", "stage")
     cluster.pool = PoolStatus(generation=int(BORN_S) + 1)
@@ -146,7 +146,7 @@ def test_gateways_keep_an_old_model_while_a_group_may_still_have_it() -> None:
     assert [each.folder for each in cluster.look().change.older] == ["a"]
 
 
-def test_gateway_pods_without_the_annotation_do_not_hold_up_a_change_of_the_model() -> None:
+def test_gateway_pods_without_the_annotation_do_not_delay_a_model_change() -> None:
     shop = ChangingShop(model={"uri": "pvc://models/a"})
     shop.call()
     shop.change(model={"uri": "pvc://models/b"})
@@ -157,7 +157,7 @@ def test_gateway_pods_without_the_annotation_do_not_hold_up_a_change_of_the_mode
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_change_of_the_model_comes_to_its_end_whatever_somebody_removes_or_edits_meanwhile(seed: int) -> None:
+def test_a_model_change_completes_whatever_a_user_removes_or_edits_meanwhile(seed: int) -> None:
     shop = ChangingShop(seed, model={"uri": "pvc://models/a"})
     for model in ("b", "c", "a"):
         shop.change(model={"uri": f"pvc://models/{model}"})
@@ -181,7 +181,7 @@ def spoil(shop: ChangingShop) -> None:
         edit(marks, shop.chance.choice(ours), shop.chance.choice([None, *GARBAGE]))
 
 
-def test_what_was_written_is_read_back() -> None:
+def test_facts_are_read_as_they_were_written() -> None:
     annotations = facts.stages_annotations(3, MODEL)
     assert facts.stage_count({"metadata": {"annotations": annotations}}) == 3
     assert facts.models({"annotations": annotations}) == [MODEL]
@@ -192,7 +192,7 @@ def test_what_was_written_is_read_back() -> None:
 @pytest.mark.parametrize(
     "value", [*map(str, range(2)), "true", '"c"', '[{"folder": "f", "dtype": "float32", "more": 1}]']
 )
-def test_models_that_are_not_ours_count_as_unknown(value: str) -> None:
+def test_annotations_of_models_that_the_operator_did_not_write_count_as_unknown(value: str) -> None:
     assert facts.models({"annotations": {names.MODELS_ANNOTATION: value}}) == []
 
 

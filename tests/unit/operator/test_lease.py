@@ -20,25 +20,25 @@ IMAGES = [word for role in ("gateway", "scheduler", "worker", "pool", "fetch") f
 
 
 @pytest.mark.parametrize("unchanged_s", [0, 1e9])
-def test_what_nobody_holds_and_what_is_ones_own_is_taken_at_once(unchanged_s: float) -> None:
+def test_a_free_lease_and_the_operators_own_lease_are_taken_at_once(unchanged_s: float) -> None:
     for lease in (None, paper_lease("me"), released(paper_lease("other"))):
         assert may_take(lease, ME, unchanged_s=unchanged_s)
 
 
-def test_another_operators_lease_is_taken_when_it_has_not_changed_for_as_long_as_that_one_said() -> None:
+def test_another_operators_lease_is_taken_after_it_has_not_changed_for_its_duration() -> None:
     lease = paper_lease("other", leaseDurationSeconds=30)
     assert ME.duration_s < 30
     assert not may_take(lease, ME, unchanged_s=29.9)
     assert may_take(lease, ME, unchanged_s=30)
 
 
-def test_a_lease_without_a_duration_lasts_as_long_as_ones_own() -> None:
+def test_a_lease_without_a_duration_lasts_as_long_as_the_readers_own() -> None:
     lease = {"metadata": {}, "spec": {"holderIdentity": "other"}}
     assert not may_take(lease, ME, unchanged_s=ME.duration_s - 0.1)
     assert may_take(lease, ME, unchanged_s=ME.duration_s)
 
 
-def test_a_renewal_keeps_what_a_takeover_counts() -> None:
+def test_a_renewal_keeps_the_count_of_transitions() -> None:
     first = taken(None, ME, "noon")
     assert first["metadata"] == {"name": ME.name, "namespace": ME.namespace}
     assert (first["spec"]["acquireTime"], first["spec"]["leaseTransitions"]) == ("noon", 0)
@@ -50,7 +50,7 @@ def test_a_renewal_keeps_what_a_takeover_counts() -> None:
     assert holder(released(other)) is None
 
 
-def test_a_lease_is_written_in_the_version_that_was_read() -> None:
+def test_a_lease_is_written_with_the_resource_version_that_was_read() -> None:
     lease = paper_lease("other", version="7")
     assert taken(lease, ME, "noon")["metadata"] == lease["metadata"]
     assert released(lease)["metadata"]["resourceVersion"] == "7"
@@ -58,7 +58,7 @@ def test_a_lease_is_written_in_the_version_that_was_read() -> None:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(20))
-def test_while_one_may_write_no_other_holds_the_lease(seed: int) -> None:
+def test_while_an_operator_may_write_no_other_holds_the_lease(seed: int) -> None:
     """Operators freeze in the middle of calls, lose answers, are killed and come back, or end in order."""
     world = LeaseWorld(random.Random(seed))
     for _ in range(100):
@@ -66,7 +66,7 @@ def test_while_one_may_write_no_other_holds_the_lease(seed: int) -> None:
     assert world.overlaps == []
 
 
-def test_somebody_holds_the_lease_again_and_again() -> None:
+def test_simulated_operators_take_over_lose_and_release_the_lease() -> None:
     """That the worlds above are not safe by standing still."""
     worlds = [LeaseWorld(random.Random(seed)) for seed in range(4)]
     for world in worlds:
@@ -77,7 +77,7 @@ def test_somebody_holds_the_lease_again_and_again() -> None:
     assert {name for world in worlds for name in world.holders} == set(OPERATORS)
 
 
-def test_a_lease_that_somebody_gives_to_another_is_lost_at_once() -> None:
+def test_a_lease_that_is_edited_to_another_holder_is_lost_at_once() -> None:
     world = LeaseWorld(Calm())
     mine = world.begin("a")
     mine.renew()
@@ -113,7 +113,7 @@ async def test_an_operator_that_cannot_renew_its_lease_loses_it() -> None:
     assert leadership.is_lost
 
 
-def test_without_the_lease_nothing_is_written_and_everything_read() -> None:
+def test_without_the_lease_an_operator_reads_everything_and_writes_nothing() -> None:
     with paper_api(write_s=lambda: 0) as (paper, cluster):
         paper.objects["/api/v1/namespaces/ns/secrets/s"] = {"metadata": {"name": "s"}}
         assert cluster.secret("ns", "s") is not None
@@ -130,11 +130,11 @@ def settings(*words: str) -> OperatorSettings:
     return parse_settings([*IMAGES, *words], {})
 
 
-def test_no_lease_is_wanted_unless_it_is_named() -> None:
+def test_no_lease_is_used_unless_it_is_named() -> None:
     assert settings().lease_terms is None
 
 
-def test_a_lease_that_is_named_lasts_as_long_as_those_of_kubernetes() -> None:
+def test_a_named_lease_lasts_as_long_as_those_of_kubernetes() -> None:
     terms = settings(*LEASED).lease_terms
     assert terms is not None
     assert (terms.namespace, terms.name, terms.identity) == ("system", "orca", "pod-1")
@@ -152,6 +152,6 @@ def test_a_lease_that_is_named_lasts_as_long_as_those_of_kubernetes() -> None:
         ([*LEASED, "--lease-seconds", "soon"], "--lease-seconds"),
     ],
 )
-def test_a_lease_that_cannot_be_stops_the_start_with_the_name_of_the_setting(words: list[str], name: str) -> None:
+def test_an_invalid_lease_setting_stops_the_start_with_its_name(words: list[str], name: str) -> None:
     with pytest.raises(SettingError, match=f"setting {name}:"):
         settings(*words)

@@ -30,7 +30,7 @@ FETCHED = {"uri": "hf://org/model"}
     [{"replicas": 1}, {"replicas": 2}, {"replicas": 2, "rollout": {"maxSurge": 0, "maxUnavailable": 1}}],
     ids=["one", "two", "two-in-turn"],
 )
-def test_from_one_model_to_another_nothing_is_lost(seed: int, spec: Json) -> None:
+def test_a_change_from_one_model_to_another_loses_nothing(seed: int, spec: Json) -> None:
     shop = ChangingShop(seed, model=A, **spec)
     shop.change(model=B, **spec)
     shop.settle()
@@ -40,7 +40,7 @@ def test_from_one_model_to_another_nothing_is_lost(seed: int, spec: Json) -> Non
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(24))
-def test_through_a_third_model_or_back_in_the_middle_nothing_is_lost(seed: int) -> None:
+def test_a_change_to_a_third_model_or_back_in_the_middle_loses_nothing(seed: int) -> None:
     shop = ChangingShop(seed, model=A)
     for model in (B, C, A, B, A):
         shop.change(model=model)
@@ -67,7 +67,7 @@ def condition(shop: ChangingShop, decided: ReconcilePlan, kind: str) -> tuple[st
     return found["status"], found["reason"], found["message"]
 
 
-def test_groups_of_the_new_model_come_when_all_gateways_have_it() -> None:
+def test_groups_of_the_new_model_are_created_when_all_gateways_have_it() -> None:
     shop = begun()
     decided = shop.look()
     assert len(shop.digests()) == 1
@@ -78,7 +78,7 @@ def test_groups_of_the_new_model_come_when_all_gateways_have_it() -> None:
     assert len(shop.digests()) == 2
 
 
-def test_the_same_weights_rounded_are_another_model() -> None:
+def test_the_same_weights_with_another_dtype_are_another_model() -> None:
     shop = ChangingShop(model=A)
     shop.change(model=A | {"quantization": "int8"})
     assert shop.look().change.waits_for_gateways
@@ -88,7 +88,7 @@ def test_the_same_weights_rounded_are_another_model() -> None:
     assert len(shop.digests()) == 2
 
 
-def test_a_gateway_that_ends_without_the_new_model_is_waited_for_while_calls_may_come_to_it() -> None:
+def test_a_terminating_gateway_without_the_new_model_is_waited_for_while_it_may_get_calls() -> None:
     shop = begun()
     shop.look()
     leaving = copy.deepcopy(shop.cluster.objects["Pod", "shop-gateway-0"])
@@ -101,7 +101,7 @@ def test_a_gateway_that_ends_without_the_new_model_is_waited_for_while_calls_may
     assert not shop.look().change.waits_for_gateways
 
 
-def test_the_old_group_stays_for_its_requests_and_the_status_counts_them() -> None:
+def test_the_old_group_is_kept_for_its_requests_and_the_status_counts_them() -> None:
     shop = begun(drainSeconds=30)
     for happens in (shop.gateways, shop.group, shop.look, shop.look):
         shop.look()
@@ -115,7 +115,7 @@ def test_the_old_group_stays_for_its_requests_and_the_status_counts_them() -> No
     assert len(shop.digests()) == 1
 
 
-def test_of_the_old_groups_the_one_stays_that_has_room_for_the_largest_request() -> None:
+def test_the_old_group_that_can_hold_the_largest_request_is_kept() -> None:
     cluster = FakeCluster(deployment(model=A, replicas=2, scheduler={"kvSlots": 4096}))
     cluster.settle()
     smaller, larger = cluster.names("StatefulSet", "scheduler")
@@ -127,7 +127,7 @@ def test_of_the_old_groups_the_one_stays_that_has_room_for_the_largest_request()
     assert cluster.look().change.kept == {larger.removesuffix("-scheduler")}
 
 
-def test_gateways_lose_the_old_model_when_its_last_answer_is_forgotten() -> None:
+def test_gateways_lose_the_old_model_when_its_last_record_is_forgotten() -> None:
     shop = begun()
     for happens in (shop.gateways, shop.group, shop.end, shop.look, shop.linger, shop.look, shop.gateways):
         shop.look()
@@ -140,7 +140,7 @@ def test_gateways_lose_the_old_model_when_its_last_answer_is_forgotten() -> None
     assert [each.folder for each in shop.known()[0]] == ["b"]
 
 
-def test_a_pool_that_does_not_answer_keeps_the_old_group_but_not_for_ever() -> None:
+def test_the_old_group_is_kept_for_a_limited_time_while_the_pool_does_not_answer() -> None:
     shop = begun(drainSeconds=30)
     for happens in (shop.gateways, shop.group):
         shop.look()
@@ -154,7 +154,7 @@ def test_a_pool_that_does_not_answer_keeps_the_old_group_but_not_for_ever() -> N
     assert len(shop.digests()) == 1
 
 
-def test_without_room_for_both_the_old_model_goes_first() -> None:
+def test_without_room_for_both_models_the_old_one_is_removed_first() -> None:
     shop = begun(rollout={"maxSurge": 0, "maxUnavailable": 1})
     shop.look()
     shop.gateways()
@@ -165,7 +165,7 @@ def test_without_room_for_both_the_old_model_goes_first() -> None:
     assert "the old model goes first" in condition(shop, shop.look(), "Progressing")[2]
 
 
-def test_a_new_group_that_finds_no_node_takes_the_old_ones_place_in_the_end() -> None:
+def test_a_new_group_that_finds_no_node_replaces_the_old_one_after_a_while() -> None:
     shop = begun()
     shop.look()
     shop.gateways()
@@ -184,7 +184,7 @@ def test_a_first_model_waits_for_no_gateway() -> None:
     assert len(cluster.names("StatefulSet", "stage")) == 1
 
 
-def test_a_model_that_never_served_is_not_given_to_gateways_so_that_its_volume_keeps_none_from_starting() -> None:
+def test_gateways_do_not_get_a_model_that_never_served_so_its_volume_cannot_block_their_start() -> None:
     cluster = FakeCluster(deployment(model={"uri": "pvc://mistyped"}))
     cluster.pool = PoolStatus(generation=None)
     cluster.look()
@@ -193,7 +193,7 @@ def test_a_model_that_never_served_is_not_given_to_gateways_so_that_its_volume_k
     assert (decided.change.older, decided.change.waits_for_gateways) == ((), False)
 
 
-def test_a_wanted_model_with_which_no_gateway_came_up_is_left_behind_by_the_next_edit() -> None:
+def test_a_wanted_model_with_which_no_gateway_started_is_dropped_by_the_next_edit() -> None:
     shop = begun()
     shop.look()
     shop.change(model=C)
@@ -221,7 +221,7 @@ def drains(**spec: Any) -> ChangingShop:
     return shop
 
 
-def test_back_to_a_model_that_still_drains_keeps_the_one_in_force_until_the_other_is_again() -> None:
+def test_a_change_back_to_a_draining_model_keeps_the_current_one_until_the_other_is_in_force() -> None:
     shop = drains(drainSeconds=30)
     shop.cluster.now_s += 86_400  # A has been ready since long ago
     shop.call()
@@ -232,7 +232,7 @@ def test_back_to_a_model_that_still_drains_keeps_the_one_in_force_until_the_othe
     assert shop.lost == 0
 
 
-def test_without_a_gateway_that_runs_the_models_before_are_still_given_to_the_next() -> None:
+def test_gateways_started_from_zero_still_get_the_older_models() -> None:
     shop = drains()
     shop.end()
     shop.look()
@@ -242,7 +242,7 @@ def test_without_a_gateway_that_runs_the_models_before_are_still_given_to_the_ne
     assert [each.folder for each in shop.look().change.older] == ["a"]
 
 
-def test_without_a_gateway_that_runs_a_model_keeps_the_name_that_clients_use() -> None:
+def test_a_model_keeps_its_name_for_clients_while_no_gateway_runs() -> None:
     shop = ChangingShop(model={**A, "servedName": "austen"})
     shop.call()
     del shop.cluster.objects["Pod", "shop-gateway-0"]
@@ -251,7 +251,7 @@ def test_without_a_gateway_that_runs_a_model_keeps_the_name_that_clients_use() -
     assert [each.name for each in shop.look().change.older] == ["austen"]
 
 
-def test_a_gateway_that_was_evicted_is_told_nothing() -> None:
+def test_an_evicted_gateway_is_not_waited_for() -> None:
     shop = begun()
     shop.look()
     evicted = copy.deepcopy(shop.cluster.objects["Pod", "shop-gateway-0"])
@@ -262,7 +262,7 @@ def test_a_gateway_that_was_evicted_is_told_nothing() -> None:
     assert not shop.look().change.waits_for_gateways
 
 
-def test_back_from_a_model_that_never_formed_restarts_nothing() -> None:
+def test_a_change_back_from_a_model_that_never_formed_restarts_nothing() -> None:
     shop = begun()
     for happens in (shop.gateways, shop.look):
         shop.look()
@@ -287,7 +287,7 @@ def given_up() -> tuple[ChangingShop, str]:
     return shop, scheduler
 
 
-def test_a_model_that_was_given_up_goes_when_its_scheduler_has_ended_and_the_pool_does_not_know_it() -> None:
+def test_an_abandoned_model_is_removed_after_its_scheduler_ended_if_the_pool_does_not_know_it() -> None:
     shop, scheduler = given_up()
     shop.late_share = 0.0
     for _ in range(3):
@@ -297,7 +297,7 @@ def test_a_model_that_was_given_up_goes_when_its_scheduler_has_ended_and_the_poo
     assert ("StatefulSet", scheduler) not in shop.cluster.objects
 
 
-def test_a_model_that_was_given_up_and_comes_into_force_all_the_same_serves_what_was_accepted() -> None:
+def test_an_abandoned_model_that_comes_into_force_serves_its_accepted_requests() -> None:
     shop, scheduler = given_up()
     shop.late_share = 1.0
     shop.linger()
@@ -326,7 +326,7 @@ def test_the_volume_of_a_fetched_model_stays_while_a_gateway_reads_it() -> None:
 
 
 @pytest.mark.parametrize("model", [A, B, C, FETCHED, {"uri": "pvc://whole"}])
-def test_what_a_gateway_was_given_is_read_back_as_its_own_model_and_as_another(model: Json) -> None:
+def test_a_gateways_flags_are_read_back_as_its_own_model_and_other_models(model: Json) -> None:
     cluster = FakeCluster(deployment(model=model))
     cluster.look()
     cluster.settle()

@@ -33,7 +33,7 @@ def deleted(decided: ReconcilePlan) -> list[str]:
     return [action.name for action in decided.actions if isinstance(action, Delete)]
 
 
-def test_five_lines_become_a_pool_a_gateway_and_a_group() -> None:
+def test_a_five_line_resource_becomes_a_pool_a_gateway_and_a_group() -> None:
     cluster = settled(deployment())
     [group] = cluster.names("StatefulSet", "stage")
     assert cluster.names("StatefulSet") == [group, f"{group}-scheduler", "shop-pool"]
@@ -41,11 +41,11 @@ def test_five_lines_become_a_pool_a_gateway_and_a_group() -> None:
     assert cluster.names("Service") == ["shop", group, f"{group}-scheduler", "shop-pool"]
 
 
-def test_a_second_look_changes_nothing() -> None:
+def test_a_second_reconcile_changes_nothing() -> None:
     assert settled(deployment(replicas=2)).look().actions == ()
 
 
-def test_replicas_come_and_go_without_touching_the_others() -> None:
+def test_replicas_are_added_and_removed_without_changing_the_others() -> None:
     cluster = settled(deployment(replicas=1))
     [first] = cluster.names("StatefulSet", "stage")
     change(cluster, replicas=3).settle()
@@ -57,7 +57,7 @@ def test_replicas_come_and_go_without_touching_the_others() -> None:
     assert cluster.names("Deployment") == ["shop-gateway"]
 
 
-def test_a_group_that_goes_loses_its_scheduler_before_its_stages() -> None:
+def test_a_removed_group_loses_its_scheduler_before_its_stages() -> None:
     cluster = settled(deployment(replicas=1))
     [group] = cluster.names("StatefulSet", "stage")
     first = change(cluster, replicas=0).look()
@@ -68,7 +68,7 @@ def test_a_group_that_goes_loses_its_scheduler_before_its_stages() -> None:
     assert group in deleted(cluster.look())
 
 
-def test_another_shape_is_another_revision_and_is_rolled_out() -> None:
+def test_another_parallelism_is_another_revision_and_is_rolled_out() -> None:
     cluster = settled(deployment())
     [old] = cluster.names("StatefulSet", "stage")
     plans = change(cluster, parallelism={"stages": 2}).settle()
@@ -101,7 +101,7 @@ def test_a_policy_changes_schedulers_only_and_one_at_a_time() -> None:
     assert cluster.names("StatefulSet", "stage") == before
 
 
-def test_a_group_that_cannot_serve_does_not_hold_up_an_edit_of_schedulers() -> None:
+def test_a_group_that_cannot_serve_does_not_delay_an_edit_of_schedulers() -> None:
     cluster = settled(deployment(replicas=3))
     dead = cluster.names("StatefulSet", "stage")[0]
     cluster.make_unready(f"{dead}-0")
@@ -130,14 +130,14 @@ def test_as_many_schedulers_change_at_a_time_as_groups_may_be_missing() -> None:
     assert len(applied(decided)) == 2
 
 
-def test_what_the_spec_does_not_need_any_more_goes() -> None:
+def test_objects_that_the_spec_no_longer_needs_are_deleted() -> None:
     cluster = settled(deployment(gateway={"ingress": {"host": "shop.example"}}))
     assert cluster.names("Ingress") == ["shop"]
     change(cluster).settle()
     assert cluster.names("Ingress") == []
 
 
-def test_volumes_stay_for_as_long_as_the_resource_does() -> None:
+def test_volumes_are_kept_as_long_as_the_resource_exists() -> None:
     cluster = settled(deployment())
     external = {"external": {"urlSecret": {"name": "redis", "key": "url"}}}
     change(cluster, pool=external).settle()
@@ -145,7 +145,7 @@ def test_volumes_stay_for_as_long_as_the_resource_does() -> None:
     assert cluster.names("PersistentVolumeClaim") == ["shop-pool"]
 
 
-def test_what_somebody_has_changed_is_written_again_and_what_he_added_stays() -> None:
+def test_fields_that_a_user_changed_are_written_again_and_added_fields_stay() -> None:
     cluster = settled(deployment())
     cluster.objects["Deployment", "shop-gateway"]["spec"]["replicas"] = 7
     cluster.objects["Service", "shop"]["spec"]["sessionAffinity"] = "ClientIP"
@@ -165,7 +165,7 @@ def test_what_somebody_has_changed_is_written_again_and_what_he_added_stays() ->
     ],
     ids=["revision lost", "model lost", "no number", "many lost"],
 )
-def test_labels_that_somebody_has_edited_cost_no_group(part: str, edit: dict[str, str | None]) -> None:
+def test_edited_labels_do_not_delete_a_group(part: str, edit: dict[str, str | None]) -> None:
     cluster = settled(deployment(replicas=2))
     name, _ = cluster.names("StatefulSet", part)
     labels = cluster.objects["StatefulSet", name]["metadata"]["labels"]
@@ -179,7 +179,7 @@ def test_labels_that_somebody_has_edited_cost_no_group(part: str, edit: dict[str
     assert cluster.names("StatefulSet") == groups
 
 
-def test_redis_starts_anew_when_its_users_have_another_password() -> None:
+def test_redis_restarts_when_its_users_have_another_password() -> None:
     cluster = settled(deployment())
     cluster.pool_secret = {"data": {"users.acl": "b3RoZXI="}}
     [changed] = applied(cluster.look())
@@ -187,7 +187,7 @@ def test_redis_starts_anew_when_its_users_have_another_password() -> None:
     assert cluster.look().actions == ()
 
 
-def test_the_parts_wait_for_the_secret_of_an_external_pool_and_stay_when_it_is_gone() -> None:
+def test_the_parts_wait_for_the_secret_of_an_external_pool_and_are_kept_when_it_is_gone() -> None:
     cluster = FakeCluster(deployment(pool={"external": {"urlSecret": {"name": "redis"}}}))
     cluster.pool_secret = None
     cluster.look()
@@ -218,7 +218,7 @@ def test_the_owner_of_a_volume_follows_the_deletion_policy() -> None:
     assert cluster.objects[claim]["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
 
 
-def test_suspend_takes_groups_and_gateways_and_leaves_the_pool() -> None:
+def test_suspend_removes_groups_and_gateways_and_keeps_the_pool() -> None:
     cluster = settled(deployment(replicas=2))
     change(cluster, replicas=2, suspend=True).settle()
     assert cluster.names("StatefulSet") == ["shop-pool"]
@@ -255,7 +255,7 @@ def test_a_model_that_is_wanted_again_becomes_the_newest_again() -> None:
 
 
 @pytest.mark.parametrize("problem", [None, "no answer"], ids=["at once", "when the pool answers"])
-def test_another_model_comes_into_force_also_where_the_clock_went_back_and_no_group_is_left(
+def test_another_model_comes_into_force_even_if_the_clock_went_back_and_no_group_is_left(
     problem: str | None,
 ) -> None:
     cluster = FakeCluster(deployment())
@@ -271,7 +271,7 @@ def test_another_model_comes_into_force_also_where_the_clock_went_back_and_no_gr
     assert generation(cluster, group) == in_force + 1
 
 
-def test_an_edit_that_does_not_concern_the_model_keeps_its_generation() -> None:
+def test_an_edit_of_other_fields_keeps_the_generation_of_the_model() -> None:
     cluster = settled(deployment())
     before = generation(cluster, cluster.names("StatefulSet", "stage")[0])
     cluster.now_s += 1000
@@ -279,7 +279,7 @@ def test_an_edit_that_does_not_concern_the_model_keeps_its_generation() -> None:
     assert generation(cluster, cluster.names("StatefulSet", "stage")[0]) == before
 
 
-def test_pods_of_a_lost_node_are_ended_without_it_but_never_the_pools() -> None:
+def test_pods_of_a_lost_node_are_force_deleted_but_never_the_pools() -> None:
     cluster = settled(deployment())
     for kind, name in list(cluster.objects):
         if kind == "Pod":
@@ -292,7 +292,7 @@ def test_pods_of_a_lost_node_are_ended_without_it_but_never_the_pools() -> None:
     assert len(forced) == 3
 
 
-def test_without_a_right_to_read_nodes_a_pod_that_its_lost_node_does_not_end_is_ended() -> None:
+def test_without_the_right_to_read_nodes_a_pod_stuck_on_a_lost_node_is_force_deleted() -> None:
     cluster = settled(deployment())
     [stage] = cluster.names("Pod", "stage")
     pod = cluster.objects["Pod", stage]
@@ -307,7 +307,7 @@ def test_without_a_right_to_read_nodes_a_pod_that_its_lost_node_does_not_end_is_
     assert stage in deleted(cluster.look())
 
 
-def test_drift_names_the_path_and_knows_what_the_api_server_rewrites() -> None:
+def test_drift_names_the_path_and_ignores_fields_that_the_api_server_rewrites() -> None:
     wanted = {"spec": {"cpu": "1000m", "memory": "1Gi", "empty": {}, "list": [{"a": 1}]}}
     there = {"spec": {"cpu": "1", "memory": "1073741824", "list": [{"a": 1, "b": 2}]}, "status": {}}
     assert drift(wanted, there) is None
@@ -317,7 +317,7 @@ def test_drift_names_the_path_and_knows_what_the_api_server_rewrites() -> None:
     assert drift({"spec": {"list": []}}, there) == "spec.list"
 
 
-def test_network_policies_come_and_go_with_the_operators_setting() -> None:
+def test_network_policies_are_created_and_deleted_with_the_operators_setting() -> None:
     cluster = settled(deployment())
     assert cluster.names("NetworkPolicy") == []
     cluster.settle(replace(RELEASE, has_network_policies=True))
@@ -326,7 +326,7 @@ def test_network_policies_come_and_go_with_the_operators_setting() -> None:
     assert cluster.names("NetworkPolicy") == []
 
 
-def test_policies_let_groups_of_before_work_until_they_are_gone_from_the_network_of_their_nodes() -> None:
+def test_policies_admit_older_groups_in_the_host_network_until_they_are_gone() -> None:
     cluster = FakeCluster(deployment(worker={"hostNetwork": True}))
     with_policies = replace(RELEASE, has_network_policies=True)
     cluster.settle(with_policies)

@@ -47,7 +47,7 @@ def look(paper: PaperApi, cluster: Cluster) -> list[str]:
     return [path for method, path, _ in paper.said[begin:] if method == "PATCH" and path in (SECRET, REDIS)]
 
 
-def test_redis_is_given_the_rights_that_an_upgrade_adds_and_is_restarted_behind_them_once() -> None:
+def test_redis_gets_the_rights_that_an_upgrade_adds_and_then_restarts_once() -> None:
     with paper_api() as (paper, cluster):
         assert look(paper, cluster) == [REDIS]
         new = paper.objects[SECRET]
@@ -73,7 +73,7 @@ def test_a_secret_that_cannot_be_written_leaves_redis_as_it_is() -> None:
         assert "policies forbid it" in told["message"]
 
 
-def test_operators_of_two_releases_do_not_undo_each_others_rights() -> None:
+def test_operators_of_two_releases_keep_each_others_rights() -> None:
     older = of_release_before(drawn())
     renewed = credentials.renewed_pool_secret(SHOP, older)
     assert renewed is not None
@@ -82,7 +82,7 @@ def test_operators_of_two_releases_do_not_undo_each_others_rights() -> None:
     assert set(text(older).split()) <= set(text(renewed).split())
 
 
-def test_users_of_others_stay() -> None:
+def test_redis_users_that_others_added_are_kept() -> None:
     secret = of_release_before(drawn())
     his = "user me on >word ~* +@read"
     renewed = credentials.renewed_pool_secret(SHOP, with_text(secret, users_acl=f"{his}\n{text(secret)}"))
@@ -91,14 +91,14 @@ def test_users_of_others_stay() -> None:
     assert [line.split()[1] for line in text(renewed).splitlines()] == ["me", "default", "orca"]
 
 
-def test_the_password_in_the_users_file_is_that_of_the_secret() -> None:
+def test_the_users_file_has_the_password_of_the_secret() -> None:
     renewed = credentials.renewed_pool_secret(SHOP, with_text(drawn(), password="another\n"))
     assert renewed is not None
     assert (text(renewed, "password"), renewed["metadata"]["uid"]) == ("another\n", "uid-9")
     assert "#" + hashlib.sha256(b"another").hexdigest() in text(renewed).split()
 
 
-def test_a_secret_that_no_operator_has_made_or_that_has_no_password_stays_as_it_is() -> None:
+def test_a_secret_without_a_password_or_from_another_writer_stays_unchanged() -> None:
     secret = of_release_before(drawn())
     metadata = {key: value for key, value in secret["metadata"].items() if key != "labels"}
     for odd in ({"metadata": metadata}, {"data": {}}, {"data": {"password": "/w=="}}):

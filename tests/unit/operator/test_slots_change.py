@@ -37,7 +37,7 @@ def condition(shop: SlotsShop, decided: ReconcilePlan, kind: str) -> tuple[str, 
     [{"replicas": 1}, {"replicas": 3}, {"replicas": 2, "rollout": {"maxSurge": 0, "maxUnavailable": 1}}],
     ids=["one", "three", "two-in-turn"],
 )
-def test_fewer_and_more_slots_take_effect_and_nothing_is_lost(seed: int, spec: dict[str, Any]) -> None:
+def test_fewer_and_more_slots_take_effect_without_losing_requests(seed: int, spec: dict[str, Any]) -> None:
     shop = SlotsShop(seed, **given(4096, **spec))
     for slots in (1024, 2048, 1000, 4096):
         shop.change(**given(slots, **spec))
@@ -48,7 +48,7 @@ def test_fewer_and_more_slots_take_effect_and_nothing_is_lost(seed: int, spec: d
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(8))
-def test_edits_on_the_way_and_of_other_things_with_it_lose_nothing(seed: int) -> None:
+def test_further_edits_during_a_slots_change_lose_nothing(seed: int) -> None:
     shop = SlotsShop(seed, **given(4096))
     for slots in (1024, 2048, None, 1024, 4096, 2048):
         stages, replicas = shop.chance.choice((1, 2)), shop.chance.choice((1, 2, 3))
@@ -68,7 +68,7 @@ def begun(slots: int | None = 1024, *needs: int, **spec: Any) -> SlotsShop:
     return shop
 
 
-def test_the_door_is_told_first_and_schedulers_change_when_the_last_larger_request_has_ended() -> None:
+def test_the_pool_gets_the_lower_bound_first_and_schedulers_change_after_the_last_larger_request() -> None:
     shop = begun(1024, 2000, 3000, 100)
     assert promises(shop.look()) == [1024]
     assert shop.look().actions == ()
@@ -83,7 +83,7 @@ def test_the_door_is_told_first_and_schedulers_change_when_the_last_larger_reque
     assert condition(shop, shop.look(), "Ready")[:2] == ("False", "SchedulersChanging")
 
 
-def test_nothing_changes_in_the_look_that_tells_the_door_though_no_request_was_larger_before_it() -> None:
+def test_the_reconcile_that_lowers_the_bound_changes_no_scheduler_even_without_larger_requests() -> None:
     shop = begun(1024, 100)
     assert promises(shop.look()) == [1024]
     assert shop.slots() == [4096]
@@ -91,7 +91,7 @@ def test_nothing_changes_in_the_look_that_tells_the_door_though_no_request_was_l
     assert shop.slots() == [1024]
 
 
-def test_what_no_group_that_is_there_could_run_holds_nothing_up() -> None:
+def test_a_request_that_no_existing_group_could_run_delays_nothing() -> None:
     shop = SlotsShop(**given(4096))
     shop.needs = [3000]
     for spec in (given(4096, replicas=0), given(2048, replicas=0), given(2048)):
@@ -103,7 +103,7 @@ def test_what_no_group_that_is_there_could_run_holds_nothing_up() -> None:
     assert condition(shop, shop.look(), "SchedulerReady") == ("True", "Formed", "3 groups are formed")
 
 
-def test_who_needs_more_is_asked_only_while_some_group_has_more() -> None:
+def test_larger_requests_are_counted_only_while_some_group_has_more_slots() -> None:
     shop = SlotsShop(**given(1024, replicas=2))
 
     def asked() -> int | None:
@@ -123,7 +123,7 @@ def test_who_needs_more_is_asked_only_while_some_group_has_more() -> None:
     assert asked() == 1024
 
 
-def test_only_groups_stay_that_can_hold_a_larger_request() -> None:
+def test_only_groups_that_can_hold_a_larger_request_are_kept() -> None:
     shop = begun(1024, 3000, replicas=2)
     shop.look()
     shop.schedulers()[0]["metadata"]["annotations"][names.SLOTS_ANNOTATION] = "2048"
@@ -131,7 +131,7 @@ def test_only_groups_stay_that_can_hold_a_larger_request() -> None:
     assert (sorted(shop.slots()), len(decided.slots.held)) == ([1024, 4096], 1)
 
 
-def test_a_scheduler_that_restarts_meanwhile_forms_with_its_old_slots() -> None:
+def test_a_scheduler_that_restarts_during_the_change_forms_with_its_old_slots() -> None:
     shop = begun()
     shop.look()
     shop.restart()
@@ -143,7 +143,7 @@ def test_a_scheduler_that_restarts_meanwhile_forms_with_its_old_slots() -> None:
     assert shop.slots() == [1024]
 
 
-def test_a_new_shape_waits_with_the_slots_and_the_old_groups_stay() -> None:
+def test_a_new_parallelism_waits_for_the_slots_change_and_the_old_groups_are_kept() -> None:
     shop = begun(1024, 2000, parallelism={"stages": 1})
     shop.change(**given(1024, parallelism={"stages": 2}))
     for _ in range(3):
@@ -155,7 +155,7 @@ def test_a_new_shape_waits_with_the_slots_and_the_old_groups_stay() -> None:
     assert shop.lost == 0
 
 
-def test_a_group_that_was_never_there_is_not_made_while_larger_requests_run() -> None:
+def test_no_new_group_is_created_while_larger_requests_run() -> None:
     shop = begun()
     shop.change(**given(1024, replicas=3))
     shop.look()
@@ -167,7 +167,7 @@ def test_a_group_that_was_never_there_is_not_made_while_larger_requests_run() ->
 
 
 @pytest.mark.parametrize("spec", [{"replicas": 0}, {"suspend": True}], ids=["none", "suspended"])
-def test_no_groups_at_all_are_given_at_once(spec: dict[str, Any]) -> None:
+def test_scaling_to_no_groups_takes_effect_at_once(spec: dict[str, Any]) -> None:
     shop = begun()
     shop.look()
     shop.change(**given(1024, **spec))
@@ -175,7 +175,7 @@ def test_no_groups_at_all_are_given_at_once(spec: dict[str, Any]) -> None:
     assert shop.slots() == []
 
 
-def test_a_pool_that_does_not_answer_keeps_the_groups_and_is_told_when_it_does() -> None:
+def test_the_groups_are_kept_while_the_pool_does_not_answer_and_the_bound_is_written_later() -> None:
     shop = begun(1024, 100)
     shop.pool_problem = "no answer"
     for _ in range(3):
@@ -186,7 +186,7 @@ def test_a_pool_that_does_not_answer_keeps_the_groups_and_is_told_when_it_does()
     shop.settle()
 
 
-def test_a_group_that_gives_all_of_its_memory_may_be_needed_too() -> None:
+def test_a_group_whose_slots_follow_from_its_memory_may_be_needed_too() -> None:
     shop = SlotsShop(**given(None))
     shop.needs = [3000]
     shop.change(**given(2048))
@@ -196,7 +196,7 @@ def test_a_group_that_gives_all_of_its_memory_may_be_needed_too() -> None:
 
 
 @pytest.mark.parametrize(("length", "promised"), [(None, 1024), (3000, 3000), (512, 1024)])
-def test_without_a_number_the_promise_rises_to_what_is_there_whatever_memory_is_free(
+def test_without_a_number_in_the_spec_the_promise_rises_to_the_slots_that_are_always_available(
     length: int | None, promised: int
 ) -> None:
     shop = SlotsShop(length=length, **given(1024))
@@ -206,7 +206,7 @@ def test_without_a_number_the_promise_rises_to_what_is_there_whatever_memory_is_
     assert shop.look().slots == SlotsChange()
 
 
-def test_a_longer_model_is_promised_when_all_groups_have_it() -> None:
+def test_a_longer_context_is_promised_when_all_groups_have_it() -> None:
     shop = SlotsShop(length=512, **given(None, replicas=2))
     shop.promised = 512
     shop.length = 1024
@@ -231,7 +231,7 @@ def test_more_slots_are_promised_when_all_groups_have_them() -> None:
     assert shop.promised == 2048
 
 
-def test_a_scheduler_that_has_not_yet_ended_for_its_new_slots_has_not_formed_with_them() -> None:
+def test_a_scheduler_that_has_not_yet_restarted_has_not_formed_with_its_new_slots() -> None:
     cluster = FakeCluster(deployment(**given(1024, replicas=2)))
     cluster.settle()
     in_force = {"revision": "r1", "generation": int(BORN_S) + 1}
@@ -268,7 +268,7 @@ def broken(shop: SlotsShop, **container: Any) -> None:
     pod["status"]["containerStatuses"] = [{"name": "scheduler", "ready": False, "restartCount": 1, **container}]
 
 
-def test_a_group_that_can_never_serve_with_its_slots_does_not_keep_better_ones_from_coming() -> None:
+def test_a_group_that_can_never_serve_with_its_slots_does_not_block_its_replacement() -> None:
     shop = begun(2048, 1500, 3000)
     shop.look()
     broken(shop, lastState={"terminated": {"exitCode": 2, "message": "slots: 4096 are wanted"}})
@@ -281,7 +281,7 @@ def test_a_group_that_can_never_serve_with_its_slots_does_not_keep_better_ones_f
     assert condition(shop, shop.look(), "SchedulerReady") == ("True", "Formed", "1 groups are formed")
 
 
-def test_a_group_that_does_not_come_up_in_its_time_is_waited_for_no_more() -> None:
+def test_a_group_that_does_not_start_within_its_startup_time_is_no_longer_waited_for() -> None:
     shop = begun()
     shop.look()
     broken(shop, state={"running": {}})
@@ -293,7 +293,7 @@ def test_a_group_that_does_not_come_up_in_its_time_is_waited_for_no_more() -> No
     assert shop.slots() == [1024]
 
 
-def test_the_time_in_which_there_was_no_pool_is_no_time_in_which_a_group_could_have_come_up() -> None:
+def test_time_without_a_pool_does_not_count_as_startup_time_of_a_group() -> None:
     shop = begun(1024, 3000)
     shop.look()
     shop.restart()
@@ -312,7 +312,7 @@ def test_the_time_in_which_there_was_no_pool_is_no_time_in_which_a_group_could_h
     assert shop.slots() == [1024]
 
 
-def test_another_model_has_a_promise_of_its_own_and_does_not_wait() -> None:
+def test_another_model_has_its_own_promise_and_does_not_wait() -> None:
     shop = begun()
     shop.change(model={"uri": "file:///other"}, **given(1024))
     for _ in range(3):
@@ -325,7 +325,7 @@ OTHER = {"model": {"uri": "file:///other"}}
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_another_image_with_the_same_weights_and_fewer_slots_waits_as_if_the_model_had_stayed(seed: int) -> None:
+def test_a_new_image_with_the_same_weights_and_fewer_slots_waits_for_larger_requests(seed: int) -> None:
     shop = SlotsShop(seed, **given(4096))
     shop.is_one_revision = True
     shop.needs = [2000]
@@ -341,7 +341,7 @@ def test_another_image_with_the_same_weights_and_fewer_slots_waits_as_if_the_mod
     assert (shop.promised, shop.formed(), shop.lost) == (1024, [1024], 0)
 
 
-def test_the_door_of_a_model_that_has_no_groups_left_is_not_told_of_another_ones_slots() -> None:
+def test_a_model_without_groups_does_not_get_the_promise_of_another_model() -> None:
     shop = SlotsShop(**given(4096))
     for spec in (given(4096, replicas=0), given(1024, replicas=0, **OTHER), given(1024, **OTHER)):
         shop.change(**spec)
@@ -352,7 +352,7 @@ def test_the_door_of_a_model_that_has_no_groups_left_is_not_told_of_another_ones
     assert (shop.promised, shop.slots()) == (4096, [1024])
 
 
-def test_a_model_that_came_back_without_its_groups_is_told_of_its_slots_when_one_of_them_lives() -> None:
+def test_a_model_that_came_back_without_groups_gets_its_promise_when_one_is_alive() -> None:
     shop = SlotsShop(**given(4096))
     for spec in (given(4096, replicas=0), given(1024, replicas=0, **OTHER), given(1024)):
         shop.change(**spec)

@@ -25,7 +25,7 @@ class Looks:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def test_a_key_that_is_named_often_is_looked_at_once() -> None:
+async def test_a_key_added_several_times_is_processed_once() -> None:
     looks = Looks()
     await looks.queue.add("a")
     await until(lambda: looks.begun == ["a"], 5)
@@ -36,7 +36,7 @@ async def test_a_key_that_is_named_often_is_looked_at_once() -> None:
     await looks.end()
 
 
-async def test_a_key_that_is_named_while_it_is_looked_at_comes_again_but_never_at_the_same_time() -> None:
+async def test_a_key_added_during_its_processing_is_processed_again_but_not_concurrently() -> None:
     looks = Looks(workers=2)
     await looks.queue.add("a")
     await until(lambda: looks.begun == ["a"], 5)
@@ -48,7 +48,7 @@ async def test_a_key_that_is_named_while_it_is_looked_at_comes_again_but_never_a
     await looks.end()
 
 
-async def test_a_later_look_comes_by_itself_and_only_the_last_wish_counts() -> None:
+async def test_a_delayed_reconcile_comes_by_itself_and_only_the_last_delay_counts() -> None:
     looks = Looks()
     looks.held.set()
     looks.queue.add_later("a", 3600)
@@ -61,7 +61,7 @@ async def test_a_later_look_comes_by_itself_and_only_the_last_wish_counts() -> N
     await looks.end()
 
 
-async def test_what_is_gone_is_forgotten() -> None:
+async def test_a_forgotten_key_is_not_processed() -> None:
     looks = Looks()
     looks.held.set()
     looks.queue.add_later("a", 0.01)

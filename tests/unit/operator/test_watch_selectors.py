@@ -15,12 +15,12 @@ def selectors(group: str, version: str, plural: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", CHILDREN, ids=lambda kind: kind[2])
-def test_of_each_kind_of_children_only_those_of_resources_are_sent(kind: tuple[str, str, str]) -> None:
+def test_watches_of_child_kinds_select_only_children_of_resources(kind: tuple[str, str, str]) -> None:
     assert selectors(*kind) == [names.DEPLOYMENT_LABEL]
 
 
 @pytest.mark.parametrize(
     "kind", [(GROUP, VERSION, PLURAL), ("apiextensions.k8s.io", "v1", "customresourcedefinitions")]
 )
-def test_resources_and_their_definition_bear_no_label_and_are_all_sent(kind: tuple[str, str, str]) -> None:
+def test_watches_of_resources_and_their_definition_select_all(kind: tuple[str, str, str]) -> None:
     assert selectors(*kind) == []

@@ -16,7 +16,7 @@ from support.operator.paper_api import paper_api
 NOBODY: frozenset[str] = frozenset()
 
 
-def test_no_secret_is_read_more_than_once_in_a_look() -> None:
+def test_no_secret_is_read_more_than_once_in_a_reconcile() -> None:
     with paper_api() as (paper, cluster):
         first = observe(cluster, RELEASE, deployment(), NOBODY)
         paper.said.clear()
@@ -47,19 +47,19 @@ def test_the_secret_of_an_external_pool_is_read_by_its_name_and_may_be_missing()
         ("Secret", [{"uid": "of-another", "controller": True}], False),
     ],
 )
-def test_only_what_belongs_to_the_resource_is_taken_for_its_own(kind: str, owners: list[Json], is_kept: bool) -> None:
+def test_only_objects_owned_by_the_resource_are_its_children(kind: str, owners: list[Json], is_kept: bool) -> None:
     of = {"kind": kind, "metadata": {"name": "x", "labels": names.labels("shop", "stage"), "ownerReferences": owners}}
     assert is_ours(deployment(), of) == is_kept
 
 
-def test_what_was_rendered_and_has_lost_its_owner_is_taken_up_again() -> None:
+def test_a_rendered_object_that_lost_its_owner_reference_is_adopted_again() -> None:
     """As `kubectl delete --cascade=orphan` leaves it: nothing may restart when the resource is made again."""
     rendered = finish(deployment(), {"kind": "Service", "metadata": {"name": "x", "labels": {}}})
     orphan = {**rendered, "metadata": {**rendered["metadata"], "ownerReferences": []}}
     assert is_ours(deployment(), orphan)
 
 
-def test_what_bears_our_labels_and_is_not_ours_is_neither_deleted_nor_taken() -> None:
+def test_an_object_with_the_operators_labels_and_another_owner_is_neither_deleted_nor_adopted() -> None:
     labels = names.labels("shop", "gateway")
     his = [{"uid": "of-another", "controller": True}]
     services = "/api/v1/namespaces/ns/services"
@@ -78,7 +78,7 @@ def without_ports(body: Json) -> Json:
     return {**body, "spec": {**body["spec"], "ports": []}} if is_it else body
 
 
-def test_what_an_admission_changes_again_is_told_and_not_written_over_and_over() -> None:
+def test_a_field_that_admission_changes_back_is_reported_and_not_written_repeatedly() -> None:
     with paper_api() as (paper, cluster):
         paper.admits = without_ports
         refusals = Refusals(time.monotonic)
@@ -91,7 +91,7 @@ def test_what_an_admission_changes_again_is_told_and_not_written_over_and_over()
     assert "somebody changes spec.ports of Service shop " in told["message"]
 
 
-def test_keys_that_gateways_would_wait_for_are_missed() -> None:
+def test_a_missing_secret_of_api_keys_is_reported() -> None:
     named = deployment(gateway={"apiKeysSecret": {"name": "team"}})
     with paper_api() as (paper, cluster):
         assert "no Secret team" in str(observe(cluster, RELEASE, named, NOBODY).keys_problem)
@@ -102,7 +102,7 @@ def test_keys_that_gateways_would_wait_for_are_missed() -> None:
         assert observe(cluster, RELEASE, named, NOBODY).keys_problem is None
 
 
-def test_what_was_refused_is_told_in_each_look_and_not_asked_in_each() -> None:
+def test_a_refused_action_is_reported_in_each_reconcile_and_not_tried_in_each() -> None:
     wanted, refusals = deployment(), Refusals(time.monotonic)
     with paper_api() as (paper, cluster):
         paper.refuses["PATCH", "services/shop"] = 403, "quota is used up"

@@ -35,7 +35,7 @@ def resource(
 
 
 @pytest.mark.parametrize("field", [each for each in fields() if each.name in SAMPLE], ids=lambda field: field.name)
-def test_a_field_goes_there_and_back(resource: Traveller, field: Field) -> None:
+def test_a_field_takes_effect_and_can_be_reverted(resource: Traveller, field: Field) -> None:
     start = children(resource)
     there = settle(resource, change(field, valid(field)[0]))
     assert difference(start, there), f"{field.name} changes nothing"

@@ -24,7 +24,7 @@ class Rare(ResourceLists):
         super().__init__(cluster, (), resync_s=3600, clock=lambda: self.now_s)
 
 
-def test_all_are_looked_at_once_in_the_time_that_was_given() -> None:
+def test_all_resources_are_reconciled_once_per_resync_interval() -> None:
     with paper_api() as (paper, cluster):
         there_is(paper, is_lost=False)
         listing = Rare(cluster)
@@ -36,7 +36,7 @@ def test_all_are_looked_at_once_in_the_time_that_was_given() -> None:
         assert listing.list().due == (("ns", "shop"),)
 
 
-def test_a_node_that_is_lost_or_back_is_known_with_the_next_list_and_all_are_looked_at() -> None:
+def test_a_lost_or_returned_node_is_seen_in_the_next_list_and_all_resources_are_reconciled() -> None:
     with paper_api() as (paper, cluster):
         listing = Rare(cluster)
         for is_lost, nodes in [(False, set()), (True, {"a"}), (False, set())]:
@@ -47,7 +47,7 @@ def test_a_node_that_is_lost_or_back_is_known_with_the_next_list_and_all_are_loo
 
 
 @pytest.mark.parametrize(("resync_s", "every_s"), [(3600, 30), (45, 22.5), (30, 30), (5, 5)])
-def test_lists_are_half_a_minute_apart_at_most_and_one_comes_when_looks_are_due(
+def test_lists_are_at_most_half_a_minute_apart_and_one_comes_when_a_resync_is_due(
     resync_s: float, every_s: float
 ) -> None:
     with paper_api() as (_, cluster):

@@ -43,7 +43,7 @@ def promise(slots: int, *, expected: int) -> PromiseSlots:
         (secret(url="redis://me:word@redis:6379/0"), "its URL holds a user or password"),
     ],
 )
-async def test_a_secret_that_does_not_lead_to_a_pool_is_told_with_the_reason(of: Json | None, problem: str) -> None:
+async def test_a_secret_that_does_not_lead_to_a_pool_is_reported_with_the_reason(of: Json | None, problem: str) -> None:
     found = (await poll_pool(EXTERNAL, of, None)).problem
     assert found is not None
     assert problem in found
@@ -66,7 +66,7 @@ async def odd_redis(reply: bytes) -> AsyncIterator[Json]:
 
 
 @pytest.mark.parametrize("reply", ["ERR unknown command 'EVALSHA'", "MOVED 1234 10.0.0.7:6379"])
-async def test_a_reply_that_the_pool_has_no_word_for_is_told_and_ends_no_look(reply: str) -> None:
+async def test_an_unexpected_redis_reply_is_reported_and_ends_no_reconcile(reply: str) -> None:
     async with odd_redis(f"-{reply}\r\n".encode()) as login:
         problem = (await poll_pool(EXTERNAL, login, None)).problem
         with pytest.raises(OrcaError, match=reply.split()[-1]):
@@ -75,7 +75,7 @@ async def test_a_reply_that_the_pool_has_no_word_for_is_told_and_ends_no_look(re
     assert reply.split()[-1] in problem
 
 
-def test_a_pool_that_cannot_be_told_is_told_again_and_until_then_nothing_changes(
+def test_a_failed_write_to_the_pool_is_retried_and_until_then_nothing_changes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     wanted = deployment(pool={"external": {"urlSecret": {"name": "redis"}}}, scheduler={"kvSlots": 48})
