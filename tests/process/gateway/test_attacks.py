@@ -96,7 +96,7 @@ async def test_every_slow_or_endless_client_is_closed_within_its_bound(settings:
 
 
 @BOUNDS
-async def test_idle_connections_are_all_closed_and_harm_nobody_meanwhile(settings: GatewaySettings) -> None:
+async def test_idle_connections_are_all_closed_and_delay_nobody(settings: GatewaySettings) -> None:
     idle = 1000 if settings is DEFAULT else 100
     allow_open_files(3 * idle)
     async with served(settings) as one, httpx.AsyncClient(base_url=one.url) as client:
@@ -202,7 +202,7 @@ async def exchange(one: Served, sent: bytes) -> list[str]:
     [(1, 100), pytest.param(2, 3000, marks=pytest.mark.prove)],
     ids=["short", "long"],
 )
-async def test_bytes_that_are_no_http_get_a_refusal_or_silence_and_leave_no_connection(seed: int, count: int) -> None:
+async def test_bytes_that_are_no_http_get_a_refusal_or_no_answer_and_leave_no_connection(seed: int, count: int) -> None:
     async with served(SHORT) as one:
         one.rig.scheduler.tokens_per_turn = 20
         sent, found = raw_bytes(seed, count), []

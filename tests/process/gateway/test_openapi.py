@@ -89,7 +89,7 @@ def check_operation(runner: asyncio.Runner, one: Rig, operation: Any, examples: 
 )
 # Drawing takes long on a machine with much else to do.
 @pytest.mark.timeout(1800)
-def test_calls_drawn_from_the_document_get_answers_that_it_names(examples: int) -> None:
+def test_calls_generated_from_the_openapi_document_get_documented_answers(examples: int) -> None:
     with asyncio.Runner() as runner:
         stack = contextlib.AsyncExitStack()
         one = runner.run(stack.enter_async_context(rig()))

@@ -70,7 +70,7 @@ def kept_for_each(one: Served) -> tuple[int, int]:
 
 
 @pytest.mark.alone
-async def test_fifty_readers_that_stop_only_hurt_themselves() -> None:
+async def test_fifty_readers_that_stop_delay_nobody_else() -> None:
     async with served(SETTINGS) as one:
         one.rig.scheduler.answer = lambda request: [5] * request.max_new_tokens
         one.server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SYSTEM_BUFFER_BYTES)
@@ -119,7 +119,7 @@ async def test_a_reader_that_stops_for_too_long_in_the_middle_of_a_stream_is_cut
         await until(lambda: not parent.readers)
 
 
-async def test_a_closed_connection_whose_answer_is_not_read_is_cut_whatever_the_system_does() -> None:
+async def test_a_closed_connection_whose_answer_is_not_read_is_cut_even_without_tcp_user_timeout() -> None:
     async with served(IMPATIENT) as one:
         one.rig.scheduler.answer = lambda request: [5] * request.max_new_tokens
         door(one).setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SYSTEM_BUFFER_BYTES)
