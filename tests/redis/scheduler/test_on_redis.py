@@ -58,7 +58,7 @@ async def wait_until_ended(pool: RedisPool, count: int) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-async def test_every_log_holds_the_models_tokens_though_stages_die(tmp_path: Path, groups: int) -> None:
+async def test_every_log_has_the_models_tokens_even_if_stages_die(tmp_path: Path, groups: int) -> None:
     chance = random.Random(groups)
     with EmbeddedRedis(tmp_path) as redis:
         pool = RedisPool(redis.url, "test", PATIENT_POOL)

@@ -38,7 +38,7 @@ def batch_sizes(world: World) -> list[int]:
 
 
 @virtually
-async def test_a_larger_batch_is_in_force_from_the_next_step_on() -> None:
+async def test_a_larger_batch_size_applies_from_the_next_step() -> None:
     world, scheduler = await running_world(SchedulingOptions(max_batch_size=4), 4, first=1)
     await tokens_at_least(world, "r0.0", 3)
     assert set(batch_sizes(world)) == {1}
@@ -49,7 +49,7 @@ async def test_a_larger_batch_is_in_force_from_the_next_step_on() -> None:
 
 
 @virtually
-async def test_a_smaller_batch_ends_nothing_and_the_oldest_go_on() -> None:
+async def test_a_smaller_batch_size_ends_no_request_and_the_oldest_continue() -> None:
     world, scheduler = await running_world(SchedulingOptions(max_batch_size=4), 4)
     await tokens_at_least(world, "r3.0", 3)
     scheduler.set_batch_bounds(1, None)
@@ -96,7 +96,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_changed_file_is_taken_over_once(path: Path) -> None:
+def test_a_changed_file_is_applied_once(path: Path) -> None:
     told = Told()
     file = BoundsFile(path, BatchingSettings())
     assert file.bounds.max_batch_size == 4

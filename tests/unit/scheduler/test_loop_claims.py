@@ -23,7 +23,7 @@ from support.scheduler.scheduler_world import (
 
 
 @virtually
-async def test_an_idle_scheduler_asks_the_pool_for_work_a_few_times_a_second_only() -> None:
+async def test_an_idle_scheduler_polls_the_pool_only_a_few_times_a_second() -> None:
     world = a_world()
     group = world.add_group(a_shape())
     calls: list[str] = []
@@ -37,7 +37,7 @@ async def test_an_idle_scheduler_asks_the_pool_for_work_a_few_times_a_second_onl
 
 
 @virtually
-async def test_a_claim_that_nobody_here_knows_is_given_back() -> None:
+async def test_a_claim_that_the_scheduler_does_not_know_is_given_back() -> None:
     world = a_world(choices=SchedulingOptions(max_batch_size=1))
     group = world.add_group(a_shape(), cost=CostModel(step_us=100_000))
     world.start(group)
@@ -52,7 +52,7 @@ async def test_a_claim_that_nobody_here_knows_is_given_back() -> None:
 
 
 @virtually
-async def test_a_claim_whose_answer_was_lost_is_asked_for_again_under_its_number() -> None:
+async def test_a_claim_whose_answer_was_lost_is_repeated_under_its_number() -> None:
     world = a_world()
     answers: list[str] = []
     claim = world.pool.claim
@@ -77,7 +77,7 @@ async def test_a_claim_whose_answer_was_lost_is_asked_for_again_under_its_number
 
 @pytest.mark.parametrize("slow", ["heartbeat to the pool", "heartbeat from the pool", "claim from the pool"])
 @virtually
-async def test_heartbeats_and_claims_that_pass_each_other_give_no_request_back(slow: str) -> None:
+async def test_concurrent_heartbeats_and_claims_give_no_request_back(slow: str) -> None:
     world = a_world()
     group = world.add_group(a_shape(), cost=CostModel(step_us=50_000))
     heartbeat, claim = world.pool.heartbeat, world.pool.claim
@@ -105,7 +105,7 @@ async def test_heartbeats_and_claims_that_pass_each_other_give_no_request_back(s
 
 
 @virtually
-async def test_a_request_taken_back_and_claimed_again_gets_a_new_place_on_the_stages() -> None:
+async def test_a_request_claimed_again_gets_a_new_handle_on_the_stages() -> None:
     world = a_world()
     group = world.add_group(a_shape(), cost=CostModel(step_us=100_000))
     world.start(group)
@@ -121,7 +121,7 @@ async def test_a_request_taken_back_and_claimed_again_gets_a_new_place_on_the_st
 
 
 @virtually
-async def test_an_outage_of_the_pool_costs_time_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_outage_of_the_pool_costs_only_time(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "orca.scheduler")
     world = a_world(chance=random.Random(3))
     group = world.add_group(a_shape(), cost=CostModel(step_us=20_000))
@@ -140,7 +140,7 @@ async def test_an_outage_of_the_pool_costs_time_and_nothing_else(caplog: pytest.
 
 
 @virtually
-async def test_younger_requests_are_claimed_soon_after_a_head_that_did_not_fit_is_gone_however_busy_the_steps() -> None:
+async def test_younger_requests_are_claimed_soon_after_a_blocking_head_is_gone_even_under_load() -> None:
     world = a_world()
     group = world.add_group(a_shape(slots=2000, max_model_len=2000), cost=CostModel(step_us=1_000))
     world.start(group)

@@ -49,7 +49,7 @@ class LettersText:
 
 
 @virtually
-async def test_a_stop_string_ends_a_request_also_when_its_beginning_was_written_by_another_owner() -> None:
+async def test_a_stop_string_that_began_under_another_owner_ends_a_request() -> None:
     world = a_world(tokens=by_index(int), make_stop_string_matcher=LettersText)
     group = world.add_group(a_shape(), cost=CostModel(step_us=100_000))
     world.start(group)
@@ -65,7 +65,7 @@ async def test_a_stop_string_ends_a_request_also_when_its_beginning_was_written_
 
 
 @virtually
-async def test_a_log_that_another_release_wrote_past_its_end_ends_behind_what_is_there() -> None:
+async def test_a_log_that_another_release_wrote_past_its_end_ends_after_its_last_entry() -> None:
     """Clients have it: to end before it is refused, and would be tried again for ever."""
     world = a_world(eos=(2,))
     await world.pool.set_revision(REVISION, 1)

@@ -45,7 +45,7 @@ async def test_a_broken_engine_costs_an_epoch_and_no_token() -> None:
 
 
 @virtually
-async def test_steps_that_always_take_longer_than_their_bound_are_waited_for_while_stages_are_at_work() -> None:
+async def test_slow_steps_are_waited_for_while_stages_make_progress() -> None:
     world = a_world(choices=SchedulingOptions(prefetch=1))
     group = world.add_group(a_shape(stages=3), cost=CostModel(step_us=700_000))
     world.start(group)
@@ -57,7 +57,7 @@ async def test_steps_that_always_take_longer_than_their_bound_are_waited_for_whi
 
 
 @virtually
-async def test_a_lost_step_ends_the_epoch_when_no_stage_has_been_at_work_for_its_bound() -> None:
+async def test_a_lost_step_ends_the_epoch_after_its_bound_without_progress() -> None:
     world = a_world()
     lost: list[float] = []
 
@@ -79,7 +79,7 @@ async def test_a_lost_step_ends_the_epoch_when_no_stage_has_been_at_work_for_its
 
 
 @virtually
-async def test_what_was_read_before_the_engine_broke_is_committed_and_not_computed_again() -> None:
+async def test_results_read_before_the_engine_broke_are_committed_and_not_recomputed() -> None:
     world = a_world(delay_ms=40.0)
     group = world.add_group(a_shape(), faults=lambda step: StepFault.DEATH if step.number == 6 else None)
     world.start(group)
@@ -110,7 +110,7 @@ async def test_stages_in_a_higher_epoch_than_the_pool_knows_are_entered_above_it
 
 
 @virtually
-async def test_a_group_with_fewer_slots_than_promised_is_not_formed_and_says_so() -> None:
+async def test_a_group_with_fewer_slots_than_promised_is_not_formed_and_reports_it() -> None:
     world = a_world()
     await world.pool.promise_slots(REVISION, 128)
     await world.pool.set_revision(REVISION, 1)
@@ -129,7 +129,7 @@ async def test_a_group_with_fewer_slots_than_promised_is_not_formed_and_says_so(
 
 
 @virtually
-async def test_a_group_that_cannot_be_formed_for_hours_is_tried_for_as_long() -> None:
+async def test_forming_a_group_is_retried_for_hours() -> None:
     world = a_world()
     group = world.add_group(a_shape(), refuses=lambda _: "stage 0 does not answer")
     world.start(group)
@@ -140,7 +140,7 @@ async def test_a_group_that_cannot_be_formed_for_hours_is_tried_for_as_long() ->
 
 
 @virtually
-async def test_a_group_of_fewer_slots_passes_larger_requests_which_end_in_the_group_that_can_hold_them() -> None:
+async def test_a_group_with_fewer_slots_skips_larger_requests_and_a_larger_group_runs_them() -> None:
     world = a_world()
     large = world.add_group(a_shape(slots=128, max_model_len=128), name="large", cost=CostModel(step_us=20_000))
     world.start(large)
@@ -164,7 +164,7 @@ async def test_a_group_of_fewer_slots_passes_larger_requests_which_end_in_the_gr
 
 
 @virtually
-async def test_the_pool_hears_within_a_heartbeat_that_the_group_serves() -> None:
+async def test_the_pool_learns_within_one_heartbeat_that_the_group_serves() -> None:
     world = a_world()
     group = world.add_group(a_shape())
     world.start(group)
@@ -177,7 +177,7 @@ async def test_the_pool_hears_within_a_heartbeat_that_the_group_serves() -> None
 
 @virtually
 @pytest.mark.parametrize(("chosen", "offered"), [(True, 64), (False, None)])
-async def test_slots_that_only_free_memory_gives_are_not_offered_for_good(chosen: bool, offered: int | None) -> None:
+async def test_slots_that_depend_on_free_memory_are_not_offered_permanently(chosen: bool, offered: int | None) -> None:
     world = a_world(choices=SchedulingOptions(are_slots_chosen=chosen))
     group = world.add_group(a_shape(slots=64, max_model_len=128))
     world.start(group)
@@ -208,7 +208,7 @@ async def test_a_policy_that_cannot_work_on_the_group_ends_the_scheduler_with_a_
 
 
 @virtually
-async def test_a_scheduler_that_ends_by_such_a_refusal_has_left_its_seat_to_another() -> None:
+async def test_a_scheduler_that_ends_by_such_a_refusal_releases_its_seat() -> None:
     world = a_world(policy=RequestLevelPolicy())
     group = world.add_group(a_shape(slots=32, max_model_len=64))
     world.start(group)
@@ -224,7 +224,7 @@ async def test_a_scheduler_that_ends_by_such_a_refusal_has_left_its_seat_to_anot
 
 
 @virtually
-async def test_stop_finishes_the_step_in_flight_commits_it_and_gives_the_rest_back() -> None:
+async def test_stop_commits_the_step_in_flight_and_gives_the_rest_back() -> None:
     world = a_world()
     group = world.add_group(a_shape(), cost=CostModel(step_us=200_000))
     world.start(group)
@@ -238,7 +238,7 @@ async def test_stop_finishes_the_step_in_flight_commits_it_and_gives_the_rest_ba
 
 
 @virtually
-async def test_a_scheduler_that_is_cancelled_while_it_drains_waits_for_nobody() -> None:
+async def test_a_scheduler_cancelled_while_it_drains_ends_at_once() -> None:
     world = a_world()
     group = world.add_group(a_shape(), cost=CostModel(step_us=200_000))
     scheduler = world.start(group)
@@ -256,7 +256,7 @@ async def test_a_scheduler_that_is_cancelled_while_it_drains_waits_for_nobody() 
 
 
 @virtually
-async def test_a_scheduler_that_is_cancelled_in_the_middle_of_a_step_waits_for_nobody() -> None:
+async def test_a_scheduler_cancelled_during_a_step_ends_at_once() -> None:
     world = a_world()
     group = world.add_group(a_shape(), cost=CostModel(step_us=200_000))
     world.start(group)
@@ -270,7 +270,7 @@ async def test_a_scheduler_that_is_cancelled_in_the_middle_of_a_step_waits_for_n
 
 
 @virtually
-async def test_a_scheduler_that_finishes_its_last_step_claims_nothing_more() -> None:
+async def test_a_stopping_scheduler_claims_nothing_more() -> None:
     world = a_world()
     group = world.add_group(a_shape(), cost=CostModel(step_us=500_000))
     scheduler = world.start(group)
@@ -296,7 +296,7 @@ async def test_stop_while_another_process_holds_the_seat_returns_at_once() -> No
 
 
 @virtually
-async def test_a_second_process_waits_until_the_first_ones_lease_is_over_and_goes_on_with_its_requests() -> None:
+async def test_a_second_process_waits_for_the_end_of_the_lease_and_continues_the_requests() -> None:
     world = a_world()
     group = world.add_group(a_shape(), cost=CostModel(step_us=50_000))
     world.start(group)
@@ -312,7 +312,7 @@ async def test_a_second_process_waits_until_the_first_ones_lease_is_over_and_goe
 
 
 @virtually
-async def test_a_successor_that_saw_its_predecessor_exit_takes_the_seat_at_once() -> None:
+async def test_a_successor_that_knows_its_predecessor_exited_takes_the_seat_at_once() -> None:
     world = a_world()
     group = world.add_group(a_shape(), cost=CostModel(step_us=50_000))
     world.start(group)
@@ -327,7 +327,7 @@ async def test_a_successor_that_saw_its_predecessor_exit_takes_the_seat_at_once(
 
 
 @virtually
-async def test_a_process_whose_seat_was_taken_drops_everything_and_does_not_take_it_back_by_force() -> None:
+async def test_a_process_that_lost_its_seat_drops_everything_and_waits_for_the_lease() -> None:
     world = a_world(choices=SchedulingOptions(is_predecessor_dead=True))
     group = world.add_group(a_shape(), cost=CostModel(step_us=50_000))
     world.start(group)

@@ -74,7 +74,7 @@ async def test_a_request_that_waits_for_slots_starts_in_the_step_that_frees_them
 
 
 @virtually
-async def test_a_place_that_an_early_end_leaves_is_taken_while_other_batches_are_still_in_flight() -> None:
+async def test_a_place_freed_by_an_early_end_is_filled_while_other_batches_are_in_flight() -> None:
     world = a_world(tokens=lambda request_id, index: int(request_id == "A.0" and index == 1), eos=(1,))
     world.choices = SchedulingOptions(max_batch_size=1)
     group = world.add_group(a_shape(stages=2), cost=CostModel(step_us=100_000))
@@ -86,7 +86,7 @@ async def test_a_place_that_an_early_end_leaves_is_taken_while_other_batches_are
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_with_early_ends_too_the_batches_are_those_of_algorithm_1_though_the_pool_has_to_be_asked(seed: int) -> None:
+def test_batches_are_those_of_algorithm_1_with_early_ends_and_claims_from_the_pool(seed: int) -> None:
     chance = random.Random(seed)
     stages, max_batch_size = chance.choice((1, 1, 2)), chance.randint(1, 3)
     requests = [a_request(name, new=chance.randint(1, 7)) for name in "ABCDEFG"]
@@ -107,7 +107,7 @@ def test_with_early_ends_too_the_batches_are_those_of_algorithm_1_though_the_poo
 
 
 @virtually
-async def test_steps_go_on_while_a_pool_that_is_due_to_answer_a_claim_does_not() -> None:
+async def test_steps_continue_while_the_answer_to_a_claim_is_late() -> None:
     world = a_world(
         tokens=lambda name, index: int(name == "A.0" and index == 1), eos=(1,), timings=LoopTimings(flush_s=5.0)
     )
@@ -137,7 +137,7 @@ async def test_an_idle_scheduler_starts_a_request_at_once_when_the_pool_hints_at
 
 
 @virtually
-async def test_commits_are_never_waited_for_by_steps() -> None:
+async def test_steps_never_wait_for_commits() -> None:
     world = a_world(delay_ms=100.0, timings=LoopTimings(flush_s=5.0))
     group = world.add_group(a_shape(), cost=CostModel(step_us=1_000))
     world.start(group)
@@ -149,7 +149,7 @@ async def test_commits_are_never_waited_for_by_steps() -> None:
 
 
 @virtually
-async def test_within_the_interval_of_commits_only_first_tokens_and_ends_go_out() -> None:
+async def test_within_the_commit_interval_only_first_tokens_and_ends_are_sent() -> None:
     world = a_world(timings=LoopTimings(commit_s=0.1))
     commits = commits_of(world)
     group = world.add_group(a_shape(), cost=CostModel(step_us=10_000))
@@ -173,7 +173,7 @@ async def test_within_the_interval_of_commits_only_first_tokens_and_ends_go_out(
 
 
 @virtually
-async def test_who_has_waited_for_long_waits_for_the_interval_too_as_long_as_others_wait_for_a_place() -> None:
+async def test_a_first_token_that_waited_long_also_waits_for_the_interval_while_others_queue() -> None:
     world, commits = await one_place(commit_s=0.1)
     await world.queue_up(a_request(name, new=new) for name, new in (("A", 400), ("B", 25), ("C", 25)))
     await world.queue_up([a_request("S", new=25, deadline_ms=60_000), a_request("D", new=25)])
@@ -190,7 +190,7 @@ async def test_who_has_waited_for_long_waits_for_the_interval_too_as_long_as_oth
 
 
 @virtually
-async def test_while_requests_wait_for_a_place_the_interval_is_twice_as_long() -> None:
+async def test_while_requests_queue_the_commit_interval_doubles() -> None:
     world, commits = await one_place(commit_s=0.1)
     await world.queue_up([a_request("A", new=100), a_request("B", new=100)])
     await world.finish()
@@ -203,7 +203,7 @@ async def test_while_requests_wait_for_a_place_the_interval_is_twice_as_long() -
 
 
 @virtually
-async def test_a_scheduler_that_stops_waits_for_no_interval() -> None:
+async def test_a_stopping_scheduler_does_not_wait_for_the_commit_interval() -> None:
     world = a_world(timings=LoopTimings(commit_s=3600.0))
     group = world.add_group(a_shape(), cost=CostModel(step_us=10_000))
     world.start(group)

@@ -83,7 +83,7 @@ def test_the_load_is_read_at_each_scrape() -> None:
     assert 'orca_kv_cache_usage_perc{group="g0"} 0.25' in text
 
 
-def test_an_unformed_group_uses_nothing_and_says_for_how_long() -> None:
+def test_an_unformed_group_uses_nothing_and_reports_its_age() -> None:
     metrics = SchedulerMetrics("g0", wall_ms=lambda: 0)
     metrics.watch(SchedulerLoad, unformed_s=lambda: 12.5)
     values = [

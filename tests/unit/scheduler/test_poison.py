@@ -64,7 +64,7 @@ async def check_ends(world: World, fatal: dict[str, int]) -> None:
 
 
 @virtually
-async def test_a_poisoned_request_ends_with_an_error_and_its_neighbours_with_their_tokens() -> None:
+async def test_a_poisoned_request_ends_with_an_error_and_the_others_with_their_tokens() -> None:
     world, poison = a_world(), Poison({"B.0": 2})
     group = world.add_group(a_shape(), faults=poison)
     world.start(group)
@@ -76,7 +76,7 @@ async def test_a_poisoned_request_ends_with_an_error_and_its_neighbours_with_the
 
 
 @virtually
-async def test_a_suspect_runs_alone_until_its_first_commit_and_then_in_company() -> None:
+async def test_a_suspect_runs_alone_until_its_first_commit_and_then_with_others() -> None:
     world = a_world(delay_ms=20.0)
     crashes = 0
 
@@ -99,7 +99,7 @@ async def test_a_suspect_runs_alone_until_its_first_commit_and_then_in_company()
 
 
 @virtually
-async def test_many_suspects_are_acquitted_one_after_the_other_and_go_on_together() -> None:
+async def test_many_suspects_are_acquitted_one_by_one_and_continue_together() -> None:
     """In a prompt and a step each; were the group emptied for each, fifteen would take their 60 s in turn."""
     world = a_world(choices=SchedulingOptions(max_batch_size=16, prefetch=1))
     shape = a_shape(slots=8192, max_model_len=1024)
@@ -124,7 +124,7 @@ async def is_blamed(failed: list[str], times: int) -> bool:
 
 
 @virtually
-async def test_a_death_from_outside_blames_nobody_however_often_it_comes() -> None:
+async def test_deaths_with_an_external_cause_blame_no_request() -> None:
     world = a_world()
     faults = iter([StepFault.DEATH] * (2 * FAILURES_MAX))
     group = world.add_group(a_shape(), faults=lambda step: next(faults, None))  # noqa: ARG005 - shape of the argument
@@ -150,7 +150,7 @@ async def test_a_request_that_only_waited_in_the_group_is_not_blamed() -> None:
 
 
 @virtually
-async def test_a_scheduler_that_dies_with_its_engine_blames_nobody() -> None:
+async def test_a_scheduler_that_dies_with_its_engine_blames_no_request() -> None:
     world, poison = a_world(), Poison({"A.0": 0})
     group = world.add_group(a_shape(), faults=poison, cost=CostModel(step_us=100_000))
     world.start(group)
@@ -194,7 +194,7 @@ async def run_poisoned_world(seed: int) -> None:
     assert all(len(ended) <= DEATHS_MAX for ended in poison.crashes.values()), poison.crashes
 
 
-def test_in_any_world_poison_ends_and_all_others_get_the_models_tokens() -> None:
+def test_in_every_simulation_poisoned_requests_end_and_all_others_get_the_models_tokens() -> None:
     for seed in SEEDS:
         try:
             virtual_time.run(run_poisoned_world(seed))

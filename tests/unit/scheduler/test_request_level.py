@@ -38,13 +38,13 @@ def test_figure_3_computes_the_ended_request_in_iterations_3_and_4() -> None:
     assert draws(steps) == [[True, True], [True, True], [True, False], [True, False]]
 
 
-def test_without_the_habit_the_ended_request_of_figure_3_leaves_but_nobody_joins() -> None:
+def test_without_computing_ended_requests_one_leaves_the_batch_of_figure_3_but_none_joins() -> None:
     requests = [*FIGURE_3, a_request("3", prompt=2, new=1)]
     steps = schedule_all(baseline(computes_ended=False), some_limits(max_batch_size=2), requests)
     assert batches(steps) == ["12", "12", "1", "1", "3"]
 
 
-def test_a_request_that_waits_joins_only_after_the_whole_batch() -> None:
+def test_a_waiting_request_joins_only_after_the_whole_batch() -> None:
     requests = [a_request("A", new=1), a_request("B", new=3), a_request("C", new=1)]
     assert batches(schedule_all(baseline(), some_limits(max_batch_size=2), requests)) == ["AB", "AB", "AB", "C"]
 
@@ -82,7 +82,7 @@ def test_microbatches_take_turns_in_a_fixed_order() -> None:
     assert batches(schedule_all(baseline(2), limits, requests)) == ["AB", "CD", "AB", "CD", "E", "E"]
 
 
-def test_without_splitting_whole_batches_follow_each_other_through_the_pipeline() -> None:
+def test_without_microbatches_whole_batches_follow_each_other_through_the_pipeline() -> None:
     limits = some_limits(stages=2, max_batch_size=2)
     requests = [a_request(name, new=2) for name in "ABCD"]
     assert batches(schedule_all(baseline(splits_batch=False), limits, requests)) == ["AB", "CD", "AB", "CD"]
@@ -102,7 +102,7 @@ def test_prefetch_does_not_change_the_batches(prefetch: int) -> None:
     assert batches(schedule_all(baseline(2), limits, requests)) == batches(expected)
 
 
-def test_a_batch_gets_a_number_that_no_batch_of_the_epoch_had_before() -> None:
+def test_each_batch_of_an_epoch_gets_a_new_number() -> None:
     state, limits = GroupState(), some_limits()
     numbers = []
     for arrival in (1, 2, 3):

@@ -153,11 +153,11 @@ def test_without_faults_every_request_ends_once_with_the_models_tokens() -> None
         assert Counter(ends) == Counter(list(world.submitted)), "an end was decided twice or never"
 
 
-def test_slow_lost_and_dying_steps_refused_epochs_lost_calls_and_cancels_lose_and_repeat_nothing() -> None:
+def test_failing_steps_epochs_calls_and_cancels_lose_and_repeat_nothing() -> None:
     in_worlds(seeds(2), faults=True)
 
 
-def test_dead_schedulers_lose_and_repeat_nothing_whoever_claims_their_requests() -> None:
+def test_dead_schedulers_lose_and_repeat_nothing() -> None:
     in_worlds(seeds(3), groups=2, crashes=True)
 
 
@@ -169,11 +169,11 @@ def test_dead_schedulers_of_groups_with_faults_lose_and_repeat_nothing() -> None
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize("crashes", [False, True])
-def test_many_more_worlds_lose_and_repeat_nothing(groups: int, crashes: bool) -> None:
+def test_many_more_simulations_lose_and_repeat_nothing(groups: int, crashes: bool) -> None:
     in_worlds(range(10_000_000, 10_003_000), groups=groups, crashes=crashes, faults=True)
 
 
-def test_inside_a_group_whoever_arrived_earlier_has_run_the_same_number_of_iterations_or_more() -> None:
+def test_within_a_group_an_earlier_request_has_run_at_least_as_many_iterations() -> None:
     for seed in seeds(5):
         world = virtual_time.run(run_world(seed))
         if world.choices.max_batch_tokens is None and isinstance(world.policy, IterationPolicy):

@@ -42,36 +42,36 @@ def after(*taken_ms: int) -> PrefetchTimer:
     return pace
 
 
-def test_a_step_is_due_before_its_predecessor_returns_by_the_way_to_the_stage() -> None:
+def test_a_step_is_due_before_the_previous_result_by_the_travel_time_to_the_stage() -> None:
     assert after(10).due_ns(a_step(120, 1)) == (120 + 10 - 2) * MS
 
 
-def test_a_predecessor_that_went_out_early_began_when_the_one_before_it_was_read() -> None:
+def test_a_step_sent_early_began_when_the_step_before_it_was_read() -> None:
     assert after(10).due_ns(a_step(95, 1)) == (100 + 10 - 2) * MS
 
 
-def test_nothing_is_known_before_a_step_was_read_and_then_nothing_of_prompts() -> None:
+def test_no_estimate_exists_before_the_first_result_and_none_of_prompts_after_it() -> None:
     assert PrefetchTimer().due_ns(a_step(10, 1)) == 0
     assert after(10).due_ns(a_step(120, 1, 8)) == 0
 
 
-def test_behind_a_step_that_computes_nothing_the_next_one_is_due_at_once() -> None:
+def test_after_a_step_that_computes_nothing_the_next_one_is_due_at_once() -> None:
     assert after(10).due_ns(a_step(120)) == 0
 
 
-def test_prompts_take_more_by_their_tokens() -> None:
+def test_prompts_take_longer_in_proportion_to_their_tokens() -> None:
     pace = after(10)
     pace.read(a_step(100, 1, 41), 130 * MS)  # 20 ms for 40 tokens more
     assert pace.due_ns(a_step(200, 1, 1, 21)) == (200 + 10 + 10 - 2) * MS
 
 
-def test_shorter_steps_are_believed_at_once_and_longer_ones_slowly() -> None:
+def test_estimates_follow_shorter_steps_at_once_and_longer_ones_slowly() -> None:
     shorter, longer = after(10, 10, 4, 4, 4, 4, 4, 4), after(10, 10, 40)
     assert shorter.due_ns(a_step(200, 1)) < (200 + 4.2 - 2) * MS
     assert longer.due_ns(a_step(200, 1)) < (200 + 12 - 2) * MS
 
 
-def test_the_way_is_measured_by_steps_that_compute_nothing() -> None:
+def test_the_travel_time_is_measured_by_steps_that_compute_nothing() -> None:
     pace = after(10)
     for at_ms in range(200, 260, 10):
         pace.read(a_step(at_ms), (at_ms + 5) * MS)
