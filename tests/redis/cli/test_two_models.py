@@ -124,7 +124,7 @@ async def load(client: httpx.AsyncClient, found: list[Answer], clients: int = 4)
         is_over.set()
 
 
-async def test_under_load_every_answer_is_whole_and_of_the_model_that_took_it(parts: Parts, newer: Path) -> None:
+async def test_under_load_every_answer_is_complete_and_of_the_model_that_accepted_it(parts: Parts, newer: Path) -> None:
     older = small_model_folder()
     url = parts.gateway(newer, other=older)
     found: list[Answer] = []

@@ -111,7 +111,7 @@ async def test_one_refused_write_leads_every_connection_to_the_new_master(pair: 
     assert {status.tokens for status in statuses} == {2}
 
 
-async def test_who_only_reads_is_led_on_by_its_look_at_the_server(pair: Pair) -> None:
+async def test_a_reading_client_moves_to_the_new_master_by_its_server_check(pair: Pair) -> None:
     """What a demoted server answers to reads looks right, and may never grow again."""
     one, pool = await a_process_at_work(pair), pair.bed.pool
     await pair.fail_over()
@@ -125,7 +125,7 @@ async def test_who_only_reads_is_led_on_by_its_look_at_the_server(pair: Pair) ->
     assert (await pool.status("a.0")).tokens == 2
 
 
-async def test_nothing_breaks_while_the_address_still_leads_to_the_demoted_server(pair: Pair) -> None:
+async def test_nothing_breaks_while_the_address_still_resolves_to_the_demoted_server(pair: Pair) -> None:
     one, pool = await a_process_at_work(pair), pair.bed.pool
     await pair.fail_over()
     for _ in range(3):

@@ -166,7 +166,9 @@ async def lost_of(patient: RedisPool, seen: Acknowledged) -> dict[str, int]:
     }
 
 
-async def test_nothing_acknowledged_is_lost_by_kills(server: EmbeddedRedis, is_slow: bool, is_rewriting: bool) -> None:
+async def test_kills_lose_nothing_that_was_acknowledged(
+    server: EmbeddedRedis, is_slow: bool, is_rewriting: bool
+) -> None:
     # What is asked before and behind the kills has time on a busy machine too.
     patient, seen = RedisPool(server.url, "d", with_settings(call_timeout_ms=20_000)), Acknowledged()
     await patient.set_revision(REVISION, 1)

@@ -72,7 +72,7 @@ def scheduler(redis: EmbeddedRedis, stages: Stages, flags: list[str]) -> Iterato
 
 
 @pytest.mark.timeout(700)
-async def test_a_group_forms_again_with_other_certificates_and_no_process_is_started_anew(
+async def test_a_group_forms_again_with_other_certificates_without_restarting_a_process(
     redis: EmbeddedRedis, stages: Stages, scheduler: subprocess.Popen[bytes], certificates: Path
 ) -> None:
     pool = await open_redis_pool(redis.url, "orca", PATIENT_POOL)

@@ -37,19 +37,19 @@ def walk(seed: int, weather: Weather | None = None) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("start", range(0, 80, 20))
-def test_no_walk_breaks_a_promise(start: int) -> None:
+def test_no_random_walk_violates_a_guarantee(start: int) -> None:
     for seed in range(start, start + 20):
         walk(seed)
 
 
-def test_a_walk_that_once_found_a_broken_promise_keeps_it_now() -> None:
+def test_a_walk_that_once_found_a_violation_finds_none_now() -> None:
     walk(9980)  # a join order came twice, to a stage and to the process that took its place
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("start", range(0, 20_000, 1000))
-def test_no_walk_of_many_breaks_a_promise(start: int) -> None:
+def test_none_of_many_random_walks_violates_a_guarantee(start: int) -> None:
     for seed in range(start, start + 1000):
         walk(seed)
 
@@ -101,7 +101,7 @@ def test_each_rule_of_the_pool_is_needed(pool_class: type[MemoryPool]) -> None:
 
 
 @pytest.mark.parametrize("pool_class", CALL_RULES, ids=lambda rule: rule.__name__)
-def test_each_rule_about_who_is_served_and_what_a_repeated_call_does_is_needed(pool_class: type[MemoryPool]) -> None:
+def test_each_rule_about_order_and_repeated_calls_is_needed(pool_class: type[MemoryPool]) -> None:
     # A pool that never fails over keeps what an owner sent before, and sees no gap. A mark outlives nothing where only
     # one group can hold its request.
     weathers = {GapsCostNoClaim: FAIL_OVERS, MarksOutliveSeats: CROWDED}
@@ -110,7 +110,7 @@ def test_each_rule_about_who_is_served_and_what_a_repeated_call_does_is_needed(p
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("start", range(0, 40, 20))
-def test_no_walk_in_which_revisions_replace_each_other_breaks_a_promise(start: int) -> None:
+def test_no_random_walk_with_replaced_revisions_violates_a_guarantee(start: int) -> None:
     for seed in range(start, start + 20):
         walk(seed, REPLACEMENTS)
 
@@ -122,7 +122,7 @@ def test_each_rule_of_the_revisions_is_needed(pool_class: type[MemoryPool]) -> N
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("start", range(0, 40, 20))
-def test_no_walk_in_which_other_slots_are_promised_breaks_a_promise(start: int) -> None:
+def test_no_random_walk_with_changing_slots_violates_a_guarantee(start: int) -> None:
     for seed in range(start, start + 20):
         walk(seed, PROMISES)
 
@@ -134,7 +134,7 @@ def test_each_rule_of_the_promised_slots_is_needed(pool_class: type[MemoryPool])
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("start", range(0, 80, 20))
-def test_requests_that_break_every_stage_end_with_an_error_and_take_no_other_with_them(start: int) -> None:
+def test_requests_that_break_every_stage_end_with_an_error_and_end_no_other(start: int) -> None:
     for seed in range(start, start + 20):
         walk(seed, POISON)
 
@@ -144,12 +144,12 @@ def test_each_rule_against_poison_is_needed(pool_class: type[MemoryPool]) -> Non
     assert finds_violation(pool_class, weather=POISON)
 
 
-def test_suspects_that_run_in_company_take_others_with_them() -> None:
+def test_suspects_that_run_with_others_end_innocent_requests() -> None:
     assert finds_violation(MemoryPool, frozenset({"suspects run alone"}), POISON)
 
 
 @pytest.mark.slow
-def test_blame_for_deaths_from_outside_ends_innocent_requests() -> None:
+def test_blame_for_external_deaths_ends_innocent_requests() -> None:
     assert not finds_violation(MemoryPool, weather=BROKEN_FROM_OUTSIDE, seeds=40)
     assert finds_violation(MemoryPool, frozenset({"outside is innocent"}), BROKEN_FROM_OUTSIDE)
 

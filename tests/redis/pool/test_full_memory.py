@@ -70,7 +70,7 @@ def full_log(claimed: Claimed) -> CommitEntry:
     return CommitEntry(request_id=request.id, claim=claimed.claim, index=0, tokens=(first, *more), end=end)
 
 
-async def test_all_that_was_accepted_is_finished_in_full(small_bed: RedisBed) -> None:
+async def test_all_accepted_requests_finish_when_memory_is_full(small_bed: RedisBed) -> None:
     accepted, finished = await fill(small_bed), 0
     assert accepted > 1000
     scheduler = Scheduler(small_bed)
