@@ -153,7 +153,7 @@ def test_the_control_message_of_each_step_reaches_the_last_stage_before_the_firs
     assert run.is_told_early
 
 
-def test_no_part_of_the_way_from_a_batch_to_its_next_step_has_a_bubble(run: Run) -> None:
+def test_no_stage_has_a_bubble_between_a_batch_and_its_next_step(run: Run) -> None:
     # A hop that hardly any step had to wait for is none.
     quicker_ms = {
         hop: statistics.quantiles(times, n=4)[0] for hop, times in run.hops_ms().items() if len(times) > STAGES

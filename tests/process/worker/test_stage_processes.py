@@ -88,7 +88,7 @@ async def test_the_in_process_engine_gives_the_same_tokens_for_any_stages_and_pr
     assert await local_tokens(three, prefetch=1, chunk=4) == expected
 
 
-async def test_a_step_without_rows_frees_and_comes_back_in_its_turn(
+async def test_a_step_without_rows_frees_slots_and_returns_in_order(
     start_stages: StartStages, start_engine: StartEngine
 ) -> None:
     group = start_stages(2, 1)
@@ -148,7 +148,7 @@ async def test_a_killed_rank_is_an_engine_error_at_once_and_its_peers_live_on(
     assert await generate(engine, epoch, requests()[:2], WANTED[:2], stages=2)
 
 
-async def test_the_neighbour_of_a_killed_rank_logs_in_one_line_that_it_is_gone(
+async def test_the_neighbour_of_a_killed_rank_logs_one_line(
     tiny_model: Path, tmp_path: Path, start_engine: StartEngine, capfd: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--log-level", "info", "--log-format", "json")

@@ -232,7 +232,7 @@ def test_a_stage_with_the_weights_of_another_revision_makes_all_tokens_wrong(
     assert_wrong_from(0, agreements(model, asks[0], asks[0].output))
 
 
-def test_of_hundreds_of_random_faults_each_shows_within_two_tokens(folder: Path, model: ChainModel) -> None:
+def test_each_of_hundreds_of_random_faults_changes_a_token_within_two(folder: Path, model: ChainModel) -> None:
     draw = random.Random(8)
     asks = some_asks(300)
 

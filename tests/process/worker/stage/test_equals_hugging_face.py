@@ -167,7 +167,7 @@ def test_layers_whose_kernels_run_together_give_the_same_output(
         ("gpt2", {"packs": OneDnnLinear}),
     ],
 )
-def test_layers_that_are_more_than_kernels_do_not_run_together(
+def test_layers_with_other_operations_than_kernels_do_not_run_together(
     family: str, options: dict[str, Any], models: Any
 ) -> None:
     chain = Chain(models(family).folder, **{"packs": PanelLinear} | options)
@@ -175,7 +175,7 @@ def test_layers_that_are_more_than_kernels_do_not_run_together(
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mistral"])
-def test_a_request_that_starts_again_from_its_log_goes_on_as_before(family: str, models: Any) -> None:
+def test_a_request_restarted_from_its_log_continues_as_before(family: str, models: Any) -> None:
     model = models(family)
     asks = random_asks(model.vocab_size, 6, seed=10, new_max=NEW_MAX)
     for ask in asks:

@@ -172,7 +172,7 @@ def test_logits_are_those_of_plain_kernels(ours: Run, folder: Path, tensor: int)
 
 
 @pytest.mark.sampled(4)
-def test_what_steps_launch_is_compiled_before(ours: Run) -> None:
+def test_kernels_of_steps_are_compiled_ahead(ours: Run) -> None:
     assert ours.meanwhile
     assert ours.meanwhile <= ours.before
 

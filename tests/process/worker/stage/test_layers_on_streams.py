@@ -67,7 +67,7 @@ def outcomes_of(folder: Path, vocab_size: int, edges: Callable[[TaskGraph], Sequ
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "vocab_size"), [("gpt2", 211), ("mistral", 197), ("qwen3", 191)])
-def test_steps_have_the_same_effects_in_any_order_that_keeps_to_the_edges(
+def test_steps_have_the_same_effects_in_any_order_that_respects_the_edges(
     family: str, vocab_size: int, tmp_path: Path
 ) -> None:
     outcomes = outcomes_of(tiny_checkpoint(family, tmp_path), vocab_size, lambda graph: graph.edges)

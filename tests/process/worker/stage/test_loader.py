@@ -38,7 +38,7 @@ def resident_bytes(kind: str = "RssFile") -> int:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_was_read_does_not_stay_in_memory(folder: Path, dtype: torch.dtype) -> None:
+def test_pages_that_were_read_do_not_stay_in_memory(folder: Path, dtype: torch.dtype) -> None:
     files = checkpoint(folder, dtype)
     before = resident_bytes()
     for place in range(NUMBER):
@@ -48,7 +48,7 @@ def test_what_was_read_does_not_stay_in_memory(folder: Path, dtype: torch.dtype)
     assert files.bytes_read == NUMBER * ROWS * COLUMNS * 4
 
 
-def test_a_part_is_given_back_too_and_the_rest_read_later(folder: Path) -> None:
+def test_pages_of_a_partly_read_file_are_released_and_the_rest_read_later(folder: Path) -> None:
     files = checkpoint(folder)
     for rows in ((0, 300), (300, ROWS)):
         for columns in (None, (5, 900)):
@@ -92,7 +92,7 @@ def test_an_embedding_holds_no_part_of_the_file(folder: Path, layout: type[Linea
 
 @pytest.mark.skipif(loader._MALLOC_TRIM is None, reason="only glibc is asked to give memory back")
 @pytest.mark.parametrize("is_last", [False, True])
-def test_what_was_freed_on_the_way_leaves_the_heap(
+def test_memory_freed_while_loading_is_returned_by_the_heap(
     folder: Path, is_last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.empty(28 << 20, dtype=torch.uint8)  # from here on the C library takes what is smaller from its heap

@@ -181,7 +181,7 @@ def beside_a_sum(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     return remembered(remembered(x)) * 2, y + z
 
 
-def test_what_tasks_make_is_kept_until_all_streams_have_joined() -> None:
+def test_outputs_of_tasks_are_kept_until_all_streams_have_joined() -> None:
     made.clear()
     device, graph = Watching(), trace(beside_a_sum, *program_inputs())
     run_on_streams(graph, assigned(graph), program_inputs(), device)
@@ -190,7 +190,7 @@ def test_what_tasks_make_is_kept_until_all_streams_have_joined() -> None:
     assert all(each.expired() for each in made)
 
 
-def test_of_one_stream_it_is_freed_before_the_last_task() -> None:
+def test_with_one_stream_outputs_are_freed_before_the_last_task() -> None:
     made.clear()
     device, graph = Watching(), trace(beside_a_sum, *program_inputs())
     run_on_streams(graph, one_stream(len(graph.tasks)), program_inputs(), device)
