@@ -98,7 +98,7 @@ def test_a_model_that_the_hub_does_not_have_is_refused_by_its_name(hub: str, tmp
     assert "ModelError: --model owner/other is not a folder, and the hub could not provide it" in said
 
 
-def test_a_folder_is_called_by_its_own_name(tmp_path: Path) -> None:
+def test_a_folder_has_its_own_name_as_model_name(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "link").symlink_to("own")
     assert find_model(f"{tmp_path}/link") == (tmp_path / "link", "own")

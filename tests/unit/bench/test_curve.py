@@ -58,7 +58,7 @@ def test_one_policy_alone_is_compared_with_nothing() -> None:
     assert comparison(POINTS[:3], is_normalised=True) == []
 
 
-def test_a_policy_that_never_meets_the_latency_is_said_so() -> None:
+def test_a_policy_that_never_meets_the_latency_is_reported() -> None:
     [line] = comparison([POINTS[0], POINTS[4]], is_normalised=False)
     assert line.endswith("request_level never meets it")
 
@@ -75,7 +75,7 @@ def test_points_are_written_as_plain_data() -> None:
     assert (first["policy"], first["rate_per_s"], first["report"]["requests"]) == ("iteration", 1.0, 1)
 
 
-def test_a_plot_is_drawn(tmp_path: Path) -> None:
+def test_a_plot_is_written(tmp_path: Path) -> None:
     plot_curves(POINTS, tmp_path / "curves.svg", is_normalised=True)
     assert "request_level(8)" in (tmp_path / "curves.svg").read_text()
 
