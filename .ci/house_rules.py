@@ -120,7 +120,7 @@ def check(sources: dict[Path, str], documents: set[str]) -> Iterator[Violation]:
     for path, source in sources.items():
         for prose in prose_of(source):
             place = f"{path}:{prose.line}"
-            if prose.is_docstring and path.parts[0] in PRODUCT:
+            if prose.is_docstring:
                 yield from check_start(prose.text, place)
             yield from check_documents(prose.text, place, documents)
             yield from check_sentences(prose.text, place)

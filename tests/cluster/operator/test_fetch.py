@@ -8,7 +8,7 @@ from kubernetes import client
 
 from orca.operator.domain import names
 from support.operator.api_server import ApiServer
-from support.operator.paper_nodes import NOW, Json, PaperNodes
+from support.operator.fake_nodes import NOW, FakeNodes, Json
 from support.operator.shop import WITHIN_S, OperatorProcess, Shop
 from support.waiting import wait_until
 
@@ -18,8 +18,8 @@ URI = "hf://org/model"
 
 
 @pytest.fixture(scope="module")
-def nodes(server: ApiServer) -> Iterator[PaperNodes]:
-    with PaperNodes(server, {"one": {}}) as nodes:
+def nodes(server: ApiServer) -> Iterator[FakeNodes]:
+    with FakeNodes(server, {"one": {}}) as nodes:
         yield nodes
 
 
@@ -46,7 +46,7 @@ def ended(exit_code: int, message: str = "") -> Json:
     return {"phase": "Failed" if exit_code else "Succeeded", "state": {"terminated": how}}
 
 
-def fetches_say(nodes: PaperNodes, said: Json | None) -> None:
+def fetches_say(nodes: FakeNodes, said: Json | None) -> None:
     """All other pods run."""
 
     def says(pod: Any) -> Json | None:
@@ -60,7 +60,7 @@ def fetch_pods(shop: Shop) -> list[str]:
     return [pod.metadata.name for pod in found]
 
 
-def test_pods_that_read_a_model_are_created_after_its_fetch(shop: Shop, nodes: PaperNodes, on_paper: Json) -> None:
+def test_pods_that_read_a_model_are_created_after_its_fetch(shop: Shop, nodes: FakeNodes, on_paper: Json) -> None:
     fetches_say(nodes, None)
     shop.create(model=on_paper)
     shop.wait_for("ModelReady", "False", "ModelLoading")
@@ -72,7 +72,7 @@ def test_pods_that_read_a_model_are_created_after_its_fetch(shop: Shop, nodes: P
 
 
 def test_gateways_that_wait_for_a_fetch_keep_their_model_while_the_resource_is_suspended(
-    shop: Shop, nodes: PaperNodes, on_paper: Json
+    shop: Shop, nodes: FakeNodes, on_paper: Json
 ) -> None:
     fetches_say(nodes, None)
     shop.create()
@@ -93,7 +93,7 @@ def test_gateways_that_wait_for_a_fetch_keep_their_model_while_the_resource_is_s
 
 
 def test_a_fetch_with_a_permanent_failure_ends_with_its_reason(
-    shop: Shop, nodes: PaperNodes, on_paper: Json, server: ApiServer
+    shop: Shop, nodes: FakeNodes, on_paper: Json, server: ApiServer
 ) -> None:
     fetches_say(nodes, ended(2, f"ModelDenied: {URI}: revision main: HTTP 401"))
     shop.create(model=on_paper)
@@ -108,7 +108,7 @@ def test_a_fetch_with_a_permanent_failure_ends_with_its_reason(
     assert len(fetch_pods(shop)) == 1
 
 
-def test_a_fetch_with_a_transient_failure_is_retried(shop: Shop, nodes: PaperNodes, on_paper: Json) -> None:
+def test_a_fetch_with_a_transient_failure_is_retried(shop: Shop, nodes: FakeNodes, on_paper: Json) -> None:
     fetches_say(nodes, ended(1, f"ModelUnreachable: {URI}: revision main: HTTP 503"))
     shop.create(model=on_paper)
     shop.wait_for("ModelReady", "False", "ModelUnreachable")
@@ -119,7 +119,7 @@ def test_a_fetch_with_a_transient_failure_is_retried(shop: Shop, nodes: PaperNod
 
 
 def test_a_fetched_model_in_the_wanted_state_is_not_written(
-    shop: Shop, nodes: PaperNodes, on_paper: Json, operator: OperatorProcess
+    shop: Shop, nodes: FakeNodes, on_paper: Json, operator: OperatorProcess
 ) -> None:
     fetches_say(nodes, ended(0))
     shop.create(model=on_paper)

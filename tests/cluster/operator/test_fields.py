@@ -95,7 +95,7 @@ def rendered(deployment: OrcaDeployment) -> list[Json]:
     """All manifests once there is nothing to add, or after some rounds."""
     cluster = FakeCluster(deployment)
     for _ in range(ROUNDS):
-        if not cluster.look().actions:
+        if not cluster.reconcile().actions:
             break
         cluster.start()
     objects = [value for (kind, _), value in sorted(cluster.objects.items()) if kind != "Pod"]

@@ -20,9 +20,17 @@ from orca.operator.domain import names
 from orca.operator.plan.children import KEPT_KINDS
 from support.operator.api_server import ApiServer
 from support.operator.end_state import State, difference
-from support.operator.journeys import JOURNEYS, MODEL_JOURNEYS, SLOTS_JOURNEYS, Journey, Traveller, creation, traveller
-from support.operator.lives import prepare
-from support.operator.paper_nodes import NOW, Json, PaperNodes
+from support.operator.fake_nodes import NOW, FakeNodes, Json
+from support.operator.journeys import (
+    JOURNEYS,
+    MODEL_JOURNEYS,
+    SLOTS_JOURNEYS,
+    Journey,
+    JourneyRunner,
+    creation,
+    journey_runner,
+)
+from support.operator.operator_runs import prepare
 from support.operator.recording_proxy import At, Call, Moment
 from support.operator.shop import WITHIN_S
 from support.waiting import wait_until
@@ -47,18 +55,18 @@ class Point:
     state: State
 
 
-Begin = Callable[[str], AbstractContextManager[Traveller]]
+Begin = Callable[[str], AbstractContextManager[JourneyRunner]]
 Death = tuple[str, str, Moment]
 """Journey, write, and moment of it."""
 
 
 @pytest.fixture(scope="module")
-def nodes(server: ApiServer) -> Iterator[PaperNodes]:
+def nodes(server: ApiServer) -> Iterator[FakeNodes]:
     """On which fetches end at once."""
     ended = {"exitCode": 0, "reason": "Completed", "startedAt": NOW, "finishedAt": NOW}
     fetched: Json = {"phase": "Succeeded", "state": {"terminated": ended}}
     prepare()
-    with PaperNodes(server, {"one": {}, "two": {}}) as nodes:
+    with FakeNodes(server, {"one": {}, "two": {}}) as nodes:
         nodes.says = lambda pod: fetched if pod.metadata.labels.get(names.ROLE_LABEL) == "fetch" else None
         yield nodes
 
@@ -66,7 +74,7 @@ def nodes(server: ApiServer) -> Iterator[PaperNodes]:
 @pytest.fixture
 def begin(server: ApiServer, tmp_path: Path, redis_login: dict[str, str]) -> Begin:
     """Gets the name of a namespace."""
-    return lambda namespace: traveller(server, tmp_path, namespace, redis_login)
+    return lambda namespace: journey_runner(server, tmp_path, namespace, redis_login)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +202,7 @@ def _raise_all(failures: Sequence[Exception]) -> None:
         raise ExceptionGroup("chains that did not end as an undisturbed one does", failures)
 
 
-def _point(one: Traveller, journey: Journey, at: At | None, moment: Moment) -> Point:
+def _point(one: JourneyRunner, journey: Journey, at: At | None, moment: Moment) -> Point:
     fatal = one.make(journey, at, moment)
     writes = one.proxy.record.writes
     if fatal is not None:

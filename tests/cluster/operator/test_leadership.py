@@ -83,7 +83,7 @@ def test_one_operator_acts_and_the_standby_stays_healthy(shop: Shop, server: Api
     shop.wait_for("SchedulerReady", "False")
     assert (leads(first), leads(second)) == (True, False)
     assert answers(second)
-    assert second.looks() == 0
+    assert second.reconciles() == 0
     assert holder(server, shop) == "first"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from support.operator.api_server import ApiServer
-from support.operator.paper_nodes import PaperNodes
+from support.operator.fake_nodes import FakeNodes
 from support.operator.shop import WITHIN_S, OperatorProcess, Shop
 from support.waiting import wait_until
 
@@ -15,13 +15,13 @@ pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
-def nodes(server: ApiServer) -> Iterator[PaperNodes]:
-    with PaperNodes(server, {"one": {}, "two": {}}) as nodes:
+def nodes(server: ApiServer) -> Iterator[FakeNodes]:
+    with FakeNodes(server, {"one": {}, "two": {}}) as nodes:
         yield nodes
 
 
 @pytest.fixture(autouse=True)
-def everything_runs(nodes: PaperNodes) -> Iterator[PaperNodes]:
+def everything_runs(nodes: FakeNodes) -> Iterator[FakeNodes]:
     yield nodes
     nodes.says = lambda _: None
 
@@ -43,7 +43,7 @@ def test_a_resource_in_the_wanted_state_is_not_written(shop: Shop, operator: Ope
     operator.kill()
     operator.start()
     wait_until(lambda: operator.log.count("operator (") == 2, WITHIN_S)
-    wait_until(lambda: operator.looks() >= 2, WITHIN_S, lambda: operator.log[-2000:])
+    wait_until(lambda: operator.reconciles() >= 2, WITHIN_S, lambda: operator.log[-2000:])
     assert shop.status() == written
     assert operator.log.count("apply (") == before
 
@@ -111,7 +111,7 @@ def test_an_operator_shuts_down_cleanly_on_sigterm(operator: OperatorProcess) ->
 
 
 @pytest.mark.slow
-def test_a_crash_is_reported_with_its_pod_and_last_log_lines_until_it_is_fixed(shop: Shop, nodes: PaperNodes) -> None:
+def test_a_crash_is_reported_with_its_pod_and_last_log_lines_until_it_is_fixed(shop: Shop, nodes: FakeNodes) -> None:
     ended = {"exitCode": 2, "message": "setting model: /m is not a folder", "reason": "Error"}
     waiting = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended}}
     nodes.says = lambda pod: waiting if pod.metadata.labels["orca-serving.io/role"] == "stage" else None
@@ -194,11 +194,11 @@ def test_a_changed_status_causes_no_reconcile(shop: Shop, server: ApiServer, tmp
     own.start()
     try:
         wait_until(lambda: "operator (" in own.log, WITHIN_S, lambda: own.log)
-        wait_until(lambda: own.looks() > 0, WITHIN_S)
-        looks = own.looks()
+        wait_until(lambda: own.reconciles() > 0, WITHIN_S)
+        looks = own.reconciles()
         for number in range(300):
             shop.note_queued(number)
         # The watches of the children begin one after the other, each with news.
-        assert own.looks() - looks <= 15
+        assert own.reconciles() - looks <= 15
     finally:
         own.kill()

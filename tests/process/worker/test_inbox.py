@@ -31,7 +31,7 @@ class Link:
         self.draws_later = False
         self.torn: set[int] = set()  # tokens of steps whose receive fails
         self.on_send: dict[int, Callable[[], None]] = {}
-        self.on_look: Callable[[], None] = lambda: None
+        self.on_poll: Callable[[], None] = lambda: None
 
     def receive_hidden(self, tokens: int) -> "Link":
         if tokens in self.torn:
@@ -68,7 +68,7 @@ class DrawnLater:
     @property
     def is_ready(self) -> bool:
         self._looks += 1
-        self._link.on_look()
+        self._link.on_poll()
         return self._looks > 50
 
     def read(self) -> list[Any]:
@@ -200,7 +200,7 @@ def test_a_rank_is_working_until_the_tokens_of_its_device_have_arrived(
     link: Link, steps: EpochSteps, progress: RankProgress
 ) -> None:
     link.draws_later = True
-    link.on_look = lambda: seen.append((progress.doing, progress.is_waiting))
+    link.on_poll = lambda: seen.append((progress.doing, progress.is_waiting))
     seen: list[tuple[str, bool]] = []
     steps.receive(step_of(1))
     list(steps.run_next())

@@ -11,7 +11,7 @@ from orca.operator.cluster.probes import PromiseChanged, poll_pool, set_promise
 from orca.operator.domain.actions import PromiseSlots
 from orca.operator.domain.resource import Json
 from support.operator.deployments import deployment
-from support.operator.pool_hand import PoolHand
+from support.operator.pool_client import PoolClient
 
 LIMIT_S = 30.0
 
@@ -29,7 +29,7 @@ def promise(slots: int, *, expected: int) -> PromiseSlots:
 async def test_a_pool_counts_requests_above_the_spec_and_gets_the_new_promise(
     redis_login: dict[str, str], tmp_path: Path
 ) -> None:
-    pool, login = PoolHand(redis_login, "ns", tmp_path), secret(**redis_login)
+    pool, login = PoolClient(redis_login, "ns", tmp_path), secret(**redis_login)
 
     def begin() -> None:
         pool.form("r1", 7, slots=64)
@@ -50,7 +50,7 @@ async def test_a_pool_counts_requests_above_the_spec_and_gets_the_new_promise(
 async def test_a_promise_is_not_written_after_the_lease_or_the_time_limit(
     redis_login: dict[str, str], tmp_path: Path
 ) -> None:
-    pool, login = PoolHand(redis_login, "ns", tmp_path), secret(**redis_login)
+    pool, login = PoolClient(redis_login, "ns", tmp_path), secret(**redis_login)
     promised = await asyncio.to_thread(pool.form, "r1", 7, slots=64)
     told = promise(32, expected=promised)
     with pytest.raises(OrcaError, match="does not hold the Lease"):

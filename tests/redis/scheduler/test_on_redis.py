@@ -18,7 +18,7 @@ from orca.scheduler.engines.simulated_engine import CostModel, SimulatedEngine, 
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
 from orca.scheduler.observer import Observer
 from orca.scheduler.policy.iteration import IterationPolicy
-from support.scheduler.scheduler_world import REVISION, a_request
+from support.scheduler.scheduler_simulation import REVISION, a_request
 from support.waiting import PATIENT_POOL, until
 
 TOKENS = seeded_tokens(7)

@@ -2,7 +2,7 @@
 
 from orca.gateway.limits.overload import Overload
 from orca.pool.memory.pool import MemoryPool
-from support.gateway.told_pool import ToldPool, stats
+from support.gateway.scripted_pool import ScriptedPool, stats
 
 
 class Clock:
@@ -18,7 +18,7 @@ def overload_of(pool: MemoryPool, clock: Clock | None = None) -> Overload:
 
 async def observed(*, seconds: float, queued: int, ends_per_second: float) -> Overload:
     """What a gateway knows that has looked at the pool for so long."""
-    pool, clock = ToldPool(stats()), Clock()
+    pool, clock = ScriptedPool(stats()), Clock()
     overload = overload_of(pool, clock)
     while clock.now_s < seconds:
         clock.now_s += 0.5

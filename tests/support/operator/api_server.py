@@ -107,7 +107,7 @@ def api_server(programs: dict[str, Path], folder: Path, *, controllers: bool = F
         _wait_until_ready(server, folder / "kube-apiserver.log")
         if controllers:
             flags = (f"--kubeconfig={server.kubeconfig}", "--leader-elect=false", "--bind-address=127.0.0.1")
-            # Nodes of paper have no heartbeat: after 40 s without one they would be tainted as lost.
+            # Simulated nodes have no heartbeat: after 40 s without one they would be tainted as lost.
             patience = "--node-monitor-grace-period=24h"
             start("kube-controller-manager", *flags, patience, f"--secure-port={free_port()}")
             start("kube-scheduler", *flags, f"--secure-port={free_port()}")

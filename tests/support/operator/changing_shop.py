@@ -42,7 +42,7 @@ class ChangingShop(PlannedShop):
         ]
         return [facts.models(pod["metadata"]) for pod in pods]
 
-    def look(self) -> ReconcilePlan:
+    def reconcile(self) -> ReconcilePlan:
         digest, generation = self.in_force
         old = Counter({each: count for each, count in self.requests.items() if each != digest})
         self.cluster.pool = PoolStatus(
@@ -52,7 +52,7 @@ class ChangingShop(PlannedShop):
             replaced_revisions=tuple(sorted(self.recorded - {digest})),
         )
         before = {each["metadata"]["name"]: each for each in self.schedulers() if each["spec"]["replicas"]}
-        decided = self.cluster.look()
+        decided = self.cluster.reconcile()
         self._let_linger(before)
         self._start("shop-pool")
         for job in self.cluster.names("Job"):
@@ -141,7 +141,7 @@ class ChangingShop(PlannedShop):
         """Until nothing is left to do, whatever happens in which order."""
         for _ in range(1000):
             self.move()
-            decided = self.look()
+            decided = self.reconcile()
             if not decided.actions and self.is_over(decided):
                 return
         raise AssertionError(f"it does not come to an end: {self.in_force} {self.requests} {self.digests()}")

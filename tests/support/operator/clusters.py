@@ -49,7 +49,7 @@ class FakeCluster:
             lost_nodes=self.lost_nodes,
         )
 
-    def look(self, release: Release = RELEASE) -> ReconcilePlan:
+    def reconcile(self, release: Release = RELEASE) -> ReconcilePlan:
         """One plan, carried out."""
         decided = make_plan(self.observe(release))
         for action in decided.actions:
@@ -67,10 +67,10 @@ class FakeCluster:
 
     def settle(self, release: Release = RELEASE) -> list[ReconcilePlan]:
         """Look and let all pods run, until a look finds nothing to do."""
-        plans = [self.look(release)]
+        plans = [self.reconcile(release)]
         for _ in range(100):
             self.start()
-            plans.append(self.look(release))
+            plans.append(self.reconcile(release))
             if not plans[-1].actions:
                 return plans
         raise AssertionError(f"still at it: {plans[-1].actions}")

@@ -15,7 +15,7 @@ from support.operator.api_server import TOKEN, ApiServer
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class DryRunAnswer:
     status: int
     body: Json
     warnings: tuple[str, ...]
@@ -34,16 +34,16 @@ class DryRun:
     def __init__(self, client: httpx.Client, namespace: str) -> None:
         self._client = client
         self.namespace = namespace
-        self._known: dict[str, Said] = {}
+        self._known: dict[str, DryRunAnswer] = {}
 
-    def create(self, spec: Json, name: str = "shop") -> Said:
+    def create(self, spec: Json, name: str = "shop") -> DryRunAnswer:
         """An OrcaDeployment, strictly: fields that nobody knows are refused."""
         body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": {"name": name}, "spec": spec}
         path = f"/apis/{GROUP}/{VERSION}/namespaces/{self.namespace}/{PLURAL}"
         params = {"dryRun": "All", "fieldValidation": "Strict"}
         return _said(self._client.post(path, params=params, json=body))
 
-    def apply(self, manifest: Json) -> Said:
+    def apply(self, manifest: Json) -> DryRunAnswer:
         """As the operator applies it; each manifest is asked about once."""
         text = json.dumps(manifest, sort_keys=True)
         if text not in self._known:
@@ -64,7 +64,7 @@ def dry_run(server: ApiServer, namespace: str) -> Iterator[DryRun]:
         yield DryRun(client, namespace)
 
 
-def _said(response: httpx.Response) -> Said:
+def _said(response: httpx.Response) -> DryRunAnswer:
     is_json = response.headers["Content-Type"].startswith("application/json")
     body = response.json() if is_json else {"message": response.text}
-    return Said(response.status_code, body, tuple(response.headers.get_list("Warning")))
+    return DryRunAnswer(response.status_code, body, tuple(response.headers.get_list("Warning")))

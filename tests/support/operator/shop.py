@@ -101,7 +101,7 @@ class OperatorProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._port = free_port()
 
-    def looks(self) -> int:
+    def reconciles(self) -> int:
         """How many times it has looked at a resource."""
         return self.metric("orca_operator_reconciles_total")
 

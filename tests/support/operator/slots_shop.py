@@ -48,7 +48,7 @@ class SlotsShop(PlannedShop):
         in_force = {each[names.MODEL_LABEL] for each in living} if self.is_one_revision else {self.in_force}
         return tuple(each[names.GROUP_LABEL] for each in living if each[names.MODEL_LABEL] in in_force)
 
-    def look(self) -> ReconcilePlan:
+    def reconcile(self) -> ReconcilePlan:
         asked = slots_that_some_exceed(self.cluster.observed)
         larger = [need for need in self.needs if asked is not None and need > asked]
         self.cluster.pool = PoolStatus(
@@ -62,7 +62,7 @@ class SlotsShop(PlannedShop):
             smallest_larger_request=min(larger, default=0),
             largest_request=max(larger, default=0),
         )
-        decided = self.cluster.look()
+        decided = self.cluster.reconcile()
         if self.pool_problem is None:
             self.promised = self.cluster.pool.promised_slots
         self._start_all_but_schedulers()
@@ -112,7 +112,7 @@ class SlotsShop(PlannedShop):
         """Until nothing is left to do, whatever happens in which order."""
         for _ in range(1000):
             self.move()
-            if not self.look().actions and self.is_over():
+            if not self.reconcile().actions and self.is_over():
                 return
         raise AssertionError(f"it does not come to an end: {self.promised} {self.needs} {self.slots()}")
 

@@ -14,7 +14,7 @@ from orca.gateway.settings import GatewaySettings
 from orca.pool.records import Parent, Submission
 from orca.pool.settings import PoolSettings
 from support.gateway.gateway_rig import Rig, error_of, recording, rig, until
-from support.gateway.told_pool import ToldPool, stats
+from support.gateway.scripted_pool import ScriptedPool, stats
 
 COMPLETIONS = "/v1/completions"
 
@@ -47,7 +47,7 @@ async def test_refused_calls_read_no_body_and_cost_no_tokens_and_no_iteration() 
         scheduling.cancel()
 
 
-class SilentWhenFull(ToldPool):
+class SilentWhenFull(ScriptedPool):
     """Says that it is full and must not be asked anything else for a new call."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ async def test_a_key_of_lower_priority_is_refused_in_a_queue_that_others_may_fil
     keys = [ApiKey("batch", key_digest("b"), KeyLimits(queue_percent=50)), ApiKey("people", key_digest("p"))]
     file.write_text("\n".join(map(key_line, keys)))
     settings = GatewaySettings(model="tiny", api_keys_file=str(file))
-    async with rig(schedules=False, settings=settings, pool=ToldPool(stats(queued=60))) as one:
+    async with rig(schedules=False, settings=settings, pool=ScriptedPool(stats(queued=60))) as one:
         answers = [
             await one.client.post(COMPLETIONS, json={"prompt": 5}, headers={"authorization": f"Bearer {key}"})
             for key in ("b", "p")
@@ -135,7 +135,7 @@ async def test_a_refused_call_is_counted_by_path_and_against_the_limits_of_its_k
     file = tmp_path / "keys"
     file.write_text(key_line(ApiKey("one", key_digest("k"), KeyLimits(requests_per_minute=1))))
     settings = GatewaySettings(model="tiny", api_keys_file=str(file))
-    async with rig(schedules=False, settings=settings, pool=ToldPool(stats(queued=100))) as one:
+    async with rig(schedules=False, settings=settings, pool=ScriptedPool(stats(queued=100))) as one:
         keyed = {"authorization": "Bearer k"}
         # The first one asks the pool, behind the router; from the second on the queue is known to be full.
         first, second = [await one.client.post(COMPLETIONS, json={"prompt": "a"}, headers=keyed) for _ in range(2)]

@@ -55,7 +55,7 @@ async def test_large_bodies_are_parsed_in_a_thread(size: int, is_inline: bool) -
         b'{"prompt": [' + b",".join([b"[]"] * 1_300_000) + b"]}",
         b'{"a": ' + b'{"b": [' * 9 + b",".join([b"{}"] * 9_990) + b"]}" * 9 + b"}",
     ],
-    ids=["messages", "lists", "in the deep"],
+    ids=["messages", "lists", "deeply nested"],
 )
 async def test_a_body_of_too_many_objects_and_lists_is_refused_before_it_is_checked(content: bytes) -> None:
     THREADS.clear()

@@ -13,7 +13,7 @@ from orca.gateway.limits.overload import Overload, retry_after_seconds
 from orca.pool.records import PoolStats
 from support.gateway.gateway_rig import rig, until
 from support.gateway.overloads import Clock, observed, overload_of
-from support.gateway.told_pool import ToldPool, stats
+from support.gateway.scripted_pool import ScriptedPool, stats
 
 COMPLETIONS = "/v1/completions"
 
@@ -28,9 +28,9 @@ async def is_refused(overload: Overload) -> bool:
     return False
 
 
-async def after_a_full_queue() -> tuple[ToldPool, Clock, Overload]:
+async def after_a_full_queue() -> tuple[ScriptedPool, Clock, Overload]:
     """A gateway that has just refused a call, by what the pool told."""
-    pool, clock = ToldPool(stats(queued=100)), Clock()
+    pool, clock = ScriptedPool(stats(queued=100)), Clock()
     overload = overload_of(pool, clock)
     assert await is_refused(overload)
     return pool, clock, overload
@@ -100,7 +100,7 @@ async def test_without_a_measured_rate_no_deadline_is_refused() -> None:
 
 
 async def test_the_pool_is_polled_four_times_a_second_for_any_number_of_calls() -> None:
-    pool, clock = ToldPool(stats()), Clock()
+    pool, clock = ScriptedPool(stats()), Clock()
     overload = overload_of(pool, clock)
     for _ in range(10):
         await asyncio.gather(*(overload.check() for _ in range(100)))
@@ -110,7 +110,7 @@ async def test_the_pool_is_polled_four_times_a_second_for_any_number_of_calls() 
 
 @pytest.mark.parametrize("problem", [PoolUnavailable("away"), TimeoutError()])
 async def test_without_an_answer_of_the_pool_submit_decides(problem: Exception) -> None:
-    overload = overload_of(ToldPool(problem))
+    overload = overload_of(ScriptedPool(problem))
     await overload.check()
     overload.check_deadline(1)
 
@@ -129,7 +129,7 @@ async def test_without_an_answer_of_the_pool_submit_decides(problem: Exception) 
 async def test_a_full_queue_is_known_without_another_poll(
     told: PoolStats, queue_percent: int | None, is_refused: bool
 ) -> None:
-    overload = overload_of(ToldPool(told))
+    overload = overload_of(ScriptedPool(told))
     refused = False
     try:
         await overload.check(queue_percent)
@@ -172,7 +172,7 @@ async def test_a_call_half_a_second_after_a_full_queue_is_not_refused_by_old_cou
 async def test_a_call_waits_for_new_counts_unless_the_queue_was_just_empty(
     queued: int, is_refused_since: bool, age_s: float, waits: bool
 ) -> None:
-    pool, clock = ToldPool(stats(queued=queued)), Clock()
+    pool, clock = ScriptedPool(stats(queued=queued)), Clock()
     overload = overload_of(pool, clock)
     await overload.check()
     if is_refused_since:
@@ -187,7 +187,7 @@ async def test_a_call_waits_for_new_counts_unless_the_queue_was_just_empty(
 
 
 async def test_concurrent_callers_share_one_answer_of_the_pool_for_a_while() -> None:
-    pool, clock = ToldPool(stats(queued=3)), Clock()
+    pool, clock = ScriptedPool(stats(queued=3)), Clock()
     overload = overload_of(pool, clock)
     assert await asyncio.gather(*(overload.backlog.counts(10) for _ in range(50))) == [pool.told] * 50
     clock.now_s = 0.2
@@ -198,7 +198,7 @@ async def test_concurrent_callers_share_one_answer_of_the_pool_for_a_while() -> 
 
 
 async def test_counts_that_do_not_arrive_in_time_are_none() -> None:
-    pool, clock = ToldPool(stats(queued=3)), Clock()
+    pool, clock = ScriptedPool(stats(queued=3)), Clock()
     overload = overload_of(pool, clock)
     await overload.backlog.counts(10)
     pool.may_answer.clear()
@@ -217,7 +217,7 @@ async def test_outdated_counts_of_a_silent_pool_refuse_no_call() -> None:
 
 
 async def test_a_refusal_by_the_pool_holds_until_its_next_answer() -> None:
-    pool, clock = ToldPool(stats(queued_prompt_tokens=99)), Clock()
+    pool, clock = ScriptedPool(stats(queued_prompt_tokens=99)), Clock()
     overload = overload_of(pool, clock)
     assert not await is_refused(overload)
     overload.backlog.note_full()

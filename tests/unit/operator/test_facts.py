@@ -63,7 +63,7 @@ def test_a_stateful_set_with_a_foreign_group_name_is_no_group_and_is_deleted() -
     [stages] = cluster.names("StatefulSet", "stage")
     copy = json.loads(json.dumps(cluster.objects["StatefulSet", stages]).replace(stages, "copy"))
     cluster.objects["StatefulSet", "copy"] = copy
-    decided = cluster.look()
+    decided = cluster.reconcile()
     assert [(each.kind, each.name) for each in decided.actions if isinstance(each, Delete)] == [("StatefulSet", "copy")]
     assert len(decided.groups) == 1
 
@@ -83,10 +83,10 @@ def test_only_an_annotation_that_was_removed_or_edited_is_written_again(
 ) -> None:
     cluster = settled(scheduler={"kvSlots": 1024})
     edit(metadata_of(cluster, kind, role, is_template=kind == "Deployment")["annotations"], annotation, value)
-    decided = cluster.look()
+    decided = cluster.reconcile()
     assert written(decided) == cluster.names(kind, role)
     assert make_status(cluster.observed, decided, {})["groups"]["ready"] == 1
-    assert cluster.look().actions == ()
+    assert cluster.reconcile().actions == ()
 
 
 @pytest.mark.parametrize("value", [None, "x", "-1", "0000"])
@@ -107,7 +107,7 @@ def test_a_label_that_was_removed_or_edited_is_written_again_and_no_group_is_del
     for is_template in (False, True):
         edit(metadata_of(cluster, "StatefulSet", role, is_template=is_template)["labels"], label, value)
     before = cluster.names("StatefulSet")
-    assert written(cluster.look()) == cluster.names("StatefulSet", role)
+    assert written(cluster.reconcile()) == cluster.names("StatefulSet", role)
     cluster.settle()
     assert cluster.names("StatefulSet") == before
     for is_template in (False, True):
@@ -122,7 +122,7 @@ def test_a_group_with_unknown_slots_is_repaired_even_if_waiting_requests_may_nee
     shop.needs = [3000]
     [scheduler] = shop.schedulers()
     del scheduler["metadata"]["annotations"][names.SLOTS_ANNOTATION]
-    assert written(shop.look()) == [scheduler["metadata"]["name"]]
+    assert written(shop.reconcile()) == [scheduler["metadata"]["name"]]
     assert [facts.slots(each) for each in shop.schedulers()] == [1024]
 
 
@@ -132,7 +132,7 @@ def test_old_groups_with_known_slots_are_kept_before_those_with_unknown_slots() 
     del cluster.objects["StatefulSet", unknown]["metadata"]["annotations"][names.SLOTS_ANNOTATION]
     cluster.pool = PoolStatus(generation=int(BORN_S) + 1)
     cluster.deployment = deployment(model={"uri": "pvc://models/b"}, replicas=2, generation=2)
-    assert cluster.look().change.kept == {known.removesuffix("-scheduler")}
+    assert cluster.reconcile().change.kept == {known.removesuffix("-scheduler")}
 
 
 def test_gateways_keep_an_old_model_while_a_group_may_still_serve_it() -> None:
@@ -140,20 +140,20 @@ def test_gateways_keep_an_old_model_while_a_group_may_still_serve_it() -> None:
     [old] = cluster.names("StatefulSet", "stage")
     cluster.pool = PoolStatus(generation=int(BORN_S) + 1)
     cluster.deployment = deployment(model={"uri": "pvc://models/b"}, generation=2)
-    cluster.look()
+    cluster.reconcile()
     cluster.pool = PoolStatus(generation=int(BORN_S) + 2)
     del cluster.objects["StatefulSet", old]["metadata"]["annotations"][names.MODELS_ANNOTATION]
-    assert [each.folder for each in cluster.look().change.older] == ["a"]
+    assert [each.folder for each in cluster.reconcile().change.older] == ["a"]
 
 
 def test_gateway_pods_without_the_annotation_do_not_delay_a_model_change() -> None:
     shop = ChangingShop(model={"uri": "pvc://models/a"})
     shop.call()
     shop.change(model={"uri": "pvc://models/b"})
-    shop.look()
+    shop.reconcile()
     shop.gateways()
     shop.cluster.objects["Pod", "shop-gateway-0"]["metadata"]["annotations"].clear()
-    assert not shop.look().change.waits_for_gateways
+    assert not shop.reconcile().change.waits_for_gateways
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -164,7 +164,7 @@ def test_a_model_change_completes_whatever_a_user_removes_or_edits_meanwhile(see
         for _ in range(shop.chance.randrange(20)):
             shop.move()
             spoil(shop)
-            shop.look()
+            shop.reconcile()
     shop.settle()
     assert [each.folder for each in shop.known()[0]] == ["a"]
 

@@ -45,15 +45,15 @@ def replicas(cluster: FakeCluster, group: str) -> tuple[int, int]:
 
 def pass_time(cluster: FakeCluster, seconds: float) -> None:
     cluster.now_s += seconds
-    cluster.look()
+    cluster.reconcile()
 
 
 def test_a_group_without_nodes_is_overdue_after_its_startup_time() -> None:
     cluster = FakeCluster(deployment(replicas=2, startupSeconds=60))
-    cluster.look()
-    assert not cluster.look().groups[0].is_overdue
+    cluster.reconcile()
+    assert not cluster.reconcile().groups[0].is_overdue
     cluster.now_s = BORN_S + 62
-    [group] = cluster.look().groups
+    [group] = cluster.reconcile().groups
     assert (group.is_placed, group.is_overdue) == (False, True)
 
 
@@ -63,7 +63,7 @@ def test_a_pod_rescheduled_long_after_its_group_gets_the_full_startup_time() -> 
     group = group_of(cluster)
     unplace(cluster, f"{group}-1")
     pass_time(cluster, 59)
-    assert not cluster.look().groups[0].is_overdue
+    assert not cluster.reconcile().groups[0].is_overdue
     assert replicas(cluster, group) == (2, 1)
     pass_time(cluster, 2)
     assert replicas(cluster, group) == (0, 0)
@@ -109,7 +109,7 @@ def test_a_group_that_serves_again_loses_its_record_of_pauses() -> None:
             del cluster.objects[kind, name]
     cluster.settle()
     assert group_pauses.read(cluster.objects["StatefulSet", group_of(cluster)]) == Pause()
-    assert cluster.look().actions == ()
+    assert cluster.reconcile().actions == ()
 
 
 def test_a_group_is_not_paused_while_another_group_leaves() -> None:
@@ -120,7 +120,7 @@ def test_a_group_is_not_paused_while_another_group_leaves() -> None:
     other.now_s += 61
     leaving = other.names("StatefulSet", "stage")[1]
     other.objects["StatefulSet", leaving]["metadata"]["deletionTimestamp"] = NOW
-    other.look()
+    other.reconcile()
     assert replicas(other, group_of(other)) == (2, 1)
 
 
@@ -138,11 +138,11 @@ def test_a_group_gets_a_new_startup_time_after_another_group_has_made_room() -> 
     old = group_of(cluster)
     ending = cluster.objects["Pod", f"{old}-0"]
     cluster.deployment = deployment(generation=2, startupSeconds=60, parallelism={"stages": 2})
-    cluster.look()
+    cluster.reconcile()
     [new] = [name for name in cluster.names("StatefulSet", "stage") if name != old]
     pass_time(cluster, 62)
-    cluster.look()
-    cluster.look()
+    cluster.reconcile()
+    cluster.reconcile()
     assert ("StatefulSet", old) not in cluster.objects
     cluster.objects["Pod", f"{old}-0"] = ending | {"metadata": ending["metadata"] | {"deletionTimestamp": NOW}}
     pass_time(cluster, 100)
@@ -197,7 +197,7 @@ def test_a_pause_annotation_that_the_operator_did_not_write_is_ignored(written: 
 def test_a_paused_group_is_reported_with_the_time_of_its_return() -> None:
     cluster = cluster_of()
     pass_time(cluster, 61)
-    found = status.make_status(cluster.observe(at=NOW), cluster.look(), {})
+    found = status.make_status(cluster.observe(at=NOW), cluster.reconcile(), {})
     [told] = [each for each in found["conditions"] if each["type"] == "WorkersReady"]
     assert (told["status"], told["reason"]) == ("False", "NoCapacity")
     assert "has given way once" in told["message"]
@@ -218,15 +218,15 @@ def test_a_group_whose_container_crashes_repeatedly_is_paused_once(pod: str) -> 
     cluster.settle()
     group = group_of(cluster)
     crash(cluster, f"{group}{pod}", restarts=9)
-    cluster.look()
+    cluster.reconcile()
     assert replicas(cluster, group) == (1, 1)
     crash(cluster, f"{group}{pod}", restarts=10)
-    cluster.look()
+    cluster.reconcile()
     assert replicas(cluster, group) == (0, 0)
     crash(cluster, f"{group}{pod}", restarts=0)
     pass_time(cluster, 61)
     assert replicas(cluster, group) == (1, 1)
-    assert cluster.look().actions == ()
+    assert cluster.reconcile().actions == ()
 
 
 def test_a_new_group_that_crashes_does_not_remove_the_old_one() -> None:
@@ -234,7 +234,7 @@ def test_a_new_group_that_crashes_does_not_remove_the_old_one() -> None:
     cluster.settle()
     [old] = cluster.names("StatefulSet", "stage")
     cluster.deployment = deployment(generation=2, parallelism={"stages": 2})
-    cluster.look()
+    cluster.reconcile()
     [new] = [name for name in cluster.names("StatefulSet", "stage") if name != old]
     for stage in range(2):
         template = cluster.objects["StatefulSet", new]["spec"]["template"]

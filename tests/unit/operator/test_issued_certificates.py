@@ -19,8 +19,8 @@ from orca.operator.plan.status import make_status
 from orca.operator.reconcile import observe, reconcile
 from support.operator.clusters import BORN_S, RELEASE, FakeCluster, observation
 from support.operator.deployments import deployment
+from support.operator.fake_api_server import fake_api_server
 from support.operator.handshakes import NAME, Files, a_key, ask, issue, secret, shown
-from support.operator.paper_api import paper_api
 
 DAY_S = 86_400.0
 NOW_S = BORN_S
@@ -117,7 +117,7 @@ def test_no_private_key_appears_in_the_repr_of_an_action() -> None:
 
 def test_the_secret_is_created_before_the_pods_that_mount_it() -> None:
     cluster = FakeCluster(SHOP)
-    first, *_ = cluster.look().actions
+    first, *_ = cluster.reconcile().actions
     assert isinstance(first, IssueCertificate)
     assert first.is_new
     assert cluster.names("Secret") == ["shop-certificates"]
@@ -127,10 +127,10 @@ def test_a_renewal_writes_the_secret_and_nothing_else() -> None:
     cluster = FakeCluster(deployment(replicas=2, parallelism={"stages": 2}))
     cluster.settle()
     cluster.now_s += 61 * DAY_S
-    [action] = cluster.look().actions
+    [action] = cluster.reconcile().actions
     assert isinstance(action, IssueCertificate)
     assert not action.is_new
-    assert cluster.look().actions == ()
+    assert cluster.reconcile().actions == ()
 
 
 def test_new_groups_mount_the_user_provided_secret_instead_of_the_issued_one() -> None:
@@ -148,13 +148,13 @@ def test_the_issued_certificate_is_renewed_until_the_last_group_that_mounts_it_i
     cluster = FakeCluster(SHOP)
     cluster.settle()
     cluster.deployment = deployment(generation=2, certificates={"secretName": "team"})
-    cluster.look()
+    cluster.reconcile()
     assert mounted(cluster) == {"shop-certificates", "team"}
     cluster.now_s += 61 * DAY_S
-    assert [type(action) for action in cluster.look().actions].count(IssueCertificate) == 1
+    assert [type(action) for action in cluster.reconcile().actions].count(IssueCertificate) == 1
     cluster.settle()
     cluster.now_s += 61 * DAY_S
-    assert cluster.look().actions == ()
+    assert cluster.reconcile().actions == ()
 
 
 def mounted(cluster: FakeCluster) -> set[str]:
@@ -266,50 +266,50 @@ def test_the_issued_certificate_is_reported_only_if_the_api_server_refuses_its_r
     assert refused["Accepted"] == ("False", "Refused")
 
 
-# A look at an API server of paper.
+# A reconcile against an fake API server.
 
 SECRETS = "/api/v1/namespaces/ns/secrets"
 
 
 def test_a_reconcile_creates_the_secret_and_the_next_one_keeps_it() -> None:
-    with paper_api() as (paper, cluster):
-        look(cluster, SHOP)
-        made = paper.objects[f"{SECRETS}/shop-certificates"]
+    with fake_api_server() as (fake, cluster):
+        reconcile_once(cluster, SHOP)
+        made = fake.objects[f"{SECRETS}/shop-certificates"]
         assert certificates.due(observation(SHOP, {("Secret", "shop-certificates"): made}, now_s=time.time())) is None
         assert "ownerReferences" not in made["metadata"]
-        look(cluster, SHOP)
-        assert paper.calls("PATCH", "secrets/shop-certificates") == 1
+        reconcile_once(cluster, SHOP)
+        assert fake.calls("PATCH", "secrets/shop-certificates") == 1
 
 
 def test_a_retained_secret_is_used_when_the_resource_is_created_again() -> None:
-    with paper_api() as (paper, cluster):
-        look(cluster, SHOP)
-        look(cluster, replace(SHOP, uid="uid-2"))
-        assert paper.calls("PATCH", "secrets/shop-certificates") == 1
+    with fake_api_server() as (fake, cluster):
+        reconcile_once(cluster, SHOP)
+        reconcile_once(cluster, replace(SHOP, uid="uid-2"))
+        assert fake.calls("PATCH", "secrets/shop-certificates") == 1
 
 
 def test_the_secret_is_deleted_with_the_resource_if_the_deletion_policy_says_so() -> None:
-    with paper_api() as (paper, cluster):
-        look(cluster, deployment(deletionPolicy="Delete"))
-        [owner] = paper.objects[f"{SECRETS}/shop-certificates"]["metadata"]["ownerReferences"]
+    with fake_api_server() as (fake, cluster):
+        reconcile_once(cluster, deployment(deletionPolicy="Delete"))
+        [owner] = fake.objects[f"{SECRETS}/shop-certificates"]["metadata"]["ownerReferences"]
         assert owner["uid"] == "uid-1"
 
 
 def test_a_secret_of_that_name_that_the_operator_does_not_own_is_left_unchanged() -> None:
-    with paper_api() as (paper, cluster):
+    with fake_api_server() as (fake, cluster):
         his = {"metadata": {"name": "shop-certificates"}, "data": {}}
-        paper.objects[f"{SECRETS}/shop-certificates"] = his
-        look(cluster, SHOP)
-        assert paper.calls("PATCH", "secrets/shop-certificates") == 0
+        fake.objects[f"{SECRETS}/shop-certificates"] = his
+        reconcile_once(cluster, SHOP)
+        assert fake.calls("PATCH", "secrets/shop-certificates") == 0
 
 
 def test_a_damaged_secret_is_repaired_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    with paper_api() as (paper, cluster), caplog.at_level("INFO"):
-        look(cluster, SHOP)
-        made = paper.objects[f"{SECRETS}/shop-certificates"]
-        paper.objects[f"{SECRETS}/shop-certificates"] = {**made, "data": made["data"] | {KEY: ""}}
-        look(cluster, SHOP)
-        again = paper.objects[f"{SECRETS}/shop-certificates"]
+    with fake_api_server() as (fake, cluster), caplog.at_level("INFO"):
+        reconcile_once(cluster, SHOP)
+        made = fake.objects[f"{SECRETS}/shop-certificates"]
+        fake.objects[f"{SECRETS}/shop-certificates"] = {**made, "data": made["data"] | {KEY: ""}}
+        reconcile_once(cluster, SHOP)
+        again = fake.objects[f"{SECRETS}/shop-certificates"]
     assert again["data"][KEY] not in ("", made["data"][KEY])
     assert again["data"][CA_KEY] == made["data"][CA_KEY]
     issued = [vars(each) for each in caplog.records if each.message == "issue"]
@@ -320,13 +320,13 @@ def test_a_secret_that_changes_while_it_is_written_is_not_issued_again_at_each_r
     def without_key(body: Json) -> Json:
         return {**body, "data": {**body["data"], KEY: ""}} if body.get("kind") == "Secret" else body
 
-    with paper_api() as (paper, cluster):
-        paper.admits = without_key
+    with fake_api_server() as (fake, cluster):
+        fake.admits = without_key
         refusals = Refusals(lambda: 0.0)
         for _ in range(3):
             reconcile(cluster, observe(cluster, RELEASE, SHOP, frozenset()), {}, refusals)
-        assert paper.calls("PATCH", "secrets/shop-certificates") == 1
-        [accepted] = [each for each in paper.status("shop")["conditions"] if each["type"] == "Accepted"]
+        assert fake.calls("PATCH", "secrets/shop-certificates") == 1
+        [accepted] = [each for each in fake.status("shop")["conditions"] if each["type"] == "Accepted"]
     assert (accepted["status"], accepted["reason"]) == ("False", "Refused")
     assert (
         "somebody changes the Secret shop-certificates while it is written: there is no tls.key" in accepted["message"]
@@ -335,42 +335,42 @@ def test_a_secret_that_changes_while_it_is_written_is_not_issued_again_at_each_r
 
 def test_a_secret_that_is_damaged_after_each_write_is_not_issued_again_at_each_reconcile() -> None:
     path, now_s, drawn_at = f"{SECRETS}/shop-certificates", 0.0, []
-    with paper_api() as (paper, cluster):
+    with fake_api_server() as (fake, cluster):
         refusals = Refusals(lambda: now_s)
         for now_s in range(0, 40, 2):
-            before = paper.calls("PATCH", "secrets/shop-certificates")
+            before = fake.calls("PATCH", "secrets/shop-certificates")
             reconcile(cluster, observe(cluster, RELEASE, SHOP, frozenset()), {}, refusals)
-            if paper.calls("PATCH", "secrets/shop-certificates") > before:
+            if fake.calls("PATCH", "secrets/shop-certificates") > before:
                 drawn_at.append(now_s)
-                paper.objects[path] |= {"data": {}}
-        [accepted] = [each for each in paper.status("shop")["conditions"] if each["type"] == "Accepted"]
+                fake.objects[path] |= {"data": {}}
+        [accepted] = [each for each in fake.status("shop")["conditions"] if each["type"] == "Accepted"]
     assert drawn_at == [0, 6, 16, 36]
     assert accepted["message"].startswith("somebody has changed the Secret shop-certificates since it was written")
 
 
 def test_only_the_user_provided_secret_is_read() -> None:
-    with paper_api() as (paper, cluster):
-        paper.objects[f"{SECRETS}/team"] = {"metadata": {"name": "team"}, **secret(issue())}
-        assert observe(cluster, RELEASE, NAMED, frozenset()).named_certificates == paper.objects[f"{SECRETS}/team"]
-        look(cluster, NAMED)
-        assert paper.calls("GET", "secrets/team") == 2
-        assert names.certificates("shop") not in str(paper.objects.keys())
+    with fake_api_server() as (fake, cluster):
+        fake.objects[f"{SECRETS}/team"] = {"metadata": {"name": "team"}, **secret(issue())}
+        assert observe(cluster, RELEASE, NAMED, frozenset()).named_certificates == fake.objects[f"{SECRETS}/team"]
+        reconcile_once(cluster, NAMED)
+        assert fake.calls("GET", "secrets/team") == 2
+        assert names.certificates("shop") not in str(fake.objects.keys())
 
 
 @pytest.mark.parametrize(
-    "marks", [{}, {"labels": {names.DEPLOYMENT_LABEL: "shop", names.ROLE_LABEL: "scheduler"}}], ids=["his", "once ours"]
+    "marks", [{}, {"labels": {names.DEPLOYMENT_LABEL: "shop", names.ROLE_LABEL: "scheduler"}}], ids=["unlabelled", "with our labels"]
 )
 def test_a_user_provided_secret_with_the_name_of_the_issued_one_is_only_read(marks: Json) -> None:
     of = deployment(certificates={"secretName": "shop-certificates"})
-    with paper_api() as (paper, cluster):
+    with fake_api_server() as (fake, cluster):
         there = {**secret(issue()), "metadata": {"name": "shop-certificates", **marks}}
-        paper.objects[f"{SECRETS}/shop-certificates"] = there
+        fake.objects[f"{SECRETS}/shop-certificates"] = there
         for _ in range(2):
-            look(cluster, of)
-        assert paper.calls("PATCH", "secrets/shop-certificates") == 0
-        [accepted] = [each for each in paper.status("shop")["conditions"] if each["type"] == "Accepted"]
+            reconcile_once(cluster, of)
+        assert fake.calls("PATCH", "secrets/shop-certificates") == 0
+        [accepted] = [each for each in fake.status("shop")["conditions"] if each["type"] == "Accepted"]
         assert accepted["status"] == "True"
 
 
-def look(cluster: Cluster, of: OrcaDeployment) -> None:
+def reconcile_once(cluster: Cluster, of: OrcaDeployment) -> None:
     reconcile(cluster, observe(cluster, RELEASE, of, frozenset()), {}, Refusals(time.monotonic))

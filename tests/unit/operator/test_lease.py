@@ -12,8 +12,16 @@ from orca.operator.cluster.api_calls import ApiServerError
 from orca.operator.cluster.leadership import Leadership
 from orca.operator.plan.lease import holder, may_take, released, taken
 from orca.operator.settings import OperatorSettings, parse_settings
-from support.operator.lease_world import DURATION_S, OPERATORS, Calm, LeaseWorld, PaperLeases, paper_lease, terms
-from support.operator.paper_api import paper_api
+from support.operator.fake_api_server import fake_api_server
+from support.operator.lease_simulation import (
+    DURATION_S,
+    OPERATORS,
+    FakeLeases,
+    LeaseSimulation,
+    NoFaults,
+    lease_object,
+    terms,
+)
 
 ME = terms("me")
 IMAGES = [word for role in ("gateway", "scheduler", "worker", "pool", "fetch") for word in (f"--image-{role}", "i:1")]
@@ -21,12 +29,12 @@ IMAGES = [word for role in ("gateway", "scheduler", "worker", "pool", "fetch") f
 
 @pytest.mark.parametrize("unchanged_s", [0, 1e9])
 def test_a_free_lease_and_the_operators_own_lease_are_taken_at_once(unchanged_s: float) -> None:
-    for lease in (None, paper_lease("me"), released(paper_lease("other"))):
+    for lease in (None, lease_object("me"), released(lease_object("other"))):
         assert may_take(lease, ME, unchanged_s=unchanged_s)
 
 
 def test_another_operators_lease_is_taken_after_it_has_not_changed_for_its_duration() -> None:
-    lease = paper_lease("other", leaseDurationSeconds=30)
+    lease = lease_object("other", leaseDurationSeconds=30)
     assert ME.duration_s < 30
     assert not may_take(lease, ME, unchanged_s=29.9)
     assert may_take(lease, ME, unchanged_s=30)
@@ -51,7 +59,7 @@ def test_a_renewal_keeps_the_count_of_transitions() -> None:
 
 
 def test_a_lease_is_written_with_the_resource_version_that_was_read() -> None:
-    lease = paper_lease("other", version="7")
+    lease = lease_object("other", version="7")
     assert taken(lease, ME, "noon")["metadata"] == lease["metadata"]
     assert released(lease)["metadata"]["resourceVersion"] == "7"
 
@@ -60,39 +68,39 @@ def test_a_lease_is_written_with_the_resource_version_that_was_read() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_while_an_operator_may_write_no_other_holds_the_lease(seed: int) -> None:
     """Operators freeze in the middle of calls, lose answers, are killed and come back, or end in order."""
-    world = LeaseWorld(random.Random(seed))
+    simulation = LeaseSimulation(random.Random(seed))
     for _ in range(100):
-        world.step()
-    assert world.overlaps == []
+        simulation.step()
+    assert simulation.overlaps == []
 
 
 def test_simulated_operators_take_over_lose_and_release_the_lease() -> None:
-    """That the worlds above are not safe by standing still."""
-    worlds = [LeaseWorld(random.Random(seed)) for seed in range(4)]
-    for world in worlds:
+    """That the simulations above are not safe by standing still."""
+    simulations = [LeaseSimulation(random.Random(seed)) for seed in range(4)]
+    for simulation in simulations:
         for _ in range(100):
-            world.step()
+            simulation.step()
     for counted in ("taken over", "lost", "released", "killed"):
-        assert sum(world.counts[counted] for world in worlds) > 20, counted
-    assert {name for world in worlds for name in world.holders} == set(OPERATORS)
+        assert sum(simulation.counts[counted] for simulation in simulations) > 20, counted
+    assert {name for simulation in simulations for name in simulation.holders} == set(OPERATORS)
 
 
 def test_a_lease_that_is_edited_to_another_holder_is_lost_at_once() -> None:
-    world = LeaseWorld(Calm())
-    mine = world.begin("a")
+    simulation = LeaseSimulation(NoFaults())
+    mine = simulation.begin("a")
     mine.renew()
     assert mine.write_s() == DURATION_S
-    world.stored = paper_lease("b", version="by hand")
+    simulation.stored = lease_object("b", version="by hand")
     mine.renew()
     assert (mine.is_lost, mine.write_s()) == (True, 0)
-    world.stored = None
+    simulation.stored = None
     mine.renew()
-    assert world.stored is None
+    assert simulation.stored is None
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="the system has no clock that counts suspended time")
 def test_an_operator_whose_machine_was_suspended_has_lost_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    leadership = Leadership(PaperLeases(LeaseWorld(Calm())), ME)
+    leadership = Leadership(FakeLeases(LeaseSimulation(NoFaults())), ME)
     leadership.renew()
     assert leadership.is_held
     read, suspended_s = time.clock_gettime, 60.0
@@ -103,8 +111,8 @@ def test_an_operator_whose_machine_was_suspended_has_lost_its_lease(monkeypatch:
 
 
 async def test_an_operator_that_cannot_renew_its_lease_loses_it() -> None:
-    world = LeaseWorld(Calm())
-    leases = PaperLeases(world)
+    simulation = LeaseSimulation(NoFaults())
+    leases = FakeLeases(simulation)
     leadership = Leadership(leases, replace(ME, duration_s=1))
     holding = asyncio.create_task(leadership.hold())
     await asyncio.wait_for(leadership.taken.wait(), 20)
@@ -114,13 +122,13 @@ async def test_an_operator_that_cannot_renew_its_lease_loses_it() -> None:
 
 
 def test_without_the_lease_an_operator_reads_everything_and_writes_nothing() -> None:
-    with paper_api(write_s=lambda: 0) as (paper, cluster):
-        paper.objects["/api/v1/namespaces/ns/secrets/s"] = {"metadata": {"name": "s"}}
+    with fake_api_server(write_s=lambda: 0) as (fake, cluster):
+        fake.objects["/api/v1/namespaces/ns/secrets/s"] = {"metadata": {"name": "s"}}
         assert cluster.secret("ns", "s") is not None
         with pytest.raises(ApiServerError, match="does not hold the Lease") as refused:
             cluster.write_status("ns", "shop", {})
     assert not refused.value.is_answer
-    assert {method for method, _, _ in paper.said} == {"GET"}
+    assert {method for method, _, _ in fake.said} == {"GET"}
 
 
 LEASED = ["--lease", "orca", "--lease-namespace", "system", "--lease-identity", "pod-1"]

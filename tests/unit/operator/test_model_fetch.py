@@ -45,9 +45,9 @@ def deleted(decided: ReconcilePlan) -> list[tuple[str, str]]:
 
 def test_no_pod_that_reads_a_model_starts_before_it_is_fetched() -> None:
     cluster = FakeCluster(deployment(model=ON_HUB))
-    cluster.look()
+    cluster.reconcile()
     [job] = cluster.names("Job")
-    assert cluster.look().actions == ()
+    assert cluster.reconcile().actions == ()
     assert (cluster.names("StatefulSet"), cluster.names("Deployment"), claims(cluster)) == (["shop-pool"], [], [job])
     cluster.end_job(job, "Complete")
     cluster.settle()
@@ -56,14 +56,14 @@ def test_no_pod_that_reads_a_model_starts_before_it_is_fetched() -> None:
 
 
 def test_a_second_reconcile_changes_nothing() -> None:
-    assert settled().look().actions == ()
+    assert settled().reconcile().actions == ()
 
 
 def test_the_current_model_serves_unchanged_until_the_next_one_is_fetched() -> None:
     cluster = settled(replicas=2)
     before = {key: value for key, value in cluster.objects.items() if key[0] in ("StatefulSet", "Deployment", "Pod")}
-    change(cluster, model=NEWER, replicas=2, gateway={"replicas": 5}, rollout={"maxUnavailable": 1}).look()
-    assert cluster.look().actions == ()
+    change(cluster, model=NEWER, replicas=2, gateway={"replicas": 5}, rollout={"maxUnavailable": 1}).reconcile()
+    assert cluster.reconcile().actions == ()
     assert {key: cluster.objects[key] for key in before} == before
     old = cluster.names("StatefulSet", "stage")
     cluster.settle()
@@ -74,16 +74,16 @@ def test_the_current_model_serves_unchanged_until_the_next_one_is_fetched() -> N
 def test_a_revert_during_a_fetch_needs_no_other_fetch() -> None:
     cluster = settled()
     [first] = cluster.names("Job")
-    change(cluster, model=NEWER).look()
+    change(cluster, model=NEWER).reconcile()
     assert len(cluster.names("Job")) == 2
-    change(cluster, model=ON_HUB).look()
-    assert (cluster.names("Job"), cluster.look().actions) == ([first], ())
+    change(cluster, model=ON_HUB).reconcile()
+    assert (cluster.names("Job"), cluster.reconcile().actions) == ([first], ())
 
 
 @pytest.mark.parametrize(("policy", "kept"), [("Keep", 2), ("Delete", 1)])
 def test_the_volume_claim_of_an_unused_model_follows_the_deletion_policy(policy: str, kept: int) -> None:
     cluster = settled(deletionPolicy=policy)
-    change(cluster, model=NEWER, deletionPolicy=policy).look()
+    change(cluster, model=NEWER, deletionPolicy=policy).reconcile()
     assert len(claims(cluster)) == 2
     cluster.settle()
     assert (len(cluster.names("Job")), len(claims(cluster))) == (1, kept)
@@ -93,7 +93,7 @@ def test_suspend_removes_groups_and_gateways_also_during_a_fetch() -> None:
     cluster = settled()
     cluster.pool = PoolStatus(generation=int(BORN_S) + 1)
     change(cluster, model=NEWER, suspend=True)
-    while cluster.look().actions:
+    while cluster.reconcile().actions:
         pass
     assert cluster.names("StatefulSet") == ["shop-pool"]
     assert cluster.objects["Deployment", "shop-gateway"]["spec"]["replicas"] == 0
@@ -103,7 +103,7 @@ def test_gateways_still_get_a_model_replaced_during_suspension_to_read_its_answe
     cluster = settled()
     [before] = claims(cluster)
     cluster.pool = PoolStatus(generation=int(BORN_S), revision="r1")
-    change(cluster, model=NEWER, suspend=True, deletionPolicy="Delete").look()
+    change(cluster, model=NEWER, suspend=True, deletionPolicy="Delete").reconcile()
     for pod in cluster.names("Pod", "gateway"):
         del cluster.objects["Pod", pod]
     cluster.settle()
@@ -114,38 +114,38 @@ def test_gateways_still_get_a_model_replaced_during_suspension_to_read_its_answe
 
 def test_a_running_fetch_is_replaced_when_its_spec_changes() -> None:
     cluster = FakeCluster(deployment(model=ON_HUB))
-    cluster.look()
+    cluster.reconcile()
     change(cluster, model={**ON_HUB, "tokenSecret": {"name": "mine"}})
     [job] = cluster.names("Job")
-    assert deleted(cluster.look()) == [("Job", job)]
-    cluster.look()
+    assert deleted(cluster.reconcile()) == [("Job", job)]
+    cluster.reconcile()
     assert "mine" in json.dumps(cluster.objects["Job", job])
 
 
 def test_a_successful_fetch_is_never_repeated() -> None:
     cluster = settled()
     change(cluster, model={**ON_HUB, "tokenSecret": {"name": "mine"}})
-    assert cluster.look().actions == ()
+    assert cluster.reconcile().actions == ()
 
 
 def test_a_failed_fetch_is_retried_after_a_while() -> None:
     cluster = FakeCluster(deployment(model=ON_HUB))
-    cluster.look()
+    cluster.reconcile()
     [job] = cluster.names("Job")
     cluster.end_job(job, "Failed", at=BORN)
     cluster.now_s = BORN_S + 60
-    assert cluster.look().actions == ()
+    assert cluster.reconcile().actions == ()
     cluster.now_s = BORN_S + 121
-    assert deleted(cluster.look()) == [("Job", job)]
+    assert deleted(cluster.reconcile()) == [("Job", job)]
 
 
 def test_a_deleted_volume_is_fetched_again() -> None:
     cluster = settled()
     [name] = claims(cluster)
     del cluster.objects["PersistentVolumeClaim", name]
-    cluster.look()
+    cluster.reconcile()
     cluster.objects["PersistentVolumeClaim", name]["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z"
-    assert ("Job", name) in deleted(cluster.look())
+    assert ("Job", name) in deleted(cluster.reconcile())
 
 
 def test_a_volume_grows_with_the_spec_and_keeps_its_immutable_fields() -> None:
@@ -153,25 +153,25 @@ def test_a_volume_grows_with_the_spec_and_keeps_its_immutable_fields() -> None:
     [name] = claims(cluster)
     other = {"storageClassName": "slow", "accessMode": "ReadWriteMany"}
     for size, wanted in [(2048, "2048Gi"), (5, "2048Gi")]:
-        change(cluster, model={**ON_HUB, "cache": {"sizeGiB": size, **other}}).look()
+        change(cluster, model={**ON_HUB, "cache": {"sizeGiB": size, **other}}).reconcile()
         spec = cluster.objects["PersistentVolumeClaim", name]["spec"]
         assert spec == {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": wanted}}}
 
 
 def test_the_fetch_pod_of_a_lost_node_is_deleted_so_that_the_next_one_starts() -> None:
     cluster = FakeCluster(deployment(model=ON_HUB))
-    cluster.look()
+    cluster.reconcile()
     [job] = cluster.names("Job")
     cluster.add_pod(f"{job}-abcde", cluster.objects["Job", job]["spec"]["template"]["metadata"]["labels"])
     cluster.objects["Pod", f"{job}-abcde"]["metadata"]["deletionTimestamp"] = NOW
     cluster.lost_nodes = frozenset({"node-1"})
-    assert deleted(cluster.look()) == [("Pod", f"{job}-abcde")]
+    assert deleted(cluster.reconcile()) == [("Pod", f"{job}-abcde")]
 
 
 def fetching(figures: FetchProgress | None = None, **container: Any) -> Json:
     """The condition ModelReady while the pod of the fetch is in some state."""
     cluster = FakeCluster(deployment(model=ON_HUB))
-    cluster.look()
+    cluster.reconcile()
     [job] = cluster.names("Job")
     labels = cluster.objects["Job", job]["spec"]["template"]["metadata"]["labels"]
     cluster.add_pod(f"{job}-abcde", labels, is_ready=not container)
@@ -181,7 +181,7 @@ def fetching(figures: FetchProgress | None = None, **container: Any) -> Json:
 
 
 def model_ready(cluster: FakeCluster, figures: FetchProgress | None = None) -> Json:
-    found = status.make_status(replace(cluster.observe(at=NOW), fetch=figures), cluster.look(RELEASE), {})
+    found = status.make_status(replace(cluster.observe(at=NOW), fetch=figures), cluster.reconcile(RELEASE), {})
     [condition] = [each for each in found["conditions"] if each["type"] == "ModelReady"]
     return dict(condition)
 
@@ -194,8 +194,8 @@ def test_a_fetch_reports_its_progress() -> None:
 
 def test_a_rollout_to_another_model_begins_with_its_fetch() -> None:
     cluster = change(settled(), model=NEWER)
-    cluster.look()
-    found = status.make_status(cluster.observe(at=NOW), cluster.look(), {})
+    cluster.reconcile()
+    found = status.make_status(cluster.observe(at=NOW), cluster.reconcile(), {})
     said = {each["type"]: (each["status"], each["reason"]) for each in found["conditions"]}
     assert said["Progressing"] == ("True", "ModelLoading")
     assert said["Ready"] == ("False", "ModelLoading")
@@ -221,7 +221,7 @@ def test_a_fetch_without_its_image_reports_that() -> None:
 
 def test_a_fetch_that_failed_without_a_message_is_reported_as_crashing() -> None:
     cluster = FakeCluster(deployment(model=ON_HUB))
-    cluster.look()
+    cluster.reconcile()
     cluster.end_job(cluster.names("Job")[0], "Failed")
     found = model_ready(cluster)
     assert (found["reason"], found["message"]) == ("Crashing", "the fetch has failed: its pod has failed")

@@ -18,7 +18,7 @@ from orca.operator.domain.resource import Json
 from orca.operator.reconcile import reconcile
 from support.operator.clusters import observation
 from support.operator.deployments import deployment
-from support.operator.paper_api import paper_api
+from support.operator.fake_api_server import fake_api_server
 
 LIMIT_S = 30.0
 
@@ -84,10 +84,10 @@ def test_a_failed_write_to_the_pool_is_retried_and_until_then_nothing_changes(
         set_promise(wanted, login, promise(48, expected=64), within_s=lambda: LIMIT_S)
     observed = observation(wanted, pool_secret=login, pool=PoolStatus(revision="r1", generation=1, promised_slots=64))
     caplog.set_level(logging.WARNING, "orca.operator")
-    with paper_api() as (paper, cluster):
+    with fake_api_server() as (fake, cluster):
         assert reconcile(cluster, observed, {}, Refusals(time.monotonic))
     assert "the promise did not reach the pool" in caplog.text
-    [told] = [each for each in paper.status("shop")["conditions"] if each["type"] == "PoolReady"]
+    [told] = [each for each in fake.status("shop")["conditions"] if each["type"] == "PoolReady"]
     assert (told["status"], told["reason"]) == ("False", "PoolNotTold")
     assert "127.0.0.1" in told["message"]
-    assert [path.rpartition("/")[2] for method, path, _ in paper.said if method == "PATCH"] == ["status"]
+    assert [path.rpartition("/")[2] for method, path, _ in fake.said if method == "PATCH"] == ["status"]

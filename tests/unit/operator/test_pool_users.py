@@ -13,7 +13,7 @@ from orca.operator.plan.children import finish
 from orca.operator.reconcile import observe, reconcile
 from support.operator.clusters import RELEASE
 from support.operator.deployments import deployment
-from support.operator.paper_api import PaperApi, paper_api
+from support.operator.fake_api_server import FakeApiServer, fake_api_server
 
 SHOP = deployment()
 SECRET = "/api/v1/namespaces/ns/secrets/shop-pool"
@@ -40,36 +40,36 @@ def of_release_before(secret: Json) -> Json:
     return with_text(secret, users_acl=text(secret).replace("+zrangebyscore", "+zlexcount"))
 
 
-def look(paper: PaperApi, cluster: Cluster) -> list[str]:
+def reconcile_once(fake: FakeApiServer, cluster: Cluster) -> list[str]:
     """One look. Returns: what of the pool was written."""
-    begin = len(paper.said)
+    begin = len(fake.said)
     reconcile(cluster, observe(cluster, RELEASE, SHOP, frozenset()), {}, Refusals(time.monotonic))
-    return [path for method, path, _ in paper.said[begin:] if method == "PATCH" and path in (SECRET, REDIS)]
+    return [path for method, path, _ in fake.said[begin:] if method == "PATCH" and path in (SECRET, REDIS)]
 
 
 def test_redis_gets_the_rights_that_an_upgrade_adds_and_then_restarts_once() -> None:
-    with paper_api() as (paper, cluster):
-        assert look(paper, cluster) == [REDIS]
-        new = paper.objects[SECRET]
-        paper.objects[SECRET] = of_release_before(new)
-        marks = paper.objects[REDIS]["spec"]["template"]["metadata"]["annotations"]
+    with fake_api_server() as (fake, cluster):
+        assert reconcile_once(fake, cluster) == [REDIS]
+        new = fake.objects[SECRET]
+        fake.objects[SECRET] = of_release_before(new)
+        marks = fake.objects[REDIS]["spec"]["template"]["metadata"]["annotations"]
         before = marks[names.USERS_ANNOTATION]
-        assert look(paper, cluster) == [SECRET]
-        assert text(paper.objects[SECRET], "password") == text(new, "password")
-        assert set(text(paper.objects[SECRET]).split()) == {*text(new).split(), "+zlexcount"}
-        assert look(paper, cluster) == [REDIS]
-        marks = paper.objects[REDIS]["spec"]["template"]["metadata"]["annotations"]
+        assert reconcile_once(fake, cluster) == [SECRET]
+        assert text(fake.objects[SECRET], "password") == text(new, "password")
+        assert set(text(fake.objects[SECRET]).split()) == {*text(new).split(), "+zlexcount"}
+        assert reconcile_once(fake, cluster) == [REDIS]
+        marks = fake.objects[REDIS]["spec"]["template"]["metadata"]["annotations"]
         assert marks[names.USERS_ANNOTATION] != before
-        assert look(paper, cluster) == []
+        assert reconcile_once(fake, cluster) == []
 
 
 def test_a_secret_that_cannot_be_written_leaves_redis_as_it_is() -> None:
-    with paper_api() as (paper, cluster):
-        look(paper, cluster)
-        paper.objects[SECRET] = of_release_before(paper.objects[SECRET])
-        paper.refuses["PATCH", "secrets/shop-pool"] = 403, "policies forbid it"
-        assert look(paper, cluster) == look(paper, cluster) == [SECRET]
-        [told] = [each for each in paper.status("shop")["conditions"] if each["type"] == "Accepted"]
+    with fake_api_server() as (fake, cluster):
+        reconcile_once(fake, cluster)
+        fake.objects[SECRET] = of_release_before(fake.objects[SECRET])
+        fake.refuses["PATCH", "secrets/shop-pool"] = 403, "policies forbid it"
+        assert reconcile_once(fake, cluster) == reconcile_once(fake, cluster) == [SECRET]
+        [told] = [each for each in fake.status("shop")["conditions"] if each["type"] == "Accepted"]
         assert "policies forbid it" in told["message"]
 
 

@@ -1,4 +1,4 @@
-"""One look at a resource, against an API server of paper."""
+"""One look at a resource, against an API server of fake."""
 
 import time
 
@@ -11,27 +11,27 @@ from orca.operator.plan.children import finish, is_ours
 from orca.operator.reconcile import observe, reconcile
 from support.operator.clusters import RELEASE
 from support.operator.deployments import deployment
-from support.operator.paper_api import paper_api
+from support.operator.fake_api_server import fake_api_server
 
 NOBODY: frozenset[str] = frozenset()
 
 
 def test_no_secret_is_read_more_than_once_in_a_reconcile() -> None:
-    with paper_api() as (paper, cluster):
+    with fake_api_server() as (fake, cluster):
         first = observe(cluster, RELEASE, deployment(), NOBODY)
-        paper.said.clear()
+        fake.said.clear()
         second = observe(cluster, RELEASE, deployment(), NOBODY)
-    assert [path for _, path, _ in paper.said if "secrets" in path] == ["/api/v1/namespaces/ns/secrets"]
+    assert [path for _, path, _ in fake.said if "secrets" in path] == ["/api/v1/namespaces/ns/secrets"]
     assert first.pool_secret is not None
     assert second.pool_secret == first.pool_secret
 
 
 def test_the_secret_of_an_external_pool_is_read_by_its_name_and_may_be_missing() -> None:
     external = deployment(pool={"external": {"urlSecret": {"name": "redis"}}})
-    with paper_api() as (paper, cluster):
+    with fake_api_server() as (fake, cluster):
         assert observe(cluster, RELEASE, external, NOBODY).pool_secret is None
         secret = {"metadata": {"name": "redis"}, "data": {"url": ""}}
-        paper.objects["/api/v1/namespaces/ns/secrets/redis"] = secret
+        fake.objects["/api/v1/namespaces/ns/secrets/redis"] = secret
         assert observe(cluster, RELEASE, external, NOBODY).pool_secret == secret
 
 
@@ -63,13 +63,13 @@ def test_an_object_with_the_operators_labels_and_another_owner_is_neither_delete
     labels = names.labels("shop", "gateway")
     his = [{"uid": "of-another", "controller": True}]
     services = "/api/v1/namespaces/ns/services"
-    with paper_api() as (paper, cluster):
+    with fake_api_server() as (fake, cluster):
         for name in ("shop", "extra"):
             metadata = {"name": name, "uid": name, "labels": labels, "ownerReferences": his}
-            paper.objects[f"{services}/{name}"] = {"metadata": metadata}
+            fake.objects[f"{services}/{name}"] = {"metadata": metadata}
         reconcile(cluster, observe(cluster, RELEASE, deployment(), NOBODY), {}, Refusals(time.monotonic))
-    assert [method for method, path, _ in paper.said if path.startswith(f"{services}/") and method == "DELETE"] == []
-    assert paper.calls("PATCH", "services/shop") == 0
+    assert [method for method, path, _ in fake.said if path.startswith(f"{services}/") and method == "DELETE"] == []
+    assert fake.calls("PATCH", "services/shop") == 0
 
 
 def without_ports(body: Json) -> Json:
@@ -79,24 +79,24 @@ def without_ports(body: Json) -> Json:
 
 
 def test_a_field_that_admission_changes_back_is_reported_and_not_written_repeatedly() -> None:
-    with paper_api() as (paper, cluster):
-        paper.admits = without_ports
+    with fake_api_server() as (fake, cluster):
+        fake.admits = without_ports
         refusals = Refusals(time.monotonic)
         for _ in range(3):
             observed = observe(cluster, RELEASE, deployment(), NOBODY)
             reconcile(cluster, observed, {}, refusals)
-    assert paper.calls("PATCH", "/services/shop") == 1
-    [told] = [each for each in paper.status("shop")["conditions"] if each["type"] == "Accepted"]
+    assert fake.calls("PATCH", "/services/shop") == 1
+    [told] = [each for each in fake.status("shop")["conditions"] if each["type"] == "Accepted"]
     assert (told["status"], told["reason"]) == ("False", "Refused")
     assert "somebody changes spec.ports of Service shop " in told["message"]
 
 
 def test_a_missing_secret_of_api_keys_is_reported() -> None:
     named = deployment(gateway={"apiKeysSecret": {"name": "team"}})
-    with paper_api() as (paper, cluster):
+    with fake_api_server() as (fake, cluster):
         assert "no Secret team" in str(observe(cluster, RELEASE, named, NOBODY).keys_problem)
         secret = {"metadata": {"name": "team"}, "data": {"others": ""}}
-        paper.objects["/api/v1/namespaces/ns/secrets/team"] = secret
+        fake.objects["/api/v1/namespaces/ns/secrets/team"] = secret
         assert "no key keys" in str(observe(cluster, RELEASE, named, NOBODY).keys_problem)
         secret["data"]["keys"] = ""
         assert observe(cluster, RELEASE, named, NOBODY).keys_problem is None
@@ -104,12 +104,12 @@ def test_a_missing_secret_of_api_keys_is_reported() -> None:
 
 def test_a_refused_action_is_reported_in_each_reconcile_and_not_tried_in_each() -> None:
     wanted, refusals = deployment(), Refusals(time.monotonic)
-    with paper_api() as (paper, cluster):
-        paper.refuses["PATCH", "services/shop"] = 403, "quota is used up"
+    with fake_api_server() as (fake, cluster):
+        fake.refuses["PATCH", "services/shop"] = 403, "quota is used up"
         for _ in range(3):
             reconcile(cluster, observe(cluster, RELEASE, wanted, NOBODY), {}, refusals)
-            status = paper.objects["/apis/orca-serving.io/v1alpha1/namespaces/ns/orcadeployments/shop/status"]["status"]
+            status = fake.objects["/apis/orca-serving.io/v1alpha1/namespaces/ns/orcadeployments/shop/status"]["status"]
             [accepted] = [each for each in status["conditions"] if each["type"] == "Accepted"]
             assert (accepted["status"], "quota is used up" in accepted["message"]) == ("False", True)
-    assert paper.calls("PATCH", "services/shop") == 1
-    assert paper.calls("PATCH", "deployments/shop-gateway") == 1
+    assert fake.calls("PATCH", "services/shop") == 1
+    assert fake.calls("PATCH", "deployments/shop-gateway") == 1

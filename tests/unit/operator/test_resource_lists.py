@@ -4,16 +4,16 @@ import pytest
 
 from orca.operator.cluster.api_server import Cluster
 from orca.operator.cluster.watching import ResourceLists
-from support.operator.paper_api import PaperApi, paper_api
+from support.operator.fake_api_server import FakeApiServer, fake_api_server
 
 SHOP = {"metadata": {"namespace": "ns", "name": "shop", "uid": "uid-1"}}
 
 
-def there_is(paper: PaperApi, *, is_lost: bool) -> None:
+def put_objects(fake: FakeApiServer, *, is_lost: bool) -> None:
     """One resource, and one node."""
-    paper.objects["/apis/orca-serving.io/v1alpha1/orcadeployments"] = {"items": [SHOP]}
+    fake.objects["/apis/orca-serving.io/v1alpha1/orcadeployments"] = {"items": [SHOP]}
     conditions = [{"type": "Ready", "status": "Unknown" if is_lost else "True"}]
-    paper.objects["/api/v1/nodes"] = {"items": [{"metadata": {"name": "a"}, "status": {"conditions": conditions}}]}
+    fake.objects["/api/v1/nodes"] = {"items": [{"metadata": {"name": "a"}, "status": {"conditions": conditions}}]}
 
 
 class Rare(ResourceLists):
@@ -25,8 +25,8 @@ class Rare(ResourceLists):
 
 
 def test_all_resources_are_reconciled_once_per_resync_interval() -> None:
-    with paper_api() as (paper, cluster):
-        there_is(paper, is_lost=False)
+    with fake_api_server() as (fake, cluster):
+        put_objects(fake, is_lost=False)
         listing = Rare(cluster)
         assert listing.list().due == (("ns", "shop"),)
         listing.now_s = 3599
@@ -37,10 +37,10 @@ def test_all_resources_are_reconciled_once_per_resync_interval() -> None:
 
 
 def test_a_lost_or_returned_node_is_seen_in_the_next_list_and_all_resources_are_reconciled() -> None:
-    with paper_api() as (paper, cluster):
+    with fake_api_server() as (fake, cluster):
         listing = Rare(cluster)
         for is_lost, nodes in [(False, set()), (True, {"a"}), (False, set())]:
-            there_is(paper, is_lost=is_lost)
+            put_objects(fake, is_lost=is_lost)
             assert listing.list().due == (("ns", "shop"),)
             assert listing.lost_nodes == nodes
             assert listing.list().due == ()
@@ -50,5 +50,5 @@ def test_a_lost_or_returned_node_is_seen_in_the_next_list_and_all_resources_are_
 def test_lists_are_at_most_half_a_minute_apart_and_one_comes_when_a_resync_is_due(
     resync_s: float, every_s: float
 ) -> None:
-    with paper_api() as (_, cluster):
+    with fake_api_server() as (_, cluster):
         assert ResourceLists(cluster, (), resync_s=resync_s, clock=lambda: 0.0).every_s == every_s

@@ -25,7 +25,7 @@ def cluster_of(**spec: Any) -> FakeCluster:
 
 
 def told(cluster: FakeCluster, before: Json | None = None, now: str = NOW) -> Json:
-    return status.make_status(cluster.observe(at=now), cluster.look(), before or {})
+    return status.make_status(cluster.observe(at=now), cluster.reconcile(), before or {})
 
 
 def plan(cluster: FakeCluster) -> ReconcilePlan:
@@ -74,7 +74,7 @@ def test_a_group_that_does_not_form_in_its_startup_time_is_degraded() -> None:
 def test_a_rollout_is_ready_only_when_the_wanted_revision_serves() -> None:
     cluster = cluster_of()
     cluster.deployment = deployment(generation=2, parallelism={"stages": 2})
-    cluster.look()
+    cluster.reconcile()
     found = told(cluster)
     assert condition(found, "Ready")[0] == "False"
     assert condition(found, "Progressing") == ("True", "RollingOut")
@@ -108,7 +108,7 @@ def test_an_edit_is_not_ready_before_it_is_in_force(edit: Json, part: str) -> No
 def test_a_change_that_its_controller_has_not_observed_is_not_complete() -> None:
     cluster = cluster_of()
     cluster.deployment = deployment(generation=2, gateway={"replicas": 2}, scheduler={"prefetch": 0})
-    cluster.look()  # it writes; the pods of before still serve
+    cluster.reconcile()  # it writes; the pods of before still serve
     found = told(cluster)
     assert condition(found, "GatewayReady") == ("False", "GatewaysChanging")
     assert condition(found, "SchedulerReady") == ("False", "SchedulersChanging")
@@ -117,7 +117,7 @@ def test_a_change_that_its_controller_has_not_observed_is_not_complete() -> None
 def test_a_scheduler_that_waits_for_its_update_is_not_up_to_date() -> None:
     cluster = cluster_of()
     [scheduler] = cluster.names("StatefulSet", "scheduler")
-    waits = replace(cluster.look(), held=frozenset({("StatefulSet", scheduler)}))
+    waits = replace(cluster.reconcile(), held=frozenset({("StatefulSet", scheduler)}))
     found = status.make_status(cluster.observe(at=NOW), waits, {})
     assert condition(found, "SchedulerReady") == ("False", "SchedulersChanging")
 
@@ -125,9 +125,9 @@ def test_a_scheduler_that_waits_for_its_update_is_not_up_to_date() -> None:
 def status_without_keys(cluster: FakeCluster) -> Json:
     """Of a cluster whose gateways are told of a Secret that is not there."""
     cluster.deployment = deployment(generation=2, gateway={"apiKeysSecret": {"name": "team"}})
-    cluster.look()
+    cluster.reconcile()
     problem = replace(cluster.observe(at=NOW), keys_problem="there is no Secret team")
-    return status.make_status(problem, cluster.look(), {})
+    return status.make_status(problem, cluster.reconcile(), {})
 
 
 def test_a_missing_secret_of_api_keys_is_reported_as_what_new_gateways_wait_for() -> None:
@@ -147,7 +147,7 @@ def test_ready_names_broken_parts_before_progressing_ones() -> None:
 def test_gateways_that_cannot_be_replaced_are_not_ready_with_a_reason() -> None:
     cluster = cluster_of()
     cluster.deployment = deployment(generation=2, images={"gateway": "gateway:2"})
-    cluster.look()
+    cluster.reconcile()
     gateway = cluster.objects["Deployment", "shop-gateway"]
     gateway["status"] = {"observedGeneration": 2, "replicas": 2, "updatedReplicas": 1, "availableReplicas": 1}
     cluster.add_pod("shop-gateway-1", gateway["spec"]["template"]["metadata"]["labels"], is_ready=False)

@@ -8,7 +8,7 @@ from orca.core.domain.step import Claim, Epoch, NewRequest
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import next_batch
 from orca.scheduler.policy.state import NOTHING, GroupRequest, GroupState, Phase
-from support.scheduler.scheduler_world import a_request, batches, lengths, schedule_all, some_limits
+from support.scheduler.scheduler_simulation import a_request, batches, lengths, schedule_all, some_limits
 
 EPOCH = Epoch(1, "test")
 

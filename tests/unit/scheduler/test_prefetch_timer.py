@@ -10,12 +10,12 @@ from orca.scheduler.engines.simulated_engine import CostModel
 from orca.scheduler.epoch.prefetch_timer import PrefetchTimer
 from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.state import NOTHING, Batch, BatchRow, GroupState, StepInFlight
-from support.scheduler.scheduler_world import (
+from support.scheduler.scheduler_simulation import (
     Group,
-    World,
+    Simulation,
     a_request,
     a_shape,
-    a_world,
+    a_simulation,
     serving,
     steps_of,
     tokens_at_least,
@@ -78,25 +78,25 @@ def test_the_travel_time_is_measured_by_steps_that_compute_nothing() -> None:
     assert pace.due_ns(a_step(300, 1)) == pytest.approx((300 + 10 - 5) * MS, abs=0.1 * MS)
 
 
-async def two_running(choices: SchedulingOptions) -> tuple[World, Group]:
+async def two_running(choices: SchedulingOptions) -> tuple[Simulation, Group]:
     """Steps of 50 ms, of two requests, which have run for some."""
-    world = a_world(choices=choices)
-    group = world.add_group(a_shape(), cost=CostModel(step_us=50_000, token_us=0))
-    world.start(group)
-    await serving(world, group)
+    simulation = a_simulation(choices=choices)
+    group = simulation.add_group(a_shape(), cost=CostModel(step_us=50_000, token_us=0))
+    simulation.start(group)
+    await serving(simulation, group)
     for name in "AB":
-        await world.submit(a_request(name, new=20))
-    await tokens_at_least(world, "B.0", 6)
-    return world, group
+        await simulation.submit(a_request(name, new=20))
+    await tokens_at_least(simulation, "B.0", 6)
+    return simulation, group
 
 
 @virtually
 async def test_a_request_that_arrives_while_a_step_runs_is_in_the_next_one_and_no_stage_waits() -> None:
-    world, group = await two_running(SchedulingOptions(prefetch=1))
+    simulation, group = await two_running(SchedulingOptions(prefetch=1))
     await asyncio.sleep(0.020)
     running = group.records[-1].step + 1
-    await world.submit(a_request("C", new=1))
-    await world.finish()
+    await simulation.submit(a_request("C", new=1))
+    await simulation.finish()
     assert steps_of(group, "C.0") == [running + 1]
     records = [record for record in group.records if record.rows]
     ends = [record.returned_ns for record in records]
@@ -107,8 +107,8 @@ async def test_a_request_that_arrives_while_a_step_runs_is_in_the_next_one_and_n
 
 @virtually
 async def test_a_full_batch_is_prefetched_at_once() -> None:
-    world, group = await two_running(SchedulingOptions(prefetch=1, max_batch_size=2))
-    await world.finish()
+    simulation, group = await two_running(SchedulingOptions(prefetch=1, max_batch_size=2))
+    await simulation.finish()
     records = [record for record in group.records if record.rows]
     out = [earlier.returned_ns == later.submitted_ns for earlier, later in zip(records[4:], records[6:], strict=False)]
     assert out

@@ -15,7 +15,15 @@ from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, Policy
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
 from orca.scheduler.policy.state import GroupState
-from support.scheduler.scheduler_world import World, a_request, batches, by_index, lengths, schedule_all, some_limits
+from support.scheduler.scheduler_simulation import (
+    Simulation,
+    a_request,
+    batches,
+    by_index,
+    lengths,
+    schedule_all,
+    some_limits,
+)
 
 ALL = Habits()
 
@@ -123,16 +131,16 @@ def worker_chart(policy: Policy, limits: BatchLimits, requests: list[Request]) -
 
     async def main() -> list[str]:
         choices = SchedulingOptions(max_batch_size=limits.max_batch_size)
-        world = World(tokens=by_index(lambda _: 1), choices=choices, policy=policy)
+        simulation = Simulation(tokens=by_index(lambda _: 1), choices=choices, policy=policy)
         shape = EngineShape(stages=3, slots=64, block_tokens=1, max_model_len=16)
-        group = world.add_group(shape, cost=CostModel(step_us=1000))
+        group = simulation.add_group(shape, cost=CostModel(step_us=1000))
         group.engine.stage_times = []
-        await world.pool.set_revision("r1", 1)
-        await world.pool.promise_slots("r1", 64)
+        await simulation.pool.set_revision("r1", 1)
+        await simulation.pool.promise_slots("r1", 64)
         for request in requests:
-            await world.submit(request)
-        world.start(group)
-        await world.finish()
+            await simulation.submit(request)
+        simulation.start(group)
+        await simulation.finish()
         names = {
             record.step: "".join(row.request_id[0] for row in record.rows) for record in group.records if record.rows
         }
@@ -167,17 +175,19 @@ def test_figure_8b_fastertransformer_leaves_bubbles_between_the_microbatches_a_a
 def test_results_reach_the_pool_only_when_the_whole_batch_has_ended() -> None:
     async def main(holds_results: bool) -> int:
         policy = baseline(holds_results=holds_results, reserves_full_length=False)
-        world = World(tokens=by_index(lambda _: 1), policy=policy, choices=SchedulingOptions(max_batch_size=2))
+        simulation = Simulation(
+            tokens=by_index(lambda _: 1), policy=policy, choices=SchedulingOptions(max_batch_size=2)
+        )
         shape = EngineShape(stages=1, slots=64, block_tokens=1, max_model_len=64)
-        group = world.add_group(shape, cost=CostModel(step_us=100_000))
-        world.start(group)
-        await world.submit(a_request("A", new=2))
-        await world.submit(a_request("B", new=9))
+        group = simulation.add_group(shape, cost=CostModel(step_us=100_000))
+        simulation.start(group)
+        await simulation.submit(a_request("A", new=2))
+        await simulation.submit(a_request("B", new=9))
         await asyncio.sleep(0.75)
-        early = len((await world.log_of("A.0"))[0])
-        await world.finish()
-        assert (await world.log_of("A.0"))[0] == [1, 1]
-        assert (await world.log_of("B.0"))[0] == [1] * 9
+        early = len((await simulation.log_of("A.0"))[0])
+        await simulation.finish()
+        assert (await simulation.log_of("A.0"))[0] == [1, 1]
+        assert (await simulation.log_of("B.0"))[0] == [1] * 9
         return early
 
     assert virtual_time.run(main(holds_results=True)) == 0

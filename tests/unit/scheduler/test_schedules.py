@@ -16,7 +16,7 @@ from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, Policy
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
 from support.effort import tries
-from support.scheduler.scheduler_world import a_request, schedule_all
+from support.scheduler.scheduler_simulation import a_request, schedule_all
 
 EXAMPLES = tries(300)
 

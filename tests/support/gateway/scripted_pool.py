@@ -27,7 +27,7 @@ def stats(*, queued: int = 0, ended_ever: int = 0, queued_max: int = 100, **fiel
     return PoolStats(**{**rest, **fields}, queued=queued, ended_ever=ended_ever, queued_max=queued_max)
 
 
-class ToldPool(MemoryPool):
+class ScriptedPool(MemoryPool):
     def __init__(self, told: PoolStats | Exception) -> None:
         super().__init__(self)
         self.told = told

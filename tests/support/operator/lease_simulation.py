@@ -19,20 +19,20 @@ def terms(identity: str) -> LeaseTerms:
     return LeaseTerms(namespace="system", name="orca", identity=identity, duration_s=DURATION_S)
 
 
-def paper_lease(identity: str, *, version: str = "1", **spec: Any) -> Json:
+def lease_object(identity: str, *, version: str = "1", **spec: Any) -> Json:
     """As the API server would give it."""
     metadata = {"name": "orca", "namespace": "system", "resourceVersion": version}
     return {"metadata": metadata, "spec": {"holderIdentity": identity, "leaseDurationSeconds": DURATION_S, **spec}}
 
 
-class Calm(random.Random):
+class NoFaults(random.Random):
     """Nothing goes wrong by itself."""
 
     def random(self) -> float:
         return 0.99
 
 
-class LeaseWorld:
+class LeaseSimulation:
     """`step` lets one operator do something. What it was allowed to write may be on its way until its time is over."""
 
     def __init__(self, chance: random.Random) -> None:
@@ -53,7 +53,7 @@ class LeaseWorld:
         free = [name for name in OPERATORS if name not in self._busy]
         if free:
             self._act(self.chance.choice(free))
-        self._look()
+        self._observe()
 
     def meanwhile(self) -> None:
         """In the middle of a call of one of them: mostly a moment, sometimes longer than the Lease lasts."""
@@ -92,9 +92,9 @@ class LeaseWorld:
     def begin(self, name: str) -> Leadership:
         """Each on a clock of its own."""
         offset_s = self.chance.randrange(1_000_000)
-        return Leadership(PaperLeases(self), terms(name), lambda: self.now_s + offset_s)
+        return Leadership(FakeLeases(self), terms(name), lambda: self.now_s + offset_s)
 
-    def _look(self) -> None:
+    def _observe(self) -> None:
         """All holders begin a write now, which takes all of the time that it may."""
         for name, leadership in self._operators.items():
             if not leadership.is_held:
@@ -111,16 +111,16 @@ class LeaseWorld:
             self._writes[name] = self.now_s + leadership.write_s()
 
 
-class PaperLeases(Leases):
+class FakeLeases(Leases):
     """An API server that keeps one Lease, and refuses writes of an old version."""
 
-    def __init__(self, world: LeaseWorld) -> None:
+    def __init__(self, simulation: LeaseSimulation) -> None:
         self.is_away = False
-        self._world = world
+        self._simulation = simulation
 
     def read(self, *_: str) -> Json | None:
         self._suffer()
-        found = copy.deepcopy(self._world.stored)
+        found = copy.deepcopy(self._simulation.stored)
         self._suffer()
         return found
 
@@ -131,17 +131,17 @@ class PaperLeases(Leases):
         return self._write(lease, lease["metadata"]["resourceVersion"])
 
     def _write(self, lease: Json, version: str | None) -> Json:
-        world = self._world
+        simulation = self._simulation
         self._suffer()
-        stored = world.stored
+        stored = simulation.stored
         if version != (None if stored is None else stored["metadata"]["resourceVersion"]):
             raise ApiServerError(409, "it has changed")
         new = str(int(version or 0) + 1)
-        world.stored = copy.deepcopy({**lease, "metadata": {**lease["metadata"], "resourceVersion": new}})
+        simulation.stored = copy.deepcopy({**lease, "metadata": {**lease["metadata"], "resourceVersion": new}})
         self._suffer()
-        return copy.deepcopy(world.stored)
+        return copy.deepcopy(simulation.stored)
 
     def _suffer(self) -> None:
-        self._world.meanwhile()
-        if self.is_away or self._world.chance.random() < 0.05:
+        self._simulation.meanwhile()
+        if self.is_away or self._simulation.chance.random() < 0.05:
             raise ApiServerError(0, "the connection is gone")

@@ -15,7 +15,7 @@ from support.waiting import PATIENT_POOL
 T = TypeVar("T")
 
 
-class PoolHand:
+class PoolClient:
     """Each call on a connection of its own."""
 
     def __init__(self, login: Mapping[str, str], namespace: str, folder: Path, name: str = "shop") -> None:
@@ -50,7 +50,7 @@ class PoolHand:
 
     def serve(self, revision: str, slots: int) -> None:
         """What a scheduler says while its group serves; for as long as its lease."""
-        caller = Caller(group="of-paper", process="of-paper", revision=revision)
+        caller = Caller(group="test-group", process="test-process", revision=revision)
 
         async def say(pool: RequestPool) -> None:
             await pool.enter(caller, 1, reported_epoch=0)

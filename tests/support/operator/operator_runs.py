@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.operator.api_server import ApiServer
-from support.operator.one_life import LOG, live
+from support.operator.operator_main import LOG, run_operator
 from support.operator.recording_proxy import RecordingProxy
 from support.operator.shop import IMAGES
 
@@ -27,7 +27,7 @@ def prepare() -> None:
         forkserver.ensure_running()
 
 
-class Lives:
+class OperatorRuns:
     """The operators of one namespace, which reach the API server through a proxy."""
 
     def __init__(self, server: ApiServer, proxy: RecordingProxy, folder: Path, namespace: str) -> None:
@@ -49,7 +49,7 @@ class Lives:
         options = ["--namespaces", self._namespace, "--listen", "127.0.0.1:0", "--resync-seconds", "1"]
         words = [*IMAGES, *options, "--log-format", "text"]
         context = multiprocessing.get_context("forkserver")
-        self._process = context.Process(target=live, args=(str(self._folder), words), daemon=True)
+        self._process = context.Process(target=run_operator, args=(str(self._folder), words), daemon=True)
         self._process.start()
 
     def kill(self) -> None:

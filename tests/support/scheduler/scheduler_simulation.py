@@ -1,4 +1,4 @@
-"""Builders for scheduler tests: requests, an unreliable pool, and a world that runs the real loop on virtual time."""
+"""Builders for scheduler tests: requests, an unreliable pool, and a simulation that runs the real loop on virtual time."""
 
 import asyncio
 import random
@@ -197,7 +197,7 @@ class Checks(IterationHistory):
 
 @dataclass
 class Group:
-    """One group of the world: its stages live on when its scheduler dies."""
+    """One group of the simulation: its stages live on when its scheduler dies."""
 
     name: str
     engine: SimulatedEngine
@@ -212,7 +212,7 @@ class Group:
 
 
 @dataclass(kw_only=True)
-class World:
+class Simulation:
     """A pool, groups, and the requests that were submitted. Make it inside a running virtual loop."""
 
     tokens: TokenSource
@@ -368,8 +368,8 @@ def virtually(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
     return run
 
 
-def a_world(**changes: Any) -> World:
-    return World(**({"tokens": seeded_tokens(1)} | changes))
+def a_simulation(**changes: Any) -> Simulation:
+    return Simulation(**({"tokens": seeded_tokens(1)} | changes))
 
 
 def a_shape(**changes: int) -> EngineShape:
@@ -386,12 +386,12 @@ def steps_of(group: Group, request_id: str) -> list[int]:
     return [record.step for record in group.records if request_id in [row.request_id for row in record.rows]]
 
 
-async def serving(world: World, group: Group) -> None:
-    await world.until(lambda: is_formed(group))
+async def serving(simulation: Simulation, group: Group) -> None:
+    await simulation.until(lambda: is_formed(group))
 
 
-async def tokens_at_least(world: World, request_id: str, count: int) -> None:
+async def tokens_at_least(simulation: Simulation, request_id: str, count: int) -> None:
     async def are_there() -> bool:
-        return len((await world.log_of(request_id))[0]) >= count
+        return len((await simulation.log_of(request_id))[0]) >= count
 
-    await world.until(are_there)
+    await simulation.until(are_there)

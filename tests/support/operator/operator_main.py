@@ -1,4 +1,4 @@
-"""The life of one operator, in a process of its own (lives.py)."""
+"""The life of one operator, in a process of its own (operator_runs.py)."""
 
 import os
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from orca.operator import service
 LOG = "operator.log"
 
 
-def live(folder: str, options: Sequence[str]) -> None:
+def run_operator(folder: str, options: Sequence[str]) -> None:
     """Args: folder: to work in; what it says goes there."""
     os.chdir(folder)
     with Path(LOG).open("ab") as log:

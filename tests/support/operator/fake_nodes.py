@@ -28,8 +28,8 @@ def running(pod: Any) -> None:
     """Everything runs."""
 
 
-class PaperNodes:
-    """A context: `with PaperNodes(server, {"a": {"nvidia.com/gpu": "2"}}) as nodes`."""
+class FakeNodes:
+    """A context: `with FakeNodes(server, {"a": {"nvidia.com/gpu": "2"}}) as nodes`."""
 
     def __init__(self, server: ApiServer, nodes: Mapping[str, Mapping[str, str]]) -> None:
         """Args: nodes: what each has beside processors and memory."""
@@ -39,7 +39,7 @@ class PaperNodes:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.says: Says = running
 
-    def __enter__(self) -> "PaperNodes":
+    def __enter__(self) -> "FakeNodes":
         for name, resources in self._nodes.items():
             self.add(name, resources)
         self._thread.start()
