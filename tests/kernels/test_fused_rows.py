@@ -1,4 +1,4 @@
-"""What layers do with each token in one go with a bias before it, the sum behind a product, or the next norm.
+"""Fused operations on rows: a bias before the operation, the sum after a product, or the next norm.
 
 The kernels of CPUs and GPUs, and PyTorch's operations, against the same in steps or in float64.
 """
@@ -37,7 +37,7 @@ def sum_of(kernels: Any, *terms: Tensor) -> Tensor:
 
 
 def exact(activation: Activation, x: Tensor) -> Tensor:
-    """In float64, with nothing cancelled."""
+    """Return the reference in float64, where no digits cancel."""
     x = x.double()
     if activation is Activation.GELU:
         return x * torch.erfc(-x / 2**0.5) / 2
@@ -159,7 +159,7 @@ def test_no_tokens_do_nothing(kernels: Any) -> None:
 
 
 def test_cpu_kernels_fuse_biases_when_they_run_together() -> None:
-    """What one adds is not there yet when the next one is called."""
+    """The result of one call is not there yet when the next one is made."""
 
     def layer(x: Tensor) -> Tensor:
         normed = CPU.add_normalise(x, added, NormParameters(bias, 1e-5), bias)

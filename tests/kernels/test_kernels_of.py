@@ -1,4 +1,4 @@
-"""Which kernels a device gets."""
+"""Each device gets the kernels made for it."""
 
 import pytest
 import torch

@@ -353,7 +353,7 @@ def test_a_product_of_an_8_bit_weight_equals_the_reference(
 
 
 def in_all_ways(plain: PackedWeight, gated: PackedWeight, rows: int, dtype: torch.dtype) -> list[Tensor]:
-    """What is made of some rows, with whatever comes before and behind a product. Both of 90 inputs."""
+    """Return the results of some rows, with any operation before and after a product. Both have 90 inputs."""
     norm = NormParameters(some(90, dtype=dtype, seed=1), 1e-5)
     x, added = some(rows, 90, dtype=dtype, seed=2), some(rows, plain.outputs, dtype=dtype, seed=3)
     plain.add_product(x, added)

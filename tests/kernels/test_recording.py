@@ -1,4 +1,4 @@
-"""What is recorded once runs on other numbers: the inputs of a step out of what a device keeps of the requests."""
+"""A recording replays with other numbers: it builds a step's inputs from the state of the requests on the device."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ def lines_of(tables: Tensor, device: torch.device, prompts: int = 1) -> RequestL
 
 
 def alone(said: list[tuple[int, int, int, int]]) -> StepDescription:
-    """Of requests that run one token each: line, position, token, block."""
+    """Return rows of requests that run one token each: line, position, token, block."""
     return StepDescription(np.array([(*each, 1, 1) for each in said]), len(said))
 
 
@@ -99,7 +99,7 @@ def test_a_recording_computes_the_given_step(window: int | None, there: tuple[to
 def chunked(
     step: list[tuple[int, int, int, bool]], tables: Tensor
 ) -> tuple[StepDescription, list[ContextRow], list[int]]:
-    """What is said of a step on a CPU. Args: step: of each request its line, position, tokens, and whether it draws.
+    """Describe a step on a CPU. Args: step: for each request its line, position, tokens, and whether it draws.
 
     Returns: with it the rows, and the flat rows that are wanted. Token `i` of the step is 1000 + i; of those that run
         alone, the ones at odd positions are fed.
@@ -190,7 +190,7 @@ def test_at_most_an_eighth_of_the_rows_is_padding() -> None:
 
 
 class _Cuda:
-    """What a capture calls of PyTorch, written down."""
+    """A stand-in for `torch.cuda` that records the calls of a capture."""
 
     def __init__(self) -> None:
         self.called: list[str] = []

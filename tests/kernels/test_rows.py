@@ -1,4 +1,4 @@
-"""What layers do with each token by itself: the kernels of CPUs and GPUs against PyTorch's operations."""
+"""Operations on single rows: the kernels of CPUs and GPUs against PyTorch's operations."""
 
 from typing import Any
 
@@ -92,7 +92,7 @@ def test_rows_are_written_to_the_cache(
 
 @pytest.mark.parametrize("bias", [None, torch.ones(30)], ids=["rms", "layer"])
 def test_the_norm_of_a_token_has_the_same_bits_at_any_row(bias: Tensor | None) -> None:
-    """In memory, too: code for rows that may overlap is other code."""
+    """The order is also that in memory: rows that may overlap need other code."""
     norm, memory = NormParameters(some(30, dtype=torch.float32), 1e-5, bias), torch.empty(4096)
     for seed in range(200):
         x = some(1, 30, dtype=torch.float32, seed=seed)

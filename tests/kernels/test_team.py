@@ -1,4 +1,4 @@
-"""How kernels of CPUs run: each task once, with or without other threads and a folder to write to."""
+"""A team of threads runs CPU kernels: each task once, with or without other threads and a folder to write to."""
 
 import errno
 import fcntl

@@ -39,7 +39,7 @@ COUNT = Kernel("count", _count_tasks)
 
 
 def counted(tasks: int) -> tuple[list[int], list[int]]:
-    """How often each task was done, and how often each number was given to a thread."""
+    """Return how often each task was done, and how often each number was given to a thread."""
     done, joined = torch.zeros(tasks, dtype=torch.int64), torch.zeros(THREADS, dtype=torch.int64)
     COUNT(tasks, done.data_ptr(), joined.data_ptr(), tasks, THREADS)
     return done.tolist(), joined.tolist()

@@ -34,7 +34,7 @@ APPEND = Kernel("append", _append)
 
 
 def _wait(args: Any) -> None:
-    """Until somebody else has written at an address."""
+    """Wait until another writer has written at an address."""
     for _ in range(10_000_000_000):
         if thread_kernels._get(args[2]) != 0:
             break

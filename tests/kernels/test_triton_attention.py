@@ -1,4 +1,4 @@
-"""What the GPU's attention promises beside right numbers (test_attention.py): the same bits in any batch and grid."""
+"""The GPU's attention gives the same bits in any batch and grid. Right numbers are tested in test_attention.py."""
 
 from dataclasses import replace
 

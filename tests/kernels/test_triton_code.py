@@ -17,7 +17,7 @@ SPILLS = (89, "fp32")
 
 
 def compiled(*flags: str) -> list[dict[str, Any]]:
-    """Of a process without the interpreter, which this one may have asked for."""
+    """Return the output of a process without the interpreter, which this one may have asked for."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, compile_triton.__file__, *flags]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

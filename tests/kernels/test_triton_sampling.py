@@ -21,7 +21,9 @@ from support.kernels.sampling_rows import CASES, EOS, drawn, every_case, lines_o
 
 CPU = torch.device("cpu")
 MARGIN = 1e-5
-"""Of a cumulated probability: sums of float32 are right to 1e-6, and what tells two tokens apart may be twice that."""
+"""Tolerance of a cumulated probability: sums of float32 are right to 1e-6, and the gap between two tokens may be twice
+that.
+"""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""How much a test tries where more examples only find rarer faults."""
+"""The number of tries of a test for which more examples only find rarer faults."""
 
 import os
 

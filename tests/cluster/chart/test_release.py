@@ -50,7 +50,7 @@ class Cluster:
             self.core.create_namespace({"metadata": {"name": name}})
 
     def helm(self, *words: str | Path, values: dict[str, Any] | None = None) -> str:
-        """What it said. Raises: Refused."""
+        """Return the output of the command. Raises: Refused."""
         assert HELM is not None
         environment = {**os.environ, "KUBECONFIG": str(self.server.kubeconfig)}
         command = [HELM, *words, "--namespace", self.system]

@@ -18,7 +18,7 @@ KEYS = {"ca.crt", "ca.key", "tls.crt", "tls.key"}
 
 
 def data(shop: Shop) -> Json:
-    """Of the Secret; empty when there is none."""
+    """Return the data of the Secret; empty when there is none."""
     found = shop.core.list_namespaced_secret(shop.namespace, field_selector=f"metadata.name={NAME}").items
     return dict(found[0].data) if found else {}
 

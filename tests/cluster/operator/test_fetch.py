@@ -1,4 +1,4 @@
-"""A model is fetched: the operator, the API server and the Job controller are the real ones, the pods are of paper."""
+"""A model is fetched: the operator, the API server and the Job controller are the real ones, the pods are simulated."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -41,7 +41,7 @@ def on_paper(shop: Shop) -> Iterator[Json]:
 
 
 def ended(exit_code: int, message: str = "") -> Json:
-    """What a kubelet says of a pod whose container has ended."""
+    """Return what a kubelet reports of a pod whose container has ended."""
     how = {"exitCode": exit_code, "message": message, "reason": "Error", "startedAt": NOW, "finishedAt": NOW}
     return {"phase": "Failed" if exit_code else "Succeeded", "state": {"terminated": how}}
 

@@ -33,8 +33,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 @pytest.fixture(scope="module")
 def api(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[DryRun]:
-    """Of an API server that knows HTTPRoutes, where their definition is in the cache; in a namespace that warns of pods
-    beyond the restricted level."""
+    """Start dry runs against an API server. It knows HTTPRoutes if their definition is in the cache. Its namespace
+    warns of pods beyond the restricted level.
+    """
     with api_server(programs, tmp_path_factory.mktemp("fields")) as server:
         install_crd(server)
         for file in gateway_api.folder().glob("*_httproutes.yaml"):
@@ -84,7 +85,7 @@ def test_an_unknown_field_is_refused(api: DryRun, record: Field) -> None:
 
 
 def accepted(api: DryRun, spec: Json) -> OrcaDeployment:
-    """As the operator reads it."""
+    """Return the accepted resource as the operator reads it."""
     said = api.create(spec)
     assert said.is_yes, f"{spec}: {said}"
     # The API server draws a uid for each try.
@@ -103,6 +104,6 @@ def rendered(deployment: OrcaDeployment) -> list[Json]:
 
 
 def _as_written(manifest: Json) -> Json:
-    """Without what the cluster adds."""
+    """Return the manifests without the fields that the cluster adds."""
     metadata = {key: manifest["metadata"][key] for key in WRITTEN if key in manifest["metadata"]}
     return {key: value for key, value in {**manifest, "metadata": metadata}.items() if key != "status"}

@@ -1,4 +1,4 @@
-"""What does not go together in a resource, and what may not become what, is refused when it is written."""
+"""Contradicting fields and forbidden changes of a resource are refused on write."""
 
 from collections.abc import Iterator
 from typing import Any

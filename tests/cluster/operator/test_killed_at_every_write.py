@@ -1,4 +1,4 @@
-"""An operator that is killed at any of its writes, and started anew, ends where one that was left alone ends.
+"""An operator that is killed at any of its writes and restarted reaches the state of an undisturbed one.
 
 A point is a journey of a resource, a number, and a moment: the operator dies just before that write of the journey
 reaches the API server, or just after it was carried out and before the operator knows. In a chain the journeys follow
@@ -62,7 +62,7 @@ Death = tuple[str, str, Moment]
 
 @pytest.fixture(scope="module")
 def nodes(server: ApiServer) -> Iterator[FakeNodes]:
-    """On which fetches end at once."""
+    """Start nodes on which fetches end at once."""
     ended = {"exitCode": 0, "reason": "Completed", "startedAt": NOW, "finishedAt": NOW}
     fetched: Json = {"phase": "Succeeded", "state": {"terminated": ended}}
     prepare()
@@ -162,7 +162,7 @@ def test_objects_written_for_a_resource_that_was_just_deleted_are_deleted_with_i
 
 
 def _word(*names: str) -> str:
-    """For the name of a namespace."""
+    """Return a word for the name of a namespace."""
     return hashlib.sha256(" ".join(names).encode()).hexdigest()[:8]
 
 
@@ -187,7 +187,7 @@ def _chains(travel: Callable[[int, Moment], list[Point]], numbers: Iterable[int]
 
 
 def _ended(futures: Iterable[Future[list[Point]]]) -> tuple[list[list[Point]], list[Exception]]:
-    """What they came to, once all are over."""
+    """Return the results of all runs, once all have ended."""
     chains, failures = [], []
     for future in futures:
         try:

@@ -21,7 +21,7 @@ def nodes(server: ApiServer) -> Iterator[FakeNodes]:
 
 
 def others(shop: Shop) -> str | None:
-    """That the gateways are given beside their own model."""
+    """Return the models that the gateways get beside their own model."""
     deployment = shop.apps.read_namespaced_deployment("shop-gateway", shop.namespace)
     args = deployment.spec.template.spec.containers[0].args
     return dict(zip(args[1::2], args[2::2], strict=True)).get("--other-models")

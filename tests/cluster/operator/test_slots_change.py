@@ -21,7 +21,7 @@ def nodes(server: ApiServer) -> Iterator[FakeNodes]:
 
 
 def slots(shop: Shop) -> list[str]:
-    """That the schedulers are given."""
+    """Return the slots that the schedulers get."""
     found = (each.spec.template.spec.containers[0].args for each in shop.schedulers())
     return [args[args.index("--slots") + 1] for args in found]
 

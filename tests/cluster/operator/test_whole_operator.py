@@ -1,4 +1,4 @@
-"""The operator as a process, against a real API server with the real controllers, on nodes of paper."""
+"""The operator as a process, against a real API server with the real controllers, on simulated nodes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from support.operator.fake_nodes import FakeNodes
 from support.operator.shop import WITHIN_S, OperatorProcess, Shop
 from support.waiting import wait_until
 
-# Wide: a look takes 0.1 s, and three processes of tests share two processors.
+# Wide: a reconcile takes 0.1 s, and three processes of tests share two processors.
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(400)]
 
 

@@ -13,7 +13,7 @@ from orca.bench.gpu.shapes import SMALL, llama, random_tokens
 
 CPU = torch.device("cpu")
 DEEP = llama(layers=32, hidden=128, intermediate=448, heads=4, kv_heads=1, head_dim=32, vocab=1000)
-"""As deep as 8 billion parameters are, and much narrower."""
+"""A shape as deep as that of 8 billion parameters, and much narrower."""
 
 
 def tensors(dtype: torch.dtype = torch.float32, seed: int = 0) -> RandomTensors:

@@ -1,4 +1,4 @@
-"""The memory of processes as somebody outside reads it, and what ranks are there to hold."""
+"""The memory of processes as another process reads it, and the memory that ranks need."""
 
 import logging
 import subprocess

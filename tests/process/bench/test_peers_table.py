@@ -1,4 +1,4 @@
-"""What `orca bench peers` shows: figures, ratios, latencies, memory."""
+"""The output of `orca bench peers`: figures, ratios, latencies, memory."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What Helm prints at the end: commands that can be copied."""
+"""The notes that Helm prints at the end: commands that can be copied."""
 
 import shutil
 from pathlib import Path

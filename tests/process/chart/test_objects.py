@@ -1,4 +1,4 @@
-"""What the chart makes for which values."""
+"""The values of the chart decide which objects it renders."""
 
 import json
 import subprocess

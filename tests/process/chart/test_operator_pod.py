@@ -22,7 +22,7 @@ def container(values: dict[str, Any] | None = None) -> Manifest:
 
 
 def environment(values: dict[str, Any] | None = None) -> dict[str, str]:
-    """With the pod's name for what Kubernetes fills in."""
+    """Return the variables, with the pod's name where Kubernetes fills it in."""
     filled = {"metadata.name": "orca-operator-1a-2b"}
     return {
         each["name"]: each["value"] if "value" in each else filled[each["valueFrom"]["fieldRef"]["fieldPath"]]

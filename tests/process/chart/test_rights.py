@@ -1,4 +1,4 @@
-"""What the operator may do: named verbs on named things, and in single namespaces nothing beyond them."""
+"""The operator's rights: named verbs on named kinds, and in single namespaces nothing beyond them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the checker sees of a system's processes, and what it does to them."""
+"""The checker's view of a system's processes, and its faults."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""Processes import their parts without looking for garbage meanwhile, and look for it afterwards."""
+"""Processes import their parts with garbage collection off, and switch it on afterwards."""
 
 import subprocess
 import sys

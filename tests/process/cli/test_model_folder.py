@@ -1,4 +1,4 @@
-"""Which folder a model's name means. The hub is a small one on loopback; the library that asks it is the real one."""
+"""A model's name leads to a folder. The hub is a small one on loopback; the library that reads it is the real one."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def hub() -> Iterator[str]:
 
 
 def find(name: str, cache: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: the library reads its variables when it is imported."""
+    """Run the call in a process of its own: the library reads its variables when it is imported."""
     environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
     command = [sys.executable, "-c", FIND, name]
     return subprocess.run(

@@ -115,7 +115,9 @@ def test_the_password_of_redis_is_only_in_its_file(up: Up) -> None:
 
 
 def run_example(example: str) -> str:
-    """What it prints. It is given a seed, for without one the model now and then ends before it has said a word."""
+    """Return the output of the example. The call has a seed: without one the model sometimes ends before it has written
+    a word.
+    """
     seeded = re.sub(r'("?)temperature("?)([=:] ?)0\.7', r"\g<0>, \1seed\2\g<3>1", example)
     assert seeded.count("seed") == 1
     command = ["bash", "-c", seeded]
@@ -261,7 +263,7 @@ def test_nothing_outlives_a_supervisor_killed_in_the_middle_of_its_start(tmp_pat
 
 
 def assert_ends_its_start(up: Up, saying: str) -> None:
-    """With exit code 2, these words on a line, and nothing left running."""
+    """Check that the start ends with exit code 2, these words on one line, and no process left."""
     try:
         up.wait_until(lambda: up.family() and up.process.poll() is not None)
         assert up.process.returncode == 2, up.output

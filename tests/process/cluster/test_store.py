@@ -14,7 +14,7 @@ DATABASE = Path("io.containerd.metadata.v1.bolt/meta.db")
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With one file of each sort."""
+    """A store with one file of each kind."""
     monkeypatch.setenv("ORCA_CACHE", str(tmp_path / "cache"))
     root = store_folder() / "root"
     for path in (LAYER, DATABASE):

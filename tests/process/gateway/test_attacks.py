@@ -62,7 +62,7 @@ MARGIN_SECONDS = 1 + LIMIT_SECONDS
 
 
 async def seconds_to_close(port: int, attack: Attack) -> float:
-    """From the connection's beginning to its end as the attacker sees it."""
+    """Return the time from the connection's start to its end, as the attacker sees it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     began = time.perf_counter()
     writer.write(attack.first)
@@ -180,7 +180,7 @@ def raw_bytes(seed: int, count: int) -> list[bytes]:
 
 
 async def exchange(one: Served, sent: bytes) -> list[str]:
-    """What comes back for these bytes until the connection ends."""
+    """Return the answer to these bytes until the connection ends."""
     reader, writer = await asyncio.open_connection("127.0.0.1", one.server.port)
     answers = Answers([])
     try:

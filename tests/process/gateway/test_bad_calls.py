@@ -47,7 +47,7 @@ def check_wire(request: Request) -> None:
 
 
 async def fire(one: Rig, seed: int, count: int) -> collections.Counter[str]:
-    """Make the calls, one after the other, judge each answer, and look at what is left. Returns: answers by kind."""
+    """Make the calls one by one, check each answer, and check what is left. Returns: answers by kind."""
     seen: list[Request] = []
     accepted: set[str] = set()
 

@@ -99,7 +99,7 @@ def test_calls_generated_from_the_openapi_document_get_documented_answers(exampl
             document = schemathesis.openapi.from_dict(one.app.openapi())
             known: list[str] = []
             operations = [found.ok() for found in document.get_all_operations()]
-            # Those that make requests first, those that look for them behind.
+            # Calls that make requests come first, then those that read requests.
             operations.sort(key=lambda operation: (operation.method != "post", operation.label))
             total = 0
             for operation in operations:

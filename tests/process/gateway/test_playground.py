@@ -25,7 +25,7 @@ const settled = () => new Promise(resolve => setTimeout(resolve, 20));
 
 
 def run(steps: str) -> str:
-    """What the steps print, behind the page's own script."""
+    """Return the output of the steps, run after the page's own script."""
     page = Path(about.__file__).with_name("playground.html").read_text(encoding="utf-8")
     script = page.partition("<script>")[2].partition("</script>")[0]
     program = f"{BROWSER}{script}\n(async () => {{ {steps} }})();"

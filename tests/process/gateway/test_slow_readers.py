@@ -17,7 +17,7 @@ READERS = 50
 # More than the gateway reads ahead for a connection.
 CHOICES, TOKENS = 12, 150
 SYSTEM_BUFFER_BYTES = 16 << 10
-"""Of each socket, at both ends: the rest of a stream has to be somewhere else."""
+"""Buffer of each socket, at both ends: the rest of a stream has to be somewhere else."""
 
 TOKEN_BYTES_MAX = 500  # of an event
 SETTINGS = GatewaySettings(model="tiny", port=0, drain_seconds=1)
@@ -47,7 +47,7 @@ async def stopped_reader(one: Served, **body: Any) -> tuple[asyncio.StreamReader
 
 
 async def seconds_of_a_stream(port: int) -> float:
-    """How long a client that reads waits for a whole stream."""
+    """Return how long a client that reads waits for a whole stream."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     began = time.perf_counter()
     writer.write(call())
@@ -58,7 +58,7 @@ async def seconds_of_a_stream(port: int) -> float:
 
 
 def kept_for_each(one: Served) -> tuple[int, int]:
-    """What the gateway holds for one connection at most: bytes not yet sent, tokens not yet taken."""
+    """Return what the gateway holds for one connection at most: bytes not yet sent, tokens not yet taken."""
     connections: Any = one.server.server_state.connections
     watcher = one.rig.app.state.gateway.watcher
     subscriptions = {

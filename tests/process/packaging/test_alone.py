@@ -1,4 +1,4 @@
-"""How several processes share the tests: those that measure time run alone, and one that dies fails its test only."""
+"""Several processes share the tests: those that measure time run alone, and one that dies fails only its test."""
 
 import os
 import subprocess

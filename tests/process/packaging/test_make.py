@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """What the install script needs of a checkout, without an environment."""
+    """Copy the files of a checkout that the install script needs, without an environment."""
     shutil.copytree(ROOT / ".lock", tmp_path / ".lock")
     return tmp_path
 
@@ -81,7 +81,7 @@ def test_an_unknown_set_of_packages_is_refused(checkout: Path) -> None:
 
 
 def everything_on(terminal: int) -> bytes:
-    """What was written to a terminal whose other end is closed; the kernel may hand it over in parts."""
+    """Return the text written to a terminal whose other end is closed. The kernel may deliver it in parts."""
     shown = b""
     with contextlib.suppress(OSError):  # how such a terminal says that there is no more
         while part := os.read(terminal, 4096):

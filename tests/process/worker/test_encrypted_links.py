@@ -45,7 +45,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 async def address(authority: Authority) -> AsyncIterator[str]:
-    """Of a stage that shows and wants certificates of the authority."""
+    """Serve a stage that shows and demands certificates of the authority. Yields: its address."""
     async with serving(certificates(authority, "stage")) as address:
         yield address
 
@@ -97,7 +97,7 @@ async def test_a_client_with_a_server_name_checks_it_instead_of_the_host(authori
 
 
 class Relay:
-    """Links of the scheduler to a stage that a test can cut: whoever connects again is let through."""
+    """Links of the scheduler to a stage that a test can cut. A new connection passes."""
 
     def __init__(self, target: str) -> None:
         self._host, _, self._port = target.rpartition(":")
@@ -175,7 +175,7 @@ async def test_a_group_keeps_running_while_its_certificates_are_replaced_and_for
         await engine.submit(Step(epoch=before, number=1, freed=(), new=(), rows=()))
         await next_result(engine)
         connections = [relay.connections for relay in relays]
-        # Of another CA: by whoever looks at a certificate, the one before is refused as if it had ended.
+        # Of another CA: peers refuse the earlier certificate as if it had expired.
         replace(shared, named_certificates(Authority(tmp_path / "another")))
         request = [new_request(1, (3, 4, 5), 3)]
         tokens = await generate(engine, before, request, [3], stages=2, steps_before=1)

@@ -15,7 +15,7 @@ Start = Callable[..., Awaitable[list[Controller]]]
 
 
 async def cause_told(client: StageClient) -> int:
-    """What the stage says once its epoch has failed."""
+    """Return the cause that the stage reports after its epoch has failed."""
 
     async def is_told() -> bool:
         return bool((await client.status()).cause)

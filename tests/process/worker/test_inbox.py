@@ -56,7 +56,7 @@ class Link:
 
 
 class DrawnLater:
-    """Tokens of a device that is at work until it was looked at some times, or waited for."""
+    """Tokens of a device that works until it was polled some times, or waited for."""
 
     tokens: Sequence[int] = ()
     is_on_device = True
@@ -181,7 +181,7 @@ def test_the_next_step_is_launched_on_a_device_before_the_tokens_of_this_one_are
 def test_a_step_that_arrives_while_a_device_computes_is_launched_at_once(
     link: Link, inbox: Inbox, steps: EpochSteps
 ) -> None:
-    """As behind one stage: two steps are under way, and a result brings the next one."""
+    """This is the load behind one stage: two steps are in flight, and each result brings the next one."""
     link.draws_later = True
     link.on_send = {
         1: lambda: inbox.put((RankFrameKind.STEP, step_of(3))),

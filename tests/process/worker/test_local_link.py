@@ -320,7 +320,7 @@ def test_links_without_a_key_are_limited_in_number(run: Callable[..., Any]) -> N
 
 
 async def _connected(address: pb.LocalAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """As a stranger's process that has found the name."""
+    """Connect as another user's process that has found the name."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(b"\0" + address.name.encode())
     return await asyncio.open_unix_connection(sock=connection)

@@ -96,7 +96,7 @@ async def ask(client: httpx.AsyncClient, prompt: str) -> Answer:
 
 
 async def data_of(client: httpx.AsyncClient, prompt: str) -> list[str] | None:
-    """Of all events; None where the machine is too busy, for which any client would try again."""
+    """Return the data of all events; None if the machine is too busy, where any client would try again."""
     body = {"prompt": prompt, "max_tokens": 24, "temperature": 0, "stream": True}
     async with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != 200:

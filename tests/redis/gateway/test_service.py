@@ -28,7 +28,7 @@ MODEL = Path(small_model.__file__).parent / "orca-austen"
 TEXT = " It is a truth universally acknowledged"
 TOKENS = Tokenizer.from_folder(MODEL).encode(TEXT)
 LIMIT_S = 60.0
-"""For what takes a second or two on a machine that has nothing else to do."""
+"""Limit for work that takes a second or two on an otherwise idle machine."""
 
 
 @dataclass
@@ -198,7 +198,7 @@ async def test_a_metrics_port_in_use_stops_the_start_with_a_reason(tmp_path: Pat
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        # A folder without a model: it is not looked at.
+        # A folder without a model: it is not read.
         assert main(["--model", str(tmp_path), "--port", str(port)]) == 2
     assert capsys.readouterr().err == (
         f"setting port: {port} of host 127.0.0.1 is not available: Address already in use\n"

@@ -1,4 +1,4 @@
-"""What a look asks a pool on Redis, and tells it."""
+"""The operator polls a pool on Redis and writes its promise."""
 
 import asyncio
 import base64

@@ -20,7 +20,7 @@ LIMIT_S = 20.0
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Of 4 MiB. Making one needs root, or a user who may mount."""
+    """A disk of 4 MiB. Making one needs root, or a user who may mount."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True, text=True)

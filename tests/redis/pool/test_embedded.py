@@ -72,7 +72,7 @@ def test_a_server_that_does_not_start_reports_the_reason(tmp_path: Path) -> None
 
 @contextlib.contextmanager
 def answering(folder: Path, answer: Callable[[], bytes]) -> Iterator[Path]:
-    """What a server says to each PING while it starts. Yields: its program, which itself says nothing."""
+    """Answers of a server to each PING while it starts. Yields: its program, which prints nothing itself."""
     program = folder / "redis-server"
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o755)

@@ -248,7 +248,7 @@ async def silenced_proxy(unix_url: str) -> AsyncIterator[tuple[str, Callable[[],
 
 @pytest.mark.parametrize("kind", KINDS[1:])
 async def test_a_hint_of_a_commit_has_the_entries_that_a_read_returns(kind: str, tmp_path: Path) -> None:
-    """In a Redis that never has an fsync under way when it answers, as it would not tell during one."""
+    """This Redis never has an fsync in flight when it answers; during one it would publish nothing."""
     with EmbeddedRedis(tmp_path, binary=redis_binary(kind), fsync="always") as server:
         bed = RedisBed(server.url, SETTINGS)
         _, owned = await started(bed, "a", "b")

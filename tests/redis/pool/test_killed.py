@@ -37,7 +37,7 @@ class Acknowledged:
 
 
 class PoolOnly:
-    """What a Scheduler of pool_beds needs of a bed."""
+    """The parts of a bed that a Scheduler of beds.py needs."""
 
     def __init__(self, pool: RedisPool) -> None:
         self.pool = pool
@@ -152,7 +152,7 @@ async def load(
 
 
 async def lost_of(patient: RedisPool, seen: Acknowledged) -> dict[str, int]:
-    """What is missing of all that was seen, by kind."""
+    """Return the entries that were seen and are missing now, by kind."""
     lengths = []
     for number in range(REQUESTS):
         tokens = [token.id for token in await whole_log(patient, f"r{number}.0")]

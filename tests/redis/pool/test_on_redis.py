@@ -1,4 +1,4 @@
-"""What only the pool in Redis can do wrong: memory, restarts, silence, replicas, foreign schemas, its own keys."""
+"""Faults that only the pool in Redis can have: memory, restarts, silence, replicas, foreign schemas, its own keys."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""Who is blamed when a group's engine fails from inside, who runs alone for it, and who ends (poison.py)."""
+"""An internal engine failure blames requests: some run alone after it, and some end (poison.py)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the door promises for a revision, stated anew, and for whom the one who lowers it waits."""
+"""A changed promise of slots for a revision, and the requests that its writer waits for."""
 
 import pytest
 

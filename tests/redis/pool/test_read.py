@@ -1,4 +1,4 @@
-"""What one call reads is bounded, however long the logs are and however many: Redis answers nobody else meanwhile."""
+"""One read is bounded for logs of any length and number: Redis answers no other client meanwhile."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the pool tells of revisions that were replaced: who still runs, and whose records somebody may still read."""
+"""The pool reports replaced revisions: their unfinished requests, and their records that may still be read."""
 
 from orca.core.domain.request import FinishReason
 from orca.pool.records import OnDisconnect, PoolStats

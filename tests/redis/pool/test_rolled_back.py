@@ -1,4 +1,4 @@
-"""What no reader was shown may be taken back by a kill of Redis: its scheduler finds out, and nothing is skipped."""
+"""A kill of Redis may roll back writes that no reader has seen: the scheduler notices, and nothing is skipped."""
 
 import shutil
 from collections.abc import AsyncIterator

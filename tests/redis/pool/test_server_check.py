@@ -1,4 +1,4 @@
-"""A Redis that changes under a serving pool: configured anew, replaced, or on a disk that hangs."""
+"""A Redis that changes under a serving pool: reconfigured, replaced, or on a disk that hangs."""
 
 import contextlib
 from collections.abc import AsyncIterator

@@ -77,7 +77,7 @@ async def test_new_work_is_refused_while_fsyncs_hang_and_accepted_after_the_disk
 
 
 async def hang(bed: RedisBed, disk: SlowDisk) -> None:
-    """Until an fsync is under way that does not end by itself within a test."""
+    """Wait until an fsync is in flight that does not end by itself within a test."""
     disk.slow(10 * HANGS_MS)
 
     async def is_syncing() -> bool:

@@ -46,7 +46,7 @@ def settings_with(authority: Authority, own: Certificate | None) -> PoolSettings
 
 
 def sockets() -> int:
-    """Of this process."""
+    """Return the number of open sockets of this process."""
     return sum(file.is_socket() for file in Path("/proc/self/fd").iterdir())
 
 

@@ -15,7 +15,7 @@ UNREADABLE = 9  # a schema number of a release to come
 
 
 async def crowd(bed: Bed, **changes: Any) -> None:
-    """More requests than one sweep script looks at, which this release cannot read, and behind them one that it can."""
+    """More unreadable requests than one sweep script visits, followed by one that this release can read."""
     for number in range(120):
         await bed.bare.submit(submission(f"a{number}", **changes))
         await bed.set_record_schema(f"a{number}", UNREADABLE)

@@ -29,7 +29,7 @@ PROMPT = (5, 6, 7, 8)
 
 
 def put_new_files(folder: Path) -> None:
-    """Of a CA of their own: what was there before is worth no more than if it had ended."""
+    """Write files of another CA: the earlier certificates are then worth no more than expired ones."""
     for key, text in credentials.issue("shop", NAME, None, time.time()).items():
         (folder / key).write_text(text)
 

@@ -29,7 +29,7 @@ needs_promtool = pytest.mark.skipif(
 
 
 class Refused(Exception):
-    """What Helm said."""
+    """Helm refused to render; the message is Helm's."""
 
 
 def render(values: Mapping[str, Any] | None = None, *, chart: Path = CHART, release: str = "orca") -> list[Manifest]:

@@ -1,4 +1,4 @@
-"""What tests of the supervisor ask about processes."""
+"""Questions that tests of the supervisor have about processes."""
 
 from collections.abc import Iterable
 

@@ -48,7 +48,7 @@ class FetchProcess:
         self.running.append(self)
 
     def progress(self) -> dict[str, Any]:
-        """What /progress says."""
+        """Return the answer of /progress."""
         assert self._process.stderr is not None
         self._first_line = self._first_line or self._process.stderr.readline()
         address = json.loads(self._first_line)["address"]

@@ -1,4 +1,4 @@
-"""What gateway tests stand on: a tiny tokenizer, a pool in memory, and a scheduler that answers by script."""
+"""The parts of a gateway under test: a tiny tokenizer, a pool in memory, and a scheduler that answers by script."""
 
 import asyncio
 import contextlib
@@ -85,7 +85,7 @@ MODEL = ModelInfo(
 
 
 SLOTS = 160
-"""What the scheduler's group holds: less than the model's context."""
+"""Slots of the scheduler's group: fewer than the model's context."""
 
 
 class WallClock:
@@ -329,7 +329,7 @@ def make_request(text: str = "the fox", *, choice: int = 0, max_new_tokens: int 
 
 
 async def turns_during(work: Coroutine[Any, Any, Any]) -> int:
-    """How often others had their turn meanwhile."""
+    """Return how many loop iterations other tasks had during the work."""
     turns = 0
 
     async def take_turns() -> None:

@@ -26,7 +26,7 @@ class Served:
 
     @property
     def open_connections(self) -> OpenConnections:
-        """Of the port for calls."""
+        """Return the open connections of the port for calls."""
         found = self.server.config.http.open_connections  # type: ignore[union-attr]
         assert isinstance(found, OpenConnections)
         return found

@@ -1,4 +1,4 @@
-"""Knowledge of a full queue, as a gateway has it that has looked at the pool for some time."""
+"""The counts of a full queue, as a gateway has them that has polled the pool for some time."""
 
 from orca.gateway.limits.overload import Overload
 from orca.pool.memory.pool import MemoryPool
@@ -17,7 +17,7 @@ def overload_of(pool: MemoryPool, clock: Clock | None = None) -> Overload:
 
 
 async def observed(*, seconds: float, queued: int, ends_per_second: float) -> Overload:
-    """What a gateway knows that has looked at the pool for so long."""
+    """Return the overload of a gateway that has polled the pool for that many seconds."""
     pool, clock = ScriptedPool(stats()), Clock()
     overload = overload_of(pool, clock)
     while clock.now_s < seconds:

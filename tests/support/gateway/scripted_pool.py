@@ -1,4 +1,4 @@
-"""A pool whose counts are told by the test."""
+"""A pool whose counts the test sets."""
 
 import asyncio
 from typing import Any
@@ -28,6 +28,8 @@ def stats(*, queued: int = 0, ended_ever: int = 0, queued_max: int = 100, **fiel
 
 
 class ScriptedPool(MemoryPool):
+    """Stands in for a pool: `stats` returns, or raises, what the test has set, when the test allows it."""
+
     def __init__(self, told: PoolStats | Exception) -> None:
         super().__init__(self)
         self.told = told

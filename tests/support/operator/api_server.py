@@ -115,7 +115,7 @@ def api_server(programs: dict[str, Path], folder: Path, *, controllers: bool = F
 
 
 def install_crd(server: ApiServer, file: Path = CRD) -> None:
-    """Of the OrcaDeployment, or of a file that has no other; wait until it is served."""
+    """Install the definition of the OrcaDeployment, or the only one of another file; wait until it is served."""
     body = yaml.safe_load(file.read_text())
     client.ApiextensionsV1Api(server.api()).create_custom_resource_definition(body)
     version = next(each["name"] for each in body["spec"]["versions"] if each["served"])

@@ -1,4 +1,4 @@
-"""What an API server says to something that is not meant: every call is a dry run and leaves nothing."""
+"""Dry runs: the API server answers, and nothing is stored."""
 
 import json
 import ssl
@@ -29,7 +29,7 @@ class DryRunAnswer:
 
 
 class DryRun:
-    """In one namespace."""
+    """Dry runs in one namespace."""
 
     def __init__(self, client: httpx.Client, namespace: str) -> None:
         self._client = client
@@ -44,7 +44,7 @@ class DryRun:
         return _said(self._client.post(path, params=params, json=body))
 
     def apply(self, manifest: Json) -> DryRunAnswer:
-        """As the operator applies it; each manifest is asked about once."""
+        """Apply a manifest as the operator does; each manifest is tried once."""
         text = json.dumps(manifest, sort_keys=True)
         if text not in self._known:
             kind, metadata = KINDS[manifest["kind"]], manifest["metadata"]

@@ -29,7 +29,7 @@ class FakeApiServer:
         self.admits: Callable[[Json], Json] = lambda body: body  # what an admission makes of a body
 
     def status(self, name: str) -> Json:
-        """Of an OrcaDeployment, as last written."""
+        """Return the status of an OrcaDeployment, as last written."""
         found = [body for _, path, body in self.said if path.endswith(f"/{name}/status") and body is not None]
         told: Json = found[-1]["status"]
         return told

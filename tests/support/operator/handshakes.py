@@ -45,7 +45,7 @@ def by_some_ca(
     usages: Sequence[x509.ObjectIdentifier] = BOTH,
     has_ca_between: bool = False,
 ) -> Files:
-    """As somebody's own tool makes them, the CA between with the certificate, as TLS shows both."""
+    """Return files as another tool makes them: the intermediate CA is beside the certificate, and TLS sends both."""
     root, between, key = a_key(), a_key(), a_key()
     ca = _signed("root", root, "root", root, begins_s, ca_days)
     middle = _signed("between", between, "root", root, begins_s, ca_days)

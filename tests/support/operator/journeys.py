@@ -26,7 +26,7 @@ IN_IMAGE = {"uri": "file:///m", "cache": None}
 OF_THE_TEST = {"external": {"urlSecret": {"name": POOL_SECRET}}}
 """A pool that answers."""
 LOOKS = 2
-"""An operator is quiet when it has begun so many looks since its last write: the first has found nothing to do."""
+"""An operator is quiet when it has begun this many reconciles since its last write: the first found nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Journey:
 
 
 def creation(**spec: Any) -> Journey:
-    """With a pool of its own, unless the spec names another."""
+    """Return the journey that creates a resource, with a pool of its own unless the spec names another."""
     return Journey("create", lambda shop: shop.create(**{"pool": {}, **spec}))
 
 
@@ -53,7 +53,7 @@ MODEL_JOURNEYS = (
     Journey("fetch", lambda shop: shop.edit(model=ON_HUB)),
     Journey("let the volume go", lambda shop: shop.edit(model=IN_IMAGE, deletionPolicy="Delete")),
 )
-"""Over a pool that answers: how a model is changed depends on what the pool says."""
+"""Changes with a pool that answers: how a model is changed depends on the pool's answers."""
 
 
 def slots(number: int, *, promised: int, **spec: Any) -> Journey:
@@ -74,7 +74,7 @@ SLOTS_JOURNEYS = (
     slots(256, promised=512, parallelism={"stages": 2}),
     slots(2048, promised=256),
 )
-"""Over a pool that answers, which is told of fewer slots before any scheduler is."""
+"""Changes with a pool that answers. It gets the lower number of slots before any scheduler does."""
 
 
 class JourneyRunner:
@@ -86,7 +86,7 @@ class JourneyRunner:
         self.proxy, self.runs = proxy, runs
 
     def make(self, journey: Journey, fatal_write: At | None, moment: Moment) -> Call | None:
-        """Until the operator is quiet, or until it is dead.
+        """Run the journey until the operator is quiet or dead.
 
         Args: fatal_write: the write at which it dies; None lets it live.
         Returns: that write; None when it made no such write, and lives.
@@ -113,7 +113,7 @@ class JourneyRunner:
         wait_until(self.is_quiet, WITHIN_S, lambda: self._story(journey))
 
     def delete_while_no_operator_runs(self) -> None:
-        """Until a new operator has seen that there is no resource."""
+        """Delete the resource, and wait until a new operator has seen that it is gone."""
         self.runs.kill()
         self.shop.delete()
         self.proxy.begin()
@@ -126,7 +126,7 @@ class JourneyRunner:
         return {(each["kind"], each["metadata"]["name"]) for each in found}
 
     def is_quiet(self) -> bool:
-        """With a resource that is there, and as it should be."""
+        """Return whether the operator is quiet and the resource exists in its wanted state."""
         return self.proxy.record.looks_at_rest >= LOOKS and self.shop.condition("Progressing")[0] == "False"
 
     def is_at_rest(self) -> bool:
@@ -144,7 +144,7 @@ class JourneyRunner:
         return True
 
     def _is_in_vain(self) -> bool:
-        """Whether the resource is gone, and the operator does nothing for it any more."""
+        """Return whether the resource is gone and the operator writes nothing for it any more."""
         record = self.proxy.record
         return record.struck is not None and record.lists_at_rest >= LOOKS
 
@@ -178,7 +178,7 @@ def journey_runner(server: ApiServer, folder: Path, namespace: str, login: dict[
 
 
 def _volume(namespace: str, claim: str) -> dict[str, object]:
-    """Of paper, for one claim alone."""
+    """Return a simulated volume for one claim."""
     return {
         "metadata": {"name": f"{namespace}-{claim}"},
         "spec": {

@@ -20,13 +20,13 @@ def terms(identity: str) -> LeaseTerms:
 
 
 def lease_object(identity: str, *, version: str = "1", **spec: Any) -> Json:
-    """As the API server would give it."""
+    """Return the Lease as the API server returns it."""
     metadata = {"name": "orca", "namespace": "system", "resourceVersion": version}
     return {"metadata": metadata, "spec": {"holderIdentity": identity, "leaseDurationSeconds": DURATION_S, **spec}}
 
 
 class NoFaults(random.Random):
-    """Nothing goes wrong by itself."""
+    """A random source with which no fault happens by itself."""
 
     def random(self) -> float:
         return 0.99
@@ -56,7 +56,7 @@ class LeaseSimulation:
         self._observe()
 
     def meanwhile(self) -> None:
-        """In the middle of a call of one of them: mostly a moment, sometimes longer than the Lease lasts."""
+        """Let time pass during a call of an operator: mostly a moment, sometimes longer than the Lease lasts."""
         if len(self._busy) == len(OPERATORS) or self.chance.random() > 0.3:
             return
         for _ in range(self.chance.choice([1, 3, 30])):

@@ -43,13 +43,13 @@ class PoolClient:
         return self.do(lambda pool: pool.stats())
 
     def form(self, revision: str, generation: int, slots: int = 100) -> int:
-        """What a scheduler says when its group has formed. Returns: the promise in force."""
+        """Report a formed group, as a scheduler does. Returns: the promise in force."""
         promised = self.do(lambda pool: pool.promise_slots(revision, slots))
         assert self.do(lambda pool: pool.set_revision(revision, generation)) == revision
         return promised
 
     def serve(self, revision: str, slots: int) -> None:
-        """What a scheduler says while its group serves; for as long as its lease."""
+        """Report a serving group, as a scheduler does, for as long as its lease."""
         caller = Caller(group="test-group", process="test-process", revision=revision)
 
         async def say(pool: RequestPool) -> None:

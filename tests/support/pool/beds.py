@@ -87,7 +87,7 @@ class Bed:
         self.applied = CommitAnswer.ALREADY_THERE if is_repeated else CommitAnswer.APPLIED
 
     async def pass_awake(self, ms: int) -> None:
-        """Let the pool's awake time pass, as it does while somebody calls twice a second."""
+        """Let the pool's awake time pass, as it does while calls come twice a second."""
         raise NotImplementedError
 
     async def freeze(self, ms: int) -> None:
@@ -329,7 +329,7 @@ async def state(bed: Bed, request_id: str) -> OwnershipState:
 
 
 async def until_followed(redis: Redis) -> None:
-    """Until a replica has all that this server has, and gets what comes."""
+    """Wait until a replica has all that this server has, and follows it."""
 
     async def is_online() -> bool:
         state = await redis.info("replication")

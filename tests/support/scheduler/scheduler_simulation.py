@@ -1,4 +1,4 @@
-"""Builders for scheduler tests: requests, an unreliable pool, and a simulation that runs the real loop on virtual time."""
+"""Builders for scheduler tests: requests, an unreliable pool, and a simulation of the real loop on virtual time."""
 
 import asyncio
 import random
@@ -285,12 +285,12 @@ class Simulation:
             await self.submit(request)
 
     def delay_calls(self, group: Group, delay_ms: float) -> None:
-        """From now on calls of the group's scheduler take so long each way at most."""
+        """Delay calls of the group's scheduler from now on, by at most this much each way."""
         assert group.scheduler is not None
         group.scheduler._dependencies.pool.__dict__["_delay_ms"] = delay_ms
 
     def lose_all_calls(self, group: Group) -> None:
-        """From now on nothing that the group's scheduler sends reaches the pool."""
+        """Lose all calls that the group's scheduler sends to the pool from now on."""
         assert group.scheduler is not None
         group.scheduler._dependencies.pool.__dict__["_loss"] = 1.0  # type: ignore[attr-defined]
 
@@ -349,7 +349,7 @@ class Simulation:
         return [token.id for token in part.tokens], part.end
 
     def expected(self, request: Request) -> tuple[list[int], FinishReason]:
-        """What the request's log must be: the model's tokens up to EOS or length."""
+        """Return the expected log of the request: the model's tokens up to EOS or length."""
         tokens: list[int] = []
         for index in range(request.max_new_tokens):
             tokens.append(self.tokens(request.id, index))

@@ -34,7 +34,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What to generate, and when to ask for it."""
+    """A request to generate, and when to submit it."""
 
     prompt: tuple[int, ...]
     max_new_tokens: int

@@ -18,7 +18,7 @@ Phase = pb.StatusReply
 
 
 class StageClient:
-    """What master and neighbour stages call."""
+    """A client of stages that makes the calls of master and neighbour stages."""
 
     def __init__(self, controllers: list[Controller]) -> None:
         self._addresses = [controller.address for controller in controllers]

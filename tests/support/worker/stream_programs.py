@@ -17,7 +17,7 @@ Program = Callable[..., object]
 
 @torch.library.custom_op("orca_streams::blend_into", mutates_args={"target"})
 def blend_into(source: Tensor, target: Tensor) -> None:
-    """As a kernel of Triton stands in a graph: target = target / 2 + source. Which comes first matters."""
+    """Compute target = target / 2 + source, as a Triton kernel in a graph does. The order of calls matters."""
     target.mul_(0.5).add_(source)
 
 

@@ -13,7 +13,7 @@ from orca.bench.peers.arrivals import Arrivals, serve
 from orca.bench.peers.workload import Workload
 
 STEP_S = 1 / 64
-"""With arrivals that are whole numbers of 1/16: sums of both are exact."""
+"""Time of a step. Arrivals are whole numbers of 1/16, so sums of both are exact."""
 
 
 class Clock:

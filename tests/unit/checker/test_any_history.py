@@ -57,7 +57,7 @@ def spoil(draw: st.DrawFn, history: list[Record]) -> list[Record]:
 
 
 def _is_told_once(history: list[Record], event: Event) -> bool:
-    """What is told again on another connection may be missing once: the client may not have read it."""
+    """Return whether an event was sent once. A repeated one may be missing once: the client may not have read it."""
     return sum(isinstance(r, Event) and (r.call, r.data) == (event.call, event.data) for r in history) == 1
 
 

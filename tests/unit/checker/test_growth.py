@@ -1,4 +1,4 @@
-"""What counts as growth: slopes of steady samples, per role, against a bound."""
+"""Growth counts by the slopes of steady samples, per role, against a bound."""
 
 from itertools import count
 

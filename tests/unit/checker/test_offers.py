@@ -1,4 +1,4 @@
-"""What the recorder's lines say about stale work."""
+"""The recorder's lines show stale work."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the checker reads of a system from outside: logs, Redis, events."""
+"""The checker reads a system from outside: logs, Redis, events."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is injected into a system's processes, and the plans of walks, freezes and cuts."""
+"""Faults injected into a system's processes, and the plans of walks, freezes and cuts."""
 
 import json
 from collections.abc import Sequence

@@ -125,7 +125,7 @@ async def test_a_broken_stream_is_resumed_at_the_other_gateway_after_each_choice
 
 
 def going(last_event_id: str) -> bytes:
-    """What a gateway says that goes before its stream has ended."""
+    """Return the last event of a gateway that shuts down before its stream has ended."""
     resume = {"request_id": "cmpl-1", "last_event_ids": [last_event_id]}
     data = {"error": {"code": "gateway_draining", "message": "", "type": "unavailable"}, "resume": resume}
     return b"event: resume\n" + _sse(None, json.dumps(data))

@@ -144,7 +144,7 @@ def test_questions_end_by_themselves_and_ask_for_log_probabilities_too() -> None
 
 
 async def ask(folder: Path, said: str, schemas: tuple[int, int], *, has_older_parts: bool) -> list[Checked]:
-    """What is noted when the newer release has these numbers and `orca pool schema` says that."""
+    """Check a newer release with these schema numbers, while `orca pool schema` prints that. Returns: the records."""
 
     class Pool:
         releases = Releases(Release("one", folder, (1, 1)), Release("two", folder, schemas))

@@ -1,4 +1,4 @@
-"""How long a fault kept clients waiting."""
+"""The time for which a fault kept clients waiting."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a sample of each part says, and when it counts as steady."""
+"""Samples of each part, and the rule for when one counts as steady."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What must hold for the whole system: nobody works for nothing, claims rise, all comes to rest."""
+"""Rules for the whole system: no work is wasted, claims rise, all of it comes to rest."""
 
 from checker.history.records import Claimed, Closed, Ran, Record, Refused, Resources, Sent, Strangers, SystemEnded
 from checker.rules.verdict import judge, table

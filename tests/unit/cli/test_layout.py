@@ -1,4 +1,4 @@
-"""What `orca up` chooses for the machine and the model, where it is not told."""
+"""The defaults that `orca up` chooses for the machine and the model."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""core.process.logs: what a log line looks like."""
+"""core.process.logs: the format of log lines."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""From the settings of `orca up` to the processes that it starts."""
+"""The settings of `orca up` become the processes that it starts."""
 
 import importlib
 from pathlib import Path
@@ -17,7 +17,7 @@ MODEL = load_model_info(small_model_folder())
 
 
 def planned(*flags: str, gpus: tuple[str, ...] = ()) -> list[ProcessSpec]:
-    """Of two stages, unless the flags say otherwise."""
+    """Return the plan of two stages, unless the flags say otherwise."""
     return planned_by(parse_settings(["--port", "0", "--stages", "2", *flags]), gpus=gpus)
 
 

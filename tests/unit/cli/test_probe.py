@@ -1,4 +1,4 @@
-"""Who counts as frozen, and what is done about it, with a part that answers when it is told to."""
+"""Frozen parts are detected and replaced. The part of the test answers when the test says so."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""When `orca up` says that it serves again; the only process is a stage of which we say which epoch it is in."""
+"""`orca up` reports that it serves again. The only process is a stage whose epoch the test sets."""
 
 import asyncio
 from collections.abc import AsyncIterator

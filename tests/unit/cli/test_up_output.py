@@ -1,4 +1,4 @@
-"""What a person sees of `orca up`."""
+"""The output of `orca up` for a user."""
 
 import asyncio
 import io

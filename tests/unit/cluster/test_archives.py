@@ -23,7 +23,7 @@ IDS = [f"sha256:{digest(LOWER)}", f"sha256:{digest(UPPER)}"]
 
 
 def exported() -> io.BytesIO:
-    """As buildah writes it."""
+    """Write the archive as buildah does."""
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w|") as archive:
         for layer in (LOWER, UPPER):

@@ -1,4 +1,4 @@
-"""What is rendered for a cluster: files, manifests, command lines."""
+"""The rendered configuration of a cluster: files, manifests, command lines."""
 
 import json
 import tomllib

@@ -1,4 +1,4 @@
-"""What the pods of a cluster have written outlasts it."""
+"""Logs of a cluster's pods outlast the cluster."""
 
 from pathlib import Path
 

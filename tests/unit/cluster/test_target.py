@@ -1,4 +1,4 @@
-"""Which cluster the scenarios run on, and that somebody else's is not harmed."""
+"""The scenarios run on a local or a named cluster, and do not harm a named one."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Who may call what: every route of the table, and the ways around it that were thought of."""
+"""Every route of the table is protected as it says, also against known ways around it."""
 
 import asyncio
 import itertools
@@ -67,7 +67,7 @@ TRICKS = ["/{}", "{}/", "/.{}", "/x/..{}", "{}?key=right", "{};x", "{}%00", "{}%
 
 @pytest.mark.parametrize("trick", TRICKS)
 async def test_no_path_spelling_and_no_method_bypasses_the_key(trick: str) -> None:
-    """On real sockets: clients would tidy these paths up."""
+    """Real sockets are used, because clients would normalise these paths."""
     settings = GatewaySettings(model="tiny", port=0, drain_seconds=1, api_keys=("right",))
     async with served(settings, schedules=False) as one:
         for method, path in itertools.product(METHODS, PATHS):

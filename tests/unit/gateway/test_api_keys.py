@@ -32,7 +32,7 @@ def write(file: Path, *keys: tuple[str, str], **limits: int) -> Path:
 
 
 def swap(link: Path, target: Path) -> None:
-    """As Kubernetes brings a changed Secret."""
+    """Replace the file as Kubernetes updates a mounted Secret."""
     new = link.with_name("..new")
     new.symlink_to(target)
     new.replace(link)

@@ -74,7 +74,7 @@ class Call:
 
     @property
     def waited_s(self) -> float:
-        """From the last of the request to the start of the answer."""
+        """Return the time from the end of the request to the start of the answer."""
         return self.began_s - self.heard_s
 
 

@@ -204,7 +204,7 @@ async def test_a_reader_that_stops_delays_nobody_and_gets_all_events_later() -> 
 
 
 async def ready_when(client: httpx.AsyncClient, is_so: Callable[[dict[str, Any]], bool]) -> httpx.Response:
-    """What /ready answers when it says so; its counts may be a moment old."""
+    """Return the answer of /ready when it has that status; its counts may be a moment old."""
     async with asyncio.timeout(20):
         while not is_so((answer := await client.get("/ready")).json()):
             await asyncio.sleep(0.01)

@@ -20,7 +20,7 @@ COMPLETIONS = "/v1/completions"
 
 
 async def filled(one: Rig, calls: int) -> list[asyncio.Task[Any]]:
-    """So many calls that wait in the pool."""
+    """Submit that many calls, which wait in the pool."""
     tasks = [asyncio.create_task(one.post(COMPLETIONS, prompt="a", max_tokens=2)) for _ in range(calls)]
     await until(lambda: len(one.pool.state.parents) == calls)
     return tasks

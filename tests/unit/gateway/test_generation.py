@@ -1,4 +1,4 @@
-"""What calls answer when all is well, through the whole gateway, with a scheduler that answers by script."""
+"""Answers of successful calls, through the whole gateway, with a scheduler that answers by script."""
 
 import asyncio
 from dataclasses import replace

@@ -41,7 +41,7 @@ SUBMITTED_MS = 1_700_000_000_000
 def status(
     *, first: int | None = None, ended: int | None = None, tokens: int = 0, reason: FinishReason = FinishReason.STOP
 ) -> RequestStatus:
-    """Of a request of 11 tokens at most; times in milliseconds from its submission."""
+    """Return the status of a request of at most 11 tokens; times in milliseconds from its submission."""
     return RequestStatus(
         request=replace(make_request(max_new_tokens=11), submitted_ms=SUBMITTED_MS),
         state=OwnershipState.OWNED if ended is None else OwnershipState.ENDED,

@@ -1,4 +1,4 @@
-"""What comes in before any route: broken HTTP, heads and connections without measure. On real sockets."""
+"""Input before any route: malformed HTTP, endless headers, too many connections. On real sockets."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""A call that is repeated under its key: one generation, whoever asks for it, and never one of another call."""
+"""A call that is repeated under its key is one generation, and never that of another call."""
 
 import asyncio
 from typing import Any

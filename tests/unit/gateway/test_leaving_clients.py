@@ -25,7 +25,7 @@ def tasks_and_files() -> tuple[int, int]:
 
 
 async def ends_seen(pool: MemoryPool, ends: dict[int, float]) -> None:
-    """Until cancelled: note when the request of each client has ended and is out of queue and group."""
+    """Record until cancelled when the request of each client has ended and left queue and group."""
     while True:
         for record in pool.state.records.values():
             if record.end is not None:

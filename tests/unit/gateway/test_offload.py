@@ -1,4 +1,4 @@
-"""What is long is rendered while the loop goes on: whole answers of many choices or long ones, and echoed prompts."""
+"""Long answers are rendered while the event loop runs: many choices, long texts, and echoed prompts."""
 
 import asyncio
 from dataclasses import replace

@@ -37,7 +37,7 @@ def of_choice(stream: str, choice: int) -> list[str]:
 
 
 def behind(stream: str) -> list[str]:
-    """What follows the ends of all choices: usage where asked, and `[DONE]`."""
+    """Return the events after the ends of all choices: usage if asked for, and `[DONE]`."""
     return [block for block in blocks(stream) if not block[4:5].isdigit()]
 
 

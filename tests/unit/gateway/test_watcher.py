@@ -133,7 +133,7 @@ async def test_new_logs_are_not_read_before_a_hint() -> None:
 
 async def test_a_hint_for_one_log_costs_the_same_for_any_number_of_waiting_logs() -> None:
     class Cursors(UserDict[str, int]):
-        """Counts how often it is looked at, by whichever way."""
+        """A log that counts its reads of any kind."""
 
         looked = 0
 

@@ -1,4 +1,4 @@
-"""What the operator says to the API server, and how it takes the answers."""
+"""The operator's calls to the API server, and its handling of the answers."""
 
 import pytest
 

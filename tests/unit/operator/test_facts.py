@@ -1,4 +1,4 @@
-"""Labels and annotations of the operator that somebody has removed or edited: it writes them again, and goes on."""
+"""The operator writes its labels and annotations again after a user has removed or edited them."""
 
 import json
 from typing import Any
@@ -58,7 +58,7 @@ def written(decided: ReconcilePlan) -> list[str]:
 
 
 def test_a_stateful_set_with_a_foreign_group_name_is_no_group_and_is_deleted() -> None:
-    """As of an object that somebody has made from a copy of ours, and without an owner."""
+    """The set looks like a user's copy of one of the operator's, without an owner."""
     cluster = settled()
     [stages] = cluster.names("StatefulSet", "stage")
     copy = json.loads(json.dumps(cluster.objects["StatefulSet", stages]).replace(stages, "copy"))

@@ -37,7 +37,7 @@ def unplace(cluster: FakeCluster, pod: str) -> None:
 
 
 def replicas(cluster: FakeCluster, group: str) -> tuple[int, int]:
-    """Of stages and scheduler."""
+    """Return the replicas of stages and scheduler."""
     sets = (group, f"{group}-scheduler")
     stages, scheduler = (cluster.objects["StatefulSet", name]["spec"]["replicas"] for name in sets)
     return stages, scheduler

@@ -358,7 +358,9 @@ def test_only_the_user_provided_secret_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "marks", [{}, {"labels": {names.DEPLOYMENT_LABEL: "shop", names.ROLE_LABEL: "scheduler"}}], ids=["unlabelled", "with our labels"]
+    "marks",
+    [{}, {"labels": {names.DEPLOYMENT_LABEL: "shop", names.ROLE_LABEL: "scheduler"}}],
+    ids=["unlabelled", "with our labels"],
 )
 def test_a_user_provided_secret_with_the_name_of_the_issued_one_is_only_read(marks: Json) -> None:
     of = deployment(certificates={"secretName": "shop-certificates"})

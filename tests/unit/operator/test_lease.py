@@ -1,4 +1,4 @@
-"""Who may take a Lease, what is written then, and that no two operators ever write at the same time."""
+"""Operators take a Lease by its rules, and no two of them ever write at the same time."""
 
 import asyncio
 import random
@@ -75,7 +75,7 @@ def test_while_an_operator_may_write_no_other_holds_the_lease(seed: int) -> None
 
 
 def test_simulated_operators_take_over_lose_and_release_the_lease() -> None:
-    """That the simulations above are not safe by standing still."""
+    """The simulations above are not safe only because nothing happens in them."""
     simulations = [LeaseSimulation(random.Random(seed)) for seed in range(4)]
     for simulation in simulations:
         for _ in range(100):

@@ -1,4 +1,4 @@
-"""What the manifests say: what holds for all of them, and what single fields of the spec do."""
+"""Manifests: rules for all of them, and the effect of single fields of the spec."""
 
 import json
 from typing import Any
@@ -81,7 +81,7 @@ def test_a_gateway_is_probed_on_the_internal_port_that_clients_cannot_fill() -> 
 
 
 def test_a_rolling_update_reaches_pods_that_cannot_start() -> None:
-    """With the default policy a StatefulSet waits for such a pod before it replaces it, so for ever."""
+    """A StatefulSet with the default policy waits for such a pod before it replaces it, so for ever."""
     found = [each for (kind, _), each in manifests(pool={}).items() if kind == "StatefulSet"]
     assert [each["spec"].get("podManagementPolicy") for each in found] == ["Parallel"] * 3
 

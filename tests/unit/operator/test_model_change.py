@@ -53,7 +53,7 @@ def test_a_change_to_a_third_model_or_back_in_the_middle_loses_nothing(seed: int
 
 
 def begun(**spec: Any) -> ChangingShop:
-    """Asked for B while A serves, and somebody waits for an answer of A's."""
+    """Return a deployment that serves A and is edited to B, while a request of A runs."""
     shop = ChangingShop(model=A, **spec)
     shop.requests.clear()
     shop.call()

@@ -31,7 +31,7 @@ def without_the_ca_between() -> Files:
 
 
 def pinned() -> Files:
-    """What others trust is the certificate itself."""
+    """Peers trust the certificate itself."""
     files = by_some_ca(begins_s=time.time())
     return files | {CA: files[CERTIFICATE]}
 

@@ -1,4 +1,4 @@
-"""Who may reach whom, read out of the policies by the rules that a network plugin would follow."""
+"""The network policies allow exactly these connections, read by the rules of a network plugin."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def pod(role: str) -> Json:
 
 
 def can_reach(source: Json, target: Json, port: int, **spec: Any) -> bool:
-    """Whether a connection passes: allowed out of one pod, and into the other."""
+    """Return whether a connection passes: out of one pod, and into the other."""
     found = network.policies(deployment(**spec))
     return _passes(found, source, target, port, "egress", "to") and _passes(
         found, target, source, port, "ingress", "from"
@@ -84,7 +84,7 @@ def test_each_part_that_the_operator_calls_admits_the_operator() -> None:
     rules = [rule for policy in found for rule in policy["spec"]["ingress"] if "from" in rule]
     of_operator = [rule for rule in rules if any(_selects(each["podSelector"], OPERATOR) for each in rule["from"])]
     let_in = {port["port"] for rule in of_operator for port in rule["ports"]}
-    assert let_in == {6379, 9090}  # tests/process/chart looks for the same in the chart's policy
+    assert let_in == {6379, 9090}  # tests/process/chart checks the same in the chart's policy
 
 
 def test_gateways_cannot_connect_to_the_engine() -> None:

@@ -1,4 +1,4 @@
-"""From a spec and what is there to what has to be done."""
+"""A spec and the observed state become a plan of actions."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What the operator asks a pool and tells it, and what it says of one that it cannot ask."""
+"""The operator polls a pool and writes to it, and reports one that it cannot reach."""
 
 import asyncio
 import base64

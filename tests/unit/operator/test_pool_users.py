@@ -36,12 +36,12 @@ def with_text(secret: Json, **texts: str) -> Json:
 
 
 def of_release_before(secret: Json) -> Json:
-    """It called one command less, and one that nobody calls any more."""
+    """Return the secret of the previous release: one command less, and one that is no longer used."""
     return with_text(secret, users_acl=text(secret).replace("+zrangebyscore", "+zlexcount"))
 
 
 def reconcile_once(fake: FakeApiServer, cluster: Cluster) -> list[str]:
-    """One look. Returns: what of the pool was written."""
+    """Reconcile once. Returns: the written objects of the pool."""
     begin = len(fake.said)
     reconcile(cluster, observe(cluster, RELEASE, SHOP, frozenset()), {}, Refusals(time.monotonic))
     return [path for method, path, _ in fake.said[begin:] if method == "PATCH" and path in (SECRET, REDIS)]

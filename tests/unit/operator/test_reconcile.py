@@ -1,4 +1,4 @@
-"""One look at a resource, against an API server of fake."""
+"""One reconcile of a resource, against a fake API server."""
 
 import time
 
@@ -53,7 +53,7 @@ def test_only_objects_owned_by_the_resource_are_its_children(kind: str, owners: 
 
 
 def test_a_rendered_object_that_lost_its_owner_reference_is_adopted_again() -> None:
-    """As `kubectl delete --cascade=orphan` leaves it: nothing may restart when the resource is made again."""
+    """`kubectl delete --cascade=orphan` leaves such objects: nothing may restart when the resource is created again."""
     rendered = finish(deployment(), {"kind": "Service", "metadata": {"name": "x", "labels": {}}})
     orphan = {**rendered, "metadata": {**rendered["metadata"], "ownerReferences": []}}
     assert is_ours(deployment(), orphan)
@@ -73,7 +73,7 @@ def test_an_object_with_the_operators_labels_and_another_owner_is_neither_delete
 
 
 def without_ports(body: Json) -> Json:
-    """As a webhook writes one of the Services over."""
+    """Change one of the Services as a webhook does."""
     is_it = (body["kind"], body["metadata"].get("name")) == ("Service", "shop")
     return {**body, "spec": {**body["spec"], "ports": []}} if is_it else body
 

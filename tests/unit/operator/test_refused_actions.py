@@ -1,4 +1,4 @@
-"""What the API server refuses is tried again less and less often."""
+"""Actions that the API server refuses are retried less and less often."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def apply(name: str = "shop") -> Apply:
 
 
 def is_tried(refusals: Refusals, action: Action, of: OrcaDeployment = SHOP) -> bool:
-    """One look, in which it is refused if it is tried."""
+    """Reconcile once, and refuse the action if it is tried."""
     refusals.begin(of, [action])
     if refusals.waiting(of, action) is not None:
         return False

@@ -1,4 +1,4 @@
-"""When all resources are looked at, and how soon a lost node is seen, whatever is heard of either."""
+"""All resources are reconciled at intervals, and a lost node is seen soon, also without watch events."""
 
 import pytest
 
@@ -10,14 +10,14 @@ SHOP = {"metadata": {"namespace": "ns", "name": "shop", "uid": "uid-1"}}
 
 
 def put_objects(fake: FakeApiServer, *, is_lost: bool) -> None:
-    """One resource, and one node."""
+    """Put one resource and one node."""
     fake.objects["/apis/orca-serving.io/v1alpha1/orcadeployments"] = {"items": [SHOP]}
     conditions = [{"type": "Ready", "status": "Unknown" if is_lost else "True"}]
     fake.objects["/api/v1/nodes"] = {"items": [{"metadata": {"name": "a"}, "status": {"conditions": conditions}}]}
 
 
 class Rare(ResourceLists):
-    """Looks at all once an hour, by a clock of the test's."""
+    """Lists that resync once an hour, by a clock of the test."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.now_s = 0.0

@@ -55,7 +55,7 @@ class Simulation:
         return False
 
     def run(self) -> None:
-        """To the end, with the floor checked behind each step."""
+        """Run the rollout to its end, and check the minimum of serving groups after each step."""
         for _ in range(1000):
             before = self.ready
             has_decided = self.decide()

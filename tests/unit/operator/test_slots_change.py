@@ -257,7 +257,7 @@ def test_no_more_is_promised_than_the_groups_offer_to_one_request() -> None:
     assert cluster.reconcile().actions == ()
     cluster.pool = PoolStatus(**in_force, promised_slots=512, offered_slots=None)
     decided = cluster.reconcile()
-    assert (decided.actions, decided.slots.is_open) == ((), True)  # the next look may know
+    assert (decided.actions, decided.slots.is_open) == ((), True)  # the next reconcile may know
 
 
 def broken(shop: SlotsShop, **container: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a status says of what was seen."""
+"""The status reports what was observed."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,7 @@ def told(cluster: FakeCluster, before: Json | None = None, now: str = NOW) -> Js
 
 
 def plan(cluster: FakeCluster) -> ReconcilePlan:
-    """What a look would do, not done."""
+    """Return the plan of a reconcile without applying it."""
     return make_plan(cluster.observed)
 
 
@@ -50,7 +50,7 @@ def test_without_replicas_the_service_accepts_and_keeps_requests() -> None:
 
 
 def forming(**spec: object) -> FakeCluster:
-    """One whose only group has served, and forms anew."""
+    """Return a cluster whose only group has served, and forms again."""
     cluster = cluster_of(**spec)
     [scheduler] = cluster.names("Pod", "scheduler")
     cluster.make_unready(scheduler)
@@ -123,7 +123,7 @@ def test_a_scheduler_that_waits_for_its_update_is_not_up_to_date() -> None:
 
 
 def status_without_keys(cluster: FakeCluster) -> Json:
-    """Of a cluster whose gateways are told of a Secret that is not there."""
+    """Return the status of a cluster whose gateways need a missing Secret."""
     cluster.deployment = deployment(generation=2, gateway={"apiKeysSecret": {"name": "team"}})
     cluster.reconcile()
     problem = replace(cluster.observe(at=NOW), keys_problem="there is no Secret team")

@@ -1,4 +1,4 @@
-"""What the operator asks the API server to tell it of."""
+"""The operator's watches ask the API server only for the objects that it needs."""
 
 import kopf
 import pytest
@@ -9,7 +9,7 @@ from orca.operator.domain.resource import GROUP, PLURAL, VERSION
 
 
 def selectors(group: str, version: str, plural: str) -> list[str]:
-    """That go with each list and watch of a kind."""
+    """Return the label selectors of each list and watch of a kind."""
     watching = make_settings(is_namespaced=False).watching
     return watching.label_selectors.collect(kopf.Resource(group, version, plural))
 

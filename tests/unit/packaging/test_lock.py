@@ -18,7 +18,7 @@ PYTHONS = ["3.11", "3.12"]
 
 
 def wanted(extras: list[str], groups: list[str]) -> list[Requirement]:
-    """What pyproject.toml asks for, extras of our own resolved."""
+    """Return the dependencies in pyproject.toml, with the extras of the project resolved."""
     texts = list(PROJECT["dependencies"]) if extras else []
     queue = list(extras)
     while queue:

@@ -1,4 +1,4 @@
-"""When an answer of Redis may leave: by what it says of its append-only file, question by question."""
+"""An answer of Redis is released when its append-only file is known to be written."""
 
 import asyncio
 from collections.abc import Sequence

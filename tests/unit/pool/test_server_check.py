@@ -1,4 +1,4 @@
-"""Whether new work is accepted, by what looks at the server show."""
+"""New work is accepted depending on the state of the server."""
 
 from typing import Any, cast
 

@@ -29,7 +29,7 @@ SLOW = CostModel(step_us=10_000)
 async def running_simulation(
     choices: SchedulingOptions, requests: int, first: int = 4, **of: Any
 ) -> tuple[Simulation, GroupScheduler]:
-    """One group that runs so many requests of 20 tokens, in batches of `first`; the simulation takes those of `choices`."""
+    """Run that many requests of 20 tokens in batches of `first`; the simulation takes `choices`."""
     simulation = a_simulation(choices=choices, **of)
     group = simulation.add_group(a_shape(slots=1024), cost=SLOW)
     simulation.start(group)

@@ -174,7 +174,7 @@ async def test_the_epoch_ends_even_if_the_cause_cannot_be_determined() -> None:
 
 
 class EmptyStream:
-    """Of results."""
+    """A stream of results that has none."""
 
     def __aiter__(self) -> "EmptyStream":
         return self

@@ -1,4 +1,4 @@
-"""When a scheduler says that its group is not formed."""
+"""A scheduler reports that its group has not formed."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""How requests of a running loop end, on virtual time: by their tokens, by cancel, by their deadline."""
+"""Requests of a running loop end on virtual time: by their tokens, by cancel, by their deadline."""
 
 import asyncio
 

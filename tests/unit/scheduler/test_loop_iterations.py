@@ -1,4 +1,4 @@
-"""What the loop runs and when, on virtual time: joins, leaves, successors, and commits beside the steps."""
+"""The loop's iterations on virtual time: joins, leaves, successors, and commits beside the steps."""
 
 import asyncio
 import random
@@ -231,7 +231,7 @@ async def one_place(commit_s: float) -> tuple[Simulation, list[list[tuple[str, i
 
 
 def commits_of(simulation: Simulation) -> list[list[tuple[str, int, int]]]:
-    """Gets the commits of the simulation's schedulers from now on: of each entry the request, first index and tokens."""
+    """Collect the commits of the schedulers from now on: the request, first index and tokens of each entry."""
     commits: list[list[tuple[str, int, int]]] = []
     commit = simulation.pool.commit
 

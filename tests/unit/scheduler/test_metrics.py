@@ -1,4 +1,4 @@
-"""What a scrape of the scheduler shows after known work."""
+"""The scheduler's metrics after known work."""
 
 import asyncio
 

@@ -22,7 +22,7 @@ from support.scheduler.scheduler_simulation import Simulation, a_request, a_shap
 
 SEEDS = range(7_000_000, 7_000_000 + tries(150))
 INNOCENT = 1_000
-# A claim that got a token further before its death begins the count anew: pipelined steps bring it to a few more.
+# A claim that got a token further before its death restarts the count: pipelined steps bring it to a few more.
 DEATHS_MAX = 2 * FAILURES_MAX
 
 
@@ -100,7 +100,9 @@ async def test_a_suspect_runs_alone_until_its_first_commit_and_then_with_others(
 
 @virtually
 async def test_many_suspects_are_acquitted_one_by_one_and_continue_together() -> None:
-    """In a prompt and a step each; were the group emptied for each, fifteen would take their 60 s in turn."""
+    """Each suspect takes a prompt and one step; if the group were emptied for each, fifteen would take their 60 s in
+    turn.
+    """
     simulation = a_simulation(choices=SchedulingOptions(max_batch_size=16, prefetch=1))
     shape = a_shape(slots=8192, max_model_len=1024)
 

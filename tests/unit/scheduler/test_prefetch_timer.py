@@ -1,4 +1,4 @@
-"""When a prefetched step goes out: by what steps took, and on the real loop in virtual time."""
+"""A prefetched step is sent at an estimated time: from measured steps, and on the real loop in virtual time."""
 
 import asyncio
 from itertools import pairwise
@@ -26,7 +26,7 @@ MS = 1_000_000
 
 
 def a_step(submitted_ms: int, *counts: int) -> StepInFlight:
-    """Of so many tokens of each request."""
+    """Return a step with that many tokens of each request."""
     state = GroupState()
     entries = [state.add(a_request(arrival=i), Claim(1, "p/1")) for i in range(len(counts))]
     rows = tuple(BatchRow(entry, 0, count, sample=True) for entry, count in zip(entries, counts, strict=True))

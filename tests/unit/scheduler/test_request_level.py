@@ -127,7 +127,7 @@ def test_each_batch_of_an_epoch_gets_a_new_number() -> None:
 
 
 def worker_chart(policy: Policy, limits: BatchLimits, requests: list[Request]) -> list[str]:
-    """What each worker of a simulated pipeline does in each unit of time: batches by name, "." while it is idle."""
+    """Return the work of each worker of a simulated pipeline per time unit: batches by name, "." while it is idle."""
 
     async def main() -> list[str]:
         choices = SchedulingOptions(max_batch_size=limits.max_batch_size)

@@ -1,8 +1,8 @@
 """The real loop, pool and policies on virtual time, over thousands of seeded simulations with faults.
 
-Each simulation checks on the way: the group's state after every step, what the simulated stages accept, all limits. And at
-the end: every request ended exactly once with exactly the model's tokens, no slot is reserved, nothing hangs. A failure
-names its seed; `run_simulation(seed)` repeats it.
+Each simulation checks on the way: the group's state after every step, what the simulated stages accept, all limits. At
+the end it checks that every request ended exactly once with exactly the model's tokens, no slot is reserved, and
+nothing hangs. A failure names its seed; `run_simulation(seed)` repeats it.
 """
 
 import asyncio

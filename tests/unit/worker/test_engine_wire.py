@@ -100,8 +100,9 @@ def test_stop_strings_are_not_sent_to_stages() -> None:
 
 DECIDE_TOKENS = ("SamplingParams", "NewRequest", "Row", "StepMessage", "Logprob", "Sampled", "ResultMessage")
 CONTRACTS = {1: "0f215eb45354dfa7"}
-"""What the messages that decide tokens looked like under each number, by digest. Whoever changes one adds a line and
-raises wire.CONTRACT: a stage drops fields that it does not know, and would compute something else."""
+"""Digests of the messages that decide tokens, by contract number. To change one, add a line and raise wire.CONTRACT: a
+stage drops fields that it does not know, and would compute something else.
+"""
 
 
 def test_a_change_of_messages_that_decide_tokens_raises_the_contract_number() -> None:

@@ -1,4 +1,4 @@
-"""Whose doing a rank's failure was: from its exit status and the kernel's counts, and as a stage tells it."""
+"""The cause of a rank's failure: from its exit status and the kernel's counters, and as a stage reports it."""
 
 import signal
 from pathlib import Path

@@ -18,7 +18,7 @@ SETTINGS = WorkerSettings(model="/m")  # 5 s, and 60 s while loading
 
 
 def signs(**told: object) -> RankLiveness:
-    """Of a healthy idle rank, unless told otherwise."""
+    """Return the signs of a healthy idle rank, unless the test says otherwise."""
     healthy: dict[str, object] = {"is_loaded": True, "silent_s": 0.2, "still_s": 0.2, "is_waiting": True, "units": 1}
     return RankLiveness(**(healthy | {"doing": "computes"} | told))  # type: ignore[arg-type]
 

@@ -40,7 +40,7 @@ def joined() -> tuple[StageEpoch, NextStage]:
 
 
 async def failure(epoch: StageEpoch) -> str:
-    """What a reader of its results is told."""
+    """Return the error that a reader of the epoch's results gets."""
     with pytest.raises(EngineError) as caught:
         await asyncio.wait_for(anext(epoch.results.read(0)), 30)
     return str(caught.value)

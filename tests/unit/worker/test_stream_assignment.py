@@ -74,7 +74,7 @@ def fewest_syncs(tasks: int, edges: Sequence[Edge], streams: Sequence[int]) -> i
 
 
 def matchings(tasks: int, edges: Sequence[Edge]) -> Iterator[list[int | None]]:
-    """Of each task the one that its edge leads to."""
+    """Yield all matchings: for each task the one that its edge leads to."""
     for size in range(len(edges) + 1):
         for chosen in combinations(edges, size):
             matched = dict(chosen)
@@ -83,7 +83,7 @@ def matchings(tasks: int, edges: Sequence[Edge]) -> Iterator[list[int | None]]:
 
 
 def is_path(tasks: int, edges: Sequence[Edge], streams: Sequence[int]) -> bool:
-    """Whether each stream's tasks follow each other along edges."""
+    """Return whether each stream's tasks follow each other along edges."""
     inside = sum(streams[a] == streams[b] for a, b in edges)
     return inside == tasks - len(set(streams))
 

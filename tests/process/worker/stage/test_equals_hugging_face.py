@@ -86,7 +86,7 @@ def test_prompts_in_chunks_give_the_same_output(family: str, chunk: int, models:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("stages", "tensor"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_steps_that_draw_nothing_give_the_same_output(family: str, stages: int, tensor: int, models: Any) -> None:
-    """Of a prompt that is alone, in chunks, all but the last one."""
+    """All chunks of a single prompt but the last one draw nothing."""
     model = models(family)
     chain = Chain(model.folder, stages=stages, tensor=tensor)
     for chunk in (1, 4):

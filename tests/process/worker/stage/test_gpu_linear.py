@@ -50,14 +50,15 @@ def norm_of(width: int, dtype: torch.dtype) -> Norm:
 
 
 def largest_of(linear: Linear, norm: Norm, x: Tensor) -> float:
-    """Of the numbers that are rounded: the outputs, with their bias or without."""
+    """Return the largest output before rounding, with the bias or without."""
     outputs = [each.apply(norm, x).abs().max() for each in (linear, Linear(linear.weight))]
     return float(max(outputs))
 
 
 def assert_alike(one: Tensor, other: Tensor, *, largest: float) -> None:
-    """Within four units of the last digit of the largest number that was rounded on the way: norm, outputs, sum and
-    result are, which is half a unit each, and a whole one where Triton's interpreter cuts bfloat16 off."""
+    """Check a tolerance of four units in the last place of the largest rounded number. Norm, outputs, sum and result
+    are each rounded by half a unit, or a whole one if Triton's interpreter truncates bfloat16.
+    """
     assert one.dtype == other.dtype
     assert one.shape == other.shape
     assert (one.float() - other.float()).abs().max() <= 4 * torch.finfo(one.dtype).eps * largest
@@ -102,7 +103,7 @@ def test_gpu_linear_takes_outputs_summed_over_ranks(has_norm_behind: bool, dtype
 def test_gpu_linear_applies_an_activation(
     activation: Activation, pair: tuple[GpuLinear, Linear], dtype: torch.dtype
 ) -> None:
-    """Whose slope is below 1.13."""
+    """Activations whose slope is below 1.13."""
     x, norm = some(ROWS, INPUTS, dtype=dtype, seed=5), norm_of(INPUTS, dtype)
     ours, plain = (each.apply_activated(norm, x, activation) for each in pair)
     assert_alike(ours, plain, largest=1.13 * largest_of(pair[1], norm, x))

@@ -146,7 +146,7 @@ def case(request: pytest.FixtureRequest) -> tuple[str, int]:
 
 @pytest.fixture(scope="module")
 def folder(case: tuple[str, int], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a model with two layers."""
+    """Write the checkpoint of a model with two layers."""
     family, options = MODELS[case[0]]
     layers = {"n_layer" if family == "gpt2" else "num_hidden_layers": 2}
     return tiny_checkpoint(family, tmp_path_factory.mktemp(case[0]), **layers, **options)

@@ -105,7 +105,7 @@ def test_int8_products_are_used_if_they_are_a_tenth_faster(
 
 
 def middling_checkpoint(folder: Path) -> Path:
-    """Of weights large enough that their layouts are timed, of whole panels on any processor."""
+    """Write a checkpoint with weights large enough that their layouts are timed, of whole panels on any processor."""
     return tiny_checkpoint("llama", folder, hidden_size=384, intermediate_size=640, vocab_size=192)
 
 

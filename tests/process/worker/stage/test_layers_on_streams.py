@@ -18,7 +18,7 @@ from support.worker.stream_programs import are_equal, clones, random_order, run_
 
 @pytest.fixture(autouse=True)
 def _plain_kernels() -> Iterator[None]:
-    """Of kernels that run on a CPU, only those can be traced that PyTorch calls."""
+    """Use kernels that can be traced: of those that run on a CPU, only PyTorch's own calls."""
     with use_kernels("cpu", PlainKernels()):
         yield
 
@@ -32,7 +32,7 @@ class InAnyOrder:
         self._layers = layers
         self._edges = edges
         self.outcomes: list[bool] = []
-        """Of each step, whether both gave the same output and cache."""
+        """One entry for each step: whether both gave the same output and cache."""
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         before = clones([x, *step.caches])

@@ -30,7 +30,7 @@ def checkpoint(folder: Path, dtype: torch.dtype = torch.float32) -> Checkpoint:
 
 
 def resident_bytes(kind: str = "RssFile") -> int:
-    """Of mapped files in this process's memory, or RssAnon: of what it has written."""
+    """Return the bytes of mapped files in this process's memory, or RssAnon: the bytes that it has written."""
     found = re.search(rf"{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) << 10
@@ -62,7 +62,7 @@ def test_pages_of_a_partly_read_file_are_released_and_the_rest_read_later(folder
 @pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("layout", [Linear, PanelLinear])
 def test_a_layout_holds_no_part_of_the_file(folder: Path, layout: type[Linear], is_transposed: bool) -> None:
-    """After `give_back` nothing of the model may look at the file any more: it could be another one by then."""
+    """Nothing of the model may read the file after `give_back`: the file may be another one by then."""
     files = checkpoint(folder)
     outputs, inputs = (COLUMNS, ROWS) if is_transposed else (ROWS, COLUMNS)
     layout(torch.ones(outputs, inputs))(torch.ones(1, inputs))  # reads libraries and code

@@ -265,7 +265,7 @@ def test_a_packed_weight_is_right_for_any_number_of_rows(kind: type[Linear], has
 
 
 def test_a_single_rank_exchanges_nothing(folder: Path) -> None:
-    """What it computes may then wait for the end of a block (Stage): nothing may look at it before."""
+    """Its results may wait for the end of a block (Stage): nothing may read them before."""
     model = load_stage(folder, group=TensorLink(1, RankProgress()), packs=False)
     assert isinstance(model.group, SingleRank)
 

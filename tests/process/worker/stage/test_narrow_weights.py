@@ -63,7 +63,7 @@ def all_in_float32(tensors: dict[str, Tensor]) -> None:
 def test_files_with_some_float32_tensors_stay_in_float32(
     widen: Callable[[dict[str, Tensor]], None], tmp_path: Path
 ) -> None:
-    """What a rank needs is compiled before it reads any number, so it cannot depend on these."""
+    """The kernels of a rank are compiled before it reads any number, so they cannot depend on the numbers."""
     file = tiny_checkpoint("llama", tmp_path, stored=torch.bfloat16) / "model.safetensors"
     tensors = load_file(file)
     widen(tensors)

@@ -66,7 +66,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def outputs(folder: Path, recorder: GraphRecorder | None) -> list[list[int]]:
-    """Of requests that join while others run, greedy and sampled ones with penalties."""
+    """Return the tokens of requests that join while others run, greedy and sampled ones with penalties."""
     params = (GREEDY, SamplingParams(seed=2, top_p=0.9, presence_penalty=0.7))
     prompts = ([5, 80, 17], [63], [31, 120, 7, 7], [9])
     asks = [Ask(prompt, 8, params[place % 2], arrival=place) for place, prompt in enumerate(prompts)]

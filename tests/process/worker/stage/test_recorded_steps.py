@@ -250,7 +250,7 @@ class PlainHead:
 
 
 def test_a_dropped_stage_frees_its_cache(tmp_path: Path) -> None:
-    """Without the garbage collector: the next epoch's cache wants the memory at once."""
+    """The cache is freed without the garbage collector: the next epoch's cache needs the memory at once."""
     chain = Chain(tiny_checkpoint("gpt2", tmp_path), packs=PanelLinear)
     serve(chain, asks_of(211), max_batch_size=4)
     cache = weakref.ref(chain.stages[0][0].cache)

@@ -144,7 +144,9 @@ def test_prompt_log_probabilities_need_no_logits_of_the_whole_prompt(folder: Pat
 def test_log_probabilities_of_a_long_prompt_report_progress_repeatedly(
     folder: Path, packs: bool | type[Linear]
 ) -> None:
-    """Of a small model with a large vocabulary they take longer than all layers: to stand still is to hang."""
+    """Log probabilities of a small model with a large vocabulary take longer than all layers. A rank without progress
+    counts as hanging.
+    """
     model, progress, marks = load_stage(folder, packs=packs), RankProgress(), list[int]()
     head = model.head
     assert head is not None

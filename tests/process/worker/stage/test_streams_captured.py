@@ -59,7 +59,7 @@ def assigned(graph: TaskGraph) -> StreamAssignment:
 
 
 def needed(graph: TaskGraph) -> list[set[int]]:
-    """Of each task what must have run, and the beginning."""
+    """Return for each task the tasks that must have run before it, and the beginning."""
     before: list[set[int]] = [{BEGINNING} for _ in graph.tasks]
     for first, then in sorted(graph.edges, key=lambda edge: edge[1]):
         before[then] |= before[first] | {first}
@@ -86,8 +86,9 @@ def test_streams_and_events_order_all_dependencies_and_nothing_else(program: Pro
 @settings(max_examples=tries(60))
 @given(program=programs())
 def test_tasks_wait_at_the_synchronisations_alone(program: Program) -> None:
-    """Beside those that fork streams from the current one, which share one event, and those that join them to it: of
-    streams that begin, or end, with a task that is not ordered with another stream's."""
+    """Forks and joins add waits. All forks from the current stream share one event; each join has its own. A stream
+    forks, or joins, if its first, or last, task is not ordered with another stream's.
+    """
     device, graph = FakeStreams(), trace(program, *program_inputs())
     assignment = assigned(graph)
     run_on_streams(graph, assignment, program_inputs(), device)

@@ -1,4 +1,4 @@
-"""From functions to tasks that wait for each other: each hazard of memory, and that none is missing."""
+"""Functions become tasks that wait for each other: each memory hazard is an edge, and none is missing."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -148,7 +148,7 @@ def test_hazards_order_exactly_the_tasks_that_share_memory_if_one_of_them_writes
 
 
 def before(tasks: int, edges: Sequence[Edge]) -> list[set[int]]:
-    """Of each task all those that it follows."""
+    """Return for each task all tasks that it follows."""
     followed: list[set[int]] = [set() for _ in range(tasks)]
     for first, then in sorted(edges, key=operator.itemgetter(1)):
         followed[then] |= followed[first] | {first}
@@ -165,7 +165,7 @@ def test_a_program_has_the_same_effects_in_any_order_that_respects_the_edges(pro
 
 
 def layer_in_orders(edges: Callable[[TaskGraph], Sequence[Edge]]) -> list[bool]:
-    """Whether a layer that runs in so many random orders leaves its outputs and its cache as the layer itself does."""
+    """Return whether a layer run in random orders leaves the same outputs and cache as the layer itself."""
     plain, expected = TinyLayer(), layer_inputs()
     plain(*expected)
     outcomes = []

@@ -1,4 +1,4 @@
-"""The pool's door in the model's simulations: what is promised there is let in, and all else is refused."""
+"""The pool's admission in the model's simulations: requests within the promise are accepted, all others refused."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class AdmissionCheck:
-    """Compares each answer to a submission with what was promised last."""
+    """Compares each answer to a submission with the promise in force."""
 
     def __init__(self, simulation: "Simulation") -> None:
         self.simulation = simulation
@@ -29,7 +29,7 @@ class AdmissionCheck:
             raise Violation(f"{submission.parent} was accepted though {self.promise} is promised")
 
     def restate(self) -> None:
-        """Whoever rolls out other groups lowers or raises what is promised, and asks for whom it then waits.
+        """Lower or raise the promise, as a rollout of other groups does, and count the requests that it waits for.
 
         It may have looked before somebody else did the same.
         """

@@ -1,4 +1,4 @@
-"""What must be true of each call of a scheduler in the model's simulations, looked at while it runs.
+"""Guarantees of each call of a scheduler in the model's simulations, checked while it runs.
 
 The parts around the pool forgive much: what a scheduler was given and does not know, it gives back at its next
 heartbeat, and a commit compares claims. So a claim that runs twice, or a seat that two processes speak for, costs time
@@ -139,7 +139,7 @@ class CallGuarantees:
     def _check_order(
         self, caller: Caller, answer: ClaimAnswer, *, free_slots: int, total_slots: int, block_tokens: int
     ) -> None:
-        """Whoever waits before the youngest that was given could not be served, and was not reserved for this group."""
+        """Check that requests older than the youngest claimed one did not fit, or were reserved for another group."""
         given = {claimed.request.id for claimed in answer.claimed}
         youngest = max((claimed.request.arrival for claimed in answer.claimed), default=0)
         for record in sorted(self.simulation.pool.state.records.values(), key=lambda record: record.request.arrival):

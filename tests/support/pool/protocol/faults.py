@@ -1,4 +1,4 @@
-"""What goes wrong in the model's simulations, and how often."""
+"""Faults of the model's simulations, and their rates."""
 
 from dataclasses import dataclass
 from random import Random
@@ -11,7 +11,7 @@ FAULTS = (
 
 @dataclass(frozen=True)
 class FaultSettings:
-    """What goes wrong in a simulation, and how often."""
+    """The faults of a simulation, and their rates."""
 
     faults: tuple[str, ...] = FAULTS
     fault_rate: float = 0.04  # per event

@@ -1,4 +1,4 @@
-"""What must stay true in the model's simulations, looked at after each event: the logs, their ends, and what clients saw."""
+"""Guarantees of the protocol, checked after each event: the logs, their ends, and what clients saw."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -242,7 +242,7 @@ class Simulation:
                 process.is_alive = False
 
     def replace(self) -> None:
-        """A group that has formed makes its revision the current one, under a generation drawn by whoever rolls out."""
+        """A group that has formed makes its revision the current one, under a generation that the rollout draws."""
         formed = [process for group in self.groups for process in group.alive if process.is_formed]
         if formed:
             process = self.random.choice(formed)
@@ -353,7 +353,7 @@ class Simulation:
     # the end
 
     def settle(self) -> None:
-        """No more faults: messages arrive in order, somebody runs every group that is left, and all must end."""
+        """No more faults: messages arrive in order, every group that is left has a process, and all must end."""
         self.is_quiet = True
         self.outage_until = 0
         self.return_client()
