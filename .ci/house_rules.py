@@ -10,7 +10,8 @@ folder      A folder of product code holds at most 15 modules.
 document    A comment or docstring cites only documents that are in the repository.
 sentence    A sentence of a comment or docstring has at most 30 words.
 
-The product is services/, operator/ and kernels/; the rules docstring, document and sentence hold for e2e/ and tests/ too.
+The product is services/, operator/ and kernels/. The rules docstring, document and sentence also hold for e2e/ and
+tests/.
 """
 
 import argparse

@@ -57,6 +57,7 @@ def the(kind: str, values: Mapping[str, Any] | None = None) -> Manifest:
 
 
 def kinds(values: Mapping[str, Any] | None = None) -> list[str]:
+    """Return the kinds of all rendered objects."""
     return sorted(each["kind"] for each in render(values))
 
 

@@ -31,6 +31,7 @@ def model_files(weights_bytes: int = WEIGHTS_BYTES) -> dict[str, bytes]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of each file in the folder."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 

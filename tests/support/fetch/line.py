@@ -55,6 +55,7 @@ class Line:
 
 @contextmanager
 def line_to(port: int) -> Iterator[Line]:
+    """Run a line to a local port, until the block ends."""
     line = Line(port)
     thread = threading.Thread(target=line.accept, daemon=True)
     thread.start()

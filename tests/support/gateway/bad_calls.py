@@ -82,6 +82,8 @@ METHODS = ["GET", "GET", "GET", "DELETE", "HEAD", "POST", "PUT", "OPTIONS", "TRA
 
 @dataclass(frozen=True, slots=True)
 class Call:
+    """One HTTP call, as bytes and headers."""
+
     method: str
     path: str  # as in the request's line
     headers: tuple[tuple[bytes, bytes], ...] = ()

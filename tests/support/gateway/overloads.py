@@ -6,6 +6,8 @@ from support.gateway.scripted_pool import ScriptedPool, stats
 
 
 class Clock:
+    """A clock that a test sets."""
+
     now_s = 0.0
 
     def __call__(self) -> float:
@@ -13,6 +15,7 @@ class Clock:
 
 
 def overload_of(pool: MemoryPool, clock: Clock | None = None) -> Overload:
+    """Return the overload of a gateway that knows nothing yet."""
     return Overload(pool, clock or Clock(), connections_max=100)
 
 

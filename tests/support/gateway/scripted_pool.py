@@ -9,6 +9,7 @@ from orca.pool.records import PoolStats
 
 
 def stats(*, queued: int = 0, ended_ever: int = 0, queued_max: int = 100, **fields: Any) -> PoolStats:
+    """Return counts of a pool, with defaults for all that a test does not name."""
     rest = {"owned": 0, "ended": 0, "queued_prompt_tokens": 0, "oldest_wait_ms": 0, "bytes_reserved": 0, "bytes_max": 1}
     rest |= {
         "revision": None,

@@ -48,6 +48,7 @@ class Variant(NamedTuple):
 
 
 def variants() -> Iterator[Variant]:
+    """Yield all variants of the product's Triton kernels."""
     for dtype, head_dim, has_wide in product(NAMES, HEAD_DIMS, (False, True)):
         shape, of = shape_of(dtype, head_dim), f"*{NAMES[dtype]}"
         constants = constants_of(shape, 32, 8, BLOCK_TOKENS, head_dim) | {"narrow": shape.narrow, "has_wide": has_wide}

@@ -16,6 +16,8 @@ from support.operator.api_server import TOKEN, ApiServer
 
 @dataclass(frozen=True, slots=True)
 class DryRunAnswer:
+    """The API server's answer to a dry run."""
+
     status: int
     body: Json
     warnings: tuple[str, ...]

@@ -28,7 +28,7 @@ def running(pod: Any) -> None:
 
 
 class FakeNodes:
-    """Simulated nodes and their kubelet, a context: `with FakeNodes(server, {"a": {"nvidia.com/gpu": "2"}}) as nodes`."""
+    """Simulated nodes and their kubelet: `with FakeNodes(server, {"a": {"nvidia.com/gpu": "2"}}) as nodes`."""
 
     def __init__(self, server: ApiServer, nodes: Mapping[str, Mapping[str, str]]) -> None:
         """Args: nodes: what each has beside processors and memory."""

@@ -21,6 +21,8 @@ INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Field:
+    """A field of an OrcaDeployment's spec, with its schema."""
+
     path: Path
     schema: Json
 

@@ -26,14 +26,17 @@ Files = dict[str, str]
 
 
 def issue(name: str = NAME, signer: ec.EllipticCurvePrivateKey | None = None, issued_s: float = BORN_S) -> Files:
+    """Issue certificate files as the operator does."""
     return credentials.issue("shop", name, signer, issued_s)
 
 
 def a_key() -> ec.EllipticCurvePrivateKey:
+    """Return a new private key."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def secret(files: Mapping[str, str]) -> Json:
+    """Return the Secret that holds these files."""
     return {"data": {key: base64.b64encode(text.encode()).decode() for key, text in files.items()}}
 
 

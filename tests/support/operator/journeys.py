@@ -31,6 +31,8 @@ LOOKS = 2
 
 @dataclass(frozen=True, slots=True)
 class Journey:
+    """A change of a resource, and how it is made."""
+
     name: str
     begin: Callable[[Shop], None]
 

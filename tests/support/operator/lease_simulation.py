@@ -16,6 +16,7 @@ DURATION_S = 15
 
 
 def terms(identity: str) -> LeaseTerms:
+    """Return the terms of an operator with this identity."""
     return LeaseTerms(namespace="system", name="orca", identity=identity, duration_s=DURATION_S)
 
 

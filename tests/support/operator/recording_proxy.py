@@ -28,6 +28,8 @@ _NOT_RELAYED = frozenset({"connection", "content-length", "host", "keep-alive", 
 
 
 class Moment(Enum):
+    """The moment of a write at which an action happens."""
+
     BEFORE = "before"  # the API server hears of the write
     AFTER = "after"  # it was carried out, and before the operator hears of that
 
@@ -41,6 +43,8 @@ Strike = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True)
 class Call:
+    """A call of the operator to the API server."""
+
     method: str
     path: str
 

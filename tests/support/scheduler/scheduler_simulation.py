@@ -369,14 +369,17 @@ def virtually(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 
 def a_simulation(**changes: Any) -> Simulation:
+    """Return a simulation with these settings."""
     return Simulation(**({"tokens": seeded_tokens(1)} | changes))
 
 
 def a_shape(**changes: int) -> EngineShape:
+    """Return the shape of an engine, with defaults for all that a test does not name."""
     return EngineShape(**({"stages": 1, "slots": 64, "block_tokens": 4, "max_model_len": 64} | changes))
 
 
 async def is_formed(group: Group) -> bool:
+    """Return whether the group has formed."""
     assert group.scheduler is not None
     return group.scheduler.is_serving
 
@@ -387,10 +390,13 @@ def steps_of(group: Group, request_id: str) -> list[int]:
 
 
 async def serving(simulation: Simulation, group: Group) -> None:
+    """Wait until the group serves."""
     await simulation.until(lambda: is_formed(group))
 
 
 async def tokens_at_least(simulation: Simulation, request_id: str, count: int) -> None:
+    """Wait until a request has this many tokens."""
+
     async def are_there() -> bool:
         return len((await simulation.log_of(request_id))[0]) >= count
 

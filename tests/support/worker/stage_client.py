@@ -61,6 +61,7 @@ class StageClient:
 
 
 async def code_of(call: Awaitable[object]) -> grpc.StatusCode:
+    """Return the gRPC status with which the call fails."""
     with pytest.raises(aio.AioRpcError) as caught:
         await asyncio.wait_for(call, 30)
     return caught.value.code()

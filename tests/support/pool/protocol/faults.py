@@ -28,6 +28,7 @@ class FaultSettings:
 
 
 def draw_fault_settings(random: Random) -> FaultSettings:
+    """Draw the faults of a simulation."""
     return FaultSettings(
         faults=tuple(random.sample(FAULTS, random.randint(2, len(FAULTS)))),
         fault_rate=random.choice((0.01, 0.04, 0.1)),

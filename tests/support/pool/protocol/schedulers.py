@@ -63,6 +63,8 @@ class Sequence:
 
 @dataclass
 class Group:
+    """A group with its stages and the processes of its scheduler."""
+
     name: str
     slots: int
     stage: Stage

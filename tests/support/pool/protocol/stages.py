@@ -15,6 +15,8 @@ class Violation(Exception):
 
 @dataclass
 class Step:
+    """A step that a stage runs."""
+
     epoch: Epoch
     number: int
     new: list[tuple[str, Claim, list[int]]]
