@@ -12,7 +12,8 @@ folder      A folder of product code holds at most 15 modules.
 document    A comment or docstring cites only documents that are in the repository.
 sentence    A sentence of a comment or docstring has at most 30 words.
 
-The product is services/, operator/ and kernels/; the last two rules hold for e2e/ and tests/ too.
+The product is services/, operator/ and kernels/. The rules docstring, document and sentence also hold for e2e/ and
+tests/.
 """
 
 import argparse
@@ -131,7 +132,7 @@ def check(sources: dict[Path, str], documents: set[str]) -> Iterator[Violation]:
     for path, source in sources.items():
         for prose in prose_of(source):
             place = f"{path}:{prose.line}"
-            if prose.is_docstring and path.parts[0] in PRODUCT:
+            if prose.is_docstring:
                 yield from check_start(prose.text, place)
             yield from check_documents(prose.text, place, documents)
             yield from check_sentences(prose.text, place)

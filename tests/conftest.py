@@ -1,4 +1,4 @@
-"""What all tests share: examples without a deadline, logging that ends with its test, turns of several processes."""
+"""Fixtures of all tests: examples without a deadline, logging that ends with its test, turns of several processes."""
 
 import logging
 import os

@@ -1,4 +1,6 @@
-"""From an empty cluster to the first token: the chart, five lines, and the `openai` client with a key, by Ingress."""
+"""An empty cluster gives its first token: the chart, five lines, and the `openai` client with a key, through the
+Ingress.
+"""
 
 import json
 import subprocess

@@ -1,4 +1,6 @@
-"""Through the Gateway API instead of an Ingress: Traefik serves the Gateway, the operator writes the HTTPRoute."""
+"""Clients connect through the Gateway API instead of an Ingress: Traefik serves the Gateway, the operator writes the
+HTTPRoute.
+"""
 
 import pytest
 

@@ -16,7 +16,7 @@ __all__ = ["redis_login"]
 
 @pytest.fixture(scope="session")
 def programs() -> dict[str, Path]:
-    """Of an API server and its controllers, by name."""
+    """The programs of an API server and its controllers, by name."""
     if not (ETCD.path.exists() and KUBERNETES.path.exists()):
         pytest.skip("no Kubernetes API server is here: `make cluster-up` builds it into the cache in some minutes")
     names = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
@@ -25,7 +25,7 @@ def programs() -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def server(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """With the real controllers and scheduler, and the CRD."""
+    """Start an API server with the real controllers and scheduler, and with the CRD."""
     with api_server(programs, tmp_path_factory.mktemp("api-server"), controllers=True) as started:
         install_crd(started)
         yield started

@@ -108,7 +108,9 @@ def test_attention_of_any_shape_equals_the_reference(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 270])
 @pytest.mark.parametrize("heads", ["each-its-own", "border-of-ranks"])
-def test_a_token_gets_the_same_alone_and_among_others(heads: str, window: int | None, dtype: torch.dtype) -> None:
+def test_a_token_gets_the_same_output_alone_and_among_others(
+    heads: str, window: int | None, dtype: torch.dtype
+) -> None:
     """Prompts may be cut into chunks, and requests begin again with their whole log."""
     kv_of_query = HEADS[heads]
     qkv, cache, rows, tables = random_step([(600, 70), (9, 9)], len(kv_of_query), 3, 64, dtype, block_tokens=16)

@@ -25,7 +25,7 @@ def test_every_kernel_is_checked_and_timed_beside_its_limit(tmp_path: Path, caps
     assert len(printed.splitlines()) == 4 + len(figures["operations"]) + 2
 
 
-def test_the_engine_stands_in_the_same_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_engine_is_in_the_same_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "figures.json"
     assert main(["--device", "cpu", "--part", "trace", "--part", "decode", "--runs", "1", "--json", str(file)]) == 0
     figures = json.loads(file.read_text())
@@ -41,7 +41,9 @@ def test_the_engine_stands_in_the_same_table(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.slow
-def test_a_wrong_result_is_told_and_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_result_is_reported_and_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def gated_silu(gate_up: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: ARG001 - as the kernel
         return gate_up.chunk(2, dim=-1)[0] + 1.0
 
@@ -52,12 +54,12 @@ def test_a_wrong_result_is_told_and_fails(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_how_to_check_without_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_the_bench_names_the_check_without_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "--device cpu" in capsys.readouterr().err
 
 
-def test_runs_must_be_some(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_number_of_runs_must_be_positive(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["--device", "cpu", "--runs", "0"])
     assert exit_.value.code == 2

@@ -1,4 +1,4 @@
-"""What layers do with each token in one go with a bias before it, the sum behind a product, or the next norm.
+"""Fused operations on rows: a bias before the operation, the sum after a product, or the next norm.
 
 The kernels of CPUs and GPUs, and PyTorch's operations, against the same in steps or in float64.
 """
@@ -37,7 +37,7 @@ def sum_of(kernels: Any, *terms: Tensor) -> Tensor:
 
 
 def exact(activation: Activation, x: Tensor) -> Tensor:
-    """In float64, with nothing cancelled."""
+    """Return the reference in float64, where no digits cancel."""
     x = x.double()
     if activation is Activation.GELU:
         return x * torch.erfc(-x / 2**0.5) / 2
@@ -50,7 +50,7 @@ def exact(activation: Activation, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("is_layer_norm", [False, True], ids=["rms", "layer"])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("tokens", "width"), SHAPES)
-def test_a_sum_with_its_norm_has_the_bits_of_a_sum_and_then_a_norm(
+def test_a_fused_sum_and_norm_has_the_bits_of_a_sum_and_then_a_norm(
     tokens: int, width: int, has_bias: bool, is_layer_norm: bool, dtype: torch.dtype, kernels: Any
 ) -> None:
     x, added = (some(tokens, width, dtype=dtype, seed=seed) for seed in (1, 2))
@@ -65,7 +65,7 @@ def test_a_sum_with_its_norm_has_the_bits_of_a_sum_and_then_a_norm(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_layer_norm", [False, True], ids=["rms", "layer"])
 @pytest.mark.parametrize("width", [5120, 12288, 16384])  # Llama 13B, GPT-3 175B, Llama 3.1 405B
-def test_norms_of_the_widest_rows(width: int, is_layer_norm: bool, dtype: torch.dtype) -> None:
+def test_norms_of_the_widest_rows_equal_the_reference(width: int, is_layer_norm: bool, dtype: torch.dtype) -> None:
     x, weight, bias = (some(*shape, dtype=dtype) for shape in ((2, width), (width,), (width,)))
     norm = NormParameters(weight, 1e-5, bias if is_layer_norm else None)
     assert_alike(GPU.normalise(x + 3, norm), PLAIN.normalise(x + 3, norm), roundings=16)
@@ -75,7 +75,7 @@ def test_norms_of_the_widest_rows(width: int, is_layer_norm: bool, dtype: torch.
     assert_alike(*normed, roundings=16)
 
 
-def test_a_row_that_the_registers_do_not_hold_is_refused() -> None:
+def test_a_row_wider_than_the_registers_is_refused() -> None:
     with pytest.raises(AssertionError, match="a row of 16385 numbers"):
         GPU.normalise(torch.zeros(1, 16385), NormParameters(torch.ones(16385), 1e-5))
 
@@ -84,7 +84,7 @@ def test_a_row_that_the_registers_do_not_hold_is_refused() -> None:
 @pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("tokens", "width"), SHAPES)
-def test_activated(
+def test_activations_equal_the_reference(
     tokens: int, width: int, has_bias: bool, activation: Activation, dtype: torch.dtype, kernels: Any
 ) -> None:
     x, bias = some(tokens, width, dtype=dtype) * 2, some(width, dtype=dtype, seed=1) if has_bias else None
@@ -98,7 +98,7 @@ def test_activated(
 
 
 @pytest.mark.parametrize("activation", Activation)
-def test_activations_of_numbers_far_from_zero(activation: Activation) -> None:
+def test_activations_of_large_numbers_equal_the_reference(activation: Activation) -> None:
     """None is NaN or infinite, and what little is left of negative ones has digits: 1e-5 of itself, for the power of e
     is taken of numbers up to 80, each 5e-6 wide."""
     x = torch.tensor([[-1e30, -200.0, -12.0, -9.0, -5.0, -0.0, 0.0, 5.0, 88.0, 200.0, 1e30]])
@@ -107,14 +107,14 @@ def test_activations_of_numbers_far_from_zero(activation: Activation) -> None:
     torch.testing.assert_close(activated.double(), exact(activation, x), rtol=1e-5, atol=1e-37)
 
 
-def test_relu_keeps_what_is_no_number(kernels: Any) -> None:
+def test_relu_keeps_nan(kernels: Any) -> None:
     x = torch.tensor([[float("nan"), -1.0]])
     assert kernels.activate(x, Activation.RELU).isnan().tolist() == [[True, False]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "width"), SHAPES)
-def test_a_gate_with_biases(tokens: int, width: int, dtype: torch.dtype, kernels: Any) -> None:
+def test_a_gate_with_biases_equals_the_reference(tokens: int, width: int, dtype: torch.dtype, kernels: Any) -> None:
     gate_up, bias = some(tokens, 2 * width, dtype=dtype) * 2, some(2 * width, dtype=dtype, seed=1)
     gate, up = (gate_up.double() + bias.double()).chunk(2, dim=1)
     expected = exact(Activation.SILU, gate) * up
@@ -127,7 +127,7 @@ def test_a_gate_with_biases(tokens: int, width: int, dtype: torch.dtype, kernels
 @pytest.mark.parametrize("is_normed", [False, True])
 @pytest.mark.parametrize("is_turned", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-def test_a_bias_and_then_the_rest_before_attention(
+def test_a_bias_is_added_before_norm_rotation_and_cache_write(
     head_dim: int, is_turned: bool, is_normed: bool, dtype: torch.dtype, kernels: Any
 ) -> None:
     tokens, heads, kv_heads, blocks, block_tokens = 3, 6, 2, 3, 4
@@ -151,15 +151,15 @@ def test_a_bias_and_then_the_rest_before_attention(
     assert_alike(places[0].cache.nan_to_num(), places[2].cache.nan_to_num(), roundings=8)
 
 
-def test_no_tokens_are_nothing_to_do(kernels: Any) -> None:
+def test_no_tokens_do_nothing(kernels: Any) -> None:
     x, norm = torch.empty(0, 6), NormParameters(torch.ones(6), 1e-5)
     assert kernels.add_normalise(x, x.clone(), norm).shape == (0, 6)
     assert kernels.activate(x, Activation.GELU).shape == (0, 6)
     assert kernels.gated_silu(x, torch.ones(6)).shape == (0, 3)
 
 
-def test_kernels_of_cpus_take_in_biases_when_they_run_together() -> None:
-    """What one adds is not there yet when the next one is called."""
+def test_cpu_kernels_fuse_biases_when_they_run_together() -> None:
+    """The result of one call is not there yet when the next one is made."""
 
     def layer(x: Tensor) -> Tensor:
         normed = CPU.add_normalise(x, added, NormParameters(bias, 1e-5), bias)

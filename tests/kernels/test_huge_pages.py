@@ -26,7 +26,7 @@ def test_a_weight_has_its_dtype(dtype: torch.dtype) -> None:
     assert WeightMemory().zeros((3, 5), dtype).dtype == huge_pages.zeros((3, 5), dtype).dtype == dtype
 
 
-def test_a_piece_of_memory_goes_with_its_last_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_block_is_freed_with_its_last_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huge_pages, "_CHUNK_BYTES", 1 << 16)
     weights = WeightMemory()
     one, other = (weights.zeros((1 << 13,), torch.float32) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Which kernels a device gets."""
+"""Each device gets the kernels made for it."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def test_other_gpus_get_pytorchs_operations_for_a_reason() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_the_reason_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_reason_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     device = torch.device("cuda:7")
     assert type(kernels_of(device)) is PlainKernels
     assert kernels_of(device) is kernels_of(device)
@@ -31,7 +31,7 @@ def test_the_reason_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_others_may_be_used_for_a_while() -> None:
+def test_other_kernels_may_be_used_temporarily() -> None:
     usual, one, other = kernels_of(CPU), PlainKernels(), PlainKernels()
     with use_kernels("cpu", one):
         assert kernels_of(CPU) is one

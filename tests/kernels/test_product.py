@@ -55,7 +55,9 @@ def assert_rounded_once(y: Tensor, exact: Tensor, inputs: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_a_product_for_any_number_of_rows(inputs: int, outputs: int, tile: str, dtype: torch.dtype) -> None:
+def test_a_product_of_any_number_of_rows_equals_the_reference(
+    inputs: int, outputs: int, tile: str, dtype: torch.dtype
+) -> None:
     weight, bias = some(outputs, inputs, dtype=dtype), some(outputs, dtype=dtype, seed=1)
     used = tile_named(tile, dtype)
     with_bias, without = PackedWeight(weight, bias, tile=used), PackedWeight(weight, tile=used)
@@ -69,7 +71,7 @@ def test_a_product_for_any_number_of_rows(inputs: int, outputs: int, tile: str, 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_a_product_added_to_what_is_there_is_rounded_once(
+def test_a_product_added_to_its_output_is_rounded_once(
     inputs: int, outputs: int, tile: str, dtype: torch.dtype
 ) -> None:
     weight, bias = some(outputs, inputs, dtype=dtype), some(outputs, dtype=dtype, seed=1)
@@ -83,7 +85,7 @@ def test_a_product_added_to_what_is_there_is_rounded_once(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(("inputs", "outputs"), [(2, 2), (30, 38), (64, 96), (1100, 50)])
-def test_a_gated_product(inputs: int, outputs: int, tile: str, dtype: torch.dtype) -> None:
+def test_a_gated_product_equals_the_reference(inputs: int, outputs: int, tile: str, dtype: torch.dtype) -> None:
     weight, bias = some(outputs, inputs, dtype=dtype) / inputs**0.5, some(outputs, dtype=dtype, seed=1)
     panels = PackedWeight(weight, bias, is_gated=True, tile=tile_named(tile, dtype))
     x = some(19, inputs, dtype=dtype, seed=2)
@@ -97,7 +99,9 @@ def test_a_gated_product(inputs: int, outputs: int, tile: str, dtype: torch.dtyp
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize(("inputs", "outputs"), [(30, 37), (64, 96)])
-def test_an_activated_product(inputs: int, outputs: int, activation: Activation, tile: str, dtype: torch.dtype) -> None:
+def test_an_activated_product_equals_the_reference(
+    inputs: int, outputs: int, activation: Activation, tile: str, dtype: torch.dtype
+) -> None:
     weight, bias = some(outputs, inputs, dtype=dtype) / inputs**0.5, some(outputs, dtype=dtype, seed=1)
     panels, x = PackedWeight(weight, bias, tile=tile_named(tile, dtype)), some(19, inputs, dtype=dtype, seed=2)
     exact = activation(x.double() @ weight.double().t() + bias)
@@ -119,7 +123,7 @@ def test_a_wide_product_is_not_rounded(inputs: int, outputs: int, tile: str, dty
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("inputs", [30, 1100])
-def test_products_of_a_recording_on_as_many_rows_as_it_is_told(inputs: int, tile: str, dtype: torch.dtype) -> None:
+def test_recorded_products_run_on_the_given_number_of_rows(inputs: int, tile: str, dtype: torch.dtype) -> None:
     used = tile_named(tile, dtype)
     norm = NormParameters(some(inputs, dtype=dtype, seed=4), 1e-5, some(inputs, dtype=dtype, seed=5))
     panels = PackedWeight(some(96, inputs, dtype=dtype) / inputs**0.5, some(96, dtype=dtype, seed=1), tile=used)
@@ -149,7 +153,7 @@ def test_products_of_a_recording_on_as_many_rows_as_it_is_told(inputs: int, tile
 
 
 @pytest.mark.parametrize("activation", Activation)
-def test_an_activation_of_any_number(activation: Activation) -> None:
+def test_an_activation_of_any_number_equals_the_reference(activation: Activation) -> None:
     """And of infinities and none: as PyTorch has them, or 0 where it has no number."""
     far = torch.tensor([-1e30, -200.0, -88.0, -0.0, 0.0, 88.0, 200.0, 1e30, float("nan"), float("inf")])
     numbers = torch.cat((torch.linspace(-30, 30, 6001), far))[:, None]
@@ -157,7 +161,7 @@ def test_an_activation_of_any_number(activation: Activation) -> None:
     torch.testing.assert_close(activated.double(), activation(numbers.double()), atol=1e-6, rtol=1e-6, equal_nan=True)
 
 
-def test_a_gate_far_from_zero() -> None:
+def test_a_gate_of_large_numbers_equals_the_reference() -> None:
     gate = torch.tensor([-1e30, -200.0, -88.0, -0.0, 0.0, 88.0, 200.0, 1e30, float("nan")])
     panels = PackedWeight(torch.cat((gate, torch.ones(9)))[:, None], is_gated=True)
     torch.testing.assert_close(
@@ -166,7 +170,7 @@ def test_a_gate_far_from_zero() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_has_the_same_outputs_whatever_is_beside_it(dtype: torch.dtype) -> None:
+def test_a_row_has_the_same_outputs_alone_and_among_others(dtype: torch.dtype) -> None:
     panels, x = PackedWeight(some(100, 600, dtype=dtype)), some(130, 600, dtype=dtype, seed=1)
     together = panels.product(x)
     for first, last in ((0, 1), (3, 20), (90, 130)):
@@ -175,7 +179,7 @@ def test_a_row_has_the_same_outputs_whatever_is_beside_it(dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("outputs", [1, 40])
-def test_a_rounded_number_is_the_nearest_and_no_number_stays_none(outputs: int, dtype: torch.dtype) -> None:
+def test_rounding_gives_the_nearest_number_and_keeps_nan(outputs: int, dtype: torch.dtype) -> None:
     """Round one element at a time at the end of a row, and a vector of them before that. The inputs are all numbers of
     the dtype but those that processors may take for zero, plus a fraction of their last place.
     """
@@ -204,7 +208,7 @@ def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
     assert torch.equal(results[0], results[2])
 
 
-def test_each_panel_is_a_task_once_and_those_taken_together_lie_apart() -> None:
+def test_each_panel_is_one_task_and_concurrent_panels_are_far_apart() -> None:
     for panels in range(1, 40):
         for threads in range(1, 6):
             args = np.zeros(HEAD_DIM, np.int64)
@@ -222,7 +226,7 @@ def test_inputs_that_cannot_be_paired_are_refused() -> None:
         PackedWeight(torch.ones(4, 5, dtype=torch.bfloat16), tile=Tile(lanes=16, rows=12, pairs=True))
 
 
-def test_a_weight_takes_no_more_memory_than_it_did() -> None:
+def test_a_packed_weight_takes_no_more_memory_than_the_plain_one() -> None:
     weight = torch.randn(96, 64)
     assert PackedWeight(weight).bytes == weight.numel() * 4 + 96 * 4
 
@@ -232,7 +236,7 @@ def test_a_weight_takes_no_more_memory_than_it_did() -> None:
 )
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_rows_of_the_weight_are_found_in_its_panels(
+def test_rows_of_the_weight_are_read_from_its_panels(
     inputs: int, outputs: int, tile: str, stored: torch.dtype, dtype: torch.dtype
 ) -> None:
     weight, places = some(outputs, inputs, dtype=stored), some(3, inputs, dtype=dtype, seed=1)
@@ -268,13 +272,13 @@ torch.testing.assert_close(product.double(), x.double() @ weight.double().t(), a
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="for another architecture")
-def test_a_processor_without_half_precision_rounds_by_itself() -> None:
+def test_a_processor_without_half_precision_rounds_in_software() -> None:
     environment = {**os.environ, "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+bmi,+bmi2"}
     subprocess.run([sys.executable, "-c", _ON_HASWELL], env=environment, check=True, timeout=300)
 
 
 @pytest.mark.parametrize(("processor", "locality"), [("znver5", 0), ("znver4", 2), ("haswell", 2)])
-def test_only_where_it_was_measured_weights_are_asked_for_as_used_once(
+def test_non_temporal_prefetch_is_used_only_if_measured_faster(
     processor: str, locality: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(intrinsics.config, "CPU_NAME", processor)
@@ -290,7 +294,9 @@ def test_only_bfloat16_is_paired() -> None:
 @pytest.mark.parametrize("has_bias", [False, True], ids=["rms", "layer"])
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_a_product_of_normalised_rows(inputs: int, outputs: int, tile: str, has_bias: bool, dtype: torch.dtype) -> None:
+def test_a_product_of_normalised_rows_equals_the_reference(
+    inputs: int, outputs: int, tile: str, has_bias: bool, dtype: torch.dtype
+) -> None:
     weight, scale, bias = (some(*shape, inputs, dtype=dtype, seed=len(shape)) for shape in ((outputs,), (), ()))
     norm = NormParameters(scale, 1e-5, bias if has_bias else None)
     panels = PackedWeight(weight, tile=tile_named(tile, dtype))
@@ -307,7 +313,7 @@ def test_a_product_of_normalised_rows(inputs: int, outputs: int, tile: str, has_
 @pytest.mark.parametrize("is_normed", [False, True])
 @pytest.mark.parametrize("is_turned", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(1, 1, 16), (5, 2, 48), (4, 4, 64), (2, 2, 20)])
-def test_a_product_that_is_kept(
+def test_a_product_written_to_the_cache_equals_the_reference(
     heads: int, kv_heads: int, head_dim: int, is_turned: bool, is_normed: bool, dtype: torch.dtype
 ) -> None:
     """Heads into which whole vectors fit, and others."""
@@ -331,7 +337,9 @@ def test_a_product_that_is_kept(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tile", ["avx2", "avx512", "own"])
 @pytest.mark.parametrize(("inputs", "outputs"), [*SHAPES, (31, 50)])
-def test_a_product_of_a_weight_of_8_bits(inputs: int, outputs: int, tile: str, dtype: torch.dtype) -> None:
+def test_a_product_of_an_8_bit_weight_equals_the_reference(
+    inputs: int, outputs: int, tile: str, dtype: torch.dtype
+) -> None:
     rounded = torch.randint(-127, 128, (outputs, inputs), generator=torch.Generator().manual_seed(0)).to(torch.int8)
     scale, bias = some(outputs, dtype=torch.float32).abs() / 256, some(outputs, dtype=dtype, seed=1)
     weight = rounded.double() * scale.double()[:, None]
@@ -346,7 +354,7 @@ def test_a_product_of_a_weight_of_8_bits(inputs: int, outputs: int, tile: str, d
 
 
 def in_all_ways(plain: PackedWeight, gated: PackedWeight, rows: int, dtype: torch.dtype) -> list[Tensor]:
-    """What is made of some rows, with whatever comes before and behind a product. Both of 90 inputs."""
+    """Return the results of some rows, with any operation before and after a product. Both have 90 inputs."""
     norm = NormParameters(some(90, dtype=dtype, seed=1), 1e-5)
     x, added = some(rows, 90, dtype=dtype, seed=2), some(rows, plain.outputs, dtype=dtype, seed=3)
     plain.add_product(x, added)
@@ -370,7 +378,7 @@ def assert_same_bits(one: Sequence[PackedWeight], other: Sequence[PackedWeight],
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("outputs", [96, 44])
-def test_a_weight_of_8_bits_and_the_same_numbers_in_full_give_the_same_bits(outputs: int, dtype: torch.dtype) -> None:
+def test_an_8_bit_weight_and_the_same_numbers_in_float32_give_the_same_bits(outputs: int, dtype: torch.dtype) -> None:
     """A scale of a power of two changes no bit of a sum."""
     tile = Tile(lanes=8, rows=6, pairs=False)
     rounded = torch.randint(-127, 128, (outputs, 90), generator=torch.Generator().manual_seed(0)).to(torch.int8)

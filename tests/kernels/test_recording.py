@@ -1,4 +1,4 @@
-"""What is recorded once runs on other numbers: the inputs of a step out of what a device keeps of the requests."""
+"""A recording replays with other numbers: it builds a step's inputs from the state of the requests on the device."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ def lines_of(tables: Tensor, device: torch.device, prompts: int = 1) -> RequestL
 
 
 def alone(said: list[tuple[int, int, int, int]]) -> StepDescription:
-    """Of requests that run one token each: line, position, token, block."""
+    """Return rows of requests that run one token each: line, position, token, block."""
     return StepDescription(np.array([(*each, 1, 1) for each in said]), len(said))
 
 
@@ -53,7 +53,7 @@ def laid_out(recorder: Recorder, inputs: StepInputs, said: list[tuple[int, int, 
     run()
 
 
-def test_inputs_are_made_of_what_is_told_and_kept(there: tuple[torch.device, Recorder]) -> None:
+def test_inputs_are_built_from_the_step_and_the_kept_state(there: tuple[torch.device, Recorder]) -> None:
     device, recorder = there
     expected = [[4, -1, -1], [-1] * 3, [-1] * 3, [7, 2, 6], [-1, 1, -1]]
     tables = torch.tensor(expected).int()
@@ -69,9 +69,7 @@ def test_inputs_are_made_of_what_is_told_and_kept(there: tuple[torch.device, Rec
 
 
 @pytest.mark.parametrize("window", [None, 3, SPLIT + 5])
-def test_a_recording_computes_the_step_that_it_is_told_of(
-    window: int | None, there: tuple[torch.device, Recorder]
-) -> None:
+def test_a_recording_computes_the_given_step(window: int | None, there: tuple[torch.device, Recorder]) -> None:
     device, recorder = there
     contexts = [(5, 1), (2 * SPLIT + 9, 1), (1, 1), (SPLIT, 1), (SPLIT + 1, 1)]
     qkv, cache, rows, tables = random_step(contexts, 4, 2, 12, torch.float32, BLOCK_TOKENS)
@@ -101,7 +99,7 @@ def test_a_recording_computes_the_step_that_it_is_told_of(
 def chunked(
     step: list[tuple[int, int, int, bool]], tables: Tensor
 ) -> tuple[StepDescription, list[ContextRow], list[int]]:
-    """What is said of a step on a CPU. Args: step: of each request its line, position, tokens, and whether it draws.
+    """Describe a step on a CPU. Args: step: for each request its line, position, tokens, and whether it draws.
 
     Returns: with it the rows, and the flat rows that are wanted. Token `i` of the step is 1000 + i; of those that run
         alone, the ones at odd positions are fed.
@@ -167,7 +165,7 @@ def test_a_recording_on_a_cpu_computes_steps_with_chunks_of_any_size(window: int
     assert torch.equal(lines.tables, tables)
 
 
-def test_rows_of_padding_touch_no_request() -> None:
+def test_padding_rows_change_no_request() -> None:
     recorder = GraphRecorder(DEVICE)
     tables = torch.arange(12).view(4, 3).int()
     lines = lines_of(tables, DEVICE, prompts=7)
@@ -183,7 +181,7 @@ def test_rows_of_padding_touch_no_request() -> None:
     assert lines.tables[3].tolist() == [0, 10, 11]
 
 
-def test_an_eighth_of_the_rows_is_padding_at_most() -> None:
+def test_at_most_an_eighth_of_the_rows_is_padding() -> None:
     recorder = GraphRecorder(DEVICE)
     sizes = [recorder.size_of(alone([(0, 0, 0, 0)] * requests)).tokens for requests in range(1, 513)]
     assert sizes[:9] == [1, 2, 4, 4, 8, 8, 8, 8, 16]
@@ -192,7 +190,7 @@ def test_an_eighth_of_the_rows_is_padding_at_most() -> None:
 
 
 class _Cuda:
-    """What a capture calls of PyTorch, written down."""
+    """A stand-in for `torch.cuda` that records the calls of a capture."""
 
     def __init__(self) -> None:
         self.called: list[str] = []
@@ -220,7 +218,7 @@ class _Cuda:
         )
 
 
-def test_a_step_is_captured_apart_after_it_has_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_captured_after_it_has_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = _Cuda()
     monkeypatch.setattr(torch, "cuda", cuda)
     recorder = GraphRecorder(torch.device("cuda"))
@@ -248,5 +246,5 @@ def test_a_capture_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cuda.called[-1] == "end"
 
 
-def test_triton_kernels_record() -> None:
+def test_triton_kernels_can_be_recorded() -> None:
     assert isinstance(TritonKernels().recorder(DEVICE), GraphRecorder)

@@ -1,4 +1,4 @@
-"""What layers do with each token by itself: the kernels of CPUs and GPUs against PyTorch's operations."""
+"""Operations on single rows: the kernels of CPUs and GPUs against PyTorch's operations."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def kernels(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_bias", [False, True], ids=["rms", "layer"])
 @pytest.mark.parametrize(("tokens", "width"), SHAPES)
-def test_normalise(tokens: int, width: int, has_bias: bool, dtype: torch.dtype, kernels: Any) -> None:
+def test_norms_equal_the_reference(tokens: int, width: int, has_bias: bool, dtype: torch.dtype, kernels: Any) -> None:
     x, weight, bias = (some(*shape, dtype=dtype, seed=len(shape)) for shape in ((tokens, width), (width,), (width,)))
     norm = NormParameters(weight, 1e-5, bias if has_bias else None)
     assert_alike(kernels.normalise(x + 3, norm), PLAIN.normalise(x + 3, norm), roundings=16)
@@ -36,14 +36,14 @@ def test_normalise(tokens: int, width: int, has_bias: bool, dtype: torch.dtype, 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(7, 5), (40, 6, 10)])
-def test_take_rows(shape: tuple[int, ...], dtype: torch.dtype, kernels: Any) -> None:
+def test_taken_rows_equal_the_reference(shape: tuple[int, ...], dtype: torch.dtype, kernels: Any) -> None:
     x = some(*shape, dtype=dtype)
     for rows in ([], [6], [3, 0, 3, 1, 6, 6, 2]):
         places = torch.tensor(rows, dtype=torch.int64)
         assert torch.equal(kernels.take_rows(x, places), PLAIN.take_rows(x, places))
 
 
-def test_the_norm_of_numbers_that_are_alike(kernels: Any) -> None:
+def test_the_norm_of_nearly_equal_numbers_equals_the_reference(kernels: Any) -> None:
     """Far from zero, with little between them: the square of the mean is not taken from the mean of the squares."""
     x = 1000 + some(3, 512, dtype=torch.float32)
     norm = NormParameters(torch.ones(512), 1e-5, torch.zeros(512))
@@ -53,12 +53,12 @@ def test_the_norm_of_numbers_that_are_alike(kernels: Any) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "width"), SHAPES)
-def test_gated_silu(tokens: int, width: int, dtype: torch.dtype, kernels: Any) -> None:
+def test_gated_silu_equals_the_reference(tokens: int, width: int, dtype: torch.dtype, kernels: Any) -> None:
     gate_up = some(tokens, 2 * width, dtype=dtype) * 4
     assert_alike(kernels.gated_silu(gate_up), PLAIN.gated_silu(gate_up), roundings=8)
 
 
-def test_gated_silu_of_numbers_far_from_zero(kernels: Any) -> None:
+def test_gated_silu_of_large_numbers_equals_the_reference(kernels: Any) -> None:
     gate = torch.tensor([[-1e30, -200.0, -88.0, -0.0, 0.0, 88.0, 200.0, 1e30]])
     gate_up = torch.cat((gate, torch.ones_like(gate)), dim=1)
     torch.testing.assert_close(kernels.gated_silu(gate_up), PLAIN.gated_silu(gate_up), atol=1e-35, rtol=1e-6)
@@ -68,7 +68,7 @@ def test_gated_silu_of_numbers_far_from_zero(kernels: Any) -> None:
 @pytest.mark.parametrize("is_normed", [False, True])
 @pytest.mark.parametrize("is_turned", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(1, 1, 2), (4, 2, 10), (8, 8, 64)])
-def test_keep(
+def test_rows_are_written_to_the_cache(
     heads: int, kv_heads: int, head_dim: int, is_turned: bool, is_normed: bool, dtype: torch.dtype, kernels: Any
 ) -> None:
     tokens, blocks, block_tokens = 11, 6, 4
@@ -91,8 +91,8 @@ def test_keep(
 
 
 @pytest.mark.parametrize("bias", [None, torch.ones(30)], ids=["rms", "layer"])
-def test_the_norm_of_a_token_is_the_same_bits_wherever_it_lies(bias: Tensor | None) -> None:
-    """In memory, too: code for rows that may overlap is other code."""
+def test_the_norm_of_a_token_has_the_same_bits_at_any_row(bias: Tensor | None) -> None:
+    """The order is also that in memory: rows that may overlap need other code."""
     norm, memory = NormParameters(some(30, dtype=torch.float32), 1e-5, bias), torch.empty(4096)
     for seed in range(200):
         x = some(1, 30, dtype=torch.float32, seed=seed)
@@ -110,7 +110,7 @@ def test_the_norm_of_a_token_is_the_same_bits_wherever_it_lies(bias: Tensor | No
         (torch.float16, torch.float32),
     ],
 )
-def test_embedded_rows_are_those_of_tokens_and_positions(
+def test_embeddings_are_the_sum_of_token_and_position_rows(
     stored: torch.dtype, dtype: torch.dtype, has_places: bool, kernels: Kernels
 ) -> None:
     torch.manual_seed(4)
@@ -122,7 +122,7 @@ def test_embedded_rows_are_those_of_tokens_and_positions(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_every_number_of_an_embedding_is_looked_up_as_it_is(dtype: torch.dtype) -> None:
+def test_embedding_lookup_returns_exact_numbers(dtype: torch.dtype) -> None:
     """Those too that processors may take for zero."""
     table = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(512, 128)
     ids, positions = torch.arange(512), torch.zeros(512, dtype=torch.int64)
@@ -133,7 +133,7 @@ def test_every_number_of_an_embedding_is_looked_up_as_it_is(dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("width", [1, 15, 16, 511, 512, 513, 1_025, 24_001])
-def test_the_largest_of_a_row_is_the_first_of_equal_ones(width: int) -> None:
+def test_argmax_of_a_row_is_the_first_of_equal_numbers(width: int) -> None:
     torch.manual_seed(5)
     x = torch.randint(-6, 6, (7, width)).float()
     x[1] = float("-inf")

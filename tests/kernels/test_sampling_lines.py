@@ -27,7 +27,7 @@ def reference_row(logits: list[float], settings: LineSettings, index: int = 0) -
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_reference_draws_what_the_stage_draws(case: str) -> None:
+def test_the_reference_samples_the_same_tokens_as_the_stage(case: str) -> None:
     rows, output = 40, (4, 4, 9)
     logits = random_logits(rows, 37, seed=len(case))
     cases = [SamplingParams(**({"seed": seed} | CASES[case])) for seed in range(rows)]
@@ -39,7 +39,7 @@ def test_the_reference_draws_what_the_stage_draws(case: str) -> None:
         assert [row and row.token for row in drawn] == expected
 
 
-def test_the_reference_of_four_tokens() -> None:
+def test_the_reference_of_four_tokens_equals_a_hand_computation() -> None:
     logits = [math.log(share) for share in (0.1, 0.5, 0.15, 0.25)]
     shares = {
         LineSettings(): [0.1, 0.5, 0.15, 0.25],
@@ -59,7 +59,7 @@ def test_the_reference_of_four_tokens() -> None:
         assert row.logprob == pytest.approx(logits[row.token], abs=1e-7)
 
 
-def test_the_reference_of_penalties() -> None:
+def test_the_reference_of_penalties_equals_a_hand_computation() -> None:
     settings = LineSettings(repetition_penalty=2.0, presence_penalty=0.25, frequency_penalty=0.5)
     state = SamplingLines(1, 5, CPU)
     state.put(0, settings, prompt=(0, 1), output=(1, 2, 2))
@@ -67,7 +67,7 @@ def test_the_reference_of_penalties() -> None:
     assert values.tolist() == [2.0, -8.0 - 0.25 - 0.5, 2.0 - 0.25 - 1.0, 4.0, -4.0]
 
 
-def test_a_row_allows_what_rounding_could_have_drawn_and_nothing_else() -> None:
+def test_a_row_allows_only_tokens_that_rounding_could_have_sampled() -> None:
     cumulated = torch.tensor([0.3, 0.5, 0.5, 1.0], dtype=torch.float64)
     row = ReferenceDraw(1, 0.0, 0.30001, cumulated > 0, cumulated, 1.0)
     assert [row.allows(token, 1e-4) for token in range(4)] == [True, True, False, False]
@@ -79,7 +79,7 @@ def test_random_numbers_are_those_of_the_stage() -> None:
     assert [uniform(*pair) for pair in pairs] == uniforms(*zip(*pairs, strict=True)).tolist()
 
 
-def test_a_table_that_grows_keeps_its_lines_and_says_that_it_moved() -> None:
+def test_a_growing_table_keeps_its_lines_and_reports_that_it_moved() -> None:
     state = lines_of(every_case(), 40, CPU)
     names = ("numbers", "integers", "bias_tokens", "bias", "masked", "last_tokens")
     before, generation = {name: getattr(state, name).clone() for name in names}, state.generation
@@ -92,7 +92,7 @@ def test_a_table_that_grows_keeps_its_lines_and_says_that_it_moved() -> None:
         assert not grown[len(table) :].any(), name
 
 
-def test_more_biases_and_masked_tokens_than_there_was_room_for_leave_the_other_lines_as_they_are() -> None:
+def test_growing_for_biases_and_masked_tokens_keeps_the_other_lines() -> None:
     state = SamplingLines(2, 1000, CPU)
     state.put(0, LineSettings(logit_bias=((3, 1.0),), masked=(7,)))
     generation = state.generation
@@ -104,7 +104,7 @@ def test_more_biases_and_masked_tokens_than_there_was_room_for_leave_the_other_l
     assert state.masked[1, :80].tolist() == list(range(80))
 
 
-def test_a_line_is_put_again_without_growing_anything() -> None:
+def test_a_replaced_line_grows_nothing() -> None:
     state = SamplingLines(3, 50, CPU)
     for turn in range(10):
         state.put(turn % 3, PENALISED, prompt=(turn,), output=(turn, turn))
@@ -115,7 +115,7 @@ def test_a_line_is_put_again_without_growing_anything() -> None:
     assert (state.generation, len(state.counts)) == (generation, 16)
 
 
-def test_counts_are_of_the_line_that_was_put_last() -> None:
+def test_counts_belong_to_the_line_that_was_put_last() -> None:
     state = SamplingLines(2, 10, CPU)
     state.put(0, PENALISED, prompt=(1,), output=(2, 2))
     state.drop(0)
@@ -129,7 +129,7 @@ def test_a_line_without_a_penalty_counts_nothing() -> None:
     assert not state.counts.any()
 
 
-def test_more_penalised_lines_than_there_were_rows_for_keep_their_counts() -> None:
+def test_growing_for_penalised_lines_keeps_their_counts() -> None:
     state = SamplingLines(40, 50, CPU)
     generation, rows = state.generation, len(state.counts)
     for line in range(40):

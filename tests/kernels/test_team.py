@@ -1,4 +1,4 @@
-"""How kernels of CPUs run: each task once, with or without other threads and a folder to write to."""
+"""A team of threads runs CPU kernels: each task once, with or without other threads and a folder to write to."""
 
 import errno
 import fcntl
@@ -58,20 +58,20 @@ def test_as_many_threads_as_pytorch_has_take_part_and_each_task_is_done_once() -
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_one_thread_does_it_all_where_threads_cannot_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_does_all_tasks_if_threads_cannot_synchronise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(team, "_team", lambda: None)
     signed, joined = torch.zeros(10, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     Kernel("sign", _sign_tasks)(10, signed.data_ptr(), joined.data_ptr(), 10, 1)
     assert signed.tolist() == [1] * 10
 
 
-def test_a_float_is_given_as_it_is() -> None:
+def test_a_float_argument_is_passed_exactly() -> None:
     half = torch.zeros(1, dtype=torch.float64)
     Kernel("halve", _halve)(1, half.data_ptr(), -1e-300)
     assert half.item() == -5e-301
 
 
-def test_kernels_are_compiled_where_nothing_can_be_kept(kept_kernels: Path) -> None:
+def test_kernels_are_compiled_without_a_writable_cache(kept_kernels: Path) -> None:
     (kept_kernels / "orca").touch()
     assert code.cache_folder() is None
     half = torch.zeros(1, dtype=torch.float64)
@@ -79,7 +79,7 @@ def test_kernels_are_compiled_where_nothing_can_be_kept(kept_kernels: Path) -> N
     assert half.item() == 1.5
 
 
-def test_compiled_kernels_are_kept_by_their_sources(kept_kernels: Path) -> None:
+def test_compiled_kernels_are_cached_by_their_sources(kept_kernels: Path) -> None:
     Kernel("halve", _halve).compile()
     (folder,) = (kept_kernels / "orca" / "kernels").iterdir()
     assert code.cache_folder() == folder
@@ -93,7 +93,7 @@ def test_a_single_task_wakes_no_thread() -> None:
     assert (signed.tolist(), joined.tolist()) == ([1], [1])
 
 
-def test_threads_that_need_a_kernel_at_once_have_it_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_need_a_kernel_at_once_compile_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_body = []
     made = team.compile_body
 
@@ -112,9 +112,7 @@ def test_threads_that_need_a_kernel_at_once_have_it_compiled_once(monkeypatch: p
     assert len(compile_body) == 1
 
 
-def test_a_cut_file_of_an_earlier_process_costs_a_compilation_and_no_more(
-    kept_kernels: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_truncated_cache_file_costs_only_a_compilation(kept_kernels: Path, caplog: pytest.LogCaptureFixture) -> None:
     Kernel("halve", _halve).compile()
     for kept in (path for path in kept_kernels.rglob("*") if path.is_file()):
         kept.write_bytes(b"")
@@ -125,7 +123,7 @@ def test_a_cut_file_of_an_earlier_process_costs_a_compilation_and_no_more(
 
 
 @pytest.mark.usefixtures("kept_kernels")
-def test_variants_of_a_kernel_are_kept_apart() -> None:
+def test_variants_of_a_kernel_are_cached_separately() -> None:
     """Numba would keep them under one index, which two processes at a time leave pointing to each other's code."""
     for name in ("one", "other"):
         Kernel(name, _halve).compile()
@@ -147,7 +145,7 @@ print(code.has_compiled())
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kept_kernels")
-def test_of_processes_that_want_a_kernel_one_compiles_it() -> None:
+def test_one_of_several_processes_compiles_a_kernel() -> None:
     """Those that want it at the same time, and the next one: Numba tells functions apart by what they close over, and
     something new in each process would be compiled in each."""
     command = [sys.executable, "-c", _COMPILE]
@@ -158,7 +156,7 @@ def test_of_processes_that_want_a_kernel_one_compiles_it() -> None:
 
 
 @pytest.mark.usefixtures("kept_kernels")
-def test_a_process_that_hangs_with_a_kernel_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_hangs_while_compiling_is_waited_for_only_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     kept_in = code.cache_folder()
     assert kept_in is not None
     place = kept_in / "halve"
@@ -174,7 +172,7 @@ def test_a_process_that_hangs_with_a_kernel_is_not_waited_for_for_ever(monkeypat
 
 
 @pytest.mark.usefixtures("kept_kernels")
-def test_a_file_system_without_locks_keeps_kernels_too(
+def test_a_file_system_without_locks_caches_kernels_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(_file: int, _operation: int) -> None:

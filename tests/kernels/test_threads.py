@@ -39,7 +39,7 @@ COUNT = Kernel("count", _count_tasks)
 
 
 def counted(tasks: int) -> tuple[list[int], list[int]]:
-    """How often each task was done, and how often each number was given to a thread."""
+    """Return how often each task was done, and how often each number was given to a thread."""
     done, joined = torch.zeros(tasks, dtype=torch.int64), torch.zeros(THREADS, dtype=torch.int64)
     COUNT(tasks, done.data_ptr(), joined.data_ptr(), tasks, THREADS)
     return done.tolist(), joined.tolist()
@@ -77,12 +77,12 @@ def test_each_task_is_done_once_call_after_call() -> None:
             time.sleep(chance.random() / 2000)
 
 
-def test_a_call_is_done_though_no_helper_comes(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_completes_without_a_helper_thread(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(team, "_run_helper", lambda _state: None)
     assert counted(1000) == ([1] * 1000, [1, 0, 0, 0])
 
 
-def test_one_who_finds_the_team_at_work_does_it_alone() -> None:
+def test_a_caller_that_finds_the_team_busy_runs_its_tasks_alone() -> None:
     with ThreadPoolExecutor(3) as callers:
         for done, joined in callers.map(lambda _: counted(500), range(300)):
             assert done == [1] * 500
@@ -90,7 +90,7 @@ def test_one_who_finds_the_team_at_work_does_it_alone() -> None:
 
 
 @pytest.mark.parametrize("number", [-1, 0x7FFFFFFF])
-def test_numbers_of_calls_begin_again(team: Team, number: int) -> None:
+def test_call_numbers_wrap_around(team: Team, number: int) -> None:
     assert_each_once(100)
     state(team).value = number << 32
     for _ in range(100):
@@ -135,7 +135,7 @@ assert norm() == 300 * 64
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("what", ["end", "fork"])
-def test_a_process_ends_and_forks_as_any_other(what: str) -> None:
+def test_a_process_with_a_team_exits_and_forks_normally(what: str) -> None:
     ended = subprocess.run(
         # From 3.12 on Python warns of forks among threads.
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _PROGRAM, what],

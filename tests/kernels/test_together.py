@@ -34,7 +34,7 @@ APPEND = Kernel("append", _append)
 
 
 def _wait(args: Any) -> None:
-    """Until somebody else has written at an address."""
+    """Wait until another writer has written at an address."""
     for _ in range(10_000_000_000):
         if thread_kernels._get(args[2]) != 0:
             break
@@ -92,7 +92,7 @@ def test_a_block_that_an_error_leaves_runs_nothing() -> None:
     assert numbers.tolist() == [2]
 
 
-def test_memory_that_nobody_holds_is_given_again_inside_a_block_alone() -> None:
+def test_unreferenced_memory_is_reused_only_within_a_block() -> None:
     with deferred():
         held = new_empty(torch.float32, 3, 4)
         first = new_empty(torch.float32, 3, 4).data_ptr()
@@ -107,7 +107,7 @@ def test_memory_that_nobody_holds_is_given_again_inside_a_block_alone() -> None:
 
 
 @pytest.mark.usefixtures("threads")
-def test_what_one_kernel_returns_is_read_by_the_next_though_nobody_holds_it() -> None:
+def test_an_unreferenced_result_is_read_by_the_next_kernel() -> None:
     kernels, x, norm = kernels_of(torch.device("cpu")), torch.randn(50, 64), NormParameters(torch.randn(64), 1e-5)
     panels = PackedWeight(torch.randn(128, 64), is_gated=True)
     expected = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
@@ -118,7 +118,7 @@ def test_what_one_kernel_returns_is_read_by_the_next_though_nobody_holds_it() ->
 
 
 @pytest.mark.usefixtures("threads")
-def test_a_recording_runs_when_it_is_told_to_with_what_is_in_the_memory_by_then() -> None:
+def test_a_recording_replays_with_the_present_contents_of_memory() -> None:
     kernels, x, norm = kernels_of(torch.device("cpu")), torch.zeros(50, 64), NormParameters(torch.randn(64), 1e-5)
     panels = PackedWeight(torch.randn(128, 64), is_gated=True)
     with record_calls() as recording:
@@ -132,7 +132,7 @@ def test_a_recording_runs_when_it_is_told_to_with_what_is_in_the_memory_by_then(
 
 
 @pytest.mark.usefixtures("threads")
-def test_a_recording_runs_on_as_many_rows_as_it_is_told() -> None:
+def test_a_recording_runs_on_the_given_number_of_rows() -> None:
     kernels, norm = kernels_of(torch.device("cpu")), NormParameters(torch.randn(64), 1e-5)
     x, taken, rows, some = torch.randn(600, 64), torch.arange(600).flip(0), RowCount(600), RowCount(600)
     panels, head = PackedWeight(torch.randn(128, 64), is_gated=True), PackedWeight(torch.randn(30, 64))
@@ -173,7 +173,7 @@ def test_a_view_in_a_recording_whose_rows_vary_is_refused() -> None:
         recorded_on(x[:20])
 
 
-def test_more_rows_than_there_is_memory_for_are_refused() -> None:
+def test_more_rows_than_the_memory_holds_are_refused() -> None:
     kernels, x, rows = kernels_of(torch.device("cpu")), torch.zeros(30, 64), RowCount(30)
     with record_calls() as recording:
         bind_rows(rows, x)
@@ -183,7 +183,7 @@ def test_more_rows_than_there_is_memory_for_are_refused() -> None:
         recording.run()
 
 
-def test_a_recording_does_not_run_by_itself() -> None:
+def test_recording_a_block_does_not_run_it() -> None:
     numbers = torch.zeros(1, dtype=torch.int64)
     with record_calls() as recording:
         append(numbers, 1)
@@ -249,7 +249,7 @@ def test_a_kernel_without_tasks_changes_nothing() -> None:
 
 
 @pytest.mark.usefixtures("threads")
-def test_a_count_rises_while_the_block_runs() -> None:
+def test_a_progress_count_rises_while_the_block_runs() -> None:
     kernels, count, told = kernels_of(torch.device("cpu")), torch.zeros(1, dtype=torch.int64), []
     told_at = torch.zeros(1, dtype=torch.int64)
 

@@ -1,4 +1,4 @@
-"""What the GPU's attention promises beside right numbers (test_attention.py): the same bits in any batch and grid."""
+"""The GPU's attention gives the same bits in any batch and grid. Right numbers are tested in test_attention.py."""
 
 from dataclasses import replace
 
@@ -61,7 +61,7 @@ def test_the_number_of_programs_changes_nothing_and_a_launch_can_be_repeated(mon
 
 
 @pytest.mark.parametrize("heads", [20, 48])
-def test_more_query_heads_to_a_kv_head_than_a_tile_has(heads: int) -> None:
+def test_more_query_heads_per_kv_head_than_a_tile_has_equal_the_reference(heads: int) -> None:
     qkv, cache, rows, tables = random_step([(SPLIT + 5, 1), (4, 4)], heads, 1, 16, torch.float32, 16)
     output = attention(rows, tables, cache.to(DEVICE), [0] * heads)(qkv.to(DEVICE), cache.to(DEVICE), 0.3)
     expected = attend_reference(qkv[:, :heads], cache, rows, tables, [0] * heads, scale=0.3)
@@ -69,7 +69,7 @@ def test_more_query_heads_to_a_kv_head_than_a_tile_has(heads: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_context_has_so_many_parts_at_most() -> None:
+def test_a_context_has_at_most_the_maximum_of_parts() -> None:
     longest = PARTS_MAX.value * SPLIT
     qkv, cache, rows, tables = random_step([(longest, 1), (longest + 1, 1)], 2, 1, 16, torch.float32, 16)
     geometry = attention(rows, tables, cache, [0, 0])
@@ -82,7 +82,7 @@ def test_a_context_has_so_many_parts_at_most() -> None:
 
 
 @pytest.mark.parametrize("window", [None, WIDE_SPLIT])
-def test_a_chunk_is_cut_where_there_are_few_queries_for_what_they_see(window: int | None) -> None:
+def test_a_chunk_with_few_queries_and_a_long_context_is_split(window: int | None) -> None:
     end = 2 * WIDE_SPLIT + 5
     qkv, cache, rows, tables = random_step([(end, 40)], 1, 1, 16, torch.float32, 16)
     whole = attention([replace(rows[0], count=end, position=0)], tables, cache, [0], window)
@@ -97,7 +97,7 @@ def test_a_chunk_is_cut_where_there_are_few_queries_for_what_they_see(window: in
 
 
 @pytest.mark.parametrize("window", [None, 3, 5 * SPLIT + 7])
-def test_items_made_on_the_device_are_those_made_on_the_host(window: int | None) -> None:
+def test_items_built_on_the_device_equal_those_built_on_the_host(window: int | None) -> None:
     ends = [1, SPLIT, SPLIT + 1, 70, PARTS_MAX.value * SPLIT, PARTS_MAX.value * SPLIT + 1, 3 * PARTS_MAX.value * SPLIT]
     rows = [ContextRow(place, 1, end - 1, line=place) for place, end in enumerate(ends)]
     tables = torch.zeros(len(rows), ends[-1] // 16, dtype=torch.int32, device=DEVICE)
@@ -123,7 +123,7 @@ def test_items_made_on_the_device_are_those_made_on_the_host(window: int | None)
     assert items_of(made)[-1][:6] == (len(rows), 1, 0, 0, 0, 0)
 
 
-def test_there_is_room_for_all_parts_that_rows_can_have() -> None:
+def test_the_buffer_holds_all_parts_that_rows_can_have() -> None:
     for ends in ([SPLIT + 1] * 5, [1] * 5, [PARTS_MAX.value * SPLIT + 1] * 3, [9 * PARTS_MAX.value * SPLIT] * 2):
         parts = [triton.cdiv(end, split_of(end, SPLIT)) for end in ends]
         assert max(parts) <= PARTS_MAX.value

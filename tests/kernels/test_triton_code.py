@@ -17,7 +17,7 @@ SPILLS = (89, "fp32")
 
 
 def compiled(*flags: str) -> list[dict[str, Any]]:
-    """Of a process without the interpreter, which this one may have asked for."""
+    """Return the output of a process without the interpreter, which this one may have asked for."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, compile_triton.__file__, *flags]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -34,7 +34,7 @@ def require_fit(kernels: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_the_usual_model_on_a_hopper_gpu() -> None:
+def test_kernels_of_the_usual_model_compile_for_a_hopper_gpu_without_spills() -> None:
     """bfloat16 and 128 dimensions: nothing is spilled, and prompts use the warp-group products of that processor."""
     kernels = compiled("--sm", "90", "--like", "bf16 128")
     assert {kernel["kernel"] for kernel in kernels} >= {"attend bf16 128 mixed", "attend bf16 128 decode"}
@@ -45,13 +45,13 @@ def test_the_usual_model_on_a_hopper_gpu() -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kernel", ["keep bf16", "normalise", "activated bf16", "gated_silu bf16", "make"])
-def test_what_is_done_with_each_token(kernel: str) -> None:
+def test_kernels_of_each_token_compile_for_a_hopper_gpu(kernel: str) -> None:
     require_fit(compiled("--sm", "90", "--like", kernel))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["weigh fp32", "cut fp32", "draw fp32"])
-def test_sampling_spills_nothing(kernel: str) -> None:
+def test_sampling_kernels_spill_no_registers(kernel: str) -> None:
     kernels = compiled("--sm", "90", "--like", kernel)
     require_fit(kernels)
     assert not any(each["spilled_bytes"] for each in kernels)
@@ -59,5 +59,5 @@ def test_sampling_spills_nothing(kernel: str) -> None:
 
 @pytest.mark.prove
 @pytest.mark.timeout(1800)
-def test_every_kernel_in_all_sizes_on_ampere_hopper_and_blackwell() -> None:
+def test_every_kernel_compiles_in_all_sizes_for_ampere_hopper_and_blackwell() -> None:
     require_fit(compiled())

@@ -57,7 +57,7 @@ def test_a_traced_step_has_a_node_for_each_launch_and_runs_again() -> None:
         assert torch.equal(one, same)
 
 
-def test_operators_say_what_they_change() -> None:
+def test_operators_declare_the_arguments_they_change() -> None:
     changed = {}
     for name in (
         "add_normalise",
@@ -81,7 +81,7 @@ def test_operators_say_what_they_change() -> None:
     }
 
 
-def test_tensors_without_numbers_go_through() -> None:
+def test_meta_tensors_pass_through_operators() -> None:
     with FakeTensorMode() as fake:
         result = part_of_a_layer(*(fake.from_tensor(each) for each in arguments(1)))
     assert result.shape == (3, WIDTH // 2)

@@ -21,7 +21,9 @@ from support.kernels.sampling_rows import CASES, EOS, drawn, every_case, lines_o
 
 CPU = torch.device("cpu")
 MARGIN = 1e-5
-"""Of a cumulated probability: sums of float32 are right to 1e-6, and what tells two tokens apart may be twice that."""
+"""Tolerance of a cumulated probability: sums of float32 are right to 1e-6, and the gap between two tokens may be twice
+that.
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -53,14 +55,14 @@ def require_alike(logits: Tensor, lines: Sequence[int], index: int, state: Sampl
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("vocab", [12, 64, 65, 500])
-def test_rows_of_all_kinds_beside_padding(vocab: int) -> None:
+def test_rows_of_all_kinds_beside_padding_equal_the_reference(vocab: int) -> None:
     cases = every_case()
     state, other = (lines_of(cases, vocab, device, output=(4, 4, 9)) for device in (DEVICE, CPU))
     lines = [-1, *range(len(cases)), -1]
     assert require_alike(random_logits(len(lines), vocab), lines, 2, state, other) == 0
 
 
-def test_a_vocabulary_of_several_groups_of_real_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vocabulary_of_several_split_groups_equals_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     cases = [SamplingParams(seed=3, **CASES[name]) for name in ("plain", "everything", "top-k-most", "top-p", "greedy")]
     state, other = (lines_of(cases, 11_111, device) for device in (DEVICE, CPU))
@@ -79,7 +81,7 @@ def test_tokens_are_counted_on_the_device_step_after_step() -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", ["plain", "hot", "top-k", "top-p", "all-cuts", "everything"])
-def test_the_same_seed_draws_the_token_that_the_stage_draws(case: str) -> None:
+def test_the_same_seed_samples_the_token_of_the_stage(case: str) -> None:
     rows, vocab, output = 30, 150, (4, 4, 9)
     logits = random_logits(rows, vocab, seed=len(case))
     cases = [SamplingParams(**({"seed": (1 << 62) + seed} | CASES[case])) for seed in range(rows)]
@@ -122,7 +124,7 @@ def test_floors_keep_the_tokens_that_the_reference_keeps(offset: float, scale: f
     assert torch.equal(found, expected), [cuts[row] for row in (found != expected).any(dim=1).nonzero()]
 
 
-def test_floors_of_logits_that_a_search_could_miss() -> None:
+def test_floors_of_difficult_logits_equal_the_reference() -> None:
     rest = torch.full((3, 200), -7.4)
     rest[0, 5] = 0.0  # nine tenths of the weight take all the others, each of them as light as can be
     rest[1, (5, 6)] = torch.tensor([0.0, -1e-6])  # the two largest lie side by side
@@ -133,7 +135,7 @@ def test_floors_of_logits_that_a_search_could_miss() -> None:
     assert torch.equal(found[:2], expected[:2])
 
 
-def test_masked_tokens_are_allowed_from_the_token_on_that_min_tokens_names() -> None:
+def test_masked_tokens_are_allowed_after_min_tokens() -> None:
     state = lines_of([SamplingParams(**CASES["min-tokens-greedy"])], 100, DEVICE)
     logits = random_logits(1, 100)
     assert [int(drawn(logits, [0], index, state)[0]) == 1 for index in range(5)] == [False] * 3 + [True] * 2
@@ -155,7 +157,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others() -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", [{"top_k": 4}, {"top_p": 0.5}, {"min_p": 0.6}, {"top_k": 70, "top_p": 0.3}], ids=str)
-def test_equal_logits_stand_or_fall_together(case: dict[str, float]) -> None:
+def test_equal_logits_are_kept_or_dropped_together(case: dict[str, float]) -> None:
     """Steps of a half, as of a coarse dtype: a floor has many tokens, on both sides of zero and over several splits."""
     logits = ((torch.arange(200) * 37 % 200) // 25 / 2.0 - 3.5).expand(40, -1).contiguous()
     cases = [SamplingParams(seed=seed, **case) for seed in range(40)]  # type: ignore[arg-type]
@@ -186,7 +188,7 @@ def test_a_row_without_an_allowed_token_stays_in_the_vocabulary() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-12])
-def test_the_coldest_temperatures_take_the_largest_logit(temperature: float) -> None:
+def test_the_lowest_temperatures_take_the_largest_logit(temperature: float) -> None:
     logits = random_logits(8, 300) * 100
     cases = [SamplingParams(temperature=temperature, seed=seed, top_p=0.9) for seed in range(8)]
     tokens, _ = drawn(logits, range(8), 0, lines_of(cases, 300, DEVICE))
@@ -212,7 +214,7 @@ def test_logits_of_other_dtypes_mean_the_same_numbers(dtype: torch.dtype) -> Non
     assert all(torch.equal(one, other) for one, other in zip(narrow, wide, strict=True))
 
 
-def test_three_hundred_biases_of_one_request() -> None:
+def test_three_hundred_biases_of_one_request_equal_the_reference() -> None:
     bias = tuple((token, -30.0) for token in range(50, 350) if token != 222)
     cases = [SamplingParams(logit_bias=bias, seed=seed) for seed in range(4)]
     state, other = (lines_of(cases, 400, device) for device in (DEVICE, CPU))
@@ -252,7 +254,7 @@ def test_random_numbers_are_those_of_the_stage_bit_for_bit() -> None:
     assert numbers.tolist() == uniforms(seeds, indices).tolist()
 
 
-def test_a_count_stays_at_its_most_and_a_token_of_the_prompt_stays_one() -> None:
+def test_a_count_saturates_and_a_prompt_token_stays_one() -> None:
     case = SamplingParams(temperature=0.0, frequency_penalty=0.001)
     state = lines_of([case], 10, DEVICE, output=(5,) * COUNT_MAX)
     logits = torch.zeros(1, 10)

@@ -1,4 +1,4 @@
-"""How much a test tries where more examples only find rarer faults."""
+"""The number of tries of a test for which more examples only find rarer faults."""
 
 import os
 
@@ -7,5 +7,5 @@ IS_FULL = os.environ.get("ORCA_TEST_EFFORT") == "full"
 
 
 def tries(full: int) -> int:
-    """A fifth of the examples or seeded worlds of a test; all of them under `make prove`."""
+    """A fifth of the examples or seeded simulations of a test; all of them under `make prove`."""
     return full if IS_FULL else max(1, full // 5)

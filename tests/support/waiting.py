@@ -1,4 +1,4 @@
-"""How tests wait: for a condition, with a limit, and with a story of what came instead."""
+"""Tests wait for a condition, with a limit, and report the state if the limit passes."""
 
 import asyncio
 import inspect
@@ -10,7 +10,7 @@ import pytest
 from orca.pool.settings import PoolSettings
 
 PATIENT_POOL = PoolSettings(call_timeout_ms=20_000)
-"""For a pool on a real Redis: no test but those of silence may fail by a machine that is busy, or stands still."""
+"""Settings of a pool on a real Redis: only tests of silence may fail because the machine is busy or stands still."""
 
 
 async def until(is_true: Callable[[], object], limit_s: float) -> None:

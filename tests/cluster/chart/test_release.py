@@ -50,7 +50,7 @@ class Cluster:
             self.core.create_namespace({"metadata": {"name": name}})
 
     def helm(self, *words: str | Path, values: dict[str, Any] | None = None) -> str:
-        """What it said. Raises: Refused."""
+        """Return the output of the command. Raises: Refused."""
         assert HELM is not None
         environment = {**os.environ, "KUBECONFIG": str(self.server.kubeconfig)}
         command = [HELM, *words, "--namespace", self.system]
@@ -119,7 +119,7 @@ def test_an_upgrade_upgrades_the_definition_under_living_resources(cluster: Clus
 
 
 @pytest.mark.slow
-def test_an_uninstall_leaves_the_definition_and_every_resource_and_nothing_else(cluster: Cluster) -> None:
+def test_an_uninstall_keeps_only_the_definition_and_every_resource(cluster: Cluster) -> None:
     cluster.install()
     cluster.apply(EXAMPLE)
     said = cluster.helm("uninstall", "orca")
@@ -132,7 +132,7 @@ def test_an_uninstall_leaves_the_definition_and_every_resource_and_nothing_else(
 
 
 @pytest.mark.slow
-def test_another_release_takes_over_what_was_kept_only_when_told(cluster: Cluster) -> None:
+def test_another_release_takes_over_kept_objects_only_if_asked(cluster: Cluster) -> None:
     cluster.install()
     cluster.helm("uninstall", "orca")
     with pytest.raises(Refused, match="invalid ownership metadata"):
@@ -155,7 +155,7 @@ def test_the_restricted_level_admits_the_operators_pod(cluster: Cluster) -> None
 
 
 @pytest.mark.parametrize("example", sorted((CHART / "examples").glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_api_server_takes_the_examples_without_a_doubt(cluster: Cluster, example: Path) -> None:
+def test_the_api_server_accepts_the_examples_without_warnings(cluster: Cluster, example: Path) -> None:
     cluster.install()
     manifest = yaml.safe_load(example.read_text())
     cluster.apply(manifest, dry_run="All", field_validation="Strict")
@@ -196,7 +196,7 @@ def is_lease_renewed(cluster: Cluster) -> bool:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_namespaced", [False, True], ids=["cluster", "namespace"])
-def test_its_rights_are_enough_for_the_operator(cluster: Cluster, tmp_path: Path, is_namespaced: bool) -> None:
+def test_the_charts_rights_are_enough_for_the_operator(cluster: Cluster, tmp_path: Path, is_namespaced: bool) -> None:
     cluster.install({"namespaces": [cluster.team]} if is_namespaced else None)
     cluster.apply(EXAMPLE)
     with operator_of(cluster, tmp_path) as log:

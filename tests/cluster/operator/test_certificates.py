@@ -18,7 +18,7 @@ KEYS = {"ca.crt", "ca.key", "tls.crt", "tls.key"}
 
 
 def data(shop: Shop) -> Json:
-    """Of the Secret; empty when there is none."""
+    """Return the data of the Secret; empty when there is none."""
     found = shop.core.list_namespaced_secret(shop.namespace, field_selector=f"metadata.name={NAME}").items
     return dict(found[0].data) if found else {}
 
@@ -34,7 +34,7 @@ def wait_for_groups(shop: Shop) -> None:
     wait_until(lambda: len(versions(shop)) == 2, WITHIN_S, lambda: str(shop.status()))
 
 
-def test_a_certificate_near_its_end_is_renewed_by_its_ca_and_no_group_is_touched(
+def test_a_certificate_near_its_expiry_is_renewed_by_its_ca_without_changing_groups(
     shop: Shop, operator: OperatorProcess
 ) -> None:
     shop.create()
@@ -51,7 +51,7 @@ def test_a_certificate_near_its_end_is_renewed_by_its_ca_and_no_group_is_touched
     assert [line.count("it expires on") for line in operator.log.splitlines() if "issue (" in line] == [0, 1]
 
 
-def test_what_somebody_took_out_of_it_or_deleted_comes_back(shop: Shop) -> None:
+def test_removed_keys_and_a_deleted_secret_are_restored(shop: Shop) -> None:
     shop.create()
     wait_until(lambda: data(shop), WITHIN_S)
     made = data(shop)
@@ -63,7 +63,7 @@ def test_what_somebody_took_out_of_it_or_deleted_comes_back(shop: Shop) -> None:
     assert data(shop)["ca.key"] != made["ca.key"]
 
 
-def test_a_resource_that_is_made_again_takes_the_one_that_was_kept(shop: Shop) -> None:
+def test_a_resource_that_is_created_again_uses_the_retained_secret(shop: Shop) -> None:
     shop.create()
     wait_for_groups(shop)
     made = data(shop)
@@ -76,7 +76,7 @@ def test_a_resource_that_is_made_again_takes_the_one_that_was_kept(shop: Shop) -
     shop.wait_for("Accepted", "True", "Valid")
 
 
-def test_a_named_secret_is_missed_until_it_is_there_and_none_of_our_own_is_made(shop: Shop) -> None:
+def test_a_missing_user_provided_secret_is_reported_and_none_is_issued(shop: Shop) -> None:
     shop.create(certificates={"secretName": "team"})
     shop.wait_for("WorkersReady", "False", "SecretMissing")
     assert not data(shop)

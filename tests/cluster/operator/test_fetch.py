@@ -1,4 +1,4 @@
-"""A model is fetched: the operator, the API server and the Job controller are the real ones, the pods are of paper."""
+"""A model is fetched: the operator, the API server and the Job controller are the real ones, the pods are simulated."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,7 @@ from kubernetes import client
 
 from orca.operator.domain import names
 from support.operator.api_server import ApiServer
-from support.operator.paper_nodes import NOW, Json, PaperNodes
+from support.operator.fake_nodes import NOW, FakeNodes, Json
 from support.operator.shop import WITHIN_S, OperatorProcess, Shop
 from support.waiting import wait_until
 
@@ -18,8 +18,8 @@ URI = "hf://org/model"
 
 
 @pytest.fixture(scope="module")
-def nodes(server: ApiServer) -> Iterator[PaperNodes]:
-    with PaperNodes(server, {"one": {}}) as nodes:
+def nodes(server: ApiServer) -> Iterator[FakeNodes]:
+    with FakeNodes(server, {"one": {}}) as nodes:
         yield nodes
 
 
@@ -41,12 +41,12 @@ def on_paper(shop: Shop) -> Iterator[Json]:
 
 
 def ended(exit_code: int, message: str = "") -> Json:
-    """What a kubelet says of a pod whose container has ended."""
+    """Return what a kubelet reports of a pod whose container has ended."""
     how = {"exitCode": exit_code, "message": message, "reason": "Error", "startedAt": NOW, "finishedAt": NOW}
     return {"phase": "Failed" if exit_code else "Succeeded", "state": {"terminated": how}}
 
 
-def fetches_say(nodes: PaperNodes, said: Json | None) -> None:
+def fetches_say(nodes: FakeNodes, said: Json | None) -> None:
     """All other pods run."""
 
     def says(pod: Any) -> Json | None:
@@ -60,7 +60,7 @@ def fetch_pods(shop: Shop) -> list[str]:
     return [pod.metadata.name for pod in found]
 
 
-def test_what_reads_a_model_comes_when_its_fetch_has_ended(shop: Shop, nodes: PaperNodes, on_paper: Json) -> None:
+def test_pods_that_read_a_model_are_created_after_its_fetch(shop: Shop, nodes: FakeNodes, on_paper: Json) -> None:
     fetches_say(nodes, None)
     shop.create(model=on_paper)
     shop.wait_for("ModelReady", "False", "ModelLoading")
@@ -72,7 +72,7 @@ def test_what_reads_a_model_comes_when_its_fetch_has_ended(shop: Shop, nodes: Pa
 
 
 def test_gateways_that_wait_for_a_fetch_keep_their_model_while_the_resource_is_suspended(
-    shop: Shop, nodes: PaperNodes, on_paper: Json
+    shop: Shop, nodes: FakeNodes, on_paper: Json
 ) -> None:
     fetches_say(nodes, None)
     shop.create()
@@ -92,8 +92,8 @@ def test_gateways_that_wait_for_a_fetch_keep_their_model_while_the_resource_is_s
     shop.wait_for("Ready", "True", "Serving")
 
 
-def test_a_fetch_that_can_never_work_ends_with_its_reason(
-    shop: Shop, nodes: PaperNodes, on_paper: Json, server: ApiServer
+def test_a_fetch_with_a_permanent_failure_ends_with_its_reason(
+    shop: Shop, nodes: FakeNodes, on_paper: Json, server: ApiServer
 ) -> None:
     fetches_say(nodes, ended(2, f"ModelDenied: {URI}: revision main: HTTP 401"))
     shop.create(model=on_paper)
@@ -108,7 +108,7 @@ def test_a_fetch_that_can_never_work_ends_with_its_reason(
     assert len(fetch_pods(shop)) == 1
 
 
-def test_a_fetch_that_fails_by_chance_is_tried_again(shop: Shop, nodes: PaperNodes, on_paper: Json) -> None:
+def test_a_fetch_with_a_transient_failure_is_retried(shop: Shop, nodes: FakeNodes, on_paper: Json) -> None:
     fetches_say(nodes, ended(1, f"ModelUnreachable: {URI}: revision main: HTTP 503"))
     shop.create(model=on_paper)
     shop.wait_for("ModelReady", "False", "ModelUnreachable")
@@ -118,8 +118,8 @@ def test_a_fetch_that_fails_by_chance_is_tried_again(shop: Shop, nodes: PaperNod
     assert len(fetch_pods(shop)) > 1
 
 
-def test_a_fetched_model_at_rest_is_left_alone(
-    shop: Shop, nodes: PaperNodes, on_paper: Json, operator: OperatorProcess
+def test_a_fetched_model_in_the_wanted_state_is_not_written(
+    shop: Shop, nodes: FakeNodes, on_paper: Json, operator: OperatorProcess
 ) -> None:
     fetches_say(nodes, ended(0))
     shop.create(model=on_paper)

@@ -33,8 +33,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 @pytest.fixture(scope="module")
 def api(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[DryRun]:
-    """Of an API server that knows HTTPRoutes, where their definition is in the cache; in a namespace that warns of pods
-    beyond the restricted level."""
+    """Start dry runs against an API server. It knows HTTPRoutes if their definition is in the cache. Its namespace
+    warns of pods beyond the restricted level.
+    """
     with api_server(programs, tmp_path_factory.mktemp("fields")) as server:
         install_crd(server)
         for file in gateway_api.folder().glob("*_httproutes.yaml"):
@@ -50,7 +51,7 @@ def named(field: Field) -> str:
 
 
 @pytest.mark.parametrize("field", fields(), ids=named)
-def test_what_is_accepted_is_reached_and_can_be_applied_and_taken_back(api: DryRun, field: Field) -> None:
+def test_every_accepted_value_takes_effect_and_can_be_reverted(api: DryRun, field: Field) -> None:
     start = accepted(api, field.base)
     for value in valid(field):
         story = f"{field.name}: {value!r} is accepted"
@@ -69,7 +70,7 @@ def test_what_is_accepted_is_reached_and_can_be_applied_and_taken_back(api: DryR
 
 
 @pytest.mark.parametrize("field", fields(), ids=named)
-def test_what_is_invalid_is_refused_when_it_is_written(api: DryRun, field: Field) -> None:
+def test_invalid_values_are_refused_on_write(api: DryRun, field: Field) -> None:
     for value in invalid(field):
         said = api.create(field.spec(value))
         assert not said.is_yes, f"{field.name}: {value!r} is accepted"
@@ -77,14 +78,14 @@ def test_what_is_invalid_is_refused_when_it_is_written(api: DryRun, field: Field
 
 
 @pytest.mark.parametrize("record", records(), ids=named)
-def test_a_field_that_nobody_knows_is_refused(api: DryRun, record: Field) -> None:
+def test_an_unknown_field_is_refused(api: DryRun, record: Field) -> None:
     said = api.create(Field((*record.path, "unheard"), {}).spec(1))
     assert not said.is_yes, f"{record.name}.unheard is accepted"
     assert f"{record.name.replace('[]', '[0]')}.unheard" in said.body["message"], said
 
 
 def accepted(api: DryRun, spec: Json) -> OrcaDeployment:
-    """As the operator reads it."""
+    """Return the accepted resource as the operator reads it."""
     said = api.create(spec)
     assert said.is_yes, f"{spec}: {said}"
     # The API server draws a uid for each try.
@@ -95,7 +96,7 @@ def rendered(deployment: OrcaDeployment) -> list[Json]:
     """All manifests once there is nothing to add, or after some rounds."""
     cluster = FakeCluster(deployment)
     for _ in range(ROUNDS):
-        if not cluster.look().actions:
+        if not cluster.reconcile().actions:
             break
         cluster.start()
     objects = [value for (kind, _), value in sorted(cluster.objects.items()) if kind != "Pod"]
@@ -103,6 +104,6 @@ def rendered(deployment: OrcaDeployment) -> list[Json]:
 
 
 def _as_written(manifest: Json) -> Json:
-    """Without what the cluster adds."""
+    """Return the manifests without the fields that the cluster adds."""
     metadata = {key: manifest["metadata"][key] for key in WRITTEN if key in manifest["metadata"]}
     return {key: value for key, value in {**manifest, "metadata": metadata}.items() if key != "status"}

@@ -1,4 +1,4 @@
-"""What does not go together in a resource, and what may not become what, is refused when it is written."""
+"""Contradicting fields and forbidden changes of a resource are refused on write."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -69,20 +69,20 @@ def tolerating(**toleration: Any) -> Json:
         ({"gateway": {"httpRoute": {"parentRefs": []}}}, "should have at least 1 items"),
     ],
 )
-def test_what_does_not_go_together_is_refused_with_its_reason(api: DryRun, spec: Json, reason: str) -> None:
+def test_contradicting_fields_are_refused_with_a_reason(api: DryRun, spec: Json, reason: str) -> None:
     said = api.create({**DEFAULT, **spec})
     assert said.status == 422
     assert reason in said.body["message"]
 
 
 @pytest.mark.parametrize("policy", ["iteration", "request_level"])
-def test_prompts_may_be_asked_to_run_whole_under_any_policy(api: DryRun, policy: str) -> None:
+def test_whole_prompts_may_be_asked_for_under_any_policy(api: DryRun, policy: str) -> None:
     spec = {"scheduler": {"maxBatchTokens": 0, "policy": policy}}
     assert api.create({**DEFAULT, **spec}).status == 201
 
 
 @pytest.mark.parametrize("name", ["a" * 29, "1a", "a.b"])
-def test_a_name_that_its_children_could_not_have_is_refused(api: DryRun, name: str) -> None:
+def test_a_name_that_is_too_long_for_its_children_is_refused(api: DryRun, name: str) -> None:
     said = api.create(DEFAULT, name)
     assert said.status == 422
     assert "metadata.name" in said.body["message"]
@@ -111,7 +111,7 @@ def test_a_name_that_its_children_could_not_have_is_refused(api: DryRun, name: s
     ],
 )
 @pytest.mark.usefixtures("api")
-def test_what_cannot_change_is_refused_with_its_reason(
+def test_changes_of_immutable_fields_are_refused_with_a_reason(
     server: ApiServer, before: Json, after: Json, reason: str
 ) -> None:
     shop = Shop(server, NAMESPACE)
@@ -126,7 +126,7 @@ def test_what_cannot_change_is_refused_with_its_reason(
 
 
 @pytest.mark.usefixtures("api")
-def test_a_volume_of_the_default_size_may_be_spelled_out_and_grow(server: ApiServer) -> None:
+def test_a_volume_of_the_default_size_may_be_stated_and_grow(server: ApiServer) -> None:
     shop = Shop(server, NAMESPACE)
     shop.create(pool={})
     try:
@@ -158,7 +158,7 @@ def test_a_gateway_that_is_named_twice_is_refused(parents: list[Json]) -> None:
         [{"name": "a", "sectionName": "s"}, {"name": "a", "sectionName": "t"}],
     ],
 )
-def test_gateways_that_differ_are_taken(parents: list[Json]) -> None:
+def test_gateways_with_different_names_are_accepted(parents: list[Json]) -> None:
     found = deployment(gateway={"httpRoute": {"parentRefs": parents}}).spec.gateway.http_route
     assert found is not None
     assert list(found.parent_refs) == parents
@@ -182,11 +182,11 @@ def test_gateways_that_differ_are_taken(parents: list[Json]) -> None:
         ({"spec": {"terminationGracePeriodSeconds": 304}}, "is less than the 305 s .* open answers would be cut off"),
     ],
 )
-def test_a_patch_that_cannot_be_a_pod_is_refused_with_its_reason(patch: Json, reason: str) -> None:
+def test_a_patch_that_makes_no_valid_pod_is_refused_with_a_reason(patch: Json, reason: str) -> None:
     with pytest.raises(BadSpec, match=reason):
         deployment(gateway={"podPatch": patch})
 
 
-def test_a_gateway_may_be_given_just_the_time_that_its_end_takes() -> None:
+def test_a_gateway_may_get_exactly_the_time_that_its_shutdown_needs() -> None:
     patch = {"spec": {"terminationGracePeriodSeconds": 305}}
     assert deployment(gateway={"podPatch": patch, "drainSeconds": 300}).spec.gateway.pod_patch == patch

@@ -1,4 +1,4 @@
-"""An operator that is killed at any of its writes, and started anew, ends where one that was left alone ends.
+"""An operator that is killed at any of its writes and restarted reaches the state of an undisturbed one.
 
 A point is a journey of a resource, a number, and a moment. The operator dies just before that write of the journey
 reaches the API server. Or it dies just after the write was carried out and before the operator knows. In a chain the
@@ -20,9 +20,17 @@ from orca.operator.domain import names
 from orca.operator.plan.children import KEPT_KINDS
 from support.operator.api_server import ApiServer
 from support.operator.end_state import State, difference
-from support.operator.journeys import JOURNEYS, MODEL_JOURNEYS, SLOTS_JOURNEYS, Journey, Traveller, creation, traveller
-from support.operator.lives import prepare
-from support.operator.paper_nodes import NOW, Json, PaperNodes
+from support.operator.fake_nodes import NOW, FakeNodes, Json
+from support.operator.journeys import (
+    JOURNEYS,
+    MODEL_JOURNEYS,
+    SLOTS_JOURNEYS,
+    Journey,
+    JourneyRunner,
+    creation,
+    journey_runner,
+)
+from support.operator.operator_runs import prepare
 from support.operator.recording_proxy import At, Call, Moment
 from support.operator.shop import WITHIN_S
 from support.waiting import wait_until
@@ -47,18 +55,18 @@ class Point:
     state: State
 
 
-Begin = Callable[[str], AbstractContextManager[Traveller]]
+Begin = Callable[[str], AbstractContextManager[JourneyRunner]]
 Death = tuple[str, str, Moment]
 """Journey, write, and moment of it."""
 
 
 @pytest.fixture(scope="module")
-def nodes(server: ApiServer) -> Iterator[PaperNodes]:
-    """On which fetches end at once."""
+def nodes(server: ApiServer) -> Iterator[FakeNodes]:
+    """Start nodes on which fetches end at once."""
     ended = {"exitCode": 0, "reason": "Completed", "startedAt": NOW, "finishedAt": NOW}
     fetched: Json = {"phase": "Succeeded", "state": {"terminated": ended}}
     prepare()
-    with PaperNodes(server, {"one": {}, "two": {}}) as nodes:
+    with FakeNodes(server, {"one": {}, "two": {}}) as nodes:
         nodes.says = lambda pod: fetched if pod.metadata.labels.get(names.ROLE_LABEL) == "fetch" else None
         yield nodes
 
@@ -66,7 +74,7 @@ def nodes(server: ApiServer) -> Iterator[PaperNodes]:
 @pytest.fixture
 def begin(server: ApiServer, tmp_path: Path, redis_login: dict[str, str]) -> Begin:
     """Gets the name of a namespace."""
-    return lambda namespace: traveller(server, tmp_path, namespace, redis_login)
+    return lambda namespace: journey_runner(server, tmp_path, namespace, redis_login)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +87,7 @@ def begin(server: ApiServer, tmp_path: Path, redis_login: dict[str, str]) -> Beg
         pytest.param(SLOTS_JOURNEYS, EVERY, id="slots", marks=ALL),
     ],
 )
-def test_it_ends_where_an_operator_ends_that_was_left_alone(
+def test_a_killed_operator_reaches_the_same_state_as_an_undisturbed_one(
     begin: Begin, journeys: Sequence[Journey], numbers: Iterable[int]
 ) -> None:
     chain = f"life-{_word(*(each.name for each in journeys))}"
@@ -115,7 +123,7 @@ def test_it_ends_where_an_operator_ends_that_was_left_alone(
 
 @pytest.mark.parametrize("numbers", [pytest.param([7], id="sample"), pytest.param(EVERY, id="all", marks=ALL)])
 @pytest.mark.parametrize("policy", ["Keep", "Delete"])
-def test_what_a_killed_operator_leaves_behind_goes_with_the_resource(
+def test_objects_that_a_killed_operator_leaves_are_deleted_with_the_resource(
     begin: Begin, policy: str, numbers: Iterable[int]
 ) -> None:
     def travel(number: int, moment: Moment) -> list[Point]:
@@ -134,7 +142,7 @@ def test_what_a_killed_operator_leaves_behind_goes_with_the_resource(
 
 @pytest.mark.parametrize("numbers", [pytest.param([5], id="sample"), pytest.param(EVERY, id="all", marks=ALL)])
 @pytest.mark.parametrize("policy", ["Keep", "Delete"])
-def test_what_is_written_for_a_resource_that_was_just_deleted_goes_with_it(
+def test_objects_written_for_a_resource_that_was_just_deleted_are_deleted_with_it(
     begin: Begin, policy: str, numbers: Iterable[int]
 ) -> None:
     def travel(number: int, moment: Moment) -> list[Point]:
@@ -154,7 +162,7 @@ def test_what_is_written_for_a_resource_that_was_just_deleted_goes_with_it(
 
 
 def _word(*names: str) -> str:
-    """For the name of a namespace."""
+    """Return a word for the name of a namespace."""
     return hashlib.sha256(" ".join(names).encode()).hexdigest()[:8]
 
 
@@ -179,7 +187,7 @@ def _chains(travel: Callable[[int, Moment], list[Point]], numbers: Iterable[int]
 
 
 def _ended(futures: Iterable[Future[list[Point]]]) -> tuple[list[list[Point]], list[Exception]]:
-    """What they came to, once all are over."""
+    """Return the results of all runs, once all have ended."""
     chains, failures = [], []
     for future in futures:
         try:
@@ -194,7 +202,7 @@ def _raise_all(failures: Sequence[Exception]) -> None:
         raise ExceptionGroup("chains that did not end as an undisturbed one does", failures)
 
 
-def _point(one: Traveller, journey: Journey, at: At | None, moment: Moment) -> Point:
+def _point(one: JourneyRunner, journey: Journey, at: At | None, moment: Moment) -> Point:
     fatal = one.make(journey, at, moment)
     writes = one.proxy.record.writes
     if fatal is not None:

@@ -74,7 +74,7 @@ def holder(server: ApiServer, shop: Shop) -> str | None:
     return str(lease.spec.holder_identity) if lease.spec.holder_identity else None
 
 
-def test_one_operator_acts_and_the_other_waits_in_good_health(shop: Shop, server: ApiServer, start: Start) -> None:
+def test_one_operator_acts_and_the_standby_stays_healthy(shop: Shop, server: ApiServer, start: Start) -> None:
     first = start("first", LONG_S)
     wait_to_lead(first)
     second = start("second", LONG_S)
@@ -83,11 +83,11 @@ def test_one_operator_acts_and_the_other_waits_in_good_health(shop: Shop, server
     shop.wait_for("SchedulerReady", "False")
     assert (leads(first), leads(second)) == (True, False)
     assert answers(second)
-    assert second.looks() == 0
+    assert second.reconciles() == 0
     assert holder(server, shop) == "first"
 
 
-def test_an_operator_that_is_told_to_end_hands_over_at_once(shop: Shop, server: ApiServer, start: Start) -> None:
+def test_an_operator_releases_the_lease_on_sigterm(shop: Shop, server: ApiServer, start: Start) -> None:
     first = start("first", LONG_S)
     wait_to_lead(first)
     assert first.stop() == 0
@@ -97,9 +97,7 @@ def test_an_operator_that_is_told_to_end_hands_over_at_once(shop: Shop, server: 
     assert second.stop() == 0
 
 
-def test_an_operator_that_ends_while_it_waits_leaves_the_lease_alone(
-    shop: Shop, server: ApiServer, start: Start
-) -> None:
+def test_a_standby_that_ends_does_not_change_the_lease(shop: Shop, server: ApiServer, start: Start) -> None:
     wait_to_lead(start("first", LONG_S))
     second = start("second", LONG_S)
     wait_to_wait(second)
@@ -107,14 +105,14 @@ def test_an_operator_that_ends_while_it_waits_leaves_the_lease_alone(
     assert holder(server, shop) == "first"
 
 
-def test_a_container_that_starts_again_goes_on_with_the_lease_of_its_pod(start: Start) -> None:
+def test_a_restarted_container_keeps_the_lease_of_its_pod(start: Start) -> None:
     first = start("first", LONG_S)
     wait_to_lead(first)
     first.kill()
     wait_to_lead(start("first", LONG_S))
 
 
-def test_the_lease_of_an_operator_that_was_killed_is_taken_when_it_is_over(shop: Shop, start: Start) -> None:
+def test_the_lease_of_a_killed_operator_is_taken_after_it_expires(shop: Shop, start: Start) -> None:
     first = start("first", SHORT_S)
     wait_to_lead(first)
     second = start("second", SHORT_S)
@@ -126,7 +124,7 @@ def test_the_lease_of_an_operator_that_was_killed_is_taken_when_it_is_over(shop:
     shop.wait_for("SchedulerReady", "False")
 
 
-def test_an_operator_that_was_frozen_in_the_middle_of_its_work_writes_nothing_any_more(
+def test_an_operator_that_was_frozen_past_its_lease_writes_nothing_more(
     shop: Shop, server: ApiServer, start: Start, tmp_path: Path
 ) -> None:
     with RecordingProxy(server) as proxy:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from support.operator.api_server import ApiServer
-from support.operator.paper_nodes import PaperNodes
-from support.operator.pool_hand import PoolHand
+from support.operator.fake_nodes import FakeNodes
+from support.operator.pool_client import PoolClient
 from support.operator.shop import WITHIN_S, Shop
 from support.waiting import wait_until
 
@@ -15,22 +15,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("operator", "nodes"), py
 
 
 @pytest.fixture(scope="module")
-def nodes(server: ApiServer) -> Iterator[PaperNodes]:
-    with PaperNodes(server, {"changing": {}}) as nodes:
+def nodes(server: ApiServer) -> Iterator[FakeNodes]:
+    with FakeNodes(server, {"changing": {}}) as nodes:
         yield nodes
 
 
 def others(shop: Shop) -> str | None:
-    """That the gateways are given beside their own model."""
+    """Return the models that the gateways get beside their own model."""
     deployment = shop.apps.read_namespaced_deployment("shop-gateway", shop.namespace)
     args = deployment.spec.template.spec.containers[0].args
     return dict(zip(args[1::2], args[2::2], strict=True)).get("--other-models")
 
 
-def test_the_old_model_stays_for_its_last_request_and_for_who_reads_its_answer(
+def test_the_old_model_is_kept_for_its_last_request_and_its_readers(
     shop: Shop, redis_login: dict[str, str], tmp_path: Path
 ) -> None:
-    pool = PoolHand(redis_login, shop.namespace, tmp_path)
+    pool = PoolClient(redis_login, shop.namespace, tmp_path)
     shop.create()
     shop.wait_for("Ready", "True")
     [old], [first] = shop.groups(), shop.generations()

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from support.operator.api_server import ApiServer
-from support.operator.paper_nodes import PaperNodes
-from support.operator.pool_hand import PoolHand
+from support.operator.fake_nodes import FakeNodes
+from support.operator.pool_client import PoolClient
 from support.operator.shop import WITHIN_S, Shop
 from support.waiting import wait_until
 
@@ -15,13 +15,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("operator", "nodes"), py
 
 
 @pytest.fixture(scope="module")
-def nodes(server: ApiServer) -> Iterator[PaperNodes]:
-    with PaperNodes(server, {"slots": {}}) as nodes:
+def nodes(server: ApiServer) -> Iterator[FakeNodes]:
+    with FakeNodes(server, {"slots": {}}) as nodes:
         yield nodes
 
 
 def slots(shop: Shop) -> list[str]:
-    """That the schedulers are given."""
+    """Return the slots that the schedulers get."""
     found = (each.spec.template.spec.containers[0].args for each in shop.schedulers())
     return [args[args.index("--slots") + 1] for args in found]
 
@@ -29,7 +29,7 @@ def slots(shop: Shop) -> list[str]:
 def test_fewer_slots_wait_for_a_larger_request_and_more_are_promised_when_all_groups_have_them(
     shop: Shop, redis_login: dict[str, str], tmp_path: Path
 ) -> None:
-    pool = PoolHand(redis_login, shop.namespace, tmp_path)
+    pool = PoolClient(redis_login, shop.namespace, tmp_path)
     shop.create(scheduler={"kvSlots": 1024})
     shop.wait_for("Ready", "True")
     pool.form("r1", shop.generations()[0], slots=1024)

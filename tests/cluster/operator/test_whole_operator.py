@@ -1,4 +1,4 @@
-"""The operator as a process, against a real API server with the real controllers, on nodes of paper."""
+"""The operator as a process, against a real API server with the real controllers, on simulated nodes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,22 +6,22 @@ from pathlib import Path
 import pytest
 
 from support.operator.api_server import ApiServer
-from support.operator.paper_nodes import PaperNodes
+from support.operator.fake_nodes import FakeNodes
 from support.operator.shop import WITHIN_S, OperatorProcess, Shop
 from support.waiting import wait_until
 
-# Wide: a look takes 0.1 s, and three processes of tests share two processors.
+# Wide: a reconcile takes 0.1 s, and three processes of tests share two processors.
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
-def nodes(server: ApiServer) -> Iterator[PaperNodes]:
-    with PaperNodes(server, {"one": {}, "two": {}}) as nodes:
+def nodes(server: ApiServer) -> Iterator[FakeNodes]:
+    with FakeNodes(server, {"one": {}, "two": {}}) as nodes:
         yield nodes
 
 
 @pytest.fixture(autouse=True)
-def everything_runs(nodes: PaperNodes) -> Iterator[PaperNodes]:
+def everything_runs(nodes: FakeNodes) -> Iterator[FakeNodes]:
     yield nodes
     nodes.says = lambda _: None
 
@@ -35,7 +35,7 @@ def test_a_resource_becomes_ready_and_its_parts_belong_to_it(shop: Shop) -> None
         assert each.metadata.owner_references[0].kind == "OrcaDeployment"
 
 
-def test_a_resource_at_rest_is_left_alone(shop: Shop, operator: OperatorProcess) -> None:
+def test_a_resource_in_the_wanted_state_is_not_written(shop: Shop, operator: OperatorProcess) -> None:
     shop.create()
     shop.wait_for("Ready", "True")
     before = operator.log.count("apply (")
@@ -43,13 +43,13 @@ def test_a_resource_at_rest_is_left_alone(shop: Shop, operator: OperatorProcess)
     operator.kill()
     operator.start()
     wait_until(lambda: operator.log.count("operator (") == 2, WITHIN_S)
-    wait_until(lambda: operator.looks() >= 2, WITHIN_S, lambda: operator.log[-2000:])
+    wait_until(lambda: operator.reconciles() >= 2, WITHIN_S, lambda: operator.log[-2000:])
     assert shop.status() == written
     assert operator.log.count("apply (") == before
 
 
 @pytest.mark.slow
-def test_scaling_edits_and_a_revert_end_as_the_spec_says(shop: Shop) -> None:
+def test_scaling_edits_and_a_revert_reach_the_spec(shop: Shop) -> None:
     shop.create()
     shop.wait_for("Ready", "True")
     [first] = shop.groups()
@@ -64,7 +64,7 @@ def test_scaling_edits_and_a_revert_end_as_the_spec_says(shop: Shop) -> None:
     wait_until(lambda: shop.groups() == [], WITHIN_S, lambda: str(shop.groups()))
 
 
-def test_what_somebody_deletes_or_changes_comes_back(shop: Shop, operator: OperatorProcess) -> None:
+def test_deleted_and_changed_objects_are_restored(shop: Shop, operator: OperatorProcess) -> None:
     shop.create()
     shop.wait_for("Ready", "True")
     [group] = shop.groups()
@@ -95,7 +95,7 @@ def test_a_resource_that_is_deleted_leaves_no_groups_while_no_operator_runs(
 
 
 @pytest.mark.slow
-def test_an_operator_that_was_away_finds_what_it_missed(shop: Shop, operator: OperatorProcess) -> None:
+def test_a_restarted_operator_applies_what_it_missed(shop: Shop, operator: OperatorProcess) -> None:
     shop.create()
     shop.wait_for("Ready", "True")
     operator.kill()
@@ -105,13 +105,13 @@ def test_an_operator_that_was_away_finds_what_it_missed(shop: Shop, operator: Op
     assert len(shop.groups()) == 2
 
 
-def test_an_operator_ends_in_order_when_told_to(operator: OperatorProcess) -> None:
+def test_an_operator_shuts_down_cleanly_on_sigterm(operator: OperatorProcess) -> None:
     wait_until(lambda: "operator (" in operator.log, WITHIN_S, lambda: operator.log)
     assert operator.stop() == 0
 
 
 @pytest.mark.slow
-def test_a_crash_is_told_with_its_pod_and_last_words_until_it_is_mended(shop: Shop, nodes: PaperNodes) -> None:
+def test_a_crash_is_reported_with_its_pod_and_last_log_lines_until_it_is_fixed(shop: Shop, nodes: FakeNodes) -> None:
     ended = {"exitCode": 2, "message": "setting model: /m is not a folder", "reason": "Error"}
     waiting = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended}}
     nodes.says = lambda pod: waiting if pod.metadata.labels["orca-serving.io/role"] == "stage" else None
@@ -125,14 +125,14 @@ def test_a_crash_is_told_with_its_pod_and_last_words_until_it_is_mended(shop: Sh
 
 
 @pytest.mark.slow
-def test_a_group_without_a_node_is_told_and_the_next_one_waits(shop: Shop) -> None:
+def test_a_group_without_a_node_is_reported_and_the_next_one_waits(shop: Shop) -> None:
     shop.create(replicas=2, worker={"device": "cuda"})
     shop.wait_for("WorkersReady", "False", "NoCapacity")
     assert len(shop.groups()) == 1
 
 
 @pytest.mark.slow
-def test_a_group_that_finds_no_nodes_gives_way_with_all_of_its_pods(shop: Shop) -> None:
+def test_a_group_that_finds_no_nodes_is_paused_with_all_of_its_pods(shop: Shop) -> None:
     shop.create(worker={"device": "cuda"}, parallelism={"stages": 2}, startupSeconds=10)
     wait_until(lambda: len(shop.groups()) == 1, WITHIN_S)
     [group] = shop.groups()
@@ -164,7 +164,7 @@ def test_a_new_resource_rolls_over_to_another_model_without_a_gap(shop: Shop) ->
     assert shop.groups() != [old]
 
 
-def test_what_belongs_to_somebody_else_is_left_to_him(shop: Shop) -> None:
+def test_objects_of_another_owner_are_left_unchanged(shop: Shop) -> None:
     port = {"port": 80, "protocol": "TCP"}
     shop.core.create_namespaced_service(
         shop.namespace, {"metadata": {"name": "shop"}, "spec": {"selector": {"app": "his"}, "ports": [port]}}
@@ -180,25 +180,25 @@ def test_what_belongs_to_somebody_else_is_left_to_him(shop: Shop) -> None:
 
 
 @pytest.mark.slow
-def test_a_cluster_without_the_gateway_api_serves_all_the_same_and_says_so(shop: Shop) -> None:
+def test_a_cluster_without_the_gateway_api_still_serves_and_reports_it(shop: Shop) -> None:
     shop.create(gateway={"httpRoute": {"parentRefs": [{"name": "edge"}]}})
     shop.wait_for("Accepted", "False", "Refused")
     shop.wait_for("SchedulerReady", "True")
 
 
 @pytest.mark.slow
-def test_a_status_that_changes_is_no_reason_for_another_look(shop: Shop, server: ApiServer, tmp_path: Path) -> None:
+def test_a_changed_status_causes_no_reconcile(shop: Shop, server: ApiServer, tmp_path: Path) -> None:
     shop.create()
     shop.wait_for("Ready", "True", "Serving")
     own = OperatorProcess(server, tmp_path / "own.log", "--namespaces", shop.namespace, "--resync-seconds", "3600")
     own.start()
     try:
         wait_until(lambda: "operator (" in own.log, WITHIN_S, lambda: own.log)
-        wait_until(lambda: own.looks() > 0, WITHIN_S)
-        looks = own.looks()
+        wait_until(lambda: own.reconciles() > 0, WITHIN_S)
+        looks = own.reconciles()
         for number in range(300):
             shop.note_queued(number)
         # The watches of the children begin one after the other, each with news.
-        assert own.looks() - looks <= 15
+        assert own.reconciles() - looks <= 15
     finally:
         own.kill()

@@ -56,7 +56,7 @@ def test_habits_of_the_baseline_can_be_switched_off_and_those_in_force_are_named
     assert named in capsys.readouterr().out
 
 
-def test_the_baseline_that_is_measured_is_what_orca_up_is_told() -> None:
+def test_the_measured_baseline_is_passed_to_orca_up() -> None:
     chosen = RequestLevelPolicy(microbatch_size=2, habits=Habits.without(["splits_batch"]))
     assert baseline_flags(chosen) == ["--microbatch-size", "2", "--without-habits", "splits_batch"]
     assert baseline_flags(RequestLevelPolicy()) == []
@@ -117,7 +117,7 @@ async def test_serve_fails_when_a_request_does(capsys: pytest.CaptureFixture[str
     assert "5 of 5 requests failed" in shown.err
 
 
-def test_serve_says_when_nobody_listens(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_reports_an_unreachable_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(["serve", "--url", f"http://127.0.0.1:{free_port()}"]) == 1
     assert "does not answer" in capsys.readouterr().err
 
@@ -170,7 +170,7 @@ def test_a_model_that_cannot_be_served_is_refused_before_anything_runs(action: s
         bench([action, "--model", model])
 
 
-async def test_a_system_that_does_not_start_is_reported_with_its_words(tmp_path: Path) -> None:
+async def test_a_system_that_does_not_start_is_reported_with_its_output(tmp_path: Path) -> None:
     with pytest.raises(ServerFailed, match=r"ended with 2:(?s:.)*no-such-model"):
         async with running_system("./no-such-model", [], tmp_path, vocab_size=1):
             raise AssertionError("it started")

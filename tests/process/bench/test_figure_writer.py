@@ -24,7 +24,7 @@ ROME = MILAN.replace("cpu family\t: 25", "cpu family\t: 23").replace("7763", "77
 XEON = "vendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R) Processor @ 2.70GHz\nflags\t\t: fpu amx_tile\n"
 
 
-def test_figures_are_appended_with_all_that_tells_where_they_come_from(tmp_path: Path) -> None:
+def test_figures_are_appended_with_their_origin(tmp_path: Path) -> None:
     file = tmp_path / "host.jsonl"
     words = ["orca", "bench", "host", "--figures", str(file), "--batch-sizes", "16"]
     for value in (10, 20):
@@ -46,7 +46,7 @@ def test_values_keep_four_digits_and_take_their_unit() -> None:
     assert (figure.value, figure.spread, figure.runs) == (12.35, None, 5)
 
 
-def test_a_device_stands_for_the_processor(tmp_path: Path) -> None:
+def test_a_named_device_replaces_the_processor(tmp_path: Path) -> None:
     file = tmp_path / "gpu.jsonl"
     append(file, [measured("Time", 1.0, "ms", {})], words=["x"], device="NVIDIA H100")
     assert read_file(file)[0].processor == "NVIDIA H100"
@@ -120,7 +120,7 @@ def test_a_simulation_appends_its_points_and_depends_on_no_processor(tmp_path: P
     }
 
 
-def test_the_host_bench_keeps_what_a_processor_does_alone() -> None:
+def test_the_host_bench_records_figures_of_one_processor() -> None:
     committed = CommitFigures(
         schedulers=2,
         batch_size=64,
@@ -157,7 +157,7 @@ def test_the_host_bench_keeps_what_a_processor_does_alone() -> None:
     assert figures["Events per second"].settings == {"streams": 64, "waiting": 0, "gateways": 1, "asked_per_s": 2000}
 
 
-def test_the_engine_bench_keeps_each_batch(tmp_path: Path) -> None:
+def test_the_engine_bench_records_each_batch(tmp_path: Path) -> None:
     file = tmp_path / "engine.jsonl"
     batches = ["--batch-sizes", "1,4", "--prompt-tokens", "8", "--new-tokens", "4"]
     assert bench(["engine", "--engine", "simulated", *batches, "--figures", str(file)]) == 0
@@ -166,7 +166,7 @@ def test_the_engine_bench_keeps_each_batch(tmp_path: Path) -> None:
     assert speeds[0].command.startswith("orca bench engine --engine simulated")
 
 
-def test_the_gpu_bench_keeps_the_times_of_what_was_right() -> None:
+def test_the_gpu_bench_records_times_only_of_right_results() -> None:
     row = {"name": "attention", "is_right": True, "seconds": 0.002, "limit_s": 0.001, "rival_s": 0.003}
     step = {"name": "step", "is_right": True, "seconds": 0.01, "limit_s": None, "host_gap_s": 0.0001}
     wrong = {**row, "name": "norm", "is_right": False}

@@ -90,7 +90,7 @@ def test_a_cpu_has_no_gap() -> None:
         steps.step()
 
 
-def test_the_profiler_notes_each_step() -> None:
+def test_the_profiler_records_each_step() -> None:
     events = profiled(steps_of_one(STEPS), torch.device("cpu"))
     marks = [event for event in events if event.get("cat") == "user_annotation"]
     assert [event["name"] for event in marks] == [f"orca step {number}" for number in range(STEPS)]

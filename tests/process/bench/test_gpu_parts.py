@@ -87,7 +87,7 @@ def a_wrong_token(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.usefixtures("a_wrong_token")
 @pytest.mark.parametrize("part", list(PARTS))
-def test_a_wrong_token_is_told_and_no_time_is_shown(part: str) -> None:
+def test_a_wrong_token_is_reported_and_no_time_is_shown(part: str) -> None:
     first, *_ = PARTS[part](ASKED)
     assert not first.is_right
     assert first.result.startswith("WRONG: ")
@@ -101,7 +101,7 @@ def test_a_wrong_token_fails_the_command(capsys: pytest.CaptureFixture[str]) -> 
     assert line.startswith("trace of a small Llama, 9 requests: Orca")
 
 
-def test_another_librarys_failure_is_said_and_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_librarys_failure_is_reported_and_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> PeerAnswer:
         raise RuntimeError("out of memory\nand more")
 
@@ -130,7 +130,7 @@ def test_requests_that_skip_their_prompts_change_nothing_for_those_that_run_thei
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_block_of_the_cache_that_is_not_a_requests_own_is_told(dtype: torch.dtype) -> None:
+def test_a_cache_block_of_another_request_is_reported(dtype: torch.dtype) -> None:
     tensors = RandomTensors(dtype=dtype, device=torch.device("cpu"))
     prompts = [random_tokens(WIDER, 100, seed=1)]
     steps = BatchSteps(made(WIDER, tensors), prompts, whole=1, new_tokens=24, kv_deviation=1.0)
@@ -143,7 +143,7 @@ def test_a_block_of_the_cache_that_is_not_a_requests_own_is_told(dtype: torch.dt
 
 
 @pytest.mark.parametrize("library", ["numba", "safetensors"])
-def test_where_a_library_is_missing_the_engines_rows_are_left_out_in_one_line(
+def test_without_a_library_its_rows_are_left_out_with_one_line(
     library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
@@ -153,7 +153,7 @@ def test_where_a_library_is_missing_the_engines_rows_are_left_out_in_one_line(
     assert "step of a small Llama" not in printed
 
 
-def test_a_part_that_fails_says_so_and_the_others_still_run(
+def test_a_failed_part_is_reported_and_the_others_still_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(_: Asked) -> Iterator[EngineRow]:

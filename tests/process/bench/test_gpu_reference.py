@@ -13,7 +13,7 @@ from orca.bench.gpu.shapes import SMALL, llama, random_tokens
 
 CPU = torch.device("cpu")
 DEEP = llama(layers=32, hidden=128, intermediate=448, heads=4, kv_heads=1, head_dim=32, vocab=1000)
-"""As deep as 8 billion parameters are, and much narrower."""
+"""A shape as deep as that of 8 billion parameters, and much narrower."""
 
 
 def tensors(dtype: torch.dtype = torch.float32, seed: int = 0) -> RandomTensors:
@@ -48,7 +48,7 @@ def test_the_formulas_are_those_of_hugging_face_and_sequences_do_not_touch() -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_deep_model_stays_finite_and_hears_every_token_of_its_prompt(dtype: torch.dtype) -> None:
+def test_a_deep_model_stays_finite_and_depends_on_every_prompt_token(dtype: torch.dtype) -> None:
     prompt, plain = random_tokens(DEEP, 60, seed=1), PlainLlama(DEEP, tensors(dtype), dtype)
     changed = [[*prompt[:at], (prompt[at] + 1) % 1000, *prompt[at + 1 :]] for at in (0, 20, 58)]
     first, *others = plain.logits([prompt, *changed], [1] * 4)
@@ -59,7 +59,7 @@ def test_a_deep_model_stays_finite_and_hears_every_token_of_its_prompt(dtype: to
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_right_tokens_are_right_and_each_other_one_is_told(dtype: torch.dtype) -> None:
+def test_right_tokens_pass_and_each_wrong_one_is_reported(dtype: torch.dtype) -> None:
     prompts = [random_tokens(SMALL, count, seed=count) for count in (5, 9)]
     answers = [greedy(prompt, 8, dtype) for prompt in prompts]
     right = verdict(SMALL, tensors(dtype), prompts, answers, [8, 8])

@@ -37,7 +37,7 @@ def a_step(number: int, *, logged: int | None = None) -> Step:
     return Step(epoch=EPOCH, number=number, new=new, rows=(Row(handle=1, start=0, count=1, sample=True),))
 
 
-async def test_the_null_engine_draws_by_request_and_index_also_behind_a_log() -> None:
+async def test_the_null_engine_draws_by_request_and_index_also_after_a_log() -> None:
     engine = NullEngine(SHAPE, vocab_size=VOCAB)
     await engine.form(EPOCH)
     await engine.submit(a_step(1, logged=4))
@@ -50,7 +50,7 @@ async def test_the_null_engine_draws_by_request_and_index_also_behind_a_log() ->
     )
 
 
-async def test_the_null_engine_never_answers_in_the_turn_that_asks() -> None:
+async def test_the_null_engine_never_answers_in_the_same_loop_iteration() -> None:
     engine = NullEngine(SHAPE, vocab_size=VOCAB)
     await engine.form(EPOCH)
     answer = asyncio.ensure_future(anext(engine.results()))
@@ -71,7 +71,7 @@ async def test_steps_of_the_null_engine_take_their_time_one_after_the_other() ->
     assert asyncio.get_running_loop().time() - start_s >= 0.04
 
 
-async def test_the_null_engine_forms_when_it_is_told_to() -> None:
+async def test_the_null_engine_forms_on_request() -> None:
     before_forming = asyncio.Event()
 
     async def told() -> None:

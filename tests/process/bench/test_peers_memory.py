@@ -1,4 +1,4 @@
-"""The memory of processes as somebody outside reads it, and what ranks are there to hold."""
+"""The memory of processes as another process reads it, and the memory that ranks need."""
 
 import logging
 import subprocess
@@ -33,7 +33,7 @@ def test_sizes_are_read_in_bytes_and_one_that_is_ending_has_none() -> None:
     assert memory_sizes("Name:\tpython\nState:\tZ (zombie)\n") is None
 
 
-def test_a_parent_is_found_behind_any_name() -> None:
+def test_a_parent_process_is_found_after_any_process_name() -> None:
     assert parent_id("17 (a) b (c) S 4 17 17 0") == 4
 
 
@@ -47,7 +47,7 @@ def test_a_parent_is_found_behind_any_name() -> None:
         ([""], ""),
     ],
 )
-def test_processes_have_the_names_that_people_call_them_by(command: list[str], name: str) -> None:
+def test_processes_have_readable_names(command: list[str], name: str) -> None:
     assert process_name(command) == name
 
 
@@ -93,7 +93,7 @@ def test_slots_in_use_are_whole_blocks_of_what_runs_at_the_same_time() -> None:
     assert slots_in_use([], 16) == 0
 
 
-def test_what_a_rank_logs_says_what_it_holds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_of_a_rank_has_its_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_model(tmp_path, TINY)
     model = load_stage(tmp_path)
     settings = WorkerSettings(model=str(tmp_path), slots_max=64)

@@ -1,4 +1,4 @@
-"""What `orca bench peers` shows: figures, ratios, latencies, memory."""
+"""The output of `orca bench peers`: figures, ratios, latencies, memory."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_latencies_count_from_the_arrival_and_per_token() -> None:
     assert (latencies.normalised_s.p50, latencies.normalised_s.max) == pytest.approx((0.275, 0.3))
 
 
-def test_a_system_that_does_not_tell_when_tokens_came_has_no_latencies() -> None:
+def test_a_system_without_token_times_has_no_latencies() -> None:
     assert Latencies.of(PeerAnswer(seconds=1.0, tokens=[[1, 2], [3]]), [2, 1]) is None
 
 
@@ -87,7 +87,7 @@ def test_with_a_rate_the_table_shows_medians_of_latencies_and_what_orca_takes() 
 
 
 @pytest.mark.parametrize(("rate", "only_judges"), [(2.0, False), (None, True), (2.0, True)])
-def test_transformers_takes_no_part_where_requests_come_one_by_one_or_it_only_judges(
+def test_transformers_is_left_out_if_requests_arrive_one_by_one_or_it_only_judges(
     rate: float | None, only_judges: bool
 ) -> None:
     assert list(systems(replace(comparison(rate=rate), only_judges=only_judges))) == [ENGINE, ORCA]
@@ -118,7 +118,7 @@ def test_memory_is_the_most_of_all_rounds_per_process_and_for_ranks_beside_what_
     )
 
 
-def test_the_json_says_what_the_figures_depend_on() -> None:
+def test_the_json_has_the_settings_of_the_figures() -> None:
     ours = result_of(ORCA, 100)
     ours.memory, ours.rank_memory = (
         [[ProcessPeak("rank", 5, 4)]],

@@ -55,7 +55,7 @@ def processes_of(folder: Path) -> list[int]:
         try:
             if entry.name.isdigit() and str(folder).encode() in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
-        except OSError:  # it ended while we looked
+        except OSError:  # it ended in between
             continue
     return found
 

@@ -51,13 +51,13 @@ def pod_labels() -> set[str]:
     return {each["targetLabel"] for each in endpoint["relabelings"]}
 
 
-def test_every_query_asks_for_series_and_labels_that_are_there() -> None:
+def test_every_query_uses_existing_series_and_labels() -> None:
     known = series() | {"orca_deployment", "orca_role"}
     for place, query in queries().items():
         assert set(re.findall(r"orca_\w+", query)) <= known, place
 
 
-def test_an_operator_is_called_deaf_when_it_has_missed_more_lists_than_its_health_forgives() -> None:
+def test_the_alert_for_missed_lists_fires_after_more_than_the_health_check_allows() -> None:
     [deaf] = [rule["expr"] for rule in RULES if rule["alert"] == "OrcaOperatorDeaf"]
     assert float(deaf.rpartition("> ")[2]) > 4 * LIST_S
 
@@ -87,14 +87,14 @@ def test_relabelings_read_the_labels_of_the_operators_pods() -> None:
 
 
 @needs_helm
-def test_monitors_look_only_into_the_namespaces_that_are_served() -> None:
+def test_monitors_select_only_the_served_namespaces() -> None:
     monitor = the("PodMonitor", EVERYTHING | {"namespaces": ["a", "b"]})
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["a", "b"]}
 
 
 @needs_helm
 @pytest.mark.parametrize("kind", ["ServiceMonitor", "PodMonitor", "PrometheusRule"])
-def test_prometheus_finds_what_is_made_for_it_by_labels(kind: str) -> None:
+def test_prometheus_finds_its_objects_by_labels(kind: str) -> None:
     assert the(kind, EVERYTHING)["metadata"]["labels"]["release"] == "prometheus"
 
 
@@ -106,7 +106,7 @@ def test_the_time_between_scrapes_can_be_set() -> None:
 
 
 @needs_helm
-def test_the_service_monitor_asks_the_operator_and_says_so() -> None:
+def test_the_service_monitor_scrapes_the_operator() -> None:
     [endpoint] = the("ServiceMonitor", EVERYTHING)["spec"]["endpoints"]
     assert endpoint["port"] == the("Service")["spec"]["ports"][0]["name"]
     assert endpoint["relabelings"] == [{"targetLabel": "orca_role", "replacement": "operator"}]
@@ -124,14 +124,14 @@ def test_an_alert_can_be_left_out() -> None:
     assert {rule["alert"] for rule in RULES} - {rule["alert"] for rule in group["rules"]} == {"OrcaPartDown"}
 
 
-def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
+def test_every_alert_has_a_severity_and_an_action() -> None:
     for rule in RULES:
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert set(rule["annotations"]) == {"summary", "description"}
         assert rule["alert"].startswith("Orca")
 
 
-def test_the_refused_commit_that_is_counted_is_the_pools_word() -> None:
+def test_the_counted_refusal_of_commits_is_an_answer_of_the_pool() -> None:
     assert f'answer="{CommitAnswer.NOT_YOURS}"' in queries()["OrcaCommitsRefused"]
 
 
@@ -141,7 +141,7 @@ def dashboard() -> dict[str, Any]:
 
 
 @needs_helm
-def test_the_dashboard_has_every_panel_in_a_place_of_its_own() -> None:
+def test_no_two_panels_of_the_dashboard_overlap() -> None:
     panels = dashboard()["panels"]
     assert [panel["title"] for panel in panels] == [panel["title"] for panel in PANELS]
     places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}
@@ -150,7 +150,7 @@ def test_the_dashboard_has_every_panel_in_a_place_of_its_own() -> None:
 
 
 @needs_helm
-def test_the_dashboard_asks_only_for_what_its_variables_choose() -> None:
+def test_the_dashboards_queries_use_its_variables() -> None:
     variables = {each["name"] for each in dashboard()["templating"]["list"]}
     for panel in dashboard()["panels"]:
         for target in panel["targets"]:
@@ -159,7 +159,7 @@ def test_the_dashboard_asks_only_for_what_its_variables_choose() -> None:
 
 
 @needs_helm
-def test_the_queries_of_a_panel_have_letters_of_their_own() -> None:
+def test_the_queries_of_a_panel_have_distinct_letters() -> None:
     for panel in dashboard()["panels"]:
         letters = [target["refId"] for target in panel["targets"]]
         assert letters == list("ABC"[: len(letters)])

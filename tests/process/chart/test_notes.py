@@ -1,4 +1,4 @@
-"""What Helm prints at the end: commands that can be copied."""
+"""The notes that Helm prints at the end: commands that can be copied."""
 
 import shutil
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_the_resource_to_apply_is_the_five_lines_of_the_example(notes: Any) -> N
         'curl http://127.0.0.1:8000/v1/completions -H "Authorization: Bearer $KEY"',
     ],
 )
-def test_the_next_commands_are_there(notes: Any, command: str) -> None:
+def test_the_notes_have_the_next_commands(notes: Any, command: str) -> None:
     assert f"  {command}" in notes()
 
 
@@ -51,7 +51,7 @@ def test_commands_go_to_a_namespace_that_is_served(notes: Any) -> None:
     assert "-n default" not in text
 
 
-def test_a_definition_that_is_not_installed_is_asked_for(notes: Any) -> None:
+def test_the_notes_ask_for_a_definition_that_is_not_installed(notes: Any) -> None:
     command = "kubectl get crd orcadeployments.orca-serving.io"
     assert command in notes({"crds": {"install": False}})
     assert command not in notes()

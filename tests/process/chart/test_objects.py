@@ -1,4 +1,4 @@
-"""What the chart makes for which values."""
+"""The values of the chart decide which objects it renders."""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ def test_every_field_is_one_that_kubernetes_knows(values: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING, {"namespaces": ["a", "b"]}], ids=["default", "all", "two"])
-def test_no_object_comes_twice(values: dict[str, Any]) -> None:
+def test_no_object_is_rendered_twice(values: dict[str, Any]) -> None:
     found = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in render(values)]
     assert len(set(found)) == len(found)
 
@@ -57,7 +57,7 @@ def test_the_default_is_the_definition_and_an_operator_of_the_whole_cluster() ->
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_is_on_can_be_left_out(values: dict[str, Any], gone: list[str]) -> None:
+def test_each_default_object_can_be_left_out(values: dict[str, Any], gone: list[str]) -> None:
     assert kinds(values) == sorted(set(kinds()) - set(gone))
 
 
@@ -134,7 +134,7 @@ def test_the_chart_and_its_images_are_of_the_release_of_the_code() -> None:
     assert chart["version"] == chart["appVersion"]
 
 
-def test_helm_has_nothing_to_say_against_the_chart() -> None:
+def test_helm_lint_finds_nothing() -> None:
     assert HELM is not None
     command = [HELM, "lint", "--strict", str(CHART), "--kube-version", "1.34.0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -142,6 +142,6 @@ def test_helm_has_nothing_to_say_against_the_chart() -> None:
     assert "WARNING" not in done.stdout
 
 
-def test_a_chart_that_helm_cannot_render_is_told_apart() -> None:
+def test_a_chart_that_helm_cannot_render_is_distinguished_from_refused_values() -> None:
     with pytest.raises(Refused, match=r"Chart\.yaml"):
         render(chart=CHART / "templates")

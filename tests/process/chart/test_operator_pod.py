@@ -22,7 +22,7 @@ def container(values: dict[str, Any] | None = None) -> Manifest:
 
 
 def environment(values: dict[str, Any] | None = None) -> dict[str, str]:
-    """With the pod's name for what Kubernetes fills in."""
+    """Return the variables, with the pod's name where Kubernetes fills it in."""
     filled = {"metadata.name": "orca-operator-1a-2b"}
     return {
         each["name"]: each["value"] if "value" in each else filled[each["valueFrom"]["fieldRef"]["fieldPath"]]
@@ -30,13 +30,13 @@ def environment(values: dict[str, Any] | None = None) -> dict[str, str]:
     }
 
 
-def test_there_is_one_operator_and_the_old_one_ends_first() -> None:
+def test_one_operator_runs_and_the_old_one_ends_first() -> None:
     spec = the("Deployment")["spec"]
     assert spec["replicas"] == 1
     assert spec["strategy"] == {"type": "Recreate"}
 
 
-def test_it_satisfies_the_restricted_level_with_a_read_only_root() -> None:
+def test_the_operator_pod_satisfies_the_restricted_level_with_a_read_only_root() -> None:
     level = pod()["securityContext"]
     assert level["runAsNonRoot"] is True
     assert level["runAsUser"] == 65532
@@ -47,14 +47,14 @@ def test_it_satisfies_the_restricted_level_with_a_read_only_root() -> None:
     assert own["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_all_probes_ask_health_on_the_port_it_listens_on() -> None:
+def test_all_probes_use_the_health_path_on_the_operators_port() -> None:
     [port] = container()["ports"]
     assert environment()["ORCA_OPERATOR_LISTEN"] == f"0.0.0.0:{port['containerPort']}"
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container()[probe]["httpGet"] == {"path": "/health", "port": port["name"]}
 
 
-def test_variables_of_services_do_not_mix_with_its_own() -> None:
+def test_service_variables_are_disabled_in_the_operator_pod() -> None:
     assert the("Service")["metadata"]["name"] == "orca-operator"  # ORCA_OPERATOR_SERVICE_HOST would be unknown
     assert pod()["enableServiceLinks"] is False
 
@@ -69,7 +69,7 @@ def test_the_whole_cluster_is_served_unless_namespaces_are_named() -> None:
     assert environment({"namespaces": ["a", "b"]})["ORCA_OPERATOR_NAMESPACES"] == "a,b"
 
 
-def test_images_are_names_of_the_release() -> None:
+def test_images_have_the_tag_of_the_release() -> None:
     assert container()["image"] == "orca-operator:0.1.0"
     found = {name: value for name, value in environment().items() if name.startswith("ORCA_OPERATOR_IMAGE_")}
     assert found == {
@@ -92,7 +92,7 @@ def test_an_image_takes_registry_and_tag_unless_it_has_its_own(images: dict[str,
     assert environment({"images": images})["ORCA_OPERATOR_IMAGE_WORKER"] == reference
 
 
-def test_how_its_own_image_is_pulled_can_be_said() -> None:
+def test_the_pull_policy_of_the_operators_image_can_be_set() -> None:
     values = {"images": {"pullPolicy": "Always", "pullSecrets": ["one", "two"]}}
     assert container(values)["imagePullPolicy"] == "Always"
     assert pod(values)["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
@@ -119,7 +119,7 @@ def test_the_operator_understands_its_variables() -> None:
     assert settings.network_policies
 
 
-def test_an_operator_acts_by_a_lease_of_the_release_in_the_name_of_its_pod() -> None:
+def test_the_operator_uses_a_lease_of_the_release_with_its_pod_as_holder() -> None:
     terms = parse_settings([], environment()).lease_terms
     assert terms is not None
     assert (terms.namespace, terms.name, terms.identity) == ("system", "orca-operator", "orca-operator-1a-2b")
@@ -136,12 +136,12 @@ def test_resources_can_be_replaced() -> None:
         ("nodeSelector", {"pool": "system"}),
     ],
 )
-def test_its_place_can_be_chosen(name: str, value: object) -> None:
+def test_node_selection_of_the_operator_can_be_set(name: str, value: object) -> None:
     assert name not in pod()
     assert pod({"operator": {name: value}})[name] == value
 
 
-def test_it_leaves_a_lost_node_soon_whatever_else_it_tolerates() -> None:
+def test_the_operator_leaves_a_lost_node_soon_with_any_tolerations() -> None:
     more = {"key": "a", "operator": "Exists", "effect": "NoSchedule"}
     given, *own = pod({"operator": {"tolerations": [more]}})["tolerations"]
     assert given == more

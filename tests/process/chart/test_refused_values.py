@@ -59,7 +59,7 @@ def test_a_bad_value_is_refused_with_its_place(values: dict[str, Any], place: st
 
 @needs_helm
 @pytest.mark.parametrize("part", ["crds", "images", "operator", "serviceAccount", "monitoring"])
-def test_a_part_that_is_taken_away_is_missed_by_its_name(part: str) -> None:
+def test_a_missing_part_of_the_values_is_refused_by_name(part: str) -> None:
     with pytest.raises(Refused, match=f"missing property '{part}'"):
         render({part: None})
 

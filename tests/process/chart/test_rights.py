@@ -1,4 +1,4 @@
-"""What the operator may do: named verbs on named things, and in single namespaces nothing beyond them."""
+"""The operator's rights: named verbs on named kinds, and in single namespaces nothing beyond them."""
 
 from typing import Any
 
@@ -60,11 +60,11 @@ def test_the_resource_is_read_and_only_its_status_written() -> None:
 
 
 @pytest.mark.parametrize("forbidden", ["pods/exec", "roles", "rolebindings", "clusterroles", "pods/log"])
-def test_it_gives_no_rights_and_enters_no_pod(forbidden: str) -> None:
+def test_the_operator_may_neither_grant_rights_nor_exec_into_pods(forbidden: str) -> None:
     assert forbidden not in {resource for _, resource, _ in grants(the("ClusterRole"))}
 
 
-def test_nothing_is_updated_since_everything_is_applied() -> None:
+def test_the_operator_may_patch_and_not_update() -> None:
     assert {verb for _, _, verb in grants(the("ClusterRole"))} == {"get", "list", "watch", "create", "patch", "delete"}
 
 
@@ -74,7 +74,7 @@ def test_named_namespaces_get_a_role_each_and_the_cluster_none() -> None:
         assert [each["metadata"]["namespace"] for each in of_kind(kind, TWO)] == ["a", "b"]
 
 
-def test_the_lease_is_the_releases_own_and_no_other_is_seen_or_written() -> None:
+def test_only_the_lease_of_the_release_can_be_read_or_written() -> None:
     role = of_lease("Role")
     assert role["metadata"]["namespace"] == "system"
     make, keep = role["rules"]
@@ -93,7 +93,7 @@ def test_bindings_name_their_role_and_the_account_of_the_release() -> None:
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "orca-operator", "namespace": "system"}]
 
 
-def test_a_role_lacks_just_what_only_a_cluster_has() -> None:
+def test_a_namespaced_role_lacks_only_the_cluster_scoped_rights() -> None:
     [role, _] = of_kind("Role", TWO)
     more = grants(the("ClusterRole")) - grants(role)
     assert {resource for _, resource, _ in more} == {"nodes", "customresourcedefinitions"}
@@ -101,6 +101,6 @@ def test_a_role_lacks_just_what_only_a_cluster_has() -> None:
     assert grants(role) < grants(the("ClusterRole"))
 
 
-def test_no_rights_are_made_where_they_are_made_elsewhere() -> None:
+def test_no_rights_are_created_if_the_user_provides_them() -> None:
     found = kinds(TWO | {"rbac": {"create": False}})
     assert not {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"} & set(found)

@@ -35,7 +35,7 @@ def system(tmp_path: Path) -> RollingSystem:
     return system
 
 
-async def test_a_part_that_is_killed_comes_back_as_the_release_that_it_was(system: RollingSystem) -> None:
+async def test_a_killed_part_restarts_as_the_same_release(system: RollingSystem) -> None:
     async with system:
         first, log = system.parts()["gateway"], system.log_of("gateway")
         await wait_for(lambda: log.exists() and log.read_text().splitlines(), 60, "its predecessor's first words")
@@ -46,7 +46,7 @@ async def test_a_part_that_is_killed_comes_back_as_the_release_that_it_was(syste
         assert {line.rpartition("/")[0].rpartition("/")[2] for line in log.read_text().splitlines()} == {"one"}
 
 
-async def test_a_part_that_is_handed_over_is_of_the_other_release(system: RollingSystem) -> None:
+async def test_a_part_that_is_handed_over_runs_the_other_release(system: RollingSystem) -> None:
     async with system:
         await system.hand_over("worker-0.1", system.releases.after)
         log = system.log_of("worker-0.1")
@@ -56,7 +56,7 @@ async def test_a_part_that_is_handed_over_is_of_the_other_release(system: Rollin
         assert system.output == ""
 
 
-async def test_a_part_that_cannot_live_ends_the_run_with_its_last_words(system: RollingSystem) -> None:
+async def test_a_part_that_cannot_start_ends_the_run_with_its_last_log_lines(system: RollingSystem) -> None:
     async with system:
         for number in range(1, DEATHS_MAX + 1):
             system.parts()["gateway"].kill()

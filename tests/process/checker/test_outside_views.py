@@ -1,4 +1,4 @@
-"""What the checker sees of a system's processes, and what it does to them."""
+"""The checker's view of a system's processes, and its faults."""
 
 import asyncio
 import signal
@@ -58,7 +58,7 @@ def small_system(tmp_path: Path) -> Iterator[SmallSystem]:
         system.process.wait()
 
 
-def test_parts_are_told_by_the_logs_they_write_and_ranks_by_their_controller(small_system: SmallSystem) -> None:
+def test_parts_are_identified_by_their_logs_and_ranks_by_their_controller(small_system: SmallSystem) -> None:
     parts = small_system.parts()
     assert set(parts) == {"gateway", "redis", "worker-0.1", "rank-0.1.0", "rank-0.1.1"}
     assert {role_of(name) for name in parts} == {"gateway", "redis", "stage", "rank"}
@@ -97,7 +97,7 @@ def planned(*roles: str, kind: str = "kill", seconds: float = 0.0) -> PlannedFau
     return PlannedFault(kind=kind, roles=roles, after_tokens=3, delay_s=0.0, choice=0.9, seconds=seconds)
 
 
-async def test_a_kill_hits_the_parts_that_were_chosen_and_is_noted(tmp_path: Path, small_system: SmallSystem) -> None:
+async def test_a_kill_hits_the_chosen_parts_and_is_recorded(tmp_path: Path, small_system: SmallSystem) -> None:
     before = small_system.parts()
     is_done, [fault] = await inject(tmp_path, small_system, planned("rank", "gateway"))
     assert is_done
@@ -106,7 +106,7 @@ async def test_a_kill_hits_the_parts_that_were_chosen_and_is_noted(tmp_path: Pat
     assert is_running(before["redis"])
 
 
-async def test_all_at_once_hits_everything(tmp_path: Path, small_system: SmallSystem) -> None:
+async def test_a_fault_of_all_parts_hits_every_part(tmp_path: Path, small_system: SmallSystem) -> None:
     before = small_system.parts()
     _, [fault] = await inject(tmp_path, small_system, planned("all"))
     assert set(fault.targets) == set(before)
@@ -126,7 +126,7 @@ async def test_nothing_in_flight_means_no_fault(tmp_path: Path, small_system: Sm
     assert is_running(small_system.parts()["redis"])
 
 
-async def test_a_gateway_is_hit_only_while_it_answers_somebody(tmp_path: Path, small_system: SmallSystem) -> None:
+async def test_a_gateway_is_hit_only_while_it_answers_a_call(tmp_path: Path, small_system: SmallSystem) -> None:
     elsewhere = {"127.0.0.1:8001": ("c0",)}
 
     def in_flight(gateways: Collection[str]) -> tuple[str, ...]:
@@ -137,14 +137,14 @@ async def test_a_gateway_is_hit_only_while_it_answers_somebody(tmp_path: Path, s
     assert (is_done, fault.in_flight) == (True, ("c0",))
 
 
-async def test_a_moment_that_passes_is_waited_for_again(tmp_path: Path, small_system: SmallSystem) -> None:
+async def test_a_missed_moment_is_waited_for_again(tmp_path: Path, small_system: SmallSystem) -> None:
     answers = iter([("c0",), (), ("c1",), ("c1",)])
     is_done, [fault] = await inject(tmp_path, small_system, planned("redis"), in_flight=lambda _: next(answers))
     assert is_done
     assert fault.in_flight == ("c1",)
 
 
-async def test_a_part_that_dies_too_often_is_left_in_peace(tmp_path: Path, small_system: SmallSystem) -> None:
+async def test_a_part_that_dies_too_often_is_spared(tmp_path: Path, small_system: SmallSystem) -> None:
     with HistoryWriter(tmp_path / "history.jsonl") as history:
         received = iter(range(10**9))
         injector = Injector(
@@ -158,11 +158,11 @@ async def test_a_part_that_dies_too_often_is_left_in_peace(tmp_path: Path, small
     assert done == [True, True, True, True, False]
 
 
-async def test_a_part_that_is_away_is_waited_for(tmp_path: Path, small_system: SmallSystem) -> None:
+async def test_an_absent_part_is_waited_for(tmp_path: Path, small_system: SmallSystem) -> None:
     small_system.parts()["gateway"].send_signal(signal.SIGKILL)
     await wait_for(lambda: "gateway" not in small_system.parts(), 60, "its death")
     assert await inject(tmp_path, small_system, planned("gateway"), limit_s=0.2) == (False, [])
 
 
-async def test_a_part_that_has_only_started_is_spared_where_asked(tmp_path: Path, small_system: SmallSystem) -> None:
+async def test_a_part_that_just_started_is_spared_if_asked(tmp_path: Path, small_system: SmallSystem) -> None:
     assert await inject(tmp_path, small_system, planned("redis"), limit_s=0.2, settle_s=900.0) == (False, [])

@@ -86,7 +86,7 @@ print(*[name for kind in served for name in fault_points.METHODS if hasattr(kind
 
 
 @pytest.mark.parametrize("part", sorted({point.part for point in POINTS}))
-def test_all_that_is_patched_by_name_is_there(part: str, tmp_path: Path) -> None:
+def test_every_name_that_is_patched_exists(part: str, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(E2E), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-c", IMPORT_ALL, str(tmp_path), part]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
@@ -96,7 +96,7 @@ def test_all_that_is_patched_by_name_is_there(part: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", sorted(MUTANTS))
-def test_each_mutant_finds_the_line_that_it_takes_away(name: str, tmp_path: Path) -> None:
+def test_each_mutant_finds_the_line_that_it_removes(name: str, tmp_path: Path) -> None:
     module, _ = MUTANTS[name]
     made = (
         "from orca.pool.redis.transitions import all_transitions; "
@@ -107,7 +107,7 @@ def test_each_mutant_finds_the_line_that_it_takes_away(name: str, tmp_path: Path
     subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, timeout=100, check=True)
 
 
-async def test_a_standby_waits_for_the_seat_before_the_block_and_ends_with_it(tmp_path: Path) -> None:
+async def test_a_standby_waits_for_the_seat_before_the_block_and_ends_after_it(tmp_path: Path) -> None:
     code = "import time; print('another process holds the seat', flush=True); time.sleep(300)"
     first = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=subprocess.DEVNULL)
     process = psutil.Process(first.pid)

@@ -38,21 +38,21 @@ def commit(root: Path) -> None:
     git(root, "commit", "-q", "-m", "test")
 
 
-def test_a_release_is_what_its_revision_held(repository: Path, tmp_path: Path) -> None:
+def test_a_release_has_the_files_of_its_revision(repository: Path, tmp_path: Path) -> None:
     (repository / "services" / "orca" / "pool" / "schemas.py").write_text("raise SystemExit('changed since')")
     release = export("HEAD", tmp_path / "before", repository)
     assert release.schemas == (3, 4)
     assert release.environment({"A": "b"})["PYTHONPATH"].startswith(str(tmp_path / "before" / "services"))
 
 
-def test_a_part_that_a_revision_lacks_is_not_taken_from_what_is_installed(repository: Path, tmp_path: Path) -> None:
+def test_a_package_that_a_revision_lacks_is_not_taken_from_the_environment(repository: Path, tmp_path: Path) -> None:
     (repository / "services" / "orca" / "cli" / "pool.py").unlink()
     commit(repository)
     with pytest.raises(ReleaseError, match=r"HEAD lacks a module: Python imported .*pool\.py from another folder"):
         export("HEAD", tmp_path / "before", repository)
 
 
-def test_a_revision_that_is_none_says_so(repository: Path, tmp_path: Path) -> None:
+def test_an_unknown_revision_is_reported(repository: Path, tmp_path: Path) -> None:
     with pytest.raises(ReleaseError, match="v0"):
         export("v0", tmp_path / "before", repository)
 

@@ -23,7 +23,7 @@ asyncio.run(main())
 """
 
 
-def test_a_blocked_loop_takes_connections_and_answers_none() -> None:
+def test_a_blocked_event_loop_accepts_connections_and_answers_none() -> None:
     command = [sys.executable, "-c", BLOCKS_AFTER_ITS_FIRST_ANSWER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as part:
         assert part.stdin is not None

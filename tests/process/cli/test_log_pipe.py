@@ -16,7 +16,7 @@ print("went on", flush=True)
 """
 
 
-def test_a_process_goes_on_and_ends_while_nobody_reads_its_log() -> None:
+def test_a_process_runs_and_exits_while_nobody_reads_its_log() -> None:
     command = [sys.executable, "-c", LOGS_INTO_A_FULL_PIPE]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Which folder a model's name means. The hub is a small one on loopback; the library that asks it is the real one."""
+"""A model's name leads to a folder. The hub is a small one on loopback; the library that reads it is the real one."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def hub() -> Iterator[str]:
 
 
 def find(name: str, cache: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: the library reads its variables when it is imported."""
+    """Run the call in a process of its own: the library reads its variables when it is imported."""
     environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
     command = [sys.executable, "-c", FIND, name]
     return subprocess.run(
@@ -98,7 +98,7 @@ def test_a_model_that_the_hub_does_not_have_is_refused_by_its_name(hub: str, tmp
     assert "ModelError: --model owner/other is not a folder, and the hub could not provide it" in said
 
 
-def test_a_folder_is_called_by_its_own_name(tmp_path: Path) -> None:
+def test_a_folder_has_its_own_name_as_model_name(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "link").symlink_to("own")
     assert find_model(f"{tmp_path}/link") == (tmp_path / "link", "own")

@@ -11,7 +11,7 @@ from orca.core.process import ports
 
 
 @pytest.mark.parametrize("free_port", [ports.free_port, checker_ports.free_port])
-def test_a_free_port_is_taken_for_everybody_who_looks_for_one(free_port: Callable[[], int]) -> None:
+def test_a_free_port_is_reserved_across_processes(free_port: Callable[[], int]) -> None:
     port = free_port()
     look = f"import socket; socket.socket().bind(('127.0.0.1', {port}))"
     other = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=False)

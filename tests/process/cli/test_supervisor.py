@@ -120,13 +120,13 @@ def log_of(folder: Path, *lines: str, last_write_s_before_death: float = 1.0) ->
     return log
 
 
-def test_what_was_said_long_before_a_death_is_not_shown_as_its_cause(tmp_path: Path) -> None:
+def test_old_log_lines_are_not_shown_as_the_cause_of_a_death(tmp_path: Path) -> None:
     old, new = (f'{{"time":"2026-01-02T03:0{at}Z","level":"warning","message":"w"}}' for at in ("3:50", "4:01"))
     assert tail(log_of(tmp_path, "before", old, new, "after"), 0, DIED) == ["    03:04:01Z w", "    after"]
     assert tail(log_of(tmp_path, new, "x", last_write_s_before_death=11.0), 0, DIED) == []
 
 
-def test_lines_of_redis_have_their_age_too(tmp_path: Path) -> None:
+def test_log_lines_of_redis_have_an_age_too(tmp_path: Path) -> None:
     old, new = (f"7:M {(DIED - timedelta(seconds=age)).astimezone():%d %b %Y %H:%M:%S}.120 # said" for age in (60, 2))
     assert tail(log_of(tmp_path, old, new), 0, DIED) == [f"    {new}"]
 
@@ -152,7 +152,7 @@ async def test_a_crash_loop_ends_the_system_with_the_name_and_the_log(system: Sy
     assert len(system.told) == 2
 
 
-async def test_a_part_that_refuses_its_settings_later_is_tried_until_they_are_mended(system: System) -> None:
+async def test_a_part_that_refuses_its_settings_later_is_retried_until_they_are_fixed(system: System) -> None:
     mended = system.folder / "mended"
     refusing = f"import os, sys; os.path.exists({str(mended)!r}) or sys.exit(2); {SLEEP}"
     child = system.add("gateway", refusing, Role.GATEWAY)
@@ -165,7 +165,7 @@ async def test_a_part_that_refuses_its_settings_later_is_tried_until_they_are_me
     await until(lambda: "up" in system.log(child))
 
 
-async def test_a_process_that_gives_up_before_the_system_was_up_ends_the_start_with_its_own_words(
+async def test_a_process_that_exits_during_the_start_ends_it_with_its_own_message(
     system: System,
 ) -> None:
     system.add("worker-0.0", 'import sys; print(\'{"level":"error","message":"bad model"}\'); sys.exit(2)')
@@ -198,7 +198,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed() -> None:
     wait_until_gone([child])
 
 
-def test_a_leashed_command_does_not_start_for_a_supervisor_that_is_gone() -> None:
+def test_a_leashed_command_does_not_start_after_its_supervisor_ended() -> None:
     line = die_with_parent(["echo", "ran"])
     line[line.index(str(os.getpid()))] = "1"
     ran = subprocess.run(line, capture_output=True, check=False)

@@ -91,20 +91,20 @@ def completion(up: Up) -> str:
 
 
 @pytest.mark.slow
-def test_what_runs_is_what_is_said_to_run(up: Up) -> None:
+def test_the_printed_processes_are_the_running_ones(up: Up) -> None:
     said = {name: int(pid) for name, pid in re.findall(r"^  (\S+) +(\d+)  \S", up.output, re.MULTILINE)}
     assert list(said) == ["redis", "gateway", "scheduler-0", "worker-0.0", "worker-0.1"]
     assert set(said.values()) == {child.pid for child in psutil.Process(up.process.pid).children()}
     assert httpx.get(f"{up.url}/ready").status_code == 200
 
 
-def test_the_layout_is_said_first(up: Up) -> None:
+def test_the_layout_is_printed_first(up: Up) -> None:
     said = up.output.splitlines()[0]
     layout = r"layout: 2 stages x 1 thread \(2\.8 M parameters, .*\d+ processors?\)"
     assert re.fullmatch(layout + "; prefetch 1, commits (at once|every 50 ms)", said)
 
 
-def test_the_password_of_redis_is_in_its_file_and_nowhere_else(up: Up) -> None:
+def test_the_password_of_redis_is_only_in_its_file(up: Up) -> None:
     password = (up.folder / "data" / "redis" / "password").read_text()
     assert len(password) >= 32
     logs = [path.read_text() for path in (up.folder / "data").rglob("*.log*")]
@@ -115,7 +115,9 @@ def test_the_password_of_redis_is_in_its_file_and_nowhere_else(up: Up) -> None:
 
 
 def run_example(example: str) -> str:
-    """What it prints. It is given a seed, for without one the model now and then ends before it has said a word."""
+    """Return the output of the example. The call has a seed: without one the model sometimes ends before it has written
+    a word.
+    """
     seeded = re.sub(r'("?)temperature("?)([=:] ?)0\.7', r"\g<0>, \1seed\2\g<3>1", example)
     assert seeded.count("seed") == 1
     command = ["bash", "-c", seeded]
@@ -219,9 +221,7 @@ def undisturbed(up: Up) -> list[str]:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("part", ["worker-0.0", "scheduler-0"])
-def test_a_frozen_part_is_replaced_and_a_stream_ends_as_if_nothing_had_been(
-    up: Up, undisturbed: list[str], part: str
-) -> None:
+def test_a_frozen_part_is_replaced_and_a_stream_completes_unchanged(up: Up, undisturbed: list[str], part: str) -> None:
     ready = up.output.count("ready again after")
     frozen = find_parts(up.process.pid)[part]
     events = events_of_a_long_stream(up, in_the_middle=lambda: frozen.send_signal(signal.SIGSTOP))
@@ -234,7 +234,7 @@ def test_a_frozen_part_is_replaced_and_a_stream_ends_as_if_nothing_had_been(
     up.family()
 
 
-def test_ctrl_c_ends_everything_within_seconds_and_says_so(tmp_path: Path) -> None:
+def test_ctrl_c_ends_everything_within_seconds_and_reports_it(tmp_path: Path) -> None:
     up = Up(tmp_path)
     try:
         up.wait_until_ready()
@@ -263,7 +263,7 @@ def test_nothing_outlives_a_supervisor_killed_in_the_middle_of_its_start(tmp_pat
 
 
 def assert_ends_its_start(up: Up, saying: str) -> None:
-    """With exit code 2, these words on a line, and nothing left running."""
+    """Check that the start ends with exit code 2, these words on one line, and no process left."""
     try:
         up.wait_until(lambda: up.family() and up.process.poll() is not None)
         assert up.process.returncode == 2, up.output
@@ -274,12 +274,12 @@ def assert_ends_its_start(up: Up, saying: str) -> None:
 
 
 @pytest.mark.slow
-def test_more_slots_than_there_is_memory_for_end_the_start_with_the_schedulers_sentence(tmp_path: Path) -> None:
+def test_more_slots_than_memory_end_the_start_with_the_schedulers_message(tmp_path: Path) -> None:
     up = Up(tmp_path, "--slots", "99999999999")
     assert_ends_its_start(up, r"^orca up: scheduler-0 did not start: .*slots: \d+ are wanted")
 
 
-def test_a_model_that_the_stages_refuse_ends_the_start_with_their_sentence(tmp_path: Path) -> None:
+def test_a_model_that_the_stages_refuse_ends_the_start_with_their_message(tmp_path: Path) -> None:
     model = tmp_path / "broken-model"
     shutil.copytree(small_model_folder(), model)
     weights = load_file(model / "model.safetensors")

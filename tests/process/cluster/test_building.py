@@ -17,12 +17,12 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return script
 
 
-def test_docker_builds_where_its_daemon_answers(docker: Path) -> None:
+def test_docker_builds_if_its_daemon_answers(docker: Path) -> None:
     docker.write_text("#!/bin/sh\nexit 0\n")
     assert find_builder() == DOCKER
 
 
-def test_buildah_builds_where_docker_has_no_daemon(docker: Path) -> None:
+def test_buildah_builds_if_docker_has_no_daemon(docker: Path) -> None:
     docker.write_text("#!/bin/sh\nexit 1\n")
     assert find_builder() == BUILDAH
 

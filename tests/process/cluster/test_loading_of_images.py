@@ -14,17 +14,17 @@ def writing(path: Path) -> list[str]:
     return ["dd", "status=none", f"of={path}"]
 
 
-def test_each_target_gets_all_of_it(tmp_path: Path) -> None:
+def test_each_target_gets_the_whole_stream(tmp_path: Path) -> None:
     stream(MANY_BYTES, [writing(tmp_path / "one"), writing(tmp_path / "other")])
     assert [(tmp_path / name).stat().st_size for name in ("one", "other")] == [5000000, 5000000]
 
 
-def test_a_source_that_fails_is_told(tmp_path: Path) -> None:
+def test_a_failed_source_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="no such image"):
         stream(["sh", "-c", "echo no such image >&2; exit 1"], [writing(tmp_path / "one")])
 
 
-def test_a_target_that_fails_ends_the_stream_and_is_told(tmp_path: Path) -> None:
+def test_a_failed_target_ends_the_stream_and_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="disk is full"):
         stream(MANY_BYTES, [["sh", "-c", "echo disk is full >&2; exit 1"], writing(tmp_path / "other")])
 

@@ -33,14 +33,14 @@ def test_a_program_is_built_once_and_has_its_links(go_that: Path) -> None:
     assert [line.split()[0] for line in told] == ["building", "built"]
 
 
-def test_what_the_compiler_said_is_in_the_refusal(go_that: Path) -> None:
+def test_the_error_has_the_output_of_the_compiler(go_that: Path) -> None:
     go_that.write_text(f"#!/bin/sh\n{VERSION}echo main.go:3: no such package >&2; exit 1\n")
     with pytest.raises(ClusterError, match=r"ended with status 1\nmain.go:3: no such package"):
         build_programs([ETCD], lambda _line: None)
     assert not ETCD.folder.exists()
 
 
-def test_what_go_kept_for_a_build_goes_with_it(go_that: Path, tmp_path: Path) -> None:
+def test_the_go_cache_of_a_build_is_deleted_after_it(go_that: Path, tmp_path: Path) -> None:
     keep = 'mkdir -p "$GOCACHE" "$GOMODCACHE"\n'
     go_that.write_text(f'#!/bin/sh\n{VERSION}{keep}while [ "$1" != -o ]; do shift; done; echo built > "$2"\n')
     build_programs([ETCD], lambda _line: None)

@@ -14,7 +14,7 @@ DATABASE = Path("io.containerd.metadata.v1.bolt/meta.db")
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With one file of each sort."""
+    """A store with one file of each kind."""
     monkeypatch.setenv("ORCA_CACHE", str(tmp_path / "cache"))
     root = store_folder() / "root"
     for path in (LAYER, DATABASE):
@@ -38,7 +38,7 @@ def test_layers_are_shared_and_databases_are_not(store: Path, tmp_path: Path) ->
     assert (there / DATABASE).read_text() == "as unpacked"
 
 
-def test_what_a_node_writes_into_its_database_stays_there(store: Path, tmp_path: Path) -> None:
+def test_writes_of_a_node_stay_in_its_own_database(store: Path, tmp_path: Path) -> None:
     one = node(tmp_path)
     link_store_into(one)
     (one.folder / "var-lib" / "containerd" / DATABASE).write_text("of one node")

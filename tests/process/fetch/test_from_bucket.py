@@ -77,14 +77,14 @@ def _answers(port: int) -> bool:
     return False
 
 
-def test_a_model_comes_whole_and_a_second_start_asks_nobody(store: Store, tmp_path: Path) -> None:
+def test_a_model_is_fetched_completely_and_a_second_start_makes_no_call(store: Store, tmp_path: Path) -> None:
     store.put(model_files() | {"own.py": b"code", "deeper/config.json": b"{}"})
     store.fetch(tmp_path / "model").succeed()
     assert contents(tmp_path / "model") == model_files()
     store.fetch(tmp_path / "model", AWS_ENDPOINT_URL="http://127.0.0.1:9").succeed()
 
 
-def test_a_killed_fetch_goes_on_and_no_byte_comes_twice(store: Store, tmp_path: Path) -> None:
+def test_a_killed_fetch_continues_without_fetching_a_byte_twice(store: Store, tmp_path: Path) -> None:
     store.put(model_files())
     with line_to(store.port) as line:
         url = f"http://127.0.0.1:{line.port}"
@@ -140,13 +140,13 @@ def test_wrong_keys_are_denied(store: Store, tmp_path: Path) -> None:
     assert (code, said.partition(":")[0]) == (2, "ModelDenied")
 
 
-def test_a_closed_bucket_is_denied_to_those_without_keys(store: Store, tmp_path: Path) -> None:
+def test_a_private_bucket_is_denied_without_keys(store: Store, tmp_path: Path) -> None:
     store.put(model_files())
     nobody = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_EC2_METADATA_DISABLED": "true"}
     code, said = store.fetch(tmp_path / "model", **nobody).end()
     assert (code, said.partition(":")[0]) == (2, "ModelDenied")
 
 
-def test_a_store_that_is_not_there_may_be_tried_again(tmp_path: Path) -> None:
+def test_an_unreachable_store_may_be_retried(tmp_path: Path) -> None:
     code, said = Store(9, tmp_path).fetch(tmp_path / "model").end()
     assert (code, said.partition(":")[0]) == (1, "ModelUnreachable")

@@ -27,7 +27,7 @@ def fetch(hub: SmallHub, into: Path, *options: str, name: str = "owner/name", to
     return FetchProcess(f"hf://{name}", into, variables, *options)
 
 
-def test_a_model_comes_whole_and_without_what_is_never_served(hub: SmallHub, tmp_path: Path) -> None:
+def test_a_model_is_fetched_completely_without_unneeded_files(hub: SmallHub, tmp_path: Path) -> None:
     left = {
         "own.py": b"code",
         "pytorch_model.bin": b"pickle",
@@ -41,13 +41,13 @@ def test_a_model_comes_whole_and_without_what_is_never_served(hub: SmallHub, tmp
     assert not hub.sent.keys() & left.keys()
 
 
-def test_a_second_start_asks_nobody(hub: SmallHub, tmp_path: Path) -> None:
+def test_a_second_start_makes_no_call(hub: SmallHub, tmp_path: Path) -> None:
     fetch(hub, tmp_path / "model").succeed()
     hub.is_down = True
     fetch(hub, tmp_path / "model").succeed()
 
 
-def test_a_killed_fetch_goes_on_and_no_byte_comes_twice(hub: SmallHub, tmp_path: Path) -> None:
+def test_a_killed_fetch_continues_without_fetching_a_byte_twice(hub: SmallHub, tmp_path: Path) -> None:
     hub.cut_after, hub.hangs = {"model.safetensors": 2 * MEGABYTE}, True
     first = fetch(hub, tmp_path / "model")
     first.wait_for_bytes(2 * MEGABYTE)
@@ -69,14 +69,14 @@ def test_two_fetches_into_one_volume_take_turns(hub: SmallHub, tmp_path: Path) -
     assert hub.sent == {name: len(content) for name, content in model_files().items()}
 
 
-def test_a_fetch_that_is_told_to_end_ends_at_once_and_may_be_tried_again(hub: SmallHub, tmp_path: Path) -> None:
+def test_a_fetch_ends_at_once_on_sigterm_and_may_be_retried(hub: SmallHub, tmp_path: Path) -> None:
     hub.cut_after, hub.hangs = {"model.safetensors": MEGABYTE}, True
     process = fetch(hub, tmp_path / "model")
     process.wait_for_bytes(MEGABYTE)
     assert process.terminate() == (1, "ended by SIGTERM; the next start resumes from here")
 
 
-def test_a_connection_that_breaks_is_taken_up_where_it_was(hub: SmallHub, tmp_path: Path) -> None:
+def test_a_broken_connection_is_resumed_at_its_offset(hub: SmallHub, tmp_path: Path) -> None:
     hub.cut_after = {"model.safetensors": MEGABYTE}
     fetch(hub, tmp_path / "model").succeed()
     assert hub.sent["model.safetensors"] == len(model_files()["model.safetensors"])
@@ -96,7 +96,7 @@ def test_a_file_that_differs_from_its_digest_is_broken_and_never_seen(hub: Small
     assert not (tmp_path / "model").exists()
 
 
-def test_what_a_loss_of_power_has_spoilt_is_fetched_anew(hub: SmallHub, tmp_path: Path) -> None:
+def test_files_damaged_by_a_power_loss_are_fetched_again(hub: SmallHub, tmp_path: Path) -> None:
     hub.cut_after, hub.hangs = {"model.safetensors": 2 * MEGABYTE}, True
     first = fetch(hub, tmp_path / "model")
     first.wait_for_bytes(2 * MEGABYTE)
@@ -108,7 +108,7 @@ def test_what_a_loss_of_power_has_spoilt_is_fetched_anew(hub: SmallHub, tmp_path
 
 
 @pytest.mark.parametrize(("name", "options"), [("owner/other", ()), ("owner/name", ("--revision", "v9"))])
-def test_a_model_or_revision_that_is_not_there_is_missing(
+def test_an_unknown_model_or_revision_is_missing(
     hub: SmallHub, tmp_path: Path, name: str, options: tuple[str, ...]
 ) -> None:
     code, said = fetch(hub, tmp_path / "model", *options, name=name).end()
@@ -122,13 +122,13 @@ def test_a_gated_model_needs_its_token(hub: SmallHub, tmp_path: Path) -> None:
     fetch(hub, tmp_path / "model", token=TOKEN).succeed()
 
 
-def test_a_hub_that_is_down_may_be_tried_again(hub: SmallHub, tmp_path: Path) -> None:
+def test_an_unavailable_hub_may_be_retried(hub: SmallHub, tmp_path: Path) -> None:
     hub.is_down = True
     code, said = fetch(hub, tmp_path / "model").end()
     assert (code, said.partition(":")[0]) == (1, "ModelUnreachable")
 
 
-def test_a_host_that_is_not_there_may_be_tried_again(tmp_path: Path) -> None:
+def test_an_unreachable_host_may_be_retried(tmp_path: Path) -> None:
     nowhere = SmallHub({})
     nowhere.url = "http://127.0.0.1:9"
     code, said = fetch(nowhere, tmp_path / "model").end()
@@ -156,7 +156,7 @@ def test_a_model_without_a_tokenizer_is_broken(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="a small disk is mounted by root only")
-def test_a_volume_that_is_too_small_is_told_before_a_byte_is_fetched(hub: SmallHub, tmp_path: Path) -> None:
+def test_a_volume_that_is_too_small_is_reported_before_a_byte_is_fetched(hub: SmallHub, tmp_path: Path) -> None:
     command = f"mount -t tmpfs -o size=1M none {tmp_path} && exec {sys.executable} -m orca.cli.main fetch"
     settings = ["--uri", "hf://owner/name", "--into", f"{tmp_path}/model"]
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": f"{tmp_path}/home"}

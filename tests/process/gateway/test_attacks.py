@@ -62,7 +62,7 @@ MARGIN_SECONDS = 1 + LIMIT_SECONDS
 
 
 async def seconds_to_close(port: int, attack: Attack) -> float:
-    """From the connection's beginning to its end as the attacker sees it."""
+    """Return the time from the connection's start to its end, as the attacker sees it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     began = time.perf_counter()
     writer.write(attack.first)
@@ -96,7 +96,7 @@ async def test_every_slow_or_endless_client_is_closed_within_its_bound(settings:
 
 
 @BOUNDS
-async def test_idle_connections_are_all_closed_and_harm_nobody_meanwhile(settings: GatewaySettings) -> None:
+async def test_idle_connections_are_all_closed_and_delay_nobody(settings: GatewaySettings) -> None:
     idle = 1000 if settings is DEFAULT else 100
     allow_open_files(3 * idle)
     async with served(settings) as one, httpx.AsyncClient(base_url=one.url) as client:
@@ -180,7 +180,7 @@ def raw_bytes(seed: int, count: int) -> list[bytes]:
 
 
 async def exchange(one: Served, sent: bytes) -> list[str]:
-    """What comes back for these bytes until the connection ends."""
+    """Return the answer to these bytes until the connection ends."""
     reader, writer = await asyncio.open_connection("127.0.0.1", one.server.port)
     answers = Answers([])
     try:
@@ -202,7 +202,7 @@ async def exchange(one: Served, sent: bytes) -> list[str]:
     [(1, 100), pytest.param(2, 3000, marks=pytest.mark.prove)],
     ids=["short", "long"],
 )
-async def test_bytes_that_are_no_http_get_a_refusal_or_silence_and_leave_no_connection(seed: int, count: int) -> None:
+async def test_bytes_that_are_no_http_get_a_refusal_or_no_answer_and_leave_no_connection(seed: int, count: int) -> None:
     async with served(SHORT) as one:
         one.rig.scheduler.tokens_per_turn = 20
         sent, found = raw_bytes(seed, count), []

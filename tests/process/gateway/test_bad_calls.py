@@ -47,7 +47,7 @@ def check_wire(request: Request) -> None:
 
 
 async def fire(one: Rig, seed: int, count: int) -> collections.Counter[str]:
-    """Make the calls, one after the other, judge each answer, and look at what is left. Returns: answers by kind."""
+    """Make the calls one by one, check each answer, and check what is left. Returns: answers by kind."""
     seen: list[Request] = []
     accepted: set[str] = set()
 
@@ -104,7 +104,7 @@ def shown(call: Call) -> str:
     [(1, SHORT), pytest.param(2, LONG, marks=pytest.mark.prove)],
     ids=["short", "long"],
 )
-async def test_no_bad_call_gets_a_5xx_or_an_error_of_another_shape_and_nothing_is_left_of_any(
+async def test_no_malformed_call_gets_a_5xx_or_an_odd_error_and_none_leaves_anything_behind(
     seed: int, count: int
 ) -> None:
     async with rig() as one:
@@ -122,14 +122,14 @@ NAMELESS = [
 
 
 @pytest.mark.parametrize(("content", "param"), NAMELESS, ids=["empty", "endless"])
-async def test_a_field_is_named_by_a_word_that_is_neither_empty_nor_endless(content: bytes, param: str | None) -> None:
+async def test_the_name_of_a_bad_field_is_neither_empty_nor_endless(content: bytes, param: str | None) -> None:
     async with rig(schedules=False) as one:
         response = await send(one.app, Call("POST", COMPLETIONS, (JSON,), (content,)))
         assert error_of(response)[1]["param"] == param
         check_refusal(response)
 
 
-async def test_a_refusal_does_not_send_a_megabyte_back() -> None:
+async def test_a_refusal_does_not_echo_a_megabyte() -> None:
     async with rig(schedules=False) as one:
         content = orjson.dumps({"messages": MESSAGES, "prompt": "a", "model": "m" * 1_000_000})
         response = await send(one.app, Call("POST", COMPLETIONS, (JSON,), (content,)))

@@ -45,7 +45,7 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
-def test_a_template_gives_the_text_that_transformers_gives(name: str, add_generation_prompt: bool) -> None:
+def test_a_chat_template_renders_the_same_text_as_transformers(name: str, add_generation_prompt: bool) -> None:
     source, variables = TEMPLATES[name], {"thinking": True}
     (expected,), _ = render_jinja_template(
         [MESSAGES], chat_template=source, add_generation_prompt=add_generation_prompt, **TOKENS, **variables
@@ -70,7 +70,7 @@ def test_a_template_gives_the_text_that_transformers_gives(name: str, add_genera
         "{% include 'x' %}",
     ],
 )
-def test_what_a_template_may_not_do_is_the_requests_error(source: str) -> None:
+def test_a_forbidden_template_operation_is_an_error_of_the_request(source: str) -> None:
     with pytest.raises(InvalidRequest, match="chat template refuses") as error:
         ChatTemplate(source, TOKENS).render(MESSAGES)
     assert error.value.param == "messages"

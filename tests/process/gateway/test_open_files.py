@@ -36,7 +36,7 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE))
     ],
     ids=["enough", "raised", "too few"],
 )
-def test_the_soft_limit_of_open_files_is_raised_where_connections_need_it(
+def test_the_soft_limit_of_open_files_is_raised_if_connections_need_it(
     soft: int, connections: int, said: list[str]
 ) -> None:
     command = [sys.executable, "-c", PROGRAM, str(soft), "1024", str(connections)]

@@ -89,7 +89,7 @@ def check_operation(runner: asyncio.Runner, one: Rig, operation: Any, examples: 
 )
 # Drawing takes long on a machine with much else to do.
 @pytest.mark.timeout(1800)
-def test_calls_drawn_from_the_document_get_answers_that_it_names(examples: int) -> None:
+def test_calls_generated_from_the_openapi_document_get_documented_answers(examples: int) -> None:
     with asyncio.Runner() as runner:
         stack = contextlib.AsyncExitStack()
         one = runner.run(stack.enter_async_context(rig()))
@@ -99,7 +99,7 @@ def test_calls_drawn_from_the_document_get_answers_that_it_names(examples: int) 
             document = schemathesis.openapi.from_dict(one.app.openapi())
             known: list[str] = []
             operations = [found.ok() for found in document.get_all_operations()]
-            # Those that make requests first, those that look for them behind.
+            # Calls that make requests come first, then those that read requests.
             operations.sort(key=lambda operation: (operation.method != "post", operation.label))
             total = 0
             for operation in operations:

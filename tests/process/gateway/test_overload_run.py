@@ -16,7 +16,7 @@ pytestmark = pytest.mark.alone
 
 
 @pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=[pytest.mark.prove, pytest.mark.timeout(300)])], ids=str)
-async def test_at_ten_times_the_load_as_much_is_served_and_the_rest_refused_at_once(seconds: int) -> None:
+async def test_at_ten_times_the_load_throughput_holds_and_the_rest_is_refused_at_once(seconds: int) -> None:
     async with served(SETTINGS, pool_settings=PoolSettings(max_queued=40)) as one:
         # Some five requests a second: clients, gateway and engine share this process, and a slow machine with others.
         one.rig.scheduler.batch_size_max, one.rig.scheduler.turn_seconds = 4, 0.1

@@ -25,7 +25,7 @@ const settled = () => new Promise(resolve => setTimeout(resolve, 20));
 
 
 def run(steps: str) -> str:
-    """What the steps print, behind the page's own script."""
+    """Return the output of the steps, run after the page's own script."""
     page = Path(about.__file__).with_name("playground.html").read_text(encoding="utf-8")
     script = page.partition("<script>")[2].partition("</script>")[0]
     program = f"{BROWSER}{script}\n(async () => {{ {steps} }})();"
@@ -33,7 +33,7 @@ def run(steps: str) -> str:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-def test_a_call_that_was_given_up_for_another_leaves_that_ones_stop_button_and_status() -> None:
+def test_a_replaced_call_does_not_change_stop_button_and_status_of_the_new_one() -> None:
     steps = """submit(); await settled(); submit(); await settled();
     console.log(calls.length, calls[0].signal.aborted, elements.stop.disabled, elements.status.textContent);
     elements.stop.on.click(); await settled(); console.log(elements.stop.disabled, elements.status.textContent);"""
@@ -41,7 +41,7 @@ def test_a_call_that_was_given_up_for_another_leaves_that_ones_stop_button_and_s
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-def test_a_key_that_no_header_can_hold_is_told_of_before_anything_is_sent() -> None:
+def test_a_key_that_no_header_can_hold_is_reported_before_anything_is_sent() -> None:
     steps = """at("key").value = "ключ"; submit(); await settled();
     console.log(calls.length, elements.stop.disabled, elements.status.textContent);"""
     assert run(steps) == "0 true Error: the API key has characters that a key cannot have\n"

@@ -17,7 +17,7 @@ READERS = 50
 # More than the gateway reads ahead for a connection.
 CHOICES, TOKENS = 12, 150
 SYSTEM_BUFFER_BYTES = 16 << 10
-"""Of each socket, at both ends: the rest of a stream has to be somewhere else."""
+"""Buffer of each socket, at both ends: the rest of a stream has to be somewhere else."""
 
 TOKEN_BYTES_MAX = 500  # of an event
 SETTINGS = GatewaySettings(model="tiny", port=0, drain_seconds=1)
@@ -47,7 +47,7 @@ async def stopped_reader(one: Served, **body: Any) -> tuple[asyncio.StreamReader
 
 
 async def seconds_of_a_stream(port: int) -> float:
-    """How long a client that reads waits for a whole stream."""
+    """Return how long a client that reads waits for a whole stream."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     began = time.perf_counter()
     writer.write(call())
@@ -58,7 +58,7 @@ async def seconds_of_a_stream(port: int) -> float:
 
 
 def kept_for_each(one: Served) -> tuple[int, int]:
-    """What the gateway holds for one connection at most: bytes not yet sent, tokens not yet taken."""
+    """Return what the gateway holds for one connection at most: bytes not yet sent, tokens not yet taken."""
     connections: Any = one.server.server_state.connections
     watcher = one.rig.app.state.gateway.watcher
     subscriptions = {
@@ -70,7 +70,7 @@ def kept_for_each(one: Served) -> tuple[int, int]:
 
 
 @pytest.mark.alone
-async def test_fifty_readers_that_stop_only_hurt_themselves() -> None:
+async def test_fifty_readers_that_stop_delay_nobody_else() -> None:
     async with served(SETTINGS) as one:
         one.rig.scheduler.answer = lambda request: [5] * request.max_new_tokens
         one.server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SYSTEM_BUFFER_BYTES)
@@ -119,7 +119,7 @@ async def test_a_reader_that_stops_for_too_long_in_the_middle_of_a_stream_is_cut
         await until(lambda: not parent.readers)
 
 
-async def test_a_closed_connection_whose_answer_is_not_read_is_cut_whatever_the_system_does() -> None:
+async def test_a_closed_connection_whose_answer_is_not_read_is_cut_even_without_tcp_user_timeout() -> None:
     async with served(IMPATIENT) as one:
         one.rig.scheduler.answer = lambda request: [5] * request.max_new_tokens
         door(one).setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SYSTEM_BUFFER_BYTES)

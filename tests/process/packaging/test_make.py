@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """What the install script needs of a checkout, without an environment."""
+    """Copy the files of a checkout that the install script needs, without an environment."""
     shutil.copytree(ROOT / ".lock", tmp_path / ".lock")
     return tmp_path
 
@@ -51,7 +51,7 @@ def commands_of_e2e(context: str) -> str:
     return subprocess.run(told, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
 
 
-def test_a_machine_without_a_fitting_python_is_told_what_to_install(checkout: Path) -> None:
+def test_without_a_fitting_python_the_message_names_what_to_install(checkout: Path) -> None:
     refused = install(checkout, python_that(checkout, "exit 1"))
     assert refused.returncode == 1
     assert "orca: no Python 3.11 or 3.12 found" in refused.stderr
@@ -65,7 +65,7 @@ def test_a_python_without_venv_names_the_missing_debian_package(checkout: Path) 
     assert "sudo apt install python3.12-venv" in refused.stderr
 
 
-def test_an_environment_of_another_python_is_not_touched(checkout: Path) -> None:
+def test_an_environment_of_another_python_is_not_changed(checkout: Path) -> None:
     (checkout / ".venv" / "bin").mkdir(parents=True)
     python_that(checkout, 'if [ "$1" = -V ]; then echo Python 3.9.2; else exit 1; fi').rename(
         checkout / ".venv/bin/python"
@@ -81,7 +81,7 @@ def test_an_unknown_set_of_packages_is_refused(checkout: Path) -> None:
 
 
 def everything_on(terminal: int) -> bytes:
-    """What was written to a terminal whose other end is closed; the kernel may hand it over in parts."""
+    """Return the text written to a terminal whose other end is closed. The kernel may deliver it in parts."""
     shown = b""
     with contextlib.suppress(OSError):  # how such a terminal says that there is no more
         while part := os.read(terminal, 4096):
@@ -110,7 +110,7 @@ def test_the_list_of_packages_is_left_out_and_everything_else_shown() -> None:
     )
 
 
-def test_a_failing_install_fails_behind_the_filter() -> None:
+def test_a_failing_install_fails_despite_the_output_filter() -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, ROOT / ".lock/without_list.py", sys.executable, "-c", "raise SystemExit(3)"]
     assert subprocess.run(command, stderr=theirs, check=False).returncode == 3

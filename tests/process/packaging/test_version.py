@@ -41,14 +41,14 @@ def commit_of(folder: Path) -> str:
     return said.stdout.strip()
 
 
-def test_the_command_prints_version_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_version_and_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith(f"orca {VERSION}")
 
 
-def test_a_checkout_tells_its_commit_and_whether_files_differ(tmp_path: Path) -> None:
+def test_a_checkout_reports_its_commit_and_whether_files_differ(tmp_path: Path) -> None:
     commit = commit_of(tmp_path)
     assert version_text(tmp_path, tmp_path) == f"orca {VERSION} (commit {commit})"
     (tmp_path / "file").write_text("b")
@@ -59,7 +59,7 @@ def test_a_folder_that_is_no_checkout_has_a_version_only(tmp_path: Path) -> None
     assert version_text(tmp_path, tmp_path) == f"orca {VERSION}"
 
 
-def test_what_a_build_has_written_counts_before_the_checkout(tmp_path: Path) -> None:
+def test_the_version_file_of_a_build_overrides_the_checkout(tmp_path: Path) -> None:
     commit_of(tmp_path)
     (tmp_path / "commit.txt").write_text("0123456789ab\n")
     assert version_text(tmp_path, tmp_path) == f"orca {VERSION} (commit 0123456789ab)"

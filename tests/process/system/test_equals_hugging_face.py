@@ -20,8 +20,9 @@ from support.system.running_group import GREEDY, RunningGroup, Work
 
 LAYOUTS = ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2))
 DIVIDED_LAYOUTS = ((3, 1), (2, 2))
-"""What the others have is in these, too: first, middle and last stages, and layers that ranks share. In `make test`
-families take turns with them: most of a system's time is its start."""
+"""These layouts cover the others: first, middle and last stages, and layers that ranks share. In `make test` families
+take turns with the layouts, because most of a system's time is its start.
+"""
 # Up to four ranks load torch at once: on a busy machine that alone takes a minute.
 pytestmark = pytest.mark.timeout(600)
 

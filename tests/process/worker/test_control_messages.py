@@ -1,4 +1,4 @@
-"""What gRPC carries: control messages and tokens, whatever the width of the model (engine.proto's first words)."""
+"""gRPC carries only control messages and tokens, at any width of the model (engine.proto's first words)."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,12 +17,12 @@ from support.worker.engine_builders import generate
 STAGES = 2
 WIDTHS = (HIDDEN, 8 * HIDDEN)
 VARINT_BYTES = 12
-"""By how much two messages of one kind may differ: times, ports and a token 0. One activation is 896 bytes wider."""
+"""Allowed difference of two messages of one kind: times, ports and a token 0. One activation is 896 bytes wider."""
 LENGTHS = (9, 1, 6, 14)  # of prompts
 WANTED = (6, 9, 1, 4)
 
 Sizes = dict[str, list[int]]
-"""Of each kind of message: bytes of each, by size. Steps that are under way together may overtake each other."""
+"""Sizes in bytes of each kind of message, sorted. Steps in flight may overtake each other."""
 
 
 class CountingController(Controller):

@@ -36,7 +36,7 @@ async def numbers_of(stream: aio.UnaryStreamCall, count: int) -> list[int]:
     return numbers
 
 
-async def test_a_stage_tells_what_it_holds_and_runs_nothing_before_its_first_join(start_controllers: Start) -> None:
+async def test_a_stage_reports_what_it_holds_and_runs_nothing_before_its_first_join(start_controllers: Start) -> None:
     client = StageClient(await start_controllers("plain", tensor=2))
     await client.loaded()
     status = await client.status()
@@ -64,7 +64,7 @@ async def test_a_step_passes_through_all_stages_and_comes_back_from_the_last(joi
     await client.close()
 
 
-async def test_overtaking_and_repeated_calls_give_each_step_once_and_in_order(joined: Start) -> None:
+async def test_reordered_and_repeated_calls_give_each_step_once_and_in_order(joined: Start) -> None:
     client = await joined("plain", "plain")
     verdicts = await asyncio.gather(*(client.run(number) for number in (3, 2, 3, 1, 2)))
     assert sorted(verdicts) == [pb.RunReply.ACCEPTED] * 3 + [pb.RunReply.ALREADY_DONE] * 2
@@ -72,14 +72,14 @@ async def test_overtaking_and_repeated_calls_give_each_step_once_and_in_order(jo
     await client.close()
 
 
-async def test_a_step_behind_a_gap_is_refused_at_its_deadline(joined: Start) -> None:
+async def test_a_step_after_a_gap_is_refused_at_its_deadline(joined: Start) -> None:
     client = await joined("plain")
     assert await code_of(client.run(2, deadline_s=0.2)) is grpc.StatusCode.DEADLINE_EXCEEDED
     assert await client.run(1) == pb.RunReply.ACCEPTED
     await client.close()
 
 
-async def test_steps_of_an_epoch_that_was_left_are_refused_and_told(
+async def test_steps_of_a_left_epoch_are_refused_with_the_current_one(
     joined: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -121,7 +121,7 @@ async def test_results_are_read_again_from_where_a_broken_stream_stopped(joined:
     await client.close()
 
 
-async def test_readers_of_an_old_epoch_are_told_that_a_new_one_begins(joined: Start) -> None:
+async def test_readers_of_an_old_epoch_fail_when_a_new_one_begins(joined: Start) -> None:
     client = await joined("plain", "plain")
     streams = [client.results(stage=stage) for stage in (0, 1)]
     await client.run(1)
@@ -183,7 +183,7 @@ async def test_a_stage_that_cannot_start_a_rank_again_ends_with_the_reason(
     await client.close()
 
 
-async def test_a_stage_whose_replacing_of_a_rank_fails_as_nobody_foresaw_ends_with_the_reason(
+async def test_a_stage_that_cannot_replace_a_rank_after_an_unexpected_error_ends_with_the_reason(
     start_controllers: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     [controller] = await start_controllers("plain")
@@ -201,7 +201,7 @@ async def test_a_stage_whose_replacing_of_a_rank_fails_as_nobody_foresaw_ends_wi
     await client.close()
 
 
-async def test_a_stage_that_can_watch_its_ranks_no_longer_ends_its_epoch_and_itself(start_controllers: Start) -> None:
+async def test_a_stage_that_can_no_longer_watch_its_ranks_ends_its_epoch_and_itself(start_controllers: Start) -> None:
     # A bound that nothing can be compared with, in the place of a mistake in the watch.
     [controller] = await start_controllers("plain", rank_silent_s=None)
     client = StageClient([controller])
@@ -211,7 +211,7 @@ async def test_a_stage_that_can_watch_its_ranks_no_longer_ends_its_epoch_and_its
     await client.close()
 
 
-async def test_ranks_that_are_made_anew_and_die_at_once_are_started_again(
+async def test_restarted_ranks_that_die_at_once_are_started_again(
     start_controllers: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With NCCL each epoch has new processes. The first one dies while the second one is being made.
@@ -238,7 +238,7 @@ async def test_ranks_that_are_made_anew_and_die_at_once_are_started_again(
     await client.close()
 
 
-async def test_a_join_that_was_overtaken_kills_no_rank_of_the_newer_one(joined: Start) -> None:
+async def test_an_outdated_join_kills_no_rank_of_the_newer_epoch(joined: Start) -> None:
     client = await joined("slow")
     # A rank that takes 2 s to leave is too slow for this one, and fast enough for the next.
     overtaken = asyncio.ensure_future(client.join(2, timeout_ms=3_000))
@@ -276,7 +276,7 @@ async def test_a_rank_whose_link_broke_fails_the_stage_but_keeps_its_process(joi
     await client.close()
 
 
-async def test_a_rank_that_is_not_understood_is_killed_and_started_again(
+async def test_a_rank_that_sends_malformed_frames_is_killed_and_started_again(
     joined: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = await joined("garbles")

@@ -96,7 +96,7 @@ async def test_a_wait_ends_at_its_timeout_and_names_the_key(rendezvous: Rendezvo
         await with_store(rendezvous, lambda store: store.wait([f"{PREFIX}never"], timedelta(seconds=0.05)))
 
 
-async def test_a_rank_of_an_old_epoch_is_sent_away_even_while_it_waits(rendezvous: RendezvousServer) -> None:
+async def test_a_rank_of_an_old_epoch_is_disconnected_even_while_it_waits(rendezvous: RendezvousServer) -> None:
     store = RendezvousStore(rendezvous.address, 10.0)
     waiting = asyncio.ensure_future(in_threads(lambda: store.get(f"{PREFIX}late")))
     await with_store(rendezvous, lambda other: other.set(f"{PREFIX}seen", b""))
@@ -180,13 +180,13 @@ async def test_activations_go_rank_by_rank_to_the_next_stage_in_the_order_sent(p
     assert received == [[10.0, 11.0], [20.0, 21.0]]
 
 
-async def test_tensors_take_the_interface_that_is_named(peers: Callable[..., Any]) -> None:
+async def test_tensors_use_the_named_network_interface(peers: Callable[..., Any]) -> None:
     first, second = await peers(2, 1, interface="lo")
     first.groups.send_hidden(torch.full((1, 3), 5.0))
     assert second.groups.receive_hidden(1).wait()[0, 0].item() == 5.0
 
 
-async def test_an_interface_that_is_not_there_keeps_a_group_from_forming(peers: Callable[..., Any]) -> None:
+async def test_a_missing_network_interface_prevents_forming_a_group(peers: Callable[..., Any]) -> None:
     with pytest.raises(RuntimeError, match="none0"):
         await peers(1, 2, interface="none0")
 
@@ -211,7 +211,7 @@ async def test_ranks_of_a_stage_add_up_and_join_uneven_shards(peers: Callable[..
     assert answers == [([[6.0, 6.0]] * 2, [[0.0, 0.0, 1.0, 2.0, 2.0, 2.0]] * 2)] * 3
 
 
-async def test_more_sends_than_are_held_all_arrive(peers: Callable[..., Any]) -> None:
+async def test_more_sends_than_the_buffer_holds_all_arrive(peers: Callable[..., Any]) -> None:
     first, second = await peers(2, 1)
     count = 40
 
@@ -262,7 +262,7 @@ def send_many(peer: Peer) -> None:
         pytest.param(1, send_many, id="sends"),
     ],
 )
-async def test_a_wait_for_a_peer_ends_at_a_bound_of_its_own(
+async def test_a_wait_for_a_peer_has_its_own_bound(
     peers: Callable[..., Any], waiting: int, wait: Callable[[Peer], Any]
 ) -> None:
     peer = (await peers(2, 2, timeout_s=60.0, wait_s=0.5))[waiting]

@@ -45,16 +45,16 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 async def address(authority: Authority) -> AsyncIterator[str]:
-    """Of a stage that shows and wants certificates of the authority."""
+    """Serve a stage that shows and demands certificates of the authority. Yields: its address."""
     async with serving(certificates(authority, "stage")) as address:
         yield address
 
 
-async def test_a_stage_answers_who_shows_a_certificate_of_the_ca(address: str, authority: Authority) -> None:
+async def test_a_stage_answers_clients_with_a_certificate_of_the_ca(address: str, authority: Authority) -> None:
     assert await ask(grpc_links.open_channel(address, certificates(authority, "scheduler"))) == "here"
 
 
-async def test_nobody_else_is_answered(address: str, authority: Authority, tmp_path: Path) -> None:
+async def test_a_stage_answers_no_other_client(address: str, authority: Authority, tmp_path: Path) -> None:
     strangers = Authority(tmp_path / "strangers")
     posing = strangers.issue("scheduler")
     # Each knows the right CA, so that it is the stage that refuses.
@@ -69,7 +69,7 @@ async def test_nobody_else_is_answered(address: str, authority: Authority, tmp_p
         assert error.value.code() == StatusCode.UNAVAILABLE
 
 
-async def test_a_stage_of_strangers_is_not_talked_to(address: str, tmp_path: Path) -> None:
+async def test_a_stage_with_a_certificate_of_another_ca_is_refused(address: str, tmp_path: Path) -> None:
     with pytest.raises(aio.AioRpcError, match="CERTIFICATE_VERIFY_FAILED"):
         await ask(grpc_links.open_channel(address, certificates(Authority(tmp_path / "strangers"), "scheduler")))
 
@@ -85,7 +85,7 @@ async def test_a_rotated_certificate_of_a_stage_counts_from_the_next_handshake(
     assert await ask(grpc_links.open_channel(address, own)) == "here"
 
 
-async def test_who_is_told_a_name_wants_it_in_the_certificate_whatever_host_it_asks(authority: Authority) -> None:
+async def test_a_client_with_a_server_name_checks_it_instead_of_the_host(authority: Authority) -> None:
     named, of_host = named_certificates(authority), certificates(authority, "host")
     async with serving(named) as address:
         assert await ask(grpc_links.open_channel(address, named)) == "here"
@@ -97,7 +97,7 @@ async def test_who_is_told_a_name_wants_it_in_the_certificate_whatever_host_it_a
 
 
 class Relay:
-    """Links of the scheduler to a stage that a test can cut: whoever connects again is let through."""
+    """Links of the scheduler to a stage that a test can cut. A new connection passes."""
 
     def __init__(self, target: str) -> None:
         self._host, _, self._port = target.rpartition(":")
@@ -163,7 +163,7 @@ async def test_a_scheduler_without_certificates_forms_no_epoch(
         await engine.form(encrypted[0].next_epoch())
 
 
-async def test_a_group_goes_on_while_its_certificates_are_replaced_and_forms_again_when_the_old_ones_are_worth_nothing(
+async def test_a_group_keeps_running_while_its_certificates_are_replaced_and_forms_again_with_the_new_ones(
     encrypted: tuple[Stages, TlsFiles], start_engine: StartEngine, tmp_path: Path
 ) -> None:
     stages, shared = encrypted
@@ -175,7 +175,7 @@ async def test_a_group_goes_on_while_its_certificates_are_replaced_and_forms_aga
         await engine.submit(Step(epoch=before, number=1, freed=(), new=(), rows=()))
         await next_result(engine)
         connections = [relay.connections for relay in relays]
-        # Of another CA: by whoever looks at a certificate, the one before is refused as if it had ended.
+        # Of another CA: peers refuse the earlier certificate as if it had expired.
         replace(shared, named_certificates(Authority(tmp_path / "another")))
         request = [new_request(1, (3, 4, 5), 3)]
         tokens = await generate(engine, before, request, [3], stages=2, steps_before=1)
@@ -207,7 +207,7 @@ class ReadOnce(type(Path())):  # type: ignore[misc]
         return content
 
 
-def test_files_that_are_exchanged_between_two_reads_come_of_one_piece(authority: Authority, tmp_path: Path) -> None:
+def test_files_replaced_between_two_reads_are_read_consistently(authority: Authority, tmp_path: Path) -> None:
     shown, others = certificates(authority, "old"), certificates(Authority(tmp_path / "another"), "new")
     certificate = ReadOnce(shown.certificate)
     certificate.happens = lambda: replace(shown, others)
@@ -215,7 +215,7 @@ def test_files_that_are_exchanged_between_two_reads_come_of_one_piece(authority:
 
 
 @pytest.mark.parametrize("parse", [parse_worker, parse_scheduler], ids=["worker", "scheduler"])
-def test_all_three_files_or_none(parse: Callable[..., object]) -> None:
+def test_all_three_certificate_files_or_none_must_be_set(parse: Callable[..., object]) -> None:
     flags = ["--model", "/m", "--stages", "1" if parse is parse_worker else "127.0.0.1:1"]
     parse(flags, {})
     with pytest.raises(SettingError, match="setting tls_certificate_file: set all of tls_ca_file, tls_cert"):
@@ -223,7 +223,7 @@ def test_all_three_files_or_none(parse: Callable[..., object]) -> None:
 
 
 @pytest.mark.parametrize("parse", [parse_worker, parse_scheduler], ids=["worker", "scheduler"])
-def test_a_name_without_the_files_is_refused(parse: Callable[..., object]) -> None:
+def test_a_server_name_without_certificate_files_is_refused(parse: Callable[..., object]) -> None:
     flags = ["--model", "/m", "--stages", "1" if parse is parse_worker else "127.0.0.1:1"]
     with pytest.raises(SettingError, match="setting tls_server_name: it needs tls_ca_file, tls_certificate_file"):
         parse([*flags, "--tls-server-name", NAME], {})

@@ -39,7 +39,7 @@ def settle(fed: DeviceTokenQueue, step: Step) -> Any:
     return stage.fed
 
 
-def test_a_step_takes_all_tokens_up_to_the_last_one_that_it_needs() -> None:
+def test_a_step_receives_all_tokens_up_to_the_last_one_it_needs() -> None:
     fed = DeviceTokenQueue()
     for number, handles in enumerate([(1, 2), (3,), (4,)]):
         fed.expect(handles, [number] * len(handles))
@@ -48,7 +48,7 @@ def test_a_step_takes_all_tokens_up_to_the_last_one_that_it_needs() -> None:
     assert settle(fed, asks(4)) == [((4,), [2])]
 
 
-def test_rows_whose_token_the_master_knows_wait_for_nothing() -> None:
+def test_rows_with_a_token_known_to_the_master_wait_for_nothing() -> None:
     fed = DeviceTokenQueue()
     fed.expect((1,), [9])
     assert settle(fed, asks(1, token=9)) == []
@@ -60,14 +60,14 @@ def test_a_prompt_row_of_another_request_waits_for_nothing() -> None:
     assert settle(fed, asks(2)) == []
 
 
-def test_tokens_that_nobody_asks_for_are_not_kept_for_ever() -> None:
+def test_tokens_that_no_step_reads_are_dropped() -> None:
     fed = DeviceTokenQueue()
     for handle in range(70):
         fed.expect((handle,), [handle])
     assert [handles for handles, _ in settle(fed, asks(1000))] == [(handle,) for handle in range(6)]
 
 
-def test_a_line_of_the_iteration_log_tells_who_ran_and_when(tmp_path: Path) -> None:
+def test_a_line_of_the_iteration_log_has_the_requests_and_times_of_a_step(tmp_path: Path) -> None:
     log = StageLog(tmp_path / "log.jsonl")
     step = Step(
         epoch=EPOCH,
@@ -115,7 +115,7 @@ class MarkWatcher(FedStage):
         return HostSample([])
 
 
-def test_a_step_is_at_work_while_it_computes_moves_while_it_takes_long_and_waits_when_done() -> None:
+def test_a_step_is_working_while_it_computes_reports_progress_and_waits_when_done() -> None:
     progress = RankProgress()
     stage = MarkWatcher(progress)
     executor = Executor(

@@ -53,7 +53,7 @@ async def test_results_come_in_step_order_while_several_steps_are_in_flight(form
     assert [result.sampled[0].token.id for result in results] == [1, 2, 3, 4, 5]
 
 
-async def test_more_slots_than_the_poorest_stage_has_are_refused(
+async def test_more_slots_than_the_smallest_stage_has_are_refused(
     start_controllers: StartControllers, start_engine: StartEngine
 ) -> None:
     [controller] = await start_controllers("plain")
@@ -94,7 +94,7 @@ async def test_a_stage_that_nobody_serves_is_an_error_after_the_bound(start_engi
     assert told[0].permille is None
 
 
-async def test_an_epoch_that_is_not_above_the_stages_last_one_tells_which_that_is(formed: StartEngine) -> None:
+async def test_an_epoch_not_above_the_stages_last_one_is_refused_with_that_number(formed: StartEngine) -> None:
     engine = await formed("plain")
     error = await error_of(engine.form(Epoch(1, "other")))
     assert error.reported_epoch == 1
@@ -119,7 +119,7 @@ async def test_a_stage_that_stops_is_an_engine_error_at_once(
     assert "stage 1" in str(await error_of(reading, limit_s=5))
 
 
-async def test_a_broken_rank_is_an_engine_error_behind_the_results_that_came_before(formed: StartEngine) -> None:
+async def test_a_broken_rank_is_an_engine_error_after_the_earlier_results(formed: StartEngine) -> None:
     engine = await formed("broken")
     await engine.submit(step(1))
     assert (await next_result(engine)).number == 1

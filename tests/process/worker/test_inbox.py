@@ -31,7 +31,7 @@ class Link:
         self.draws_later = False
         self.torn: set[int] = set()  # tokens of steps whose receive fails
         self.on_send: dict[int, Callable[[], None]] = {}
-        self.on_look: Callable[[], None] = lambda: None
+        self.on_poll: Callable[[], None] = lambda: None
 
     def receive_hidden(self, tokens: int) -> "Link":
         if tokens in self.torn:
@@ -56,7 +56,7 @@ class Link:
 
 
 class DrawnLater:
-    """Tokens of a device that is at work until it was looked at some times, or waited for."""
+    """Tokens of a device that works until it was polled some times, or waited for."""
 
     tokens: Sequence[int] = ()
     is_on_device = True
@@ -68,7 +68,7 @@ class DrawnLater:
     @property
     def is_ready(self) -> bool:
         self._looks += 1
-        self._link.on_look()
+        self._link.on_poll()
         return self._looks > 50
 
     def read(self) -> list[Any]:
@@ -118,7 +118,7 @@ def step_of(tokens: int, epoch: int = 1) -> bytes:
     return frame[1]
 
 
-def test_receives_of_all_steps_that_have_come_are_posted_before_the_oldest_computes(
+def test_receives_of_all_arrived_steps_are_posted_before_the_oldest_computes(
     link: Link, inbox: Inbox, steps: EpochSteps
 ) -> None:
     steps.receive(step_of(1))
@@ -129,7 +129,7 @@ def test_receives_of_all_steps_that_have_come_are_posted_before_the_oldest_compu
     assert link.calls == ["post 1", "post 2", "post 3", "compute 1", "compute 2", "compute 3"]
 
 
-def test_a_step_behind_an_order_is_not_taken_before_the_order(link: Link, inbox: Inbox, steps: EpochSteps) -> None:
+def test_a_step_after_a_command_is_not_taken_before_the_command(link: Link, inbox: Inbox, steps: EpochSteps) -> None:
     steps.receive(step_of(1))
     for frame in ((RankFrameKind.STEP, step_of(2)), (RankFrameKind.STOP, b""), (RankFrameKind.STEP, step_of(3))):
         inbox.put(frame)
@@ -140,13 +140,13 @@ def test_a_step_behind_an_order_is_not_taken_before_the_order(link: Link, inbox:
     assert [inbox.next()[0], inbox.next()[0]] == [RankFrameKind.STOP, RankFrameKind.STEP]
 
 
-def test_a_step_of_another_epoch_is_passed_over(link: Link, steps: EpochSteps) -> None:
+def test_a_step_of_another_epoch_is_ignored(link: Link, steps: EpochSteps) -> None:
     steps.receive(step_of(1, epoch=2))
     assert not steps
     assert link.calls == []
 
 
-def test_a_step_that_comes_again_is_passed_over_and_one_behind_a_gap_refused(link: Link, steps: EpochSteps) -> None:
+def test_a_repeated_step_is_ignored_and_one_after_a_gap_refused(link: Link, steps: EpochSteps) -> None:
     for number in (1, 2, 1, 2):
         steps.receive(step_of(number))
     assert link.calls == ["post 1", "post 2"]
@@ -165,7 +165,7 @@ def test_a_receive_that_cannot_be_posted_raises_before_anything_computes(
     assert link.calls == ["post 1"]
 
 
-def test_the_next_step_is_ordered_from_a_device_before_the_tokens_of_this_one_are_read(
+def test_the_next_step_is_launched_on_a_device_before_the_tokens_of_this_one_are_read(
     link: Link, inbox: Inbox, steps: EpochSteps
 ) -> None:
     link.draws_later = True
@@ -178,10 +178,10 @@ def test_the_next_step_is_ordered_from_a_device_before_the_tokens_of_this_one_ar
     ]
 
 
-def test_a_step_that_comes_while_a_device_computes_is_ordered_before_it_is_done(
+def test_a_step_that_arrives_while_a_device_computes_is_launched_at_once(
     link: Link, inbox: Inbox, steps: EpochSteps
 ) -> None:
-    """As behind one stage: two steps are under way, and a result brings the next one."""
+    """This is the load behind one stage: two steps are in flight, and each result brings the next one."""
     link.draws_later = True
     link.on_send = {
         1: lambda: inbox.put((RankFrameKind.STEP, step_of(3))),
@@ -196,11 +196,11 @@ def test_a_step_that_comes_while_a_device_computes_is_ordered_before_it_is_done(
     ]
 
 
-def test_a_rank_whose_device_computes_is_at_work_until_its_tokens_are_there(
+def test_a_rank_is_working_until_the_tokens_of_its_device_have_arrived(
     link: Link, steps: EpochSteps, progress: RankProgress
 ) -> None:
     link.draws_later = True
-    link.on_look = lambda: seen.append((progress.doing, progress.is_waiting))
+    link.on_poll = lambda: seen.append((progress.doing, progress.is_waiting))
     seen: list[tuple[str, bool]] = []
     steps.receive(step_of(1))
     list(steps.run_next())
@@ -208,7 +208,7 @@ def test_a_rank_whose_device_computes_is_at_work_until_its_tokens_are_there(
     assert (progress.doing, progress.is_waiting) == ("step 1: done", True)
 
 
-def test_an_order_ends_the_wait_for_another_step(link: Link, inbox: Inbox, steps: EpochSteps) -> None:
+def test_a_command_ends_the_wait_for_another_step(link: Link, inbox: Inbox, steps: EpochSteps) -> None:
     link.draws_later = True
     steps.receive(step_of(1))
     inbox.put((RankFrameKind.STOP, b""))
@@ -225,7 +225,7 @@ def run_all(link: Link, steps: EpochSteps) -> list[str]:
     return [call for call in link.calls if not call.startswith("post")]
 
 
-def test_tokens_that_the_host_draws_do_not_wait_for_the_next_step(link: Link, inbox: Inbox, steps: EpochSteps) -> None:
+def test_tokens_sampled_on_the_host_do_not_wait_for_the_next_step(link: Link, inbox: Inbox, steps: EpochSteps) -> None:
     steps.receive(step_of(1))
     inbox.put((RankFrameKind.STEP, step_of(2)))
     assert [result.number for result in steps.run_next()] == [1]

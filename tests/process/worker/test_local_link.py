@@ -83,7 +83,7 @@ async def _assert_that_steps_are_answered(link: LocalLink) -> None:
     assert [(result.number, result.sampled[0].token) for result in results] == [(1, 1), (2, 2)]
 
 
-async def test_who_does_not_show_the_key_is_hung_up_on_and_none_of_its_steps_run(
+async def test_a_client_without_the_key_is_disconnected_and_none_of_its_steps_run(
     stage: StageClient, open_to: Open
 ) -> None:
     link = await open_to(key="guessed")
@@ -102,7 +102,7 @@ async def test_a_step_before_the_first_frame_is_not_taken(stage: StageClient, op
     await _assert_that_steps_are_answered(await open_to())
 
 
-async def test_a_link_for_another_epoch_is_told_which_one_the_stage_is_in(open_to: Open) -> None:
+async def test_a_link_for_another_epoch_is_refused_with_the_current_one(open_to: Open) -> None:
     [(kind, payload)] = await heard(await open_to(pb.Epoch(number=7, holder="test")))
     assert (kind, payload) == (LinkFrameKind.OVER, b"this stage is in epoch 1, not 7")
 
@@ -125,7 +125,9 @@ async def test_a_step_of_another_epoch_ends_the_link(open_to: Open) -> None:
     ],
     ids=["garbled step", "wrong direction", "unknown kind", "endless frame"],
 )
-async def test_who_is_not_understood_is_hung_up_on_and_the_stage_goes_on(open_to: Open, said: bytes) -> None:
+async def test_a_client_that_sends_malformed_frames_is_disconnected_and_the_stage_continues(
+    open_to: Open, said: bytes
+) -> None:
     link = await open_to()
     link.write(said)
     assert await heard(link) == []
@@ -134,7 +136,7 @@ async def test_who_is_not_understood_is_hung_up_on_and_the_stage_goes_on(open_to
     assert (await anext(other.frames()))[0] is LinkFrameKind.RESULT
 
 
-async def test_a_link_to_a_rank_that_has_died_is_told_how(start_controllers: StartControllers) -> None:
+async def test_a_link_to_a_dead_rank_gets_its_cause(start_controllers: StartControllers) -> None:
     [controller] = await start_controllers("plain")
     client = StageClient([controller])
     await client.loaded()
@@ -169,7 +171,7 @@ async def test_a_newer_epoch_ends_the_links_of_the_one_before(stage: StageClient
 
 
 @pytest.mark.parametrize("stage", [2], indirect=True)
-async def test_results_that_came_before_the_end_of_the_epoch_are_heard_before_its_reason(
+async def test_results_before_the_end_of_the_epoch_are_received_before_its_reason(
     stage: StageClient, open_to: Open
 ) -> None:
     link = await open_to()
@@ -206,7 +208,7 @@ def _counted_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-async def test_a_masters_steps_go_the_way_that_it_was_told(
+async def test_a_masters_steps_take_the_configured_transport(
     start_controllers: StartControllers, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch, is_local: bool
 ) -> None:
     calls = _counted_calls(monkeypatch)
@@ -218,7 +220,7 @@ async def test_a_masters_steps_go_the_way_that_it_was_told(
     assert calls == ([] if is_local else [1])
 
 
-async def test_a_stage_that_cannot_be_reached_by_its_local_name_gets_its_steps_by_grpc(
+async def test_a_stage_without_a_reachable_local_socket_gets_its_steps_by_grpc(
     start_controllers: StartControllers, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status = Controller.Status
@@ -238,7 +240,7 @@ async def test_a_stage_that_cannot_be_reached_by_its_local_name_gets_its_steps_b
     assert calls == [1]
 
 
-async def test_a_link_that_ends_without_a_word_ends_the_epoch(
+async def test_a_link_that_ends_without_a_reason_ends_the_epoch(
     start_controllers: StartControllers, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     links: list[LocalLink] = []
@@ -254,7 +256,7 @@ async def test_a_link_that_ends_without_a_word_ends_the_epoch(
     assert links
 
 
-async def test_a_rank_that_is_killed_ends_the_epoch_with_its_controllers_word(
+async def test_a_killed_rank_ends_the_epoch_with_its_controllers_reason(
     start_controllers: StartControllers, start_engine: StartEngine
 ) -> None:
     [controller] = await start_controllers("mute")
@@ -267,7 +269,7 @@ async def test_a_rank_that_is_killed_ends_the_epoch_with_its_controllers_word(
     assert "rank 0 ended with status -9" in str(await error_of(next_result(engine)))
 
 
-def test_results_that_the_socket_cannot_hold_are_heard_before_the_end(run: Callable[..., Any]) -> None:
+def test_results_beyond_the_socket_buffer_are_received_before_the_end(run: Callable[..., Any]) -> None:
     async def session() -> list[LinkFrameKind]:
         results = ResultLog()
         masters = LocalMasters(_never, lambda _: results)
@@ -285,7 +287,7 @@ def test_results_that_the_socket_cannot_hold_are_heard_before_the_end(run: Calla
     assert run(session()) == [LinkFrameKind.RESULT, LinkFrameKind.RESULT, LinkFrameKind.RESULT, LinkFrameKind.OVER]
 
 
-def test_who_says_nothing_or_too_much_before_the_key_is_hung_up_on(
+def test_a_client_that_sends_nothing_or_too_much_before_the_key_is_disconnected(
     run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orca.worker.controller.local_masters._HELLO_S", 0.2)
@@ -304,7 +306,7 @@ def test_who_says_nothing_or_too_much_before_the_key_is_hung_up_on(
     run(session())
 
 
-def test_of_links_without_a_key_there_are_only_so_many(run: Callable[..., Any]) -> None:
+def test_links_without_a_key_are_limited_in_number(run: Callable[..., Any]) -> None:
     async def session() -> None:
         masters = LocalMasters(_never, lambda _: ResultLog())
         silent = [await _connected(masters.address) for _ in range(16)]
@@ -318,7 +320,7 @@ def test_of_links_without_a_key_there_are_only_so_many(run: Callable[..., Any]) 
 
 
 async def _connected(address: pb.LocalAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """As a stranger's process that has found the name."""
+    """Connect as another user's process that has found the name."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(b"\0" + address.name.encode())
     return await asyncio.open_unix_connection(sock=connection)

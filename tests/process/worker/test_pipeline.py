@@ -37,10 +37,11 @@ STEPS = TOKENS * STAGES
 WARM_UP = 9
 IDLE_MAX = 0.10
 HOP_MAX_MS = 5.0
-"""Of the quicker steps; the slowest of the hops takes one millisecond when the machine has time."""
+"""Bound for the quicker steps; the slowest of the hops takes one millisecond when the machine has time."""
 WAITED_SHARE_MAX = 0.4
-"""For which share of the time the threads of loop and engine, all added up, may be ready and without a processor on a
-machine that counts as theirs. Among themselves they wait for a quarter of it on two processors."""
+"""The share of the time for which the threads of loop and engine may wait for a processor in total, on a machine that
+counts as theirs. On two processors they wait for each other for a quarter of it.
+"""
 ATTEMPTS = 3
 REQUESTS = [a_request(f"request{number}", (number, 3), TOKENS) for number in range(1, 7)]
 
@@ -57,7 +58,9 @@ class SlowPool(MemoryPool):
 
 @dataclass(frozen=True)
 class Run:
-    """What stages and loop wrote down of each step, and for which share of the time their threads had no processor."""
+    """The times that stages and loop record of each step, and the share of the time that their threads waited for a
+    processor.
+    """
 
     stages: list[Log]
     loop: list[IterationRecord]
@@ -66,7 +69,7 @@ class Run:
 
     @property
     def idle_share(self) -> float:
-        """Of the stage that is idle most, over all steps between warm-up and the last ones."""
+        """Return the idle share of the stage that is idle most, over all steps between warm-up and the last ones."""
         return max(_idle_share(log[WARM_UP : STEPS - STAGES]) for log in self.stages)
 
     @property
@@ -77,7 +80,7 @@ class Run:
         )
 
     def hops_ms(self) -> dict[str, list[float]]:
-        """What lies between two computations of a batch: by hop, how long each step took for it.
+        """Return the time between two computations of a batch: by hop, how long each step took for it.
 
         Steps that found their stage at work are left out: they waited for that, and it hid the hop.
         """
@@ -153,7 +156,7 @@ def test_the_control_message_of_each_step_reaches_the_last_stage_before_the_firs
     assert run.is_told_early
 
 
-def test_no_part_of_the_way_from_a_batch_to_its_next_step_has_a_bubble(run: Run) -> None:
+def test_no_stage_has_a_bubble_between_a_batch_and_its_next_step(run: Run) -> None:
     # A hop that hardly any step had to wait for is none.
     quicker_ms = {
         hop: statistics.quantiles(times, n=4)[0] for hop, times in run.hops_ms().items() if len(times) > STAGES
@@ -168,11 +171,11 @@ def test_every_stage_is_idle_under_a_tenth_of_the_time_after_warm_up(run: Run) -
 
 
 def _idle_share(log: Log) -> float:
-    """Between the end of the first step and that of the last one."""
+    """Return the idle share between the end of the first step and that of the last one."""
     busy_ns = sum(line["end_ns"] - line["start_ns"] for line in log[1:])
     return float(1 - busy_ns / (log[-1]["end_ns"] - log[0]["end_ns"]))
 
 
 def _waits_ns(log: Log, sent: str, stage: Log, steps: range) -> list[int]:
-    """From the time `sent` of each step in `log` to its start on a stage that did nothing in between."""
+    """Return the time from `sent` of each step in `log` to its start on a stage that was idle in between."""
     return [stage[n]["start_ns"] - log[n][sent] for n in steps if stage[n - 1]["end_ns"] <= log[n][sent]]

@@ -109,7 +109,7 @@ def master_of(link: FrameSocket[RankFrameKind], epoch: int) -> Iterator[FrameSoc
         yield FrameSocket(ours, LinkFrameKind)
 
 
-def test_an_order_to_join_that_comes_late_is_passed_over(rank: FrameSocket[RankFrameKind]) -> None:
+def test_a_late_command_to_join_is_ignored(rank: FrameSocket[RankFrameKind]) -> None:
     joined(rank, 2)
     join(rank, 1)
     run(rank, epoch=2)
@@ -117,7 +117,7 @@ def test_an_order_to_join_that_comes_late_is_passed_over(rank: FrameSocket[RankF
     assert (kind, result.epoch.number, len(result.sampled)) == (RankFrameKind.RESULT, 2, 1)
 
 
-def test_a_rank_answers_the_master_whose_link_it_was_handed_until_another_epoch_begins(
+def test_a_rank_answers_the_master_of_its_link_until_another_epoch_begins(
     rank: FrameSocket[RankFrameKind],
 ) -> None:
     joined(rank, 1)
@@ -138,7 +138,7 @@ def test_a_rank_answers_the_master_whose_link_it_was_handed_until_another_epoch_
         assert heard_by(first)[0] is LinkFrameKind.RESULT
 
 
-def test_a_rank_whose_epoch_breaks_says_so_to_its_controller_and_then_to_its_master(
+def test_a_rank_reports_a_broken_epoch_to_its_controller_and_then_to_its_master(
     rank: FrameSocket[RankFrameKind],
 ) -> None:
     joined(rank, 1)
@@ -161,7 +161,7 @@ def heard_by(master: FrameSocket[LinkFrameKind]) -> tuple[LinkFrameKind, bytes]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # compiling all of them takes 35 s of a Zen 3 that does nothing else
 @pytest.mark.parametrize("quantization", [None, pytest.param("int8", marks=pytest.mark.prove)])
-def test_a_rank_that_has_compiled_its_kernels_begins_again_and_finds_them_kept(
+def test_a_restarted_rank_finds_its_compiled_kernels(
     quantization: str | None, kept_kernels: Path, tiny_model: Path
 ) -> None:
     settings = WorkerSettings(model=str(tiny_model), threads=1, dtype="bfloat16", quantization=quantization)

@@ -56,7 +56,7 @@ async def test_a_frozen_rank_ends_the_epoch_within_the_bound_and_is_started_agai
     await client.close()
 
 
-async def test_a_rank_whose_work_stands_still_is_killed_though_its_heart_beats(start: StartOne) -> None:
+async def test_a_rank_without_progress_is_killed_even_if_it_sends_heartbeats(start: StartOne) -> None:
     controller, client = await start("hangs")
     await client.loaded()
     await client.join(1)
@@ -70,7 +70,7 @@ async def test_a_rank_whose_work_stands_still_is_killed_though_its_heart_beats(s
     await client.close()
 
 
-async def test_a_step_that_takes_longer_than_the_bound_is_no_hang_while_its_mark_moves(start: StartOne) -> None:
+async def test_a_step_longer_than_the_bound_is_no_hang_while_it_makes_progress(start: StartOne) -> None:
     controller, client = await start("long")
     await client.loaded()
     await client.join(1)
@@ -94,7 +94,7 @@ async def _is_at_work(client: StageClient) -> bool:
     return (await client.status()).still_ms == 0
 
 
-async def test_a_stage_whose_ranks_all_wait_tells_for_how_long(start: StartOne) -> None:
+async def test_a_stage_whose_ranks_all_wait_reports_for_how_long(start: StartOne) -> None:
     controller, client = await start("mute")
     await client.loaded()
     await client.join(1)
@@ -110,7 +110,7 @@ async def _still_ms_is_over(client: StageClient, least: int) -> bool:
     return (await client.status()).still_ms > least
 
 
-async def test_loading_may_take_longer_than_its_bound_while_the_mark_moves(start: StartOne) -> None:
+async def test_loading_may_take_longer_than_its_bound_while_it_makes_progress(start: StartOne) -> None:
     controller, client = await start("loads", loading_silent_s=6.0)
     ranks = controller.rank_pids
     await client.loaded()
@@ -132,7 +132,7 @@ async def _has_another_rank(controller: Controller, old: int) -> bool:
     return len(controller.rank_pids) == 1 and controller.rank_pids != [old]
 
 
-async def test_a_rank_that_never_gets_on_with_loading_is_tried_thrice_with_growing_pauses(
+async def test_a_rank_whose_loading_makes_no_progress_is_tried_three_times_with_growing_pauses(
     start: StartOne, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR, "orca.worker.controller.stage_ranks")

@@ -59,7 +59,7 @@ async def outcomes_of(group: Scheduled, early: Sequence[Request], late: Request)
 
 @pytest.mark.parametrize(("stages", "prefetch"), [(1, 0), (1, 1), (3, 0), (3, 1)])
 @pytest.mark.parametrize("kind", [local_engine, simulated_engine])
-async def test_who_joins_late_or_leaves_early_under_the_loop_gets_the_tokens_it_gets_alone(
+async def test_requests_that_join_late_or_leave_early_get_the_tokens_they_get_alone(
     tiny_model: Path, kind: Callable[[Path], MakeEngine], stages: int, prefetch: int
 ) -> None:
     make = kind(tiny_model)

@@ -1,4 +1,4 @@
-"""What the controller's process imports."""
+"""The imports of the controller's process."""
 
 import subprocess
 import sys

@@ -18,11 +18,11 @@ def slots(bytes_per_slot: int, **choices: object) -> int:
     return slots_possible(WorkerSettings(model="/m", **choices), model, CPU)  # type: ignore[arg-type]
 
 
-def test_slots_stop_at_the_setting() -> None:
+def test_slots_are_limited_by_the_setting() -> None:
     assert slots(1, slots_max=1000) == 1000
 
 
-def test_a_slot_of_twice_the_bytes_halves_the_slots_within_what_memory_moves_meanwhile() -> None:
+def test_a_slot_of_twice_the_bytes_halves_the_slots() -> None:
     assert 0.8 < 2 * slots(2 << 10) / slots(1 << 10) < 1.25
 
 
@@ -47,7 +47,7 @@ def test_the_bytes_that_the_slots_take_are_logged(caplog: pytest.LogCaptureFixtu
     assert told["free_bytes"] > told["kv_bytes"]
 
 
-def test_what_no_memory_could_hold_gives_no_slots() -> None:
+def test_a_model_that_does_not_fit_into_memory_gives_no_slots() -> None:
     assert slots(1 << 60) == 0
 
 
@@ -90,7 +90,7 @@ V1 = "7:cpu,cpuacct:/elsewhere\n4:memory:/docker/d1"
         "v1 without a limit",
     ],
 )
-def test_memory_is_that_of_the_machine_or_of_the_tightest_group_around_the_process(
+def test_memory_is_limited_by_the_machine_and_the_tightest_cgroup(
     tmp_path: Path, own: str, files: dict[str, int | str], available: int
 ) -> None:
     written = {"proc/meminfo": "MemTotal: 16000 kB\nMemAvailable: 9000 kB\n", "proc/self/cgroup": f"{own}\n"}

@@ -88,7 +88,7 @@ async def test_the_in_process_engine_gives_the_same_tokens_for_any_stages_and_pr
     assert await local_tokens(three, prefetch=1, chunk=4) == expected
 
 
-async def test_a_step_without_rows_frees_and_comes_back_in_its_turn(
+async def test_a_step_without_rows_frees_slots_and_returns_in_order(
     start_stages: StartStages, start_engine: StartEngine
 ) -> None:
     group = start_stages(2, 1)
@@ -148,7 +148,7 @@ async def test_a_killed_rank_is_an_engine_error_at_once_and_its_peers_live_on(
     assert await generate(engine, epoch, requests()[:2], WANTED[:2], stages=2)
 
 
-async def test_the_neighbour_of_a_killed_rank_logs_in_one_line_that_it_is_gone(
+async def test_the_neighbour_of_a_killed_rank_logs_one_line(
     tiny_model: Path, tmp_path: Path, start_engine: StartEngine, capfd: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--log-level", "info", "--log-format", "json")
@@ -172,7 +172,7 @@ async def test_the_neighbour_of_a_killed_rank_logs_in_one_line_that_it_is_gone(
 
 
 async def _is_waiting(address: str) -> bool:
-    """Whether the only rank of the stage at an address waits for the rank before it, within its first step."""
+    """Return whether the only rank of the stage at an address waits for the rank before it, within its first step."""
     async with grpc_links.open_channel(address) as channel:
         status = await grpc_links.stage_stub(channel).Status(pb.StatusRequest(), timeout=10)
     return "step 1: waits for activations" in status.detail
@@ -218,7 +218,7 @@ async def test_a_second_signal_ends_a_stage_at_once_and_its_ranks_with_it(tiny_m
 
 
 async def _is_leashed(pid: int) -> bool:
-    """Whether the rank's own command runs: before it comes its leash, and before that a copy of its parent."""
+    """Return whether the rank's own command runs. Its leash and a copy of its parent come before it."""
     words = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
     return b"orca.worker.rank.rank" in words and not any(word.endswith(b"parent_death.py") for word in words)
 
@@ -241,7 +241,7 @@ async def _has_ranks(group: Stages) -> bool:
 
 
 async def _is_gone(pid: int) -> bool:
-    """Whether a process has ended; it may still wait for its new parent to notice."""
+    """Return whether a process has ended; it may still wait for its new parent to notice."""
     try:
         stat = (Path("/proc") / str(pid) / "stat").read_text()
     except FileNotFoundError:

@@ -27,13 +27,13 @@ def test_stats_names_what_is_in_the_pool(data: str, capsys: pytest.CaptureFixtur
     assert (shown["queued"], shown["revision"], shown["schema"]) == ("0", "-", str(SCHEMA))
 
 
-def test_an_external_redis_is_asked_by_its_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_external_redis_is_reached_by_its_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with EmbeddedRedis(tmp_path) as redis:
         assert main(["pool", "stats", "--pool", redis.url, "--deployment", "d"]) == 0
     assert "queued" in capsys.readouterr().out
 
 
-def test_the_schema_in_force_is_told_and_set(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_schema_in_force_is_printed_and_set(data: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pool", "schema", "--data", data]) == 0
     assert main(["pool", "schema", str(SCHEMA), "--data", data]) == 0
     said = capsys.readouterr().out.splitlines()
@@ -41,6 +41,6 @@ def test_the_schema_in_force_is_told_and_set(data: str, capsys: pytest.CaptureFi
     assert said[1] == f"schema {SCHEMA} is in force, before it was {SCHEMA}"
 
 
-def test_a_schema_that_nobody_writes_is_refused(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_schema_is_refused(data: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pool", "schema", "99", "--data", data]) == 1
     assert f"schema {SCHEMA} stays in force" in capsys.readouterr().err

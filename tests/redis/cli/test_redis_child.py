@@ -73,7 +73,7 @@ def connect(child: RedisChild) -> Redis:
     return Redis.from_url(child.url, username=child.login["ORCA_POOL_USER"], password=password)
 
 
-async def test_what_scripts_wrote_is_there_after_a_kill(child: RedisChild) -> None:
+async def test_script_writes_survive_a_kill(child: RedisChild) -> None:
     key, other = Keys("d").single("meta"), Keys("d").named("req", "a")
     script = "redis.call('HSET', KEYS[1], 'a', '1'); redis.call('HSET', ARGV[1], 'b', '2')"
     async with connect(child) as redis:
@@ -88,7 +88,7 @@ async def test_what_scripts_wrote_is_there_after_a_kill(child: RedisChild) -> No
     await running
 
 
-def test_the_exit_of_a_child_that_was_collected_already_is_an_orderly_one() -> None:
+def test_the_exit_of_an_already_reaped_child_counts_as_clean() -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     assert _exit_code(ended.pid) == 0

@@ -96,7 +96,7 @@ async def ask(client: httpx.AsyncClient, prompt: str) -> Answer:
 
 
 async def data_of(client: httpx.AsyncClient, prompt: str) -> list[str] | None:
-    """Of all events; None where the machine is too busy, for which any client would try again."""
+    """Return the data of all events; None if the machine is too busy, where any client would try again."""
     body = {"prompt": prompt, "max_tokens": 24, "temperature": 0, "stream": True}
     async with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != 200:
@@ -124,7 +124,7 @@ async def load(client: httpx.AsyncClient, found: list[Answer], clients: int = 4)
         is_over.set()
 
 
-async def test_under_load_every_answer_is_whole_and_of_the_model_that_took_it(parts: Parts, newer: Path) -> None:
+async def test_under_load_every_answer_is_complete_and_of_the_model_that_accepted_it(parts: Parts, newer: Path) -> None:
     older = small_model_folder()
     url = parts.gateway(newer, other=older)
     found: list[Answer] = []

@@ -55,7 +55,7 @@ def everything_in(url: str) -> bytes:
         return b"\n".join(part for name in names for part in (name, client.dump(name) or b""))
 
 
-async def test_no_key_is_in_logs_metrics_or_redis(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_api_key_appears_in_logs_metrics_or_redis(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     file = tmp_path / "keys"
     file.write_text(key_line(ApiKey("alice", key_digest(RIGHT))))

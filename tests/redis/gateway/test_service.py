@@ -28,7 +28,7 @@ MODEL = Path(small_model.__file__).parent / "orca-austen"
 TEXT = " It is a truth universally acknowledged"
 TOKENS = Tokenizer.from_folder(MODEL).encode(TEXT)
 LIMIT_S = 60.0
-"""For what takes a second or two on a machine that has nothing else to do."""
+"""Limit for work that takes a second or two on an otherwise idle machine."""
 
 
 @dataclass
@@ -184,7 +184,7 @@ async def test_a_file_of_keys_that_cannot_be_used_is_exit_status_2(tmp_path: Pat
     assert f"setting api_keys_file: {keys}: line 1: ".encode() in told
 
 
-async def test_a_metrics_port_that_is_taken_ends_the_start_in_words(tmp_path: Path) -> None:
+async def test_a_metrics_port_in_use_stops_the_start_with_a_reason(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         flags = ("--port", "0", "--metrics-port", str(taken.getsockname()[1]), "--pool", f"unix://{tmp_path}/no.sock")
         command = [sys.executable, "-m", "orca.gateway.service", "--model", str(MODEL), *flags]
@@ -195,18 +195,16 @@ async def test_a_metrics_port_that_is_taken_ends_the_start_in_words(tmp_path: Pa
     assert b"Traceback" not in told
 
 
-def test_a_port_that_is_taken_is_refused_before_anything_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        # A folder without a model: it is not looked at.
+        # A folder without a model: it is not read.
         assert main(["--model", str(tmp_path), "--port", str(port)]) == 2
     assert capsys.readouterr().err == (
         f"setting port: {port} of host 127.0.0.1 is not available: Address already in use\n"
     )
 
 
-def test_a_host_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_host_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "x", "--port", "0", "--host", "no.such.host.invalid"]) == 2
     assert capsys.readouterr().err.startswith("setting host: 'no.such.host.invalid' is not an address: ")

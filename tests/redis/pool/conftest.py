@@ -45,7 +45,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 
 BEDS = [f"{kind}{suffix}" for kind in KINDS for suffix in ("", "-repeated")]
 SLOW_BEDS = ("redis-6.2-repeated", "redis-7")
-"""Without them each Redis is asked, and calls of a Redis are repeated."""
+"""Beds of the slow tests. The others cover each Redis, and repeated calls on one Redis."""
 
 
 @pytest.fixture(params=[pytest.param(bed, marks=pytest.mark.slow if bed in SLOW_BEDS else ()) for bed in BEDS])

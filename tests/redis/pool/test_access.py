@@ -28,7 +28,7 @@ def local_settings(access: LocalAccess) -> PoolSettings:
     return dataclasses.replace(SETTINGS, user=LOCAL_USER, password_file=str(access.password_file))
 
 
-def test_the_user_may_call_what_scripts_and_client_call_and_no_more() -> None:
+def test_the_user_may_run_only_the_commands_of_scripts_and_client() -> None:
     scripts = "".join(path.read_text() for path in (POOL_ON_REDIS / "scripts").glob("*.lua"))
     called = {word.lower() for word in re.findall(r"call\(\s*'([A-Z]+)'", scripts)}
     assert set(COMMANDS) == called | DIRECT | OF_THE_RELEASE_BEFORE
@@ -48,7 +48,7 @@ async def test_the_user_may_do_nothing_else(redis_bed: RedisBed, command: tuple[
 
 
 @pytest.mark.parametrize("without", ["-info", "-evalsha", "-zrangebyscore", "resetkeys", "resetchannels"])
-async def test_a_user_without_the_rights_is_an_outage_that_says_so(redis_bed: RedisBed, without: str) -> None:
+async def test_a_user_without_the_rights_is_an_outage_with_that_reason(redis_bed: RedisBed, without: str) -> None:
     """Also where it is a script that would need them."""
     await redis_bed.redis.execute_command("ACL", "SETUSER", redis_bed.deployment, without)
     with pytest.raises(PoolUnavailable, match="Redis user lacks a right"):
@@ -66,7 +66,7 @@ async def use(bed: RedisBed) -> None:
 
 
 @pytest.mark.parametrize("kind", ["redis-6.2", "redis-7"])
-async def test_a_redis_of_our_own_lets_in_its_one_user_only(tmp_path: Path, kind: str) -> None:
+async def test_an_embedded_redis_admits_only_its_one_user(tmp_path: Path, kind: str) -> None:
     access = LocalAccess.prepare(tmp_path, "d")
     with EmbeddedRedis(tmp_path, binary=redis_binary(kind), access=access) as server:
         pool = await open_redis_pool(server.url, "d", local_settings(access))
@@ -100,7 +100,7 @@ async def test_a_redis_with_the_users_that_the_command_prints_forgets_nothing_wh
         await again.close()
 
 
-def test_a_folder_keeps_its_password_and_the_users_of_others(tmp_path: Path) -> None:
+def test_a_folder_keeps_its_password_and_users_that_others_added(tmp_path: Path) -> None:
     first = LocalAccess.prepare(tmp_path, "d")
     password = first.password
     with first.acl_file.open("a") as file:
@@ -123,7 +123,7 @@ async def test_a_rotated_password_takes_effect_at_the_next_connect(redis_bed: Re
     await pool.close()
 
 
-async def test_a_password_file_that_is_not_there_is_an_outage_that_names_it(redis_bed: RedisBed) -> None:
+async def test_a_missing_password_file_is_an_outage_that_names_it(redis_bed: RedisBed) -> None:
     settings = dataclasses.replace(SETTINGS, password_file="/nowhere/password")
     with pytest.raises(PoolUnavailable, match="/nowhere/password"):
         await open_redis_pool(redis_bed.url, "d", settings)
@@ -138,7 +138,7 @@ async def test_a_url_with_a_secret_is_refused_and_not_repeated(url: str) -> None
     assert "hid" not in str(refused.value)
 
 
-def test_settings_of_access_come_as_variables() -> None:
+def test_access_settings_are_environment_variables() -> None:
     variables = {"ORCA_POOL_USER": "u", "ORCA_POOL_PASSWORD_FILE": "/p", "ORCA_POOL_ACCEPTS_LOSS": "true"}
     settings = parse_pool_settings(variables)
     assert (settings.user, settings.password_file, settings.accepts_loss) == ("u", "/p", True)

@@ -17,7 +17,7 @@ async def seated(bed: Bed, *names: str) -> list[Scheduler]:
     return schedulers
 
 
-async def test_the_oldest_that_fit_are_owned_in_order_of_arrival(bed: Bed) -> None:
+async def test_the_oldest_requests_that_fit_are_claimed_in_order_of_arrival(bed: Bed) -> None:
     (scheduler,) = await seated(bed, "g")
     for parent in "abc":
         await bed.pool.submit(submission(parent))  # 16 slots each
@@ -29,7 +29,7 @@ async def test_the_oldest_that_fit_are_owned_in_order_of_arrival(bed: Bed) -> No
     assert status.claim == answer.claimed[0].claim
 
 
-async def test_at_most_the_asked_number_is_given_without_a_reservation(bed: Bed) -> None:
+async def test_a_claim_returns_at_most_the_asked_number_without_a_reservation(bed: Bed) -> None:
     first, second = await seated(bed, "g", "h")
     for parent in "abc":
         await bed.pool.submit(submission(parent))
@@ -46,7 +46,7 @@ async def test_needs_are_rounded_up_to_whole_blocks(bed: Bed) -> None:
     assert list(await scheduler.take(free_slots=32)) == ["a.0"]
 
 
-async def test_a_claim_says_where_to_go_on(bed: Bed) -> None:
+async def test_a_claim_returns_the_index_to_continue_at(bed: Bed) -> None:
     scheduler, owned = await started(bed, "a")
     await bed.pool.commit([entry(owned["a.0"], 0, 7)])
     await bed.pool.commit([entry(owned["a.0"], 1, 8)])
@@ -56,7 +56,7 @@ async def test_a_claim_says_where_to_go_on(bed: Bed) -> None:
     assert again.request == owned["a.0"].request
 
 
-async def test_the_last_claim_call_gets_the_stored_answer(bed: Bed) -> None:
+async def test_a_repeated_claim_call_gets_the_stored_answer(bed: Bed) -> None:
     scheduler, owned = await started(bed, "a")
     await bed.pool.submit(submission("b"))
     slots = {"free_slots": 0, "total_slots": 0, "block_tokens": 16, "most": 0}
@@ -74,7 +74,7 @@ async def test_a_stored_answer_that_is_out_of_date_is_refused_at_commit(bed: Bed
     assert [str(a) for a in await bed.pool.commit([entry(again.claimed[0], 0, 5)])] == ["not yours"]
 
 
-async def test_a_claim_call_behind_the_last_one_is_stale(bed: Bed) -> None:
+async def test_a_claim_call_older_than_the_last_one_is_stale(bed: Bed) -> None:
     scheduler, _ = await started(bed, "a")
     last = scheduler.calls
     await scheduler.ask()
@@ -82,7 +82,7 @@ async def test_a_claim_call_behind_the_last_one_is_stale(bed: Bed) -> None:
         await bed.pool.claim(scheduler.caller, last, free_slots=99, total_slots=99, block_tokens=16, most=9)
 
 
-async def test_a_head_that_does_not_fit_now_stops_admission_for_the_asker_only(bed: Bed) -> None:
+async def test_a_head_that_does_not_fit_now_stops_admission_for_that_group_only(bed: Bed) -> None:
     first, second = await seated(bed, "g", "h")
     await bed.pool.submit(submission("big", max_new_tokens=60))
     await bed.pool.submit(submission("small"))
@@ -139,7 +139,7 @@ async def test_a_request_given_back_returns_to_its_old_place(bed: Bed) -> None:
     assert list(await scheduler.heartbeat()) == ["a.0", "b.0", "c.0"] or len(await scheduler.heartbeat()) == 3
 
 
-async def test_giving_back_a_claim_that_is_over_does_nothing(bed: Bed) -> None:
+async def test_giving_back_an_ended_claim_does_nothing(bed: Bed) -> None:
     scheduler, owned = await started(bed, "a")
     await bed.pool.give_back({"a.0": owned["a.0"].claim, "unknown.0": owned["a.0"].claim})
     again = await scheduler.take()

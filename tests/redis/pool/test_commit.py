@@ -18,7 +18,7 @@ async def test_tokens_and_end_enter_the_log_in_order(bed: Bed) -> None:
     assert ([token.id for token in log.tokens], log.end) == ([6, 8], End(FinishReason.STOP, 2))
 
 
-async def test_each_entry_of_a_log_tells_the_claim_that_wrote_it(bed: Bed) -> None:
+async def test_each_entry_of_a_log_has_the_claim_that_wrote_it(bed: Bed) -> None:
     scheduler, owned = await started(bed, "a", "b")
     await bed.pool.commit([entry(owned["a.0"], 0, 5, 6)])
     await scheduler.enter()
@@ -29,7 +29,7 @@ async def test_each_entry_of_a_log_tells_the_claim_that_wrote_it(bed: Bed) -> No
     assert await bed.writers("a.0") == [first, first, second, second]
 
 
-async def test_an_end_that_the_pool_decides_tells_the_claim_number_by_then(bed: Bed) -> None:
+async def test_an_end_that_the_pool_decides_has_the_claim_number_of_that_time(bed: Bed) -> None:
     _, owned = await started(bed, "a")
     await bed.pool.commit([entry(owned["a.0"], 0, 5)])
     await bed.pool.give_back({"a.0": owned["a.0"].claim})
@@ -68,7 +68,7 @@ async def test_the_pool_keeps_when_the_first_token_and_the_end_came(bed: Bed) ->
     assert status.request.submitted_ms <= first <= status.ended_ms <= await bed.wall_ms()
 
 
-async def test_an_end_from_outside_has_its_time_and_no_first_token(bed: Bed) -> None:
+async def test_an_end_before_the_first_token_has_only_its_own_time(bed: Bed) -> None:
     await started(bed, "a")
     await bed.pool.cancel("a")
     status = await bed.pool.status("a.0")
@@ -76,7 +76,7 @@ async def test_an_end_from_outside_has_its_time_and_no_first_token(bed: Bed) -> 
     assert status.request.submitted_ms <= status.ended_ms <= await bed.wall_ms()
 
 
-async def test_the_same_entry_again_is_already_there(bed: Bed) -> None:
+async def test_a_repeated_entry_is_reported_as_already_there(bed: Bed) -> None:
     _, owned = await started(bed, "a")
     step = [entry(owned["a.0"], 0, 5, 6)]
     await bed.pool.commit(step)
@@ -151,7 +151,7 @@ async def test_cancel_ends_every_request_that_has_not_ended(bed: Bed) -> None:
     assert (stats.queued, stats.owned, stats.ended) == (0, 0, 3)
 
 
-async def test_an_end_gives_back_the_bytes_that_it_will_not_use(bed: Bed) -> None:
+async def test_an_end_releases_the_unused_reserved_bytes(bed: Bed) -> None:
     _, owned = await started(bed, "a", max_new_tokens=1000)
     before = (await bed.pool.stats()).bytes_reserved
     await bed.pool.commit([entry(owned["a.0"], 0, *range(10), end=FinishReason.STOP)])
@@ -176,7 +176,7 @@ async def test_a_log_is_read_from_an_index_in_bounded_pieces(bed: Bed) -> None:
     assert (await bed.pool.read("a.0", 5)).end is None
 
 
-async def test_many_logs_are_read_at_once_without_those_that_have_nothing_new(bed: Bed) -> None:
+async def test_many_logs_are_read_at_once_and_unchanged_ones_left_out(bed: Bed) -> None:
     _, owned = await started(bed, "a", "b", "c")
     await bed.pool.commit([entry(owned["a.0"], 0, 5), entry(owned["b.0"], 0, 6)])
     await bed.pool.cancel("c")
@@ -210,7 +210,7 @@ async def test_what_stopped_a_request_is_kept(bed: Bed, stop: str | int | None) 
     assert (await bed.pool.status("a.0")).end == end
 
 
-async def test_an_entry_that_says_nothing_is_the_callers_mistake(bed: Bed) -> None:
+async def test_an_empty_entry_is_the_callers_mistake(bed: Bed) -> None:
     _, owned = await started(bed, "a")
     with pytest.raises(AssertionError, match="tokens or an end"):
         await bed.pool.commit([entry(owned["a.0"], 0)])

@@ -20,7 +20,7 @@ LIMIT_S = 20.0
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Of 4 MiB. Making one needs root, or a user who may mount."""
+    """A disk of 4 MiB. Making one needs root, or a user who may mount."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True, text=True)
@@ -38,7 +38,7 @@ async def bed(request: pytest.FixtureRequest, small_disk: Path) -> AsyncIterator
         await bed.close()
 
 
-async def test_what_runs_waits_for_room_and_nothing_is_lost(bed: RedisBed, small_disk: Path) -> None:
+async def test_running_requests_wait_for_disk_space_and_nothing_is_lost(bed: RedisBed, small_disk: Path) -> None:
     _, owned = await started(bed, "a", on_disconnect=OnDisconnect.KEEP)
     await bed.pool.commit([entry(owned["a.0"], 0, 5)])
     filler = small_disk / "filler"

@@ -34,7 +34,7 @@ def wait_until_gone(pid: int) -> None:
 
 
 @pytest.mark.parametrize("port", [None, 0])
-async def test_it_serves_a_pool_until_it_is_stopped(tmp_path: Path, port: int | None) -> None:
+async def test_an_embedded_server_serves_a_pool_until_it_is_stopped(tmp_path: Path, port: int | None) -> None:
     with EmbeddedRedis(tmp_path, port=port) as redis:
         assert redis.url.startswith("unix://" if port is None else "redis://127.0.0.1:")
         pool = await open_redis_pool(redis.url, "d", PATIENT_POOL)
@@ -43,7 +43,7 @@ async def test_it_serves_a_pool_until_it_is_stopped(tmp_path: Path, port: int | 
     wait_until_gone(redis.pid)
 
 
-async def test_the_same_folder_has_the_same_data(tmp_path: Path) -> None:
+async def test_a_server_restarted_in_the_same_folder_has_the_same_data(tmp_path: Path) -> None:
     for _ in range(2):
         with EmbeddedRedis(tmp_path) as redis:
             pool = await open_redis_pool(redis.url, "d", PATIENT_POOL)
@@ -65,14 +65,14 @@ def test_a_long_folder_name_still_gets_a_socket(tmp_path: Path) -> None:
         assert len(redis.url) < 110
 
 
-def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_reports_the_reason(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="maxmemory"):
         EmbeddedRedis(tmp_path, options=("--maxmemory", "much"))
 
 
 @contextlib.contextmanager
 def answering(folder: Path, answer: Callable[[], bytes]) -> Iterator[Path]:
-    """What a server says to each PING while it starts. Yields: its program, which itself says nothing."""
+    """Answers of a server to each PING while it starts. Yields: its program, which prints nothing itself."""
     program = folder / "redis-server"
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o755)
@@ -88,7 +88,7 @@ def answering(folder: Path, answer: Callable[[], bytes]) -> Iterator[Path]:
         server.shutdown()
 
 
-def test_a_server_that_says_that_it_loads_is_waited_for_beyond_the_bound_on_silence(tmp_path: Path) -> None:
+def test_a_server_that_reports_loading_is_waited_for_beyond_the_timeout(tmp_path: Path) -> None:
     began = time.monotonic()
 
     def answer() -> bytes:
@@ -99,7 +99,7 @@ def test_a_server_that_says_that_it_loads_is_waited_for_beyond_the_bound_on_sile
         assert time.monotonic() > began + 4.5
 
 
-def test_a_server_that_says_nothing_is_given_up(tmp_path: Path) -> None:
+def test_a_server_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
     with answering(tmp_path, lambda: b"") as program, pytest.raises(RedisDidNotStart) as refused:
         EmbeddedRedis(tmp_path, binary=program, silent_s=0.2)
     assert refused.value.exit_code == -signal.SIGKILL
@@ -110,7 +110,7 @@ def test_without_a_binary_the_setting_is_named(monkeypatch: pytest.MonkeyPatch) 
     assert find_redis_server() == find_wheel_redis_server()
 
 
-def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+def test_an_embedded_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from orca.pool.redis.embedded import EmbeddedRedis\n"
         "redis = EmbeddedRedis(Path(sys.argv[1])); print(redis.pid, flush=True); time.sleep(60)"

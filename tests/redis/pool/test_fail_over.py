@@ -18,7 +18,7 @@ from support.pool.kinds import KINDS, redis_binary
 from support.waiting import until
 
 CONNECTIONS = 4
-"""Of each kind in this pool, or fewer: so many calls at a time use all of them."""
+"""Connections of each kind in this pool, or fewer: as many concurrent calls use all of them."""
 
 
 @dataclass
@@ -38,7 +38,9 @@ class Pair:
         await until_followed(self.bed.redis)
 
     async def fail_over(self) -> None:
-        """Behind all that was written: where no replica is asked for, it may be lost with the first server."""
+        """Fail over after the replica has all that was written. Without a replica a write may be lost with the first
+        server.
+        """
         async with Redis.from_url(self.main.url) as main, Redis.from_url(self.other.url) as other:
 
             async def has_all() -> bool:
@@ -111,8 +113,8 @@ async def test_one_refused_write_leads_every_connection_to_the_new_master(pair: 
     assert {status.tokens for status in statuses} == {2}
 
 
-async def test_who_only_reads_is_led_on_by_its_look_at_the_server(pair: Pair) -> None:
-    """What a demoted server answers to reads looks right, and may never grow again."""
+async def test_a_reading_client_moves_to_the_new_master_by_its_server_check(pair: Pair) -> None:
+    """Reads of a demoted server look right, and may never change again."""
     one, pool = await a_process_at_work(pair), pair.bed.pool
     await pair.fail_over()
     pair.lead_on()
@@ -125,7 +127,7 @@ async def test_who_only_reads_is_led_on_by_its_look_at_the_server(pair: Pair) ->
     assert (await pool.status("a.0")).tokens == 2
 
 
-async def test_nothing_breaks_while_the_address_still_leads_to_the_demoted_server(pair: Pair) -> None:
+async def test_nothing_breaks_while_the_address_still_resolves_to_the_demoted_server(pair: Pair) -> None:
     one, pool = await a_process_at_work(pair), pair.bed.pool
     await pair.fail_over()
     for _ in range(3):

@@ -70,13 +70,13 @@ async def woken_by(bed: Bed, request_id: str, seen: int, event: Callable[[], obj
             return await waiter
 
 
-async def test_a_commit_wakes_those_who_wait_for_its_log(bed: Bed) -> None:
+async def test_a_commit_wakes_the_waiters_of_its_log(bed: Bed) -> None:
     _, owned = await started(bed, "a")
     names = await woken_by(bed, "a.0", 0, lambda: bed.pool.commit([entry(owned["a.0"], 0, 5)]))
     assert names == {"a.0"}
 
 
-async def test_an_end_wakes_whoever_brought_it(bed: Bed) -> None:
+async def test_every_kind_of_end_wakes_the_waiters(bed: Bed) -> None:
     _, owned = await started(bed, "a", "b", "c", deadline_ms=60_000)
     await bed.pass_deadlines(60_000)
     await woken_by(bed, "a.0", 0, lambda: bed.pool.cancel("a"))
@@ -85,7 +85,7 @@ async def test_an_end_wakes_whoever_brought_it(bed: Bed) -> None:
     await woken_by(bed, "c.0", 0, lambda: bed.pool.sweep())
 
 
-async def test_news_from_before_the_wait_return_at_once(bed: Bed) -> None:
+async def test_a_wait_for_earlier_news_returns_at_once(bed: Bed) -> None:
     """And for as long as they were not read."""
     _, owned = await started(bed, "a")
     await listening(bed)
@@ -98,7 +98,7 @@ async def test_news_from_before_the_wait_return_at_once(bed: Bed) -> None:
             assert await news.wait(0.0) == frozenset()
 
 
-async def test_a_wait_without_news_ends_in_time(bed: Bed) -> None:
+async def test_a_wait_without_news_ends_at_its_timeout(bed: Bed) -> None:
     await started(bed, "a")
     await listening(bed)
     async with asyncio.timeout(10):
@@ -107,7 +107,7 @@ async def test_a_wait_without_news_ends_in_time(bed: Bed) -> None:
         await bed.pool.wait_for_work(REVISION, 0.02)
 
 
-async def test_a_scheduler_finds_what_woke_it(bed: Bed) -> None:
+async def test_a_woken_scheduler_finds_the_new_request(bed: Bed) -> None:
     await started(bed)
     scheduler = Scheduler(bed, "p2", "g2")
     await scheduler.enter()
@@ -120,7 +120,7 @@ async def test_a_scheduler_finds_what_woke_it(bed: Bed) -> None:
     assert list(await scheduler.take()) == ["a.0"]
 
 
-async def test_who_waits_for_work_alone_remembers_no_logs(redis_bed: RedisBed) -> None:
+async def test_a_waiter_for_work_alone_keeps_no_hints_of_logs(redis_bed: RedisBed) -> None:
     """Each token of the deployment is told of, and a scheduler reads none of them."""
     _, owned = await started(redis_bed, "a")
     with begun(redis_bed.pool._hints.log_news({"a.0": 0})) as news:
@@ -158,7 +158,7 @@ async def test_hundreds_of_waiters_share_one_connection(redis_bed: RedisBed) -> 
     assert len(await redis_bed.redis.client_list()) <= before + 1
 
 
-async def test_a_broken_subscription_heals_and_wakes_everybody(redis_bed: RedisBed) -> None:
+async def test_a_broken_subscription_is_restored_and_wakes_all_waiters(redis_bed: RedisBed) -> None:
     await started(redis_bed, "a")
     await listening(redis_bed)
     with begun(redis_bed.pool.log_news({"a.0": 0})) as news:
@@ -171,7 +171,7 @@ async def test_a_broken_subscription_heals_and_wakes_everybody(redis_bed: RedisB
         await woken_by(redis_bed, "a.0", 0, lambda: redis_bed.pool.cancel("a"))
 
 
-async def test_a_subscription_whose_link_went_silent_is_made_anew_and_says_so_once(
+async def test_a_silent_subscription_is_reopened_and_logged_once(
     own_redis: EmbeddedRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "orca.pool.redis.subscription")
@@ -197,7 +197,7 @@ async def test_a_subscription_whose_link_went_silent_is_made_anew_and_says_so_on
     ]
 
 
-async def test_a_quiet_link_that_answers_stays_as_it_is(own_redis: EmbeddedRedis) -> None:
+async def test_a_quiet_link_that_answers_is_kept(own_redis: EmbeddedRedis) -> None:
     hints = Hints(poll_s=LONG_S)
     async with Redis.from_url(own_redis.url) as direct, asyncio.timeout(40):
         subscription = Subscription(connections(own_redis.url), "news", hints, quiet_s=1.0)
@@ -247,8 +247,8 @@ async def silenced_proxy(unix_url: str) -> AsyncIterator[tuple[str, Callable[[],
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
-async def test_what_is_told_of_a_commit_is_what_a_read_would_find(kind: str, tmp_path: Path) -> None:
-    """In a Redis that never has an fsync under way when it answers, as it would not tell during one."""
+async def test_a_hint_of_a_commit_has_the_entries_that_a_read_returns(kind: str, tmp_path: Path) -> None:
+    """This Redis never has an fsync in flight when it answers; during one it would publish nothing."""
     with EmbeddedRedis(tmp_path, binary=redis_binary(kind), fsync="always") as server:
         bed = RedisBed(server.url, SETTINGS)
         _, owned = await started(bed, "a", "b")
@@ -264,7 +264,7 @@ async def test_what_is_told_of_a_commit_is_what_a_read_would_find(kind: str, tmp
         await bed.close()
 
 
-async def test_what_redis_may_still_hold_back_is_not_told(redis_bed: RedisBed) -> None:
+async def test_entries_that_are_not_yet_durable_are_not_published(redis_bed: RedisBed) -> None:
     """A kill could take it back; a read waits until it is written."""
     _, owned = await started(redis_bed, "a")
     await listening(redis_bed)

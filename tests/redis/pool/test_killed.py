@@ -37,7 +37,7 @@ class Acknowledged:
 
 
 class PoolOnly:
-    """What a Scheduler of pool_beds needs of a bed."""
+    """The parts of a bed that a Scheduler of beds.py needs."""
 
     def __init__(self, pool: RedisPool) -> None:
         self.pool = pool
@@ -152,7 +152,7 @@ async def load(
 
 
 async def lost_of(patient: RedisPool, seen: Acknowledged) -> dict[str, int]:
-    """What is missing of all that was seen, by kind."""
+    """Return the entries that were seen and are missing now, by kind."""
     lengths = []
     for number in range(REQUESTS):
         tokens = [token.id for token in await whole_log(patient, f"r{number}.0")]
@@ -166,7 +166,9 @@ async def lost_of(patient: RedisPool, seen: Acknowledged) -> dict[str, int]:
     }
 
 
-async def test_nothing_acknowledged_is_lost_by_kills(server: EmbeddedRedis, is_slow: bool, is_rewriting: bool) -> None:
+async def test_kills_lose_nothing_that_was_acknowledged(
+    server: EmbeddedRedis, is_slow: bool, is_rewriting: bool
+) -> None:
     # What is asked before and behind the kills has time on a busy machine too.
     patient, seen = RedisPool(server.url, "d", with_settings(call_timeout_ms=20_000)), Acknowledged()
     await patient.set_revision(REVISION, 1)

@@ -60,7 +60,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("choices", [16, pytest.param(128, marks=pytest.mark.prove)])
-async def test_a_long_answer_is_fetched_whole_while_heartbeats_come_through(redis_bed: RedisBed, choices: int) -> None:
+async def test_a_long_answer_is_read_completely_while_heartbeats_pass(redis_bed: RedisBed, choices: int) -> None:
     beats = Beats(await write(redis_bed, choices))
     requests = (await redis_bed.pool.parent("a")).requests
     readers = [Reader(redis_bed.pool, beats) for _ in range(READERS)]

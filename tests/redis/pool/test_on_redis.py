@@ -1,4 +1,4 @@
-"""What only the pool in Redis can do wrong: memory, restarts, silence, replicas, foreign schemas, its own keys."""
+"""Faults that only the pool in Redis can have: memory, restarts, silence, replicas, foreign schemas, its own keys."""
 
 import asyncio
 import dataclasses
@@ -81,7 +81,7 @@ def test_scripts_build_no_key_names_of_their_own() -> None:
     assert all(f"{kind}_key(name)" in builders for kind in NAMED)
 
 
-async def test_two_deployments_of_one_redis_do_not_see_each_other(redis_bed: RedisBed) -> None:
+async def test_two_deployments_in_one_redis_are_isolated(redis_bed: RedisBed) -> None:
     other = RedisBed(redis_bed.url, SETTINGS)
     await started(redis_bed, "a")
     with pytest.raises(UnknownRequest):
@@ -90,7 +90,7 @@ async def test_two_deployments_of_one_redis_do_not_see_each_other(redis_bed: Red
     await other.close()
 
 
-async def test_a_server_that_forgot_the_scripts_gets_their_text(redis_bed: RedisBed) -> None:
+async def test_a_server_that_lost_the_scripts_gets_their_text(redis_bed: RedisBed) -> None:
     await redis_bed.redis.script_flush()
     scheduler, _ = await started(redis_bed, "a")
     await redis_bed.redis.script_flush()
@@ -123,7 +123,7 @@ FREEING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
 
 
 @pytest.mark.parametrize("transition", GROWING)
-async def test_a_full_memory_leaves_nothing_half_written(own_bed: RedisBed, transition: str) -> None:
+async def test_full_memory_leaves_nothing_partly_written(own_bed: RedisBed, transition: str) -> None:
     scheduler, owned = await started(own_bed, "a")
     await own_bed.pool.submit(submission("waiting"))
     before = await everything(own_bed)
@@ -137,21 +137,21 @@ async def test_a_full_memory_leaves_nothing_half_written(own_bed: RedisBed, tran
 
 
 @pytest.mark.parametrize("transition", FREEING)
-async def test_what_frees_or_keeps_memory_goes_on_when_it_is_full(own_bed: RedisBed, transition: str) -> None:
+async def test_calls_that_need_no_memory_work_when_it_is_full(own_bed: RedisBed, transition: str) -> None:
     scheduler, owned = await started(own_bed, "a")
     await own_bed.redis.config_set("maxmemory", 1)
     await FREEING[transition](own_bed, scheduler, owned)
     await own_bed.recount()
 
 
-async def test_a_full_memory_takes_another_promise(own_bed: RedisBed) -> None:
+async def test_full_memory_accepts_a_changed_promise(own_bed: RedisBed) -> None:
     await started(own_bed, "a")
     await own_bed.pool.promise_slots(REVISION, 64)
     await own_bed.redis.config_set("maxmemory", 1)
     assert await own_bed.pool.set_promise(REVISION, 32, expected=64) == 32
 
 
-async def test_a_full_memory_drains_by_retention(own_bed: RedisBed) -> None:
+async def test_full_memory_drains_by_retention(own_bed: RedisBed) -> None:
     await started(own_bed, "a")
     await own_bed.pool.cancel("a")
     await own_bed.pass_awake(SETTINGS.retention_ms)
@@ -178,7 +178,7 @@ async def test_a_restarted_pool_has_everything(own_redis: EmbeddedRedis, own_bed
     assert list(await scheduler.take()) == ["b.0"]
 
 
-async def test_a_silent_pool_is_unavailable_in_time_and_the_call_may_have_happened(
+async def test_a_silent_pool_is_unavailable_at_the_timeout_and_the_call_may_have_happened(
     own_redis: EmbeddedRedis, own_bed: RedisBed
 ) -> None:
     _, owned = await started(own_bed, "a")
@@ -194,12 +194,12 @@ async def test_a_silent_pool_is_unavailable_in_time_and_the_call_may_have_happen
     assert [token.id for token in (await own_bed.pool.read("a.0", 0)).tokens] == [5]
 
 
-async def test_a_pool_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+async def test_an_unreachable_pool_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(PoolUnavailable):
         await open_redis_pool(f"unix://{tmp_path}/none.sock", "d", SETTINGS)
 
 
-async def test_a_part_starts_without_a_pool_that_is_away_and_says_so(
+async def test_a_part_starts_without_an_unreachable_pool_and_logs_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = RedisPool(f"unix://{tmp_path}/none.sock", "d", SETTINGS)
@@ -241,7 +241,7 @@ async def test_a_server_with_less_memory_than_promised_is_refused(own_redis: Emb
 
 
 @pytest.mark.parametrize("name", ["", "a b", "{a}", "a:b"])
-async def test_a_deployments_name_is_a_plain_word(name: str) -> None:
+async def test_an_invalid_deployment_name_is_refused(name: str) -> None:
     with pytest.raises(SettingError, match="deployment"):
         await open_redis_pool("redis://127.0.0.1:1", name, SETTINGS)
 
@@ -259,7 +259,7 @@ async def test_a_foreign_schema_in_force_stops_the_start_and_every_script(redis_
     await redis_bed.pool.submit(submission("a"))
 
 
-async def test_a_record_of_a_foreign_schema_is_passed_in_the_queue(redis_bed: RedisBed) -> None:
+async def test_a_record_of_a_foreign_schema_is_skipped_in_the_queue(redis_bed: RedisBed) -> None:
     scheduler, _ = await started(redis_bed)
     await redis_bed.pool.submit(submission("newer"))
     await redis_bed.pool.submit(submission("ours"))
@@ -307,7 +307,7 @@ async def replicated(own_redis: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[
             await bed.close()
 
 
-async def test_with_replicas_only_what_they_hold_is_accepted_and_shown(
+async def test_with_replicas_only_replicated_writes_are_acknowledged(
     replicated: tuple[RedisBed, EmbeddedRedis],
 ) -> None:
     bed, replica = replicated
@@ -336,7 +336,7 @@ async def test_the_pool_closes_all_its_connections(own_redis: EmbeddedRedis, own
     await until(are_closed, limit_s=60)
 
 
-async def test_state_survives_a_pool_object(redis_bed: RedisBed) -> None:
+async def test_a_new_pool_object_has_the_same_state(redis_bed: RedisBed) -> None:
     await started(redis_bed, "a")
     again = await open_redis_pool(redis_bed.url, redis_bed.deployment, SETTINGS)
     assert (await again.status("a.0")).state is OwnershipState.OWNED

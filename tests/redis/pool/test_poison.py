@@ -1,4 +1,4 @@
-"""Who is blamed when a group's engine fails from inside, who runs alone for it, and who ends (poison.py)."""
+"""An internal engine failure blames requests: some run alone after it, and some end (poison.py)."""
 
 import pytest
 
@@ -15,7 +15,7 @@ async def fails(scheduler: Scheduler, times: int) -> SeatEntered:
     return answer
 
 
-async def test_a_request_that_ran_when_the_engine_failed_from_inside_has_failed_and_waits_again(bed: Bed) -> None:
+async def test_a_request_that_ran_at_an_internal_engine_failure_counts_a_failure_and_waits_again(bed: Bed) -> None:
     scheduler, claimed = await started(bed, "a", "b")
     answer = await scheduler.fail(*claimed.values())
     assert (answer.failed, answer.poisoned) == (("a.0", "b.0"), ())
@@ -42,7 +42,7 @@ async def test_requests_that_must_run_alone_are_claimed_with_others_and_need_the
     assert {name: one.is_alone for name, one in claimed.items()} == {"a.0": True, "b.0": True, "c.0": False}
 
 
-async def test_three_failures_alone_end_a_request_with_an_error_in_the_call_that_tells_the_last(bed: Bed) -> None:
+async def test_the_third_failure_alone_ends_a_request_with_an_error_in_the_same_call(bed: Bed) -> None:
     scheduler, _ = await started(bed)
     await bed.pool.submit(submission("a"))
     assert (await fails(scheduler, FAILURES_MAX - 1)).poisoned == ()
@@ -71,7 +71,7 @@ async def test_the_first_commit_of_a_claim_acquits_the_request(bed: Bed) -> None
 
 
 @pytest.mark.parametrize("way", ["give back", "leave", "lease", "enter from outside", "gap"])
-async def test_an_innocent_return_strikes_the_mark_and_keeps_the_failures(bed: Bed, way: str) -> None:
+async def test_an_innocent_return_clears_the_mark_and_keeps_the_failures(bed: Bed, way: str) -> None:
     scheduler, _ = await started(bed)
     await bed.pool.submit(submission("a", on_disconnect=OnDisconnect.KEEP))
     await fails(scheduler, FAILURES_IN_COMPANY)
@@ -117,7 +117,7 @@ async def test_a_request_of_another_group_is_not_blamed(bed: Bed) -> None:
     assert (await bed.pool.status("a.0")).owner == "p1"
 
 
-async def test_another_process_that_enters_gets_no_answer_of_its_predecessor(bed: Bed) -> None:
+async def test_another_process_that_enters_gets_no_stored_answer_of_its_predecessor(bed: Bed) -> None:
     scheduler, claimed = await started(bed, "a")
     assert (await scheduler.fail(claimed["a.0"])).failed == ("a.0",)
     second = Scheduler(bed, "p2")
@@ -125,7 +125,7 @@ async def test_another_process_that_enters_gets_no_answer_of_its_predecessor(bed
     assert (answer.failed, answer.poisoned) == ((), ())
 
 
-async def test_a_cancelled_request_is_not_blamed_for_the_step_that_it_was_in(bed: Bed) -> None:
+async def test_a_cancelled_request_is_not_blamed_for_the_failed_step(bed: Bed) -> None:
     scheduler, claimed = await started(bed, "a")
     await bed.pool.cancel("a")
     answer = await scheduler.fail(claimed["a.0"])

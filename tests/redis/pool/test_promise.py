@@ -1,4 +1,4 @@
-"""What the door promises for a revision, stated anew, and for whom the one who lowers it waits."""
+"""A changed promise of slots for a revision, and the requests that its writer waits for."""
 
 import pytest
 
@@ -16,7 +16,7 @@ async def promised(bed: Bed) -> int | None:
     return found
 
 
-async def test_a_promise_that_is_lowered_refuses_what_needs_more_and_ends_nothing(bed: Bed) -> None:
+async def test_a_lowered_promise_refuses_larger_requests_and_ends_none(bed: Bed) -> None:
     scheduler, _ = await started(bed, "runs", max_new_tokens=LARGE)
     await bed.pool.promise_slots(REVISION, 64)
     await bed.pool.submit(submission("waits", max_new_tokens=LARGE))
@@ -29,7 +29,7 @@ async def test_a_promise_that_is_lowered_refuses_what_needs_more_and_ends_nothin
     assert await promised(bed) == 32
 
 
-async def test_a_submit_that_was_accepted_before_is_answered_as_it_was(bed: Bed) -> None:
+async def test_a_repeated_submit_is_answered_as_before_the_promise_changed(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
     await bed.pool.promise_slots(REVISION, 64)
     stored = await bed.pool.submit(submission("a", max_new_tokens=LARGE))
@@ -37,7 +37,7 @@ async def test_a_submit_that_was_accepted_before_is_answered_as_it_was(bed: Bed)
     assert await bed.pool.submit(submission("a", max_new_tokens=LARGE)) == stored
 
 
-async def test_a_promise_that_is_raised_lets_longer_requests_in(bed: Bed) -> None:
+async def test_a_raised_promise_admits_larger_requests(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
     await bed.pool.promise_slots(REVISION, 32)
     assert await bed.pool.set_promise(REVISION, 64, expected=32) == 64
@@ -46,7 +46,7 @@ async def test_a_promise_that_is_raised_lets_longer_requests_in(bed: Bed) -> Non
     assert await bed.pool.promise_slots(REVISION, 32) == 64
 
 
-async def test_a_promise_that_comes_after_another_one_changes_nothing(bed: Bed) -> None:
+async def test_an_outdated_promise_changes_nothing(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
     await bed.pool.promise_slots(REVISION, 64)
     assert await bed.pool.set_promise(REVISION, 32, expected=64) == 32
@@ -55,14 +55,14 @@ async def test_a_promise_that_comes_after_another_one_changes_nothing(bed: Bed) 
     assert await promised(bed) == 32
 
 
-async def test_where_no_group_has_formed_there_is_no_promise_to_state_anew(bed: Bed) -> None:
+async def test_a_promise_cannot_be_changed_before_a_group_has_formed(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
     assert await bed.pool.set_promise(REVISION, 32, expected=64) is None
     assert await promised(bed) is None
     assert await bed.pool.promise_slots(REVISION, 64) == 64
 
 
-async def test_larger_requests_are_those_that_wait_or_run_and_have_not_ended(bed: Bed) -> None:
+async def test_larger_requests_are_counted_while_they_wait_or_run(bed: Bed) -> None:
     await bed.pool.promise_slots(REVISION, 1000)
     _, owned = await started(bed, "runs", "over", max_new_tokens=LARGE)
     await bed.pool.submit(submission("waits", n=2, max_new_tokens=LARGE + 5))
@@ -102,7 +102,7 @@ async def test_a_request_of_a_group_whose_lease_ran_out_is_waited_for_too(bed: B
         await bed.pool.sweep()
 
 
-async def test_a_promise_without_requests_of_a_model_that_was_replaced_binds_no_group_of_it(bed: Bed) -> None:
+async def test_a_promise_of_a_replaced_model_without_requests_binds_no_group(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
     for revision in (REVISION, "r2"):
         await bed.pool.promise_slots(revision, 64)
@@ -117,7 +117,7 @@ async def test_a_promise_without_requests_of_a_model_that_was_replaced_binds_no_
     assert await promised(bed) == 32
 
 
-async def test_a_promise_stated_anew_outlives_a_restart_of_the_scheduler(bed: Bed) -> None:
+async def test_a_changed_promise_outlives_a_restart_of_the_scheduler(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
     await bed.pool.promise_slots(REVISION, 64)
     await bed.pool.set_promise(REVISION, 32, expected=64)
@@ -125,7 +125,7 @@ async def test_a_promise_stated_anew_outlives_a_restart_of_the_scheduler(bed: Be
     assert await bed.pool.promise_slots(REVISION, 64) == 32
 
 
-async def test_an_offer_of_a_holder_before_is_not_taken_for_one_of_a_release_that_says_none(
+async def test_a_previous_holders_offer_is_not_used_for_a_release_that_makes_no_offer(
     redis_bed: RedisBed,
 ) -> None:
     await redis_bed.pool.set_revision(REVISION, 1)
@@ -137,7 +137,9 @@ async def test_an_offer_of_a_holder_before_is_not_taken_for_one_of_a_release_tha
     assert (await redis_bed.pool.stats()).offered_slots is None
 
 
-async def test_an_offer_of_the_release_before_is_none_as_memory_may_have_decided_it(redis_bed: RedisBed) -> None:
+async def test_an_offer_of_the_previous_release_is_ignored_because_memory_may_have_decided_it(
+    redis_bed: RedisBed,
+) -> None:
     await redis_bed.pool.set_revision(REVISION, 1)
     scheduler = Scheduler(redis_bed)
     await scheduler.enter()

@@ -1,4 +1,4 @@
-"""What one call reads is bounded, however long the logs are and however many: Redis answers nobody else meanwhile."""
+"""One read is bounded for logs of any length and number: Redis answers no other client meanwhile."""
 
 import pytest
 
@@ -22,7 +22,7 @@ async def written(bed: Bed, *parents: str, tokens: tuple[Token, ...]) -> None:
         await bed.pool.commit([entry])
 
 
-async def test_logs_share_what_one_call_reads_and_are_read_on_where_it_stopped(bed: Bed) -> None:
+async def test_logs_share_the_bound_of_one_read_and_the_next_read_continues(bed: Bed) -> None:
     tokens = tuple(Token(i) for i in range(LONG))
     await written(bed, "a", "b", "c", tokens=tokens)
     first = await bed.pool.read_many({"a.0": 0, "b.0": 0, "c.0": 0}, 10**6)
@@ -35,19 +35,19 @@ async def test_logs_share_what_one_call_reads_and_are_read_on_where_it_stopped(b
     assert (then["c.0"].tokens, then["c.0"].is_cut) == (tokens[: READ_TOKENS_MAX - (LONG - room)], True)
 
 
-async def test_a_log_without_anything_new_is_left_out_also_when_there_is_no_room(bed: Bed) -> None:
+async def test_an_unchanged_log_is_left_out_also_at_the_bound_of_a_read(bed: Bed) -> None:
     await written(bed, "a", "b", tokens=tuple(Token(i) for i in range(READ_TOKENS_MAX)))
     found = await bed.pool.read_many({"a.0": 0, "b.0": READ_TOKENS_MAX + 1, "x.0": 0}, 10**6)
     assert (sorted(found), found["x.0"]) == (["a.0", "x.0"], None)
 
 
-async def test_an_end_behind_exactly_what_one_call_reads_comes_with_it(bed: Bed) -> None:
+async def test_an_end_right_at_the_bound_of_a_read_is_included(bed: Bed) -> None:
     await written(bed, "a", tokens=tuple(Token(i) for i in range(READ_TOKENS_MAX)))
     found = await bed.pool.read("a.0", 0, 10**6)
     assert (len(found.tokens), found.end, found.is_cut) == (READ_TOKENS_MAX, End("length", READ_TOKENS_MAX), False)
 
 
-async def test_tokens_of_many_bytes_use_the_room_up_sooner_and_one_is_always_read(bed: Bed) -> None:
+async def test_large_tokens_reach_the_bound_of_a_read_sooner_and_one_is_always_read(bed: Bed) -> None:
     scored = Logprob(7, -0.5, tuple((i, -0.5) for i in range(20)))
     heavy = Token(5, None, (scored,) * (READ_BYTES_MAX // 256 // 2))
     await written(bed, "a", "b", "c", tokens=(heavy, Token(6)))
@@ -56,7 +56,7 @@ async def test_tokens_of_many_bytes_use_the_room_up_sooner_and_one_is_always_rea
     assert [log.is_cut for log in found.values()] == [False, True, True]
 
 
-async def test_logs_of_ids_alone_and_others_come_out_of_one_read_in_the_order_asked(bed: Bed) -> None:
+async def test_one_read_returns_plain_and_other_logs_in_the_asked_order(bed: Bed) -> None:
     _, owned = await started(bed, "a", "b", "c", "d")
     scored = Token(7, Logprob(7, -0.5, ((7, -0.5), (8, -1.5))))
     logs = {"a.0": (Token(3), Token(4)), "b.0": (scored, Token(12)), "c.0": (Token(5),), "d.0": (Token(0),)}

@@ -1,4 +1,4 @@
-"""What the pool tells of revisions that were replaced: who still runs, and whose records somebody may still read."""
+"""The pool reports replaced revisions: their unfinished requests, and their records that may still be read."""
 
 from orca.core.domain.request import FinishReason
 from orca.pool.records import OnDisconnect, PoolStats
@@ -22,14 +22,14 @@ async def test_a_pool_without_a_revision_has_no_generation_either(bed: Bed) -> N
     assert (stats.revision, stats.generation, stats.replaced_revisions) == (None, None, ())
 
 
-async def test_while_nothing_was_replaced_all_requests_are_of_the_current_revision(bed: Bed) -> None:
+async def test_without_a_replaced_revision_all_requests_are_of_the_current_one(bed: Bed) -> None:
     await started(bed, "run")
     await bed.pool.submit(submission("wait"))
     stats = await swept(bed)
     assert (stats.generation, stats.replaced_revisions, stats.replaced_unfinished) == (1, (), 0)
 
 
-async def test_what_waits_and_what_runs_of_a_replaced_revision_is_counted_before_any_sweep(bed: Bed) -> None:
+async def test_waiting_and_running_requests_of_a_replaced_revision_are_counted_before_any_sweep(bed: Bed) -> None:
     await started(bed, "run")
     await bed.pool.submit(submission("wait", n=2))
     await replace(bed)
@@ -47,7 +47,7 @@ async def test_a_request_that_has_ended_is_not_unfinished_but_has_a_record(bed: 
     assert (stats.replaced_revisions, stats.replaced_unfinished) == ((REVISION,), 0)
 
 
-async def test_a_replaced_revision_is_named_until_its_last_record_is_forgotten(bed: Bed) -> None:
+async def test_a_replaced_revision_is_listed_until_its_last_record_is_forgotten(bed: Bed) -> None:
     _, owned = await started(bed, "a", on_disconnect=OnDisconnect.KEEP)
     await replace(bed)
     await bed.pass_awake(SETTINGS.retention_ms // 2)
@@ -60,7 +60,7 @@ async def test_a_replaced_revision_is_named_until_its_last_record_is_forgotten(b
     assert (stats.ended, stats.replaced_revisions) == (0, ())
 
 
-async def test_a_record_that_is_still_read_keeps_its_revision_named(bed: Bed) -> None:
+async def test_a_record_that_is_still_read_keeps_its_revision_listed(bed: Bed) -> None:
     await started(bed, "a")
     await bed.pool.cancel("a")
     await replace(bed)
@@ -87,7 +87,7 @@ async def test_a_revision_that_comes_back_is_not_a_replaced_one_and_the_other_is
     assert (stats.generation, stats.replaced_revisions, stats.replaced_unfinished) == (3, ("r2",), 1)
 
 
-async def test_two_replaced_revisions_are_both_named(bed: Bed) -> None:
+async def test_two_replaced_revisions_are_both_listed(bed: Bed) -> None:
     await started(bed, "a")
     await replace(bed)
     await bed.pool.submit(submission("b", revision="r2"))
@@ -96,7 +96,7 @@ async def test_two_replaced_revisions_are_both_named(bed: Bed) -> None:
     assert (stats.replaced_revisions, stats.replaced_unfinished) == ((REVISION, "r2"), 2)
 
 
-async def test_what_a_dead_group_owned_stays_counted_when_it_is_taken_back(bed: Bed) -> None:
+async def test_requests_of_a_dead_group_stay_counted_after_they_are_taken_back(bed: Bed) -> None:
     await started(bed, "a", on_disconnect=OnDisconnect.KEEP)
     await replace(bed)
     await bed.pass_awake(SETTINGS.seat_lease_ms)
@@ -105,7 +105,7 @@ async def test_what_a_dead_group_owned_stays_counted_when_it_is_taken_back(bed: 
     assert (await swept(bed)).replaced_unfinished == 1
 
 
-async def test_a_revision_that_outlives_its_records_in_retirement_is_not_named_again(redis_bed: RedisBed) -> None:
+async def test_a_retired_revision_without_records_is_not_listed_again(redis_bed: RedisBed) -> None:
     """Its own time is twice the retention here."""
     bed = redis_bed
     await started(bed, "a")
@@ -120,7 +120,7 @@ async def test_a_revision_that_outlives_its_records_in_retirement_is_not_named_a
     assert await bed.redis.zscore(retired, REVISION) is not None
 
 
-async def test_what_the_release_before_has_retired_is_named_without_a_note_of_it(redis_bed: RedisBed) -> None:
+async def test_revisions_that_the_previous_release_retired_are_listed(redis_bed: RedisBed) -> None:
     bed = redis_bed
     await started(bed, "a")
     await replace(bed)

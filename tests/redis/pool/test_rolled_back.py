@@ -1,4 +1,4 @@
-"""What no reader was shown may be taken back by a kill of Redis: its scheduler finds out, and nothing is skipped."""
+"""A kill of Redis may roll back writes that no reader has seen: the scheduler notices, and nothing is skipped."""
 
 import shutil
 from collections.abc import AsyncIterator
@@ -60,7 +60,7 @@ async def finish(bed: RedisBed, scheduler: Scheduler, *, logged: int) -> None:
     assert log.end is not None
 
 
-async def test_a_lost_commit_is_a_gap_to_the_next_and_sends_the_request_back(bed: RedisBed, past: Past) -> None:
+async def test_a_lost_commit_is_a_gap_for_the_next_one_and_returns_the_request(bed: RedisBed, past: Past) -> None:
     scheduler, owned = await started(bed, "a")
     await bed.pool.commit([entry(owned["a.0"], 0, 5)])
     past.keep()
@@ -70,7 +70,7 @@ async def test_a_lost_commit_is_a_gap_to_the_next_and_sends_the_request_back(bed
     await finish(bed, scheduler, logged=1)
 
 
-async def test_a_lost_end_leaves_a_request_that_nobody_knows_and_that_is_given_back(bed: RedisBed, past: Past) -> None:
+async def test_after_a_lost_end_the_unknown_request_is_given_back(bed: RedisBed, past: Past) -> None:
     scheduler, owned = await started(bed, "a")
     await bed.pool.commit([entry(owned["a.0"], 0, 5, 6)])
     past.keep()
@@ -91,7 +91,7 @@ async def test_the_commits_of_a_lost_claim_are_refused(bed: RedisBed, past: Past
     await finish(bed, scheduler, logged=0)
 
 
-async def test_a_lost_seat_is_entered_again_above_the_epoch_that_the_stages_know(bed: RedisBed, past: Past) -> None:
+async def test_a_lost_seat_is_entered_again_with_an_epoch_above_the_stages(bed: RedisBed, past: Past) -> None:
     _, owned = await started(bed, "a")
     await bed.pool.commit([entry(owned["a.0"], 0, 5)])
     past.keep()

@@ -22,7 +22,7 @@ async def bed(make_bed: Callable[..., Bed]) -> Bed:
     return bed
 
 
-def test_a_release_goes_beside_the_one_before_it() -> None:
+def test_a_release_supports_its_schema_and_the_one_before() -> None:
     assert SCHEMAS.newest - SCHEMAS.oldest <= 1
     assert [number in NEWER for number in range(4)] == [False, True, True, False]
 
@@ -40,7 +40,7 @@ async def test_a_living_part_of_the_older_release_keeps_its_number_in_force(bed:
     assert await bed.pool.report("new") == 1
 
 
-async def test_a_part_whose_lease_is_over_is_waited_for_no_more(bed: Bed) -> None:
+async def test_a_part_whose_lease_has_expired_is_no_longer_waited_for(bed: Bed) -> None:
     await bed.report_as("old", OLDER)
     await bed.pass_awake(SETTINGS.seat_lease_ms)
     assert await bed.pool.set_schema(2) == 2
@@ -123,7 +123,7 @@ async def test_a_sweeping_process_reports_itself(releases: tuple[RedisPool, Redi
     assert await newer.set_schema(2) == 1
 
 
-async def test_after_a_rollback_the_older_release_passes_newer_records_and_serves_its_own(
+async def test_after_a_rollback_the_older_release_skips_newer_records_and_serves_its_own(
     releases: tuple[RedisPool, RedisPool], redis_bed: RedisBed
 ) -> None:
     older, newer = releases
@@ -137,7 +137,7 @@ async def test_after_a_rollback_the_older_release_passes_newer_records_and_serve
     assert (await newer.status("newer.0")).state is OwnershipState.QUEUED
 
 
-async def test_the_older_release_leaves_newer_records_of_its_group_alone(
+async def test_the_older_release_does_not_change_newer_records_of_its_group(
     releases: tuple[RedisPool, RedisPool], redis_bed: RedisBed
 ) -> None:
     older, newer = releases

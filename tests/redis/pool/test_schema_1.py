@@ -27,7 +27,7 @@ async def bed(redis_bed: RedisBed) -> RedisBed:
     return redis_bed
 
 
-async def test_its_running_request_goes_on_where_its_log_ends(bed: RedisBed) -> None:
+async def test_a_running_request_of_schema_1_continues_where_its_log_ends(bed: RedisBed) -> None:
     scheduler = Scheduler(bed, "p2")
     assert await scheduler.enter(is_holder_dead=True) == 4
     claimed = (await scheduler.take())["old.0"]
@@ -38,7 +38,7 @@ async def test_its_running_request_goes_on_where_its_log_ends(bed: RedisBed) -> 
     await bed.recount()
 
 
-async def test_its_ended_request_is_told_with_the_stop_that_ended_it(bed: RedisBed) -> None:
+async def test_an_ended_request_of_schema_1_is_read_with_its_stop(bed: RedisBed) -> None:
     end = End(FinishReason.STOP, 2, "a")
     assert (await bed.pool.read("over.0", 0)).end == end
     status = await bed.pool.status("over.0")
@@ -46,7 +46,7 @@ async def test_its_ended_request_is_told_with_the_stop_that_ended_it(bed: RedisB
     assert (await bed.pool.parent("over")).render == '{"kind":"test"}'
 
 
-async def test_its_ended_request_is_forgotten_after_the_retention(bed: RedisBed) -> None:
+async def test_an_ended_request_of_schema_1_is_forgotten_after_the_retention(bed: RedisBed) -> None:
     await bed.pass_awake(SETTINGS.retention_ms)
     await bed.pool.sweep()
     assert [key async for key in bed.redis.scan_iter(bed.keys.prefix + "*over*")] == []
@@ -54,14 +54,14 @@ async def test_its_ended_request_is_forgotten_after_the_retention(bed: RedisBed)
     await bed.recount()
 
 
-async def test_the_commit_that_its_dead_owner_had_under_way_is_refused(bed: RedisBed) -> None:
+async def test_a_late_commit_of_a_dead_schema_1_owner_is_refused(bed: RedisBed) -> None:
     await Scheduler(bed, "p2").enter(is_holder_dead=True)
     late = CommitEntry(request_id="old.0", claim=Claim(1, "p1/2"), index=2, tokens=(Token(8),))
     assert await bed.pool.commit([late]) == [CommitAnswer.NOT_YOURS]
     assert (await bed.pool.status("old.0")).tokens == 2
 
 
-async def test_fields_of_a_record_that_this_release_does_not_know_are_passed(bed: RedisBed) -> None:
+async def test_unknown_fields_of_a_record_are_ignored(bed: RedisBed) -> None:
     for kind, name in (("req", "old.0"), ("par", "old"), ("seat", "g1")):
         await bed.redis.hset(bed.keys.named(kind, name), "of_a_later_release", "1")
     scheduler = Scheduler(bed, "p2")

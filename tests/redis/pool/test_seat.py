@@ -35,7 +35,7 @@ async def test_an_older_call_is_stale(bed: Bed) -> None:
         await bed.pool.claim(scheduler.caller, 10, free_slots=9, total_slots=9, block_tokens=1, most=1)
 
 
-async def test_another_process_waits_until_the_lease_is_over(bed: Bed) -> None:
+async def test_another_process_waits_until_the_lease_has_expired(bed: Bed) -> None:
     await Scheduler(bed, "p1").enter()
     other = Scheduler(bed, "p2")
     answer = await bed.pool.enter(other.caller, 1, reported_epoch=0)
@@ -65,7 +65,7 @@ async def test_entering_leaves_other_groups_alone(bed: Bed) -> None:
     assert list(await scheduler.heartbeat()) == ["a.0"]
 
 
-async def test_a_heartbeat_fills_the_lease_also_when_it_had_run_out(bed: Bed) -> None:
+async def test_a_heartbeat_renews_the_lease_also_after_it_expired(bed: Bed) -> None:
     scheduler = Scheduler(bed)
     await scheduler.enter()
     await bed.pass_awake(SETTINGS.seat_lease_ms * 2)
@@ -75,7 +75,7 @@ async def test_a_heartbeat_fills_the_lease_also_when_it_had_run_out(bed: Bed) ->
     assert (await bed.pool.stats()).groups == ("g1",)
 
 
-async def test_a_heartbeat_of_a_process_without_the_seat_says_so(bed: Bed) -> None:
+async def test_a_heartbeat_without_the_seat_reports_that(bed: Bed) -> None:
     late, holder = Scheduler(bed, "p1"), Scheduler(bed, "p2")
     with pytest.raises(SeatLost):
         await late.heartbeat()
@@ -111,7 +111,7 @@ async def test_leaving_gives_back_frees_the_seat_and_closes_the_process(bed: Bed
     assert await Scheduler(bed, "p2").enter() == 2
 
 
-async def test_a_group_of_the_current_revision_counts_as_such_before_it_is_formed(bed: Bed) -> None:
+async def test_a_group_of_the_current_revision_is_counted_before_it_has_formed(bed: Bed) -> None:
     scheduler = Scheduler(bed)
     await scheduler.enter()
     await bed.pool.set_revision("r0", 1)
@@ -123,7 +123,7 @@ async def test_a_group_of_the_current_revision_counts_as_such_before_it_is_forme
     assert (await bed.pool.stats()).groups_in_force == ()
 
 
-async def test_a_group_counts_as_formed_while_the_holder_of_its_living_seat_says_so(bed: Bed) -> None:
+async def test_a_group_counts_as_formed_while_its_seat_holder_reports_so(bed: Bed) -> None:
     scheduler = Scheduler(bed)
     group = scheduler.caller.group
 
@@ -144,7 +144,7 @@ async def test_a_group_counts_as_formed_while_the_holder_of_its_living_seat_says
     assert await groups() == ((), ())
 
 
-async def test_what_all_formed_groups_have_for_one_request_is_the_least_that_one_of_them_says(bed: Bed) -> None:
+async def test_the_offer_of_all_formed_groups_is_the_smallest_offer(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
     first, second = Scheduler(bed, "p1", "g1"), Scheduler(bed, "p2", "g2")
     other = Scheduler(bed, "p3", "g3", "r2")
@@ -188,7 +188,7 @@ async def test_a_claim_that_arrives_after_the_drain_owns_nothing(bed: Bed) -> No
     assert (await bed.pool.status("a.0")).state is OwnershipState.QUEUED
 
 
-async def test_a_process_that_has_left_is_remembered_while_a_call_of_it_may_still_arrive(bed: Bed) -> None:
+async def test_a_process_that_left_is_remembered_while_a_late_call_may_arrive(bed: Bed) -> None:
     gone = Scheduler(bed, "gone")
     await bed.pool.leave(gone.caller)
     await bed.pass_awake(CLOSED_FOR_MS - 60_000)
@@ -201,7 +201,7 @@ async def test_a_process_that_has_left_is_remembered_while_a_call_of_it_may_stil
         await gone.heartbeat()
 
 
-async def test_leaving_before_anything_was_entered_is_done(bed: Bed) -> None:
+async def test_leaving_before_entering_succeeds(bed: Bed) -> None:
     await bed.pool.leave(Scheduler(bed).caller)
     with pytest.raises(ProcessClosed):
         await Scheduler(bed).enter()

@@ -1,4 +1,4 @@
-"""A Redis that changes under a serving pool: configured anew, replaced, or on a disk that hangs."""
+"""A Redis that changes under a serving pool: reconfigured, replaced, or on a disk that hangs."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ async def own_bed(own_redis: EmbeddedRedis) -> AsyncIterator[RedisBed]:
     await bed.close()
 
 
-async def test_a_server_that_is_configured_anew_finishes_what_it_has_and_takes_no_more(own_bed: RedisBed) -> None:
+async def test_a_reconfigured_server_finishes_its_requests_and_takes_no_more(own_bed: RedisBed) -> None:
     _, owned = await started(own_bed, "a")
     await own_bed.redis.config_set("appendonly", "no")
     await own_bed.pool.sweep()
@@ -30,7 +30,7 @@ async def test_a_server_that_is_configured_anew_finishes_what_it_has_and_takes_n
     await own_bed.pool.submit(submission("b"))
 
 
-async def test_a_server_that_came_back_as_another_is_seen_before_new_work_is_accepted(
+async def test_a_replaced_server_is_noticed_before_new_work_is_accepted(
     own_redis: EmbeddedRedis, own_bed: RedisBed
 ) -> None:
     await own_bed.pool.set_revision(REVISION, 1)

@@ -67,7 +67,7 @@ async def is_refused(bed: RedisBed) -> bool:
     return not await is_accepted(bed)
 
 
-async def test_the_door_closes_while_fsyncs_hang_and_opens_when_the_disk_is_well_again(found: Found) -> None:
+async def test_new_work_is_refused_while_fsyncs_hang_and_accepted_after_the_disk_recovers(found: Found) -> None:
     bed, _, disk = found
     disk.slow(HANGS_MS)
     async with rounds(bed):
@@ -77,7 +77,7 @@ async def test_the_door_closes_while_fsyncs_hang_and_opens_when_the_disk_is_well
 
 
 async def hang(bed: RedisBed, disk: SlowDisk) -> None:
-    """Until an fsync is under way that does not end by itself within a test."""
+    """Wait until an fsync is in flight that does not end by itself within a test."""
     disk.slow(10 * HANGS_MS)
 
     async def is_syncing() -> bool:
@@ -87,7 +87,7 @@ async def hang(bed: RedisBed, disk: SlowDisk) -> None:
     await until(is_syncing, LIMIT_S)
 
 
-async def test_what_redis_writes_while_an_fsync_hangs_is_answered(found: Found) -> None:
+async def test_writes_during_a_hanging_fsync_are_answered(found: Found) -> None:
     bed, server, disk = found
     await hang(bed, disk)
     # Nobody sweeps here, so the door stays open.
@@ -118,7 +118,7 @@ TOLD_ON: dict[str, Callable[[RedisPool, Claimed], Awaitable[object]]] = {
 }
 
 
-async def test_no_call_tells_on_what_redis_does_not_write_in_time(found: Found) -> None:
+async def test_no_call_reports_what_redis_does_not_write_in_time(found: Found) -> None:
     bed, _, disk = found
     _, owned = await started(bed, "a")
     hasty = RedisPool(bed.url, bed.deployment, dataclasses.replace(bed.settings, call_timeout_ms=300))
@@ -137,7 +137,7 @@ async def is_not_written(call: Awaitable[object]) -> bool:
     return False
 
 
-async def test_who_accepts_loss_waits_for_no_disk(found: Found) -> None:
+async def test_a_deployment_that_accepts_loss_waits_for_no_disk(found: Found) -> None:
     bed, _, disk = found
     careless = RedisPool(bed.url, bed.deployment, dataclasses.replace(bed.settings, accepts_loss=True))
     await hang(bed, disk)

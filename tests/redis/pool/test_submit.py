@@ -48,7 +48,7 @@ async def test_a_parent_that_was_claimed_and_ended_still_answers_its_repeated_su
     assert (await bed.pool.status("a.0")).state is OwnershipState.ENDED
 
 
-async def test_a_repeated_submit_is_answered_with_what_was_stored_and_not_with_what_it_brings(bed: Bed) -> None:
+async def test_a_repeated_submit_is_answered_with_the_stored_requests_and_not_its_own(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
     first = await bed.pool.submit(submission("a", sampling=SamplingParams(seed=1)))
     assert await bed.pool.submit(submission("a", sampling=SamplingParams(seed=2))) == first
@@ -95,7 +95,7 @@ async def test_more_slots_than_promised_are_refused(bed: Bed) -> None:
         await bed.pool.submit(submission("b", max_new_tokens=13))
 
 
-async def test_the_first_promise_stands_and_ends_what_can_never_run(bed: Bed) -> None:
+async def test_the_first_promise_is_kept_and_ends_requests_that_can_never_run(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
     await bed.pool.submit(submission("big", max_new_tokens=100))
     await bed.pool.submit(submission("small"))
@@ -169,7 +169,7 @@ async def test_asking_for_logprobs_reserves_more_bytes(bed: Bed) -> None:
     assert three - two >= 3 * (16 + 20 * 12)
 
 
-async def test_unknown_names_are_said_to_be_unknown(bed: Bed) -> None:
+async def test_unknown_ids_are_reported_as_unknown(bed: Bed) -> None:
     for call in (bed.pool.parent("x"), bed.pool.read("x.0", 0), bed.pool.status("x.0"), bed.pool.attach("x", "r")):
         with pytest.raises(UnknownRequest):
             await call
@@ -179,7 +179,7 @@ async def test_unknown_names_are_said_to_be_unknown(bed: Bed) -> None:
     assert await bed.pool.read_many({"x.0": 0}) == {"x.0": None}
 
 
-async def test_a_gateways_mistake_is_an_assertion(bed: Bed) -> None:
+async def test_an_invalid_submission_is_an_assertion(bed: Bed) -> None:
     broken = submission("a")
     with pytest.raises(AssertionError, match="numbered from 0"):
         await bed.pool.submit(type(broken)(parent="a", requests=(request("a", 1),), reader="r"))
@@ -206,7 +206,7 @@ async def test_requests_are_pinned_to_the_revision_they_were_accepted_under(bed:
     assert (list(await old.take()), list(await new.take())) == (["old.0"], ["new.0"])
 
 
-async def test_stats_count_what_has_ended_also_when_it_is_forgotten(make_bed: Callable[..., Bed]) -> None:
+async def test_stats_count_ended_requests_also_after_they_are_forgotten(make_bed: Callable[..., Bed]) -> None:
     bed = make_bed(with_settings(retention_ms=1, retention_least_ms=1))
     await started(bed, "a", "b")
     await bed.pool.cancel("a")
@@ -217,13 +217,13 @@ async def test_stats_count_what_has_ended_also_when_it_is_forgotten(make_bed: Ca
     assert (stats.ended_ever, stats.owned) == (1, 1)
 
 
-async def test_stats_tell_the_bounds_of_the_door(make_bed: Callable[..., Bed]) -> None:
+async def test_stats_have_the_bounds_of_admission(make_bed: Callable[..., Bed]) -> None:
     bed = make_bed(with_settings(max_queued=7, max_queued_prompt_tokens=8))
     stats = await bed.pool.stats()
     assert (stats.queued_max, stats.queued_prompt_tokens_max) == (7, 8)
 
 
-async def test_stats_count_by_state_and_tell_the_oldest_wait(bed: Bed) -> None:
+async def test_stats_count_by_state_and_have_the_oldest_wait(bed: Bed) -> None:
     _, owned = await started(bed, "a", "b")
     await bed.pool.submit(submission("c", n=2))
     await bed.pool.cancel("a")

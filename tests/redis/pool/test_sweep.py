@@ -35,7 +35,7 @@ async def test_the_requests_of_a_dead_group_go_to_another(bed: Bed) -> None:
     assert await bed.pool.commit([entry(owned["a.0"], 1, 6)]) == [CommitAnswer.NOT_YOURS]
 
 
-async def test_a_holder_that_comes_back_after_the_sweep_finds_its_list_empty(bed: Bed) -> None:
+async def test_a_holder_that_comes_back_after_the_sweep_owns_nothing(bed: Bed) -> None:
     scheduler, _ = await started(bed, "a")
     await bed.pass_awake(SETTINGS.seat_lease_ms)
     await bed.pool.sweep()
@@ -43,7 +43,7 @@ async def test_a_holder_that_comes_back_after_the_sweep_finds_its_list_empty(bed
     assert list(await scheduler.take()) == ["a.0"]
 
 
-async def test_a_pool_that_stood_still_costs_nobody_a_lease(bed: Bed) -> None:
+async def test_a_frozen_pool_expires_no_lease(bed: Bed) -> None:
     scheduler, _ = await started(bed, "a")
     await bed.freeze(3_600_000)
     await bed.pool.sweep()
@@ -51,7 +51,7 @@ async def test_a_pool_that_stood_still_costs_nobody_a_lease(bed: Bed) -> None:
     assert await state(bed, "a.0") is OwnershipState.OWNED
 
 
-async def test_a_clock_that_jumps_back_costs_nobody_a_lease_and_stops_no_time(bed: Bed) -> None:
+async def test_a_clock_that_jumps_back_expires_no_lease_and_stops_no_timer(bed: Bed) -> None:
     scheduler, _ = await started(bed, "a")
     await bed.freeze(-3_600_000)
     await bed.pool.sweep()
@@ -62,7 +62,7 @@ async def test_a_clock_that_jumps_back_costs_nobody_a_lease_and_stops_no_time(be
     assert await state(bed, "a.0") is OwnershipState.QUEUED
 
 
-async def test_a_silent_group_still_runs_out_while_others_call(bed: Bed) -> None:
+async def test_the_lease_of_a_silent_group_expires_while_others_call(bed: Bed) -> None:
     await started(bed, "a")
     for _ in range(SETTINGS.seat_lease_ms // 500 + 1):
         await bed.freeze(500)
@@ -70,7 +70,7 @@ async def test_a_silent_group_still_runs_out_while_others_call(bed: Bed) -> None
     assert await state(bed, "a.0") is OwnershipState.QUEUED
 
 
-async def test_a_request_that_nobody_reads_is_cancelled_after_lease_and_grace(bed: Bed) -> None:
+async def test_a_request_without_a_reader_is_cancelled_after_lease_and_grace(bed: Bed) -> None:
     await started(bed, "a")
     await bed.pass_awake(UNREAD_MS - 2000)
     await bed.pool.sweep()
@@ -97,7 +97,7 @@ async def test_a_renewed_reader_keeps_its_request(bed: Bed) -> None:
     assert await state(bed, "a.0") is OwnershipState.QUEUED
 
 
-async def test_a_disconnect_takes_out_its_own_entry_only(bed: Bed) -> None:
+async def test_a_disconnect_removes_only_its_own_reader_entry(bed: Bed) -> None:
     await started(bed, "a")
     await bed.pool.attach("a", "other")
     await bed.pool.detach("a", "reader")
@@ -118,7 +118,7 @@ async def test_the_grace_counts_from_the_last_reader_that_left(bed: Bed) -> None
     assert await state(bed, "a.0") is OwnershipState.ENDED
 
 
-async def test_a_client_that_comes_back_within_the_grace_goes_on(bed: Bed) -> None:
+async def test_a_client_that_comes_back_within_the_grace_continues(bed: Bed) -> None:
     await started(bed, "a")
     await bed.pool.detach("a", "reader")
     await bed.pass_awake(SETTINGS.resume_grace_ms - 2000)
@@ -128,7 +128,7 @@ async def test_a_client_that_comes_back_within_the_grace_goes_on(bed: Bed) -> No
     assert await state(bed, "a.0") is not OwnershipState.ENDED
 
 
-async def test_a_pool_that_stood_still_cancels_no_reader(bed: Bed) -> None:
+async def test_a_frozen_pool_expires_no_reader(bed: Bed) -> None:
     await started(bed, "a")
     await bed.freeze(3_600_000)
     await bed.pool.sweep()
@@ -156,7 +156,7 @@ async def test_a_deadline_counts_from_arrival_by_the_clock_of_the_pool(bed: Bed)
     assert (await bed.pool.parent("a")).requests == (stored,)
 
 
-async def test_what_expires_in_the_queue_is_never_claimed(bed: Bed) -> None:
+async def test_a_request_that_expires_in_the_queue_is_never_claimed(bed: Bed) -> None:
     scheduler, _ = await started(bed)
     await bed.pool.submit(submission("late", deadline_ms=60_000))
     await bed.pool.submit(submission("next"))
@@ -167,7 +167,7 @@ async def test_what_expires_in_the_queue_is_never_claimed(bed: Bed) -> None:
     assert (await bed.pool.read("late.0", 0)).end == End(FinishReason.DEADLINE_EXCEEDED, 0)
 
 
-async def test_a_request_without_a_token_ends_at_the_deadline_of_its_first(bed: Bed) -> None:
+async def test_a_request_without_a_token_ends_at_its_first_token_deadline(bed: Bed) -> None:
     _, owned = await started(bed, "runs", first_token_deadline_ms=60_000, deadline_ms=600_000)
     await bed.pool.submit(submission("waits", first_token_deadline_ms=60_000))
     await bed.pass_deadlines(60_000)
@@ -179,7 +179,9 @@ async def test_a_request_without_a_token_ends_at_the_deadline_of_its_first(bed: 
 
 
 @pytest.mark.parametrize("deadline_ms", [None, 600_000])
-async def test_from_the_first_token_on_only_the_deadline_of_the_end_holds(bed: Bed, deadline_ms: int | None) -> None:
+async def test_after_the_first_token_only_the_deadline_of_the_whole_request_holds(
+    bed: Bed, deadline_ms: int | None
+) -> None:
     _, owned = await started(bed, "a", first_token_deadline_ms=60_000, deadline_ms=deadline_ms)
     await bed.pool.commit([entry(owned["a.0"], 0, 5)])
     await bed.pass_deadlines(60_000)
@@ -192,7 +194,7 @@ async def test_from_the_first_token_on_only_the_deadline_of_the_end_holds(bed: B
     await bed.recount()
 
 
-async def test_a_request_with_a_token_is_claimed_again_after_the_deadline_of_its_first(bed: Bed) -> None:
+async def test_a_request_with_a_token_is_claimed_again_after_its_first_token_deadline(bed: Bed) -> None:
     scheduler, owned = await started(bed, "a", first_token_deadline_ms=60_000)
     await bed.pool.commit([entry(owned["a.0"], 0, 5)])
     await bed.pool.give_back({"a.0": owned["a.0"].claim})

@@ -46,7 +46,7 @@ def settings_with(authority: Authority, own: Certificate | None) -> PoolSettings
 
 
 def sockets() -> int:
-    """Of this process."""
+    """Return the number of open sockets of this process."""
     return sum(file.is_socket() for file in Path("/proc/self/fd").iterdir())
 
 
@@ -62,14 +62,18 @@ async def test_calls_and_notifications_are_encrypted_until_all_connections_are_c
     assert sockets() == before
 
 
-async def test_no_certificate_and_one_of_strangers_are_refused(url: str, authority: Authority, tmp_path: Path) -> None:
+async def test_clients_with_no_certificate_or_one_of_another_ca_are_refused(
+    url: str, authority: Authority, tmp_path: Path
+) -> None:
     strangers = Authority(tmp_path / "strangers")
     for own in (None, strangers.issue("client")):
         with pytest.raises(PoolUnavailable, match=r"SSL|Connection"):
             await open_redis_pool(url, "d", settings_with(authority, own))
 
 
-async def test_a_server_of_strangers_is_refused(url: str, authority: Authority, tmp_path: Path) -> None:
+async def test_a_server_with_a_certificate_of_another_ca_is_refused(
+    url: str, authority: Authority, tmp_path: Path
+) -> None:
     with pytest.raises(PoolUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
         await open_redis_pool(url, "d", settings_with(Authority(tmp_path / "strangers"), authority.issue("client")))
 

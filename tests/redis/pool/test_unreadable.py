@@ -15,14 +15,14 @@ UNREADABLE = 9  # a schema number of a release to come
 
 
 async def crowd(bed: Bed, **changes: Any) -> None:
-    """More requests than one sweep script looks at, which this release cannot read, and behind them one that it can."""
+    """More unreadable requests than one sweep script visits, followed by one that this release can read."""
     for number in range(120):
         await bed.bare.submit(submission(f"a{number}", **changes))
         await bed.set_record_schema(f"a{number}", UNREADABLE)
     await bed.bare.submit(submission("last", **changes))
 
 
-async def test_deadlines_behind_many_records_that_cannot_be_read_are_kept(bed: Bed) -> None:
+async def test_deadlines_after_many_unreadable_records_are_enforced(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
     await crowd(bed, deadline_ms=0)
     await bed.pool.sweep()
@@ -30,7 +30,7 @@ async def test_deadlines_behind_many_records_that_cannot_be_read_are_kept(bed: B
     assert await state(bed, "a0.0") is OwnershipState.QUEUED
 
 
-async def test_unread_requests_behind_many_records_that_cannot_be_read_are_cancelled(bed: Bed) -> None:
+async def test_requests_without_readers_after_many_unreadable_records_are_cancelled(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
     await crowd(bed)
     await bed.pass_awake(UNREAD_MS)
@@ -39,7 +39,7 @@ async def test_unread_requests_behind_many_records_that_cannot_be_read_are_cance
     assert await state(bed, "a0.0") is OwnershipState.QUEUED
 
 
-async def test_a_retired_queue_behind_many_records_that_cannot_be_read_is_ended(bed: Bed) -> None:
+async def test_a_retired_queue_after_many_unreadable_records_is_ended(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
     await crowd(bed, on_disconnect=OnDisconnect.KEEP)
     await bed.pool.promise_slots("r2", 100)
@@ -50,7 +50,7 @@ async def test_a_retired_queue_behind_many_records_that_cannot_be_read_is_ended(
     assert await state(bed, "a0.0") is OwnershipState.QUEUED
 
 
-async def test_the_first_promise_passes_over_what_cannot_be_read_and_ends_what_can(bed: Bed) -> None:
+async def test_the_first_promise_skips_unreadable_records_and_ends_readable_ones(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
     for parent in ("a", "b"):
         await bed.pool.submit(submission(parent, max_new_tokens=100))
@@ -60,7 +60,7 @@ async def test_the_first_promise_passes_over_what_cannot_be_read_and_ends_what_c
     assert (await bed.pool.read("b.0", 0)).end == End(FinishReason.ERROR, 0)
 
 
-async def test_ends_behind_many_records_that_cannot_be_read_are_forgotten(bed: Bed) -> None:
+async def test_ended_requests_after_many_unreadable_records_are_forgotten(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
     for number in range(120):
         await bed.bare.submit(submission(f"a{number}"))
@@ -75,7 +75,7 @@ async def test_ends_behind_many_records_that_cannot_be_read_are_forgotten(bed: B
     assert await state(bed, "a0.0") is OwnershipState.ENDED
 
 
-async def test_what_was_passed_over_comes_up_again_for_the_release_that_reads_it(bed: Bed) -> None:
+async def test_skipped_records_are_handled_by_a_release_that_can_read_them(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
     await bed.pool.submit(submission("a"))
     await bed.set_record_schema("a", UNREADABLE)

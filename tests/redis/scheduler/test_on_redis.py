@@ -18,7 +18,7 @@ from orca.scheduler.engines.simulated_engine import CostModel, SimulatedEngine, 
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
 from orca.scheduler.observer import Observer
 from orca.scheduler.policy.iteration import IterationPolicy
-from support.scheduler.scheduler_world import REVISION, a_request
+from support.scheduler.scheduler_simulation import REVISION, a_request
 from support.waiting import PATIENT_POOL, until
 
 TOKENS = seeded_tokens(7)
@@ -58,7 +58,7 @@ async def wait_until_ended(pool: RedisPool, count: int) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-async def test_every_log_holds_the_models_tokens_though_stages_die(tmp_path: Path, groups: int) -> None:
+async def test_every_log_has_the_models_tokens_even_if_stages_die(tmp_path: Path, groups: int) -> None:
     chance = random.Random(groups)
     with EmbeddedRedis(tmp_path) as redis:
         pool = RedisPool(redis.url, "test", PATIENT_POOL)

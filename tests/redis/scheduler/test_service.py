@@ -68,7 +68,7 @@ def test_a_folder_that_is_no_model_is_exit_status_2(tmp_path: Path, capsys: pyte
     assert "config.json" in capsys.readouterr().err
 
 
-def test_sigterm_leaves_the_seat_so_that_a_successor_takes_it_at_once(
+def test_sigterm_releases_the_seat_so_that_a_successor_takes_it_at_once(
     process: Callable[..., subprocess.Popen[str]],
 ) -> None:
     first = process()
@@ -80,7 +80,7 @@ def test_sigterm_leaves_the_seat_so_that_a_successor_takes_it_at_once(
     assert wait_for(second, "seat taken")["epoch"] == 2
 
 
-def test_a_killed_schedulers_seat_is_free_at_once_for_one_who_saw_it_exit(
+def test_a_killed_schedulers_seat_is_free_at_once_for_a_process_that_saw_it_exit(
     process: Callable[..., subprocess.Popen[str]],
 ) -> None:
     first = process()
@@ -91,7 +91,7 @@ def test_a_killed_schedulers_seat_is_free_at_once_for_one_who_saw_it_exit(
     assert (answer["message"], answer["epoch"]) == ("seat taken", 2)
 
 
-def test_a_second_signal_ends_a_process_whose_farewell_has_no_answer(
+def test_a_second_signal_ends_a_process_whose_release_of_the_seat_has_no_answer(
     process: Callable[..., subprocess.Popen[str]], redis: EmbeddedRedis
 ) -> None:
     child = process()

@@ -29,7 +29,7 @@ PROMPT = (5, 6, 7, 8)
 
 
 def put_new_files(folder: Path) -> None:
-    """Of a CA of their own: what was there before is worth no more than if it had ended."""
+    """Write files of another CA: the earlier certificates are then worth no more than expired ones."""
     for key, text in credentials.issue("shop", NAME, None, time.time()).items():
         (folder / key).write_text(text)
 
@@ -72,7 +72,7 @@ def scheduler(redis: EmbeddedRedis, stages: Stages, flags: list[str]) -> Iterato
 
 
 @pytest.mark.timeout(700)
-async def test_a_group_forms_again_with_other_certificates_and_no_process_is_started_anew(
+async def test_a_group_forms_again_with_other_certificates_without_restarting_a_process(
     redis: EmbeddedRedis, stages: Stages, scheduler: subprocess.Popen[bytes], certificates: Path
 ) -> None:
     pool = await open_redis_pool(redis.url, "orca", PATIENT_POOL)

@@ -13,18 +13,22 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 
 
 def event(body: object) -> bytes:
+    """Return a server-sent event with this JSON body."""
     return b"data: " + (body if isinstance(body, bytes) else orjson.dumps(body)) + b"\n\n"
 
 
 def token(number: int) -> bytes:
+    """Return the event of one token."""
     return b"id: 0.%d\n" % number + event({"choices": [{"text": "x", "token_ids": [number]}]})
 
 
 def usage(count: int) -> bytes:
+    """Return the event of the usage."""
     return event({"choices": [], "usage": {"completion_tokens": count}})
 
 
 def chunk(data: bytes) -> bytes:
+    """Return the bytes as one chunk of HTTP."""
     return f"{len(data):x}".encode() + b"\r\n" + data + b"\r\n"
 
 

@@ -29,7 +29,7 @@ needs_promtool = pytest.mark.skipif(
 
 
 class Refused(Exception):
-    """What Helm said."""
+    """Helm refused to render; the message is Helm's."""
 
 
 def render(values: Mapping[str, Any] | None = None, *, chart: Path = CHART, release: str = "orca") -> list[Manifest]:
@@ -57,6 +57,7 @@ def the(kind: str, values: Mapping[str, Any] | None = None) -> Manifest:
 
 
 def kinds(values: Mapping[str, Any] | None = None) -> list[str]:
+    """Return the kinds of all rendered objects."""
     return sorted(each["kind"] for each in render(values))
 
 

@@ -21,4 +21,5 @@ class FakePool:
 
 
 def pool(*entries: tuple[bytes, dict[bytes, bytes]], keys: tuple[str, ...] = ()) -> redis.asyncio.Redis:
+    """Return a client that stands in for the pool's Redis. Args: entries: of a log. keys: all key names."""
     return cast(redis.asyncio.Redis, FakePool(list(entries), keys))

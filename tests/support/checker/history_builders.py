@@ -9,6 +9,7 @@ from checker.history.records import Answered, Claimed, Closed, Event, Expected, 
 
 
 def decode(ids: Sequence[int]) -> str:
+    """Return the text of token ids, one word per token."""
     return "".join(f"<{token}>" for token in ids)
 
 
@@ -62,6 +63,7 @@ def good_call(
 
 
 def good_history(*calls: Sequence[Record]) -> list[Record]:
+    """Return the history of a run without violations, with the records of these calls."""
     opening = Opening(at=0.0, seed=7, wall_s=1_000.0)
     return [opening, *(record for call in calls for record in call)]
 

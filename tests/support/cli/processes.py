@@ -1,4 +1,4 @@
-"""What tests of the supervisor ask about processes."""
+"""Questions that tests of the supervisor have about processes."""
 
 from collections.abc import Iterable
 
@@ -16,6 +16,8 @@ def is_running(process: psutil.Process) -> bool:
 
 
 def wait_until_gone(processes: Iterable[psutil.Process], limit_s: float = 60.0) -> None:
+    """Wait until the processes have ended."""
+
     def left() -> list[psutil.Process]:
         return [process for process in processes if is_running(process)]
 

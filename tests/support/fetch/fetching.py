@@ -31,6 +31,7 @@ def model_files(weights_bytes: int = WEIGHTS_BYTES) -> dict[str, bytes]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of each file in the folder."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -48,7 +49,7 @@ class FetchProcess:
         self.running.append(self)
 
     def progress(self) -> dict[str, Any]:
-        """What /progress says."""
+        """Return the answer of /progress."""
         assert self._process.stderr is not None
         self._first_line = self._first_line or self._process.stderr.readline()
         address = json.loads(self._first_line)["address"]

@@ -21,7 +21,7 @@ class Line:
         self.silent_after: int | None = None  # bytes down; what comes behind them is lost
 
     def accept(self) -> None:
-        """Until the listener is closed."""
+        """Accept connections until the listener is closed."""
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
@@ -45,7 +45,7 @@ class Line:
             target.shutdown(socket.SHUT_WR)
 
     def _count(self, count: int) -> bool:
-        """Whether the piece is carried on."""
+        """Count the bytes of a piece. Returns: whether the piece is carried on."""
         with self._lock:
             if self.silent_after is not None and self.bytes_down >= self.silent_after:
                 return False
@@ -55,6 +55,7 @@ class Line:
 
 @contextmanager
 def line_to(port: int) -> Iterator[Line]:
+    """Run a line to a local port, until the block ends."""
     line = Line(port)
     thread = threading.Thread(target=line.accept, daemon=True)
     thread.start()

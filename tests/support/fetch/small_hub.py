@@ -41,6 +41,7 @@ class SmallHub:
 
 @contextmanager
 def running(hub: SmallHub) -> Iterator[SmallHub]:
+    """Serve a small hub on loopback, until the block ends."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()

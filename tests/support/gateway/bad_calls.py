@@ -82,6 +82,8 @@ METHODS = ["GET", "GET", "GET", "DELETE", "HEAD", "POST", "PUT", "OPTIONS", "TRA
 
 @dataclass(frozen=True, slots=True)
 class Call:
+    """One HTTP call, as bytes and headers."""
+
     method: str
     path: str  # as in the request's line
     headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -107,7 +109,7 @@ class Spoilt:
 
 
 def bad_calls(seed: int, count: int) -> Iterator[Call]:
-    """So many calls; some are good by chance."""
+    """Yield `count` calls; some are good by chance."""
     draw = random.Random(seed)
     for _ in range(count):
         if draw.random() < 0.1:
@@ -155,7 +157,7 @@ def _missing(draw: random.Random, call: Spoilt) -> Spoilt:
 
 
 def _literal(draw: random.Random, call: Spoilt) -> Spoilt:
-    """What no value of Python's can say."""
+    """Insert a literal that no Python value can produce."""
     name = draw.choice([*FIELDS[call.path], "unknown"])
     text = json.dumps({**call.body, name: "@"}).encode()
     return replace(call, content=text.replace(b'"@"', draw.choice(LITERALS)))
@@ -195,7 +197,7 @@ def _header(draw: random.Random, call: Spoilt) -> Spoilt:
 
 
 WAYS = {_field: 9, _inner_field: 5, _missing: 1, _literal: 2, _shape: 3, _text: 2, _header: 6}
-"""How a call is spoilt, and how often beside the others."""
+"""Ways to corrupt a call, each with its relative frequency."""
 
 
 def _of_a_request(draw: random.Random) -> Call:

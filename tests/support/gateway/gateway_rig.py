@@ -1,4 +1,4 @@
-"""What gateway tests stand on: a tiny tokenizer, a pool in memory, and a scheduler that answers by script."""
+"""The parts of a gateway under test: a tiny tokenizer, a pool in memory, and a scheduler that answers by script."""
 
 import asyncio
 import contextlib
@@ -44,6 +44,7 @@ routing.create_model_field = functools.cache(routing.create_model_field)
 
 @functools.cache
 def tokenizer(chat_template: str | None = TEMPLATE) -> Tokenizer:
+    """Return the tiny tokenizer, trained once."""
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
@@ -63,10 +64,12 @@ def tokenizer(chat_template: str | None = TEMPLATE) -> Tokenizer:
 
 
 def eos() -> int:
+    """Return the token id of the end of a sequence."""
     return tokenizer().encode("<|end|>")[0]
 
 
 def ids(text: str) -> tuple[int, ...]:
+    """Return the token ids of a text."""
     return tuple(tokenizer().encode(text))
 
 
@@ -85,7 +88,7 @@ MODEL = ModelInfo(
 
 
 SLOTS = 160
-"""What the scheduler's group holds: less than the model's context."""
+"""Slots of the scheduler's group: fewer than the model's context."""
 
 
 class WallClock:
@@ -201,6 +204,8 @@ def _token(request: Request, index: int, token_id: int) -> Token:
 
 @dataclass
 class Rig:
+    """A gateway under test with a pool in memory and a fake scheduler, and clients for it."""
+
     app: FastAPI
     pool: MemoryPool
     scheduler: FakeScheduler
@@ -318,6 +323,7 @@ def recording(found: list[Request], text: str = "a") -> Callable[[Request], Sequ
 
 
 def make_request(text: str = "the fox", *, choice: int = 0, max_new_tokens: int = 50, **sampling: Any) -> Request:
+    """Return a request with this prompt, as a gateway would submit it."""
     return Request(
         parent="p",
         choice=choice,
@@ -329,7 +335,7 @@ def make_request(text: str = "the fox", *, choice: int = 0, max_new_tokens: int 
 
 
 async def turns_during(work: Coroutine[Any, Any, Any]) -> int:
-    """How often others had their turn meanwhile."""
+    """Return how many loop iterations other tasks had during the work."""
     turns = 0
 
     async def take_turns() -> None:

@@ -19,6 +19,8 @@ LIMIT_SECONDS = 20.0
 
 @dataclass
 class Served:
+    """A gateway on a real socket, with the rig behind it."""
+
     rig: Rig
     server: GatewayServer
     task: asyncio.Task[None]
@@ -26,7 +28,7 @@ class Served:
 
     @property
     def open_connections(self) -> OpenConnections:
-        """Of the port for calls."""
+        """Return the open connections of the port for calls."""
         found = self.server.config.http.open_connections  # type: ignore[union-attr]
         assert isinstance(found, OpenConnections)
         return found
@@ -66,6 +68,7 @@ def completion(**body: Any) -> bytes:
 
 @contextlib.asynccontextmanager
 async def served(settings: GatewaySettings | None = None, **options: Any) -> AsyncIterator[Served]:
+    """Serve a gateway on a real socket, until the block ends."""
     settings = settings or GatewaySettings(model="tiny", port=0, drain_seconds=1)
     async with rig(settings=settings, runs_tasks=False, **options) as one:
         server = make_server(one.app, settings)

@@ -1,11 +1,13 @@
-"""Knowledge of a full queue, as a gateway has it that has looked at the pool for some time."""
+"""The counts of a full queue, as a gateway has them that has polled the pool for some time."""
 
 from orca.gateway.limits.overload import Overload
 from orca.pool.memory.pool import MemoryPool
-from support.gateway.told_pool import ToldPool, stats
+from support.gateway.scripted_pool import ScriptedPool, stats
 
 
 class Clock:
+    """A clock that a test sets."""
+
     now_s = 0.0
 
     def __call__(self) -> float:
@@ -13,12 +15,13 @@ class Clock:
 
 
 def overload_of(pool: MemoryPool, clock: Clock | None = None) -> Overload:
+    """Return the overload of a gateway that knows nothing yet."""
     return Overload(pool, clock or Clock(), connections_max=100)
 
 
 async def observed(*, seconds: float, queued: int, ends_per_second: float) -> Overload:
-    """What a gateway knows that has looked at the pool for so long."""
-    pool, clock = ToldPool(stats()), Clock()
+    """Return the overload of a gateway that has polled the pool for that many seconds."""
+    pool, clock = ScriptedPool(stats()), Clock()
     overload = overload_of(pool, clock)
     while clock.now_s < seconds:
         clock.now_s += 0.5

@@ -28,7 +28,9 @@ from orca.kernels.gpu.attention_item import attend
 from orca.kernels.gpu.norms import WIDTH_MAX
 
 SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
-"""Of a program at most, by compute capability (CUDA C++ Programming Guide, table of technical specifications)."""
+"""Shared memory of a program at most, by compute capability (CUDA C++ Programming Guide, table of technical
+specifications).
+"""
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 HEAD_DIMS = (64, 80, 96, 128, 256)
 VOCABS = (32_000, 128_256)
@@ -47,6 +49,7 @@ class Variant(NamedTuple):
 
 
 def variants() -> Iterator[Variant]:
+    """Yield all variants of the product's Triton kernels."""
     for dtype, head_dim, has_wide in product(NAMES, HEAD_DIMS, (False, True)):
         shape, of = shape_of(dtype, head_dim), f"*{NAMES[dtype]}"
         constants = constants_of(shape, 32, 8, BLOCK_TOKENS, head_dim) | {"narrow": shape.narrow, "has_wide": has_wide}
@@ -85,7 +88,7 @@ def variants() -> Iterator[Variant]:
 
 
 def _inputs() -> Iterator[Variant]:
-    """Of recorded steps."""
+    """Yield the variants of kernels that build the inputs of recorded steps."""
     signature = {
         "requests": "*i64",
         "tables": "*i32",
@@ -118,7 +121,7 @@ def _sampling() -> Iterator[Variant]:
 
 
 def compiled(variant: Variant, capability: int) -> dict[str, Any]:
-    """What the compiler makes of a kernel."""
+    """Return the compiler's figures of a kernel."""
     signature = variant.signature | dict.fromkeys(variant.constants, "constexpr")
     order = [name for name in variant.kernel.arg_names if name in signature]
     assert len(order) == len(signature) == len(variant.kernel.arg_names)
@@ -142,7 +145,7 @@ def compiled(variant: Variant, capability: int) -> dict[str, Any]:
 
 
 def _usage(code: bytes) -> dict[str, int]:
-    """What the machine code takes of a thread."""
+    """Return the resources per thread that the machine code uses."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.cubin")
         file.write_bytes(code)

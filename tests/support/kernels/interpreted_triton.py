@@ -12,7 +12,7 @@ import torch
 
 @cache
 def interpret_without_gpu() -> None:
-    """To be called before a kernel is defined; once more changes nothing."""
+    """Switch Triton to its interpreter. Call this before a kernel is defined; a second call changes nothing."""
     if torch.cuda.is_available():
         return
     os.environ["TRITON_INTERPRET"] = "1"

@@ -12,6 +12,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def some(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Return seeded random numbers of this shape."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 

@@ -54,6 +54,7 @@ EOS = (1,)
 
 
 def every_case(**more: Any) -> list[SamplingParams]:
+    """Return parameters that reach every case of sampling."""
     return [SamplingParams(**({"seed": seed} | case | more)) for seed, case in enumerate(CASES.values())]
 
 
@@ -79,4 +80,5 @@ def drawn(logits: Tensor, lines: Sequence[int], index: int, state: SamplingLines
 
 
 def random_logits(rows: int, vocab: int, seed: int = 1) -> Tensor:
+    """Return seeded random logits."""
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 2

@@ -1,4 +1,4 @@
-"""How many threads PyTorch computes with, for the length of a test."""
+"""Set how many threads PyTorch computes with, for the length of a test."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

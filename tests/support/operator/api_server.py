@@ -107,7 +107,7 @@ def api_server(programs: dict[str, Path], folder: Path, *, controllers: bool = F
         _wait_until_ready(server, folder / "kube-apiserver.log")
         if controllers:
             flags = (f"--kubeconfig={server.kubeconfig}", "--leader-elect=false", "--bind-address=127.0.0.1")
-            # Nodes of paper have no heartbeat: after 40 s without one they would be tainted as lost.
+            # Simulated nodes have no heartbeat: after 40 s without one they would be tainted as lost.
             patience = "--node-monitor-grace-period=24h"
             start("kube-controller-manager", *flags, patience, f"--secure-port={free_port()}")
             start("kube-scheduler", *flags, f"--secure-port={free_port()}")
@@ -115,7 +115,7 @@ def api_server(programs: dict[str, Path], folder: Path, *, controllers: bool = F
 
 
 def install_crd(server: ApiServer, file: Path = CRD) -> None:
-    """Of the OrcaDeployment, or of a file that has no other; wait until it is served."""
+    """Install the definition of the OrcaDeployment, or the only one of another file; wait until it is served."""
     body = yaml.safe_load(file.read_text())
     client.ApiextensionsV1Api(server.api()).create_custom_resource_definition(body)
     version = next(each["name"] for each in body["spec"]["versions"] if each["served"])

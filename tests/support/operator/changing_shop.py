@@ -27,7 +27,7 @@ class ChangingShop(PlannedShop):
         self.settle()
 
     def digests(self, *, formed: bool = False) -> list[str]:
-        """Of the groups that exist, or only of those that serve."""
+        """Return the model digests of the groups that exist, or only of those that serve."""
         pods = self.cluster.objects
         return [
             each["metadata"]["labels"][names.MODEL_LABEL]
@@ -42,7 +42,7 @@ class ChangingShop(PlannedShop):
         ]
         return [facts.models(pod["metadata"]) for pod in pods]
 
-    def look(self) -> ReconcilePlan:
+    def reconcile(self) -> ReconcilePlan:
         digest, generation = self.in_force
         old = Counter({each: count for each, count in self.requests.items() if each != digest})
         self.cluster.pool = PoolStatus(
@@ -52,7 +52,7 @@ class ChangingShop(PlannedShop):
             replaced_revisions=tuple(sorted(self.recorded - {digest})),
         )
         before = {each["metadata"]["name"]: each for each in self.schedulers() if each["spec"]["replicas"]}
-        decided = self.cluster.look()
+        decided = self.cluster.reconcile()
         self._let_linger(before)
         self._start("shop-pool")
         for job in self.cluster.names("Job"):
@@ -84,7 +84,7 @@ class ChangingShop(PlannedShop):
         self._start("shop-gateway")
 
     def group(self) -> None:
-        """One more is formed, or anew by a changed scheduler; the newest of them is in force."""
+        """One more group forms, or forms again with a changed scheduler; the newest of them is in force."""
         waiting = [each for each in self.schedulers() if not self.is_started(each) and self._has_place(each)]
         for each in waiting[:1]:
             name = each["metadata"]["name"]
@@ -122,7 +122,7 @@ class ChangingShop(PlannedShop):
         return scheduler["spec"]["replicas"] > 0 and scheduler["metadata"]["name"] not in self.ending
 
     def is_started(self, scheduler: Json) -> bool:
-        """Whether its pod is there, and of the newest template."""
+        """Return whether the scheduler's pod exists and has the newest template."""
         pod = self.cluster.objects.get(("Pod", f"{scheduler['metadata']['name']}-0"), {"spec": {}})
         return pod["spec"].get("containers") == scheduler["spec"]["template"]["spec"]["containers"]
 
@@ -138,10 +138,10 @@ class ChangingShop(PlannedShop):
         self.cluster.objects |= rest
 
     def settle(self) -> None:
-        """Until nothing is left to do, whatever happens in which order."""
+        """Let parts and operator act in random order until nothing is left to do."""
         for _ in range(1000):
             self.move()
-            decided = self.look()
+            decided = self.reconcile()
             if not decided.actions and self.is_over(decided):
                 return
         raise AssertionError(f"it does not come to an end: {self.in_force} {self.requests} {self.digests()}")

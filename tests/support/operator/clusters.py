@@ -49,7 +49,7 @@ class FakeCluster:
             lost_nodes=self.lost_nodes,
         )
 
-    def look(self, release: Release = RELEASE) -> ReconcilePlan:
+    def reconcile(self, release: Release = RELEASE) -> ReconcilePlan:
         """One plan, carried out."""
         decided = make_plan(self.observe(release))
         for action in decided.actions:
@@ -66,11 +66,11 @@ class FakeCluster:
         return decided
 
     def settle(self, release: Release = RELEASE) -> list[ReconcilePlan]:
-        """Look and let all pods run, until a look finds nothing to do."""
-        plans = [self.look(release)]
+        """Reconcile and let all pods run, until a reconcile finds nothing to do."""
+        plans = [self.reconcile(release)]
         for _ in range(100):
             self.start()
-            plans.append(self.look(release))
+            plans.append(self.reconcile(release))
             if not plans[-1].actions:
                 return plans
         raise AssertionError(f"still at it: {plans[-1].actions}")
@@ -137,7 +137,7 @@ class FakeCluster:
         )
 
     def _delete(self, action: Delete) -> None:
-        """With its pods, as the garbage collector does it."""
+        """Delete the object with its pods, as the garbage collector does."""
         gone = self.objects.pop((action.kind, action.name), None)
         assert gone is None or gone["metadata"]["uid"] == action.uid
         if action.kind in ("StatefulSet", "Deployment"):
@@ -162,6 +162,6 @@ def certificates_secret(deployment: OrcaDeployment, issued_s: float) -> Json:
 
 
 def observation(of: OrcaDeployment, children: dict[tuple[str, str], Json] | None = None, **facts: Any) -> Observation:
-    """In a cluster that holds nothing but the children."""
+    """Return the observation of a cluster that has only the children."""
     fields = {"release": RELEASE, "now_s": BORN_S, **facts}
     return Observation(deployment=of, children=Children(children or {}), **fields)

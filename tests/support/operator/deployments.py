@@ -20,7 +20,7 @@ def deployment(name: str = "shop", generation: int = 1, **spec: Any) -> OrcaDepl
 
 
 def body(name: str = "shop", generation: int = 1, **spec: Any) -> Json:
-    """What the API server stores of it."""
+    """Return the object that the API server stores."""
     metadata = {"name": name, "namespace": "ns", "uid": "uid-1", "generation": generation}
     given = {"model": {"uri": URI}, **spec}
     return {"metadata": metadata, "spec": with_defaults(schema()["properties"]["spec"], given)}

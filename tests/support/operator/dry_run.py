@@ -1,4 +1,4 @@
-"""What an API server says to something that is not meant: every call is a dry run and leaves nothing."""
+"""Dry runs: the API server answers, and nothing is stored."""
 
 import json
 import ssl
@@ -15,7 +15,9 @@ from support.operator.api_server import TOKEN, ApiServer
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class DryRunAnswer:
+    """The API server's answer to a dry run."""
+
     status: int
     body: Json
     warnings: tuple[str, ...]
@@ -29,22 +31,22 @@ class Said:
 
 
 class DryRun:
-    """In one namespace."""
+    """Dry runs in one namespace."""
 
     def __init__(self, client: httpx.Client, namespace: str) -> None:
         self._client = client
         self.namespace = namespace
-        self._known: dict[str, Said] = {}
+        self._known: dict[str, DryRunAnswer] = {}
 
-    def create(self, spec: Json, name: str = "shop") -> Said:
+    def create(self, spec: Json, name: str = "shop") -> DryRunAnswer:
         """An OrcaDeployment, strictly: fields that nobody knows are refused."""
         body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": {"name": name}, "spec": spec}
         path = f"/apis/{GROUP}/{VERSION}/namespaces/{self.namespace}/{PLURAL}"
         params = {"dryRun": "All", "fieldValidation": "Strict"}
         return _said(self._client.post(path, params=params, json=body))
 
-    def apply(self, manifest: Json) -> Said:
-        """As the operator applies it; each manifest is asked about once."""
+    def apply(self, manifest: Json) -> DryRunAnswer:
+        """Apply a manifest as the operator does; each manifest is tried once."""
         text = json.dumps(manifest, sort_keys=True)
         if text not in self._known:
             kind, metadata = KINDS[manifest["kind"]], manifest["metadata"]
@@ -64,7 +66,7 @@ def dry_run(server: ApiServer, namespace: str) -> Iterator[DryRun]:
         yield DryRun(client, namespace)
 
 
-def _said(response: httpx.Response) -> Said:
+def _said(response: httpx.Response) -> DryRunAnswer:
     is_json = response.headers["Content-Type"].startswith("application/json")
     body = response.json() if is_json else {"message": response.text}
-    return Said(response.status_code, body, tuple(response.headers.get_list("Warning")))
+    return DryRunAnswer(response.status_code, body, tuple(response.headers.get_list("Warning")))

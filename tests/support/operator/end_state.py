@@ -1,4 +1,4 @@
-"""What a namespace holds of one OrcaDeployment, without what differs from run to run.
+"""The state of one OrcaDeployment in a namespace, without the fields that differ from run to run.
 
 Left out: what the API server draws (uids, addresses, times, versions), and what follows from the name of the namespace
 (hashes). What is drawn by the operator is named instead: a generation is told by its rank, a Secret by its keys.
@@ -16,7 +16,7 @@ from orca.operator.domain.objects import is_going, is_pod_ready
 
 Json = dict[str, Any]
 State = dict[str, Json]
-"""By kind and name."""
+"""Objects by kind and name."""
 
 _DRAWN = {
     "Service": ("clusterIP", "clusterIPs"),
@@ -107,7 +107,9 @@ def _status(status: Json) -> Json:
 
 
 def _without(text: str, namespace: str, children: list[Json], status: Json) -> str:
-    """Without the namespace's name, what is hashed of it (schedule, users, revisions), and the clock's generations."""
+    """Return the text without the namespace's name, hashes over it (schedule, users, revisions), and the clock's
+    generations.
+    """
     text = text.replace(namespace, "NAMESPACE")
     generations, revisions = set(), {}
     for child in children:

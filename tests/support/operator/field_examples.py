@@ -1,4 +1,4 @@
-"""What the schema of an OrcaDeployment does not tell about a field: what it looks like, and what stands beside it."""
+"""Examples for fields of an OrcaDeployment, with what the schema does not say: formats, and fields that they need."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -56,12 +56,12 @@ BESIDE: Mapping[str, Json] = {
 """Specs in which a field may be given, where the shortest one is not such a spec; the last that fits counts."""
 
 NOT_BETWEEN: Mapping[str, tuple[int, ...]] = {"scheduler.maxBatchTokens": (1,)}
-"""What is refused of an integer though it lies between its bounds."""
+"""Integers between the bounds of a field that are refused."""
 
 _NAME = Examples(valid=("b-1.c",), invalid=("Upper", "a_b", "-a", "a.", "a..b", "a/b"))
-"""Of most objects: a DNS subdomain."""
+"""Names of most objects: a DNS subdomain."""
 _KEY = Examples(valid=("a.B_c-1", ".hidden"), invalid=("a b", "..", "..a", "a/b", "ä"))
-"""Of a Secret."""
+"""Keys of a Secret."""
 _HOST = Examples(
     valid=("b-1.example", "*.example", "localhost"),
     invalid=(

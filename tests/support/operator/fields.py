@@ -22,6 +22,8 @@ INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Field:
+    """A field of an OrcaDeployment's spec, with its schema."""
+
     path: Path
     schema: Json
 

@@ -26,14 +26,17 @@ Files = dict[str, str]
 
 
 def issue(name: str = NAME, signer: ec.EllipticCurvePrivateKey | None = None, issued_s: float = BORN_S) -> Files:
+    """Issue certificate files as the operator does."""
     return credentials.issue("shop", name, signer, issued_s)
 
 
 def a_key() -> ec.EllipticCurvePrivateKey:
+    """Return a new private key."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def secret(files: Mapping[str, str]) -> Json:
+    """Return the Secret that holds these files."""
     return {"data": {key: base64.b64encode(text.encode()).decode() for key, text in files.items()}}
 
 
@@ -45,7 +48,7 @@ def by_some_ca(
     usages: Sequence[x509.ObjectIdentifier] = BOTH,
     has_ca_between: bool = False,
 ) -> Files:
-    """As somebody's own tool makes them, the CA between with the certificate, as TLS shows both."""
+    """Return files as another tool makes them: the intermediate CA is beside the certificate, and TLS sends both."""
     root, between, key = a_key(), a_key(), a_key()
     ca = _signed("root", root, "root", root, begins_s, ca_days)
     middle = _signed("between", between, "root", root, begins_s, ca_days)

@@ -15,8 +15,8 @@ from orca.operator.domain.model_references import source_digest
 from support.operator.api_server import ApiServer
 from support.operator.deployments import deployment
 from support.operator.end_state import State, end_state, is_at_rest
-from support.operator.lives import Lives
-from support.operator.pool_hand import PoolHand
+from support.operator.operator_runs import OperatorRuns
+from support.operator.pool_client import PoolClient
 from support.operator.recording_proxy import At, Call, Moment, RecordingProxy
 from support.operator.shop import POOL_SECRET, WITHIN_S, Shop
 from support.waiting import wait_until
@@ -26,17 +26,19 @@ IN_IMAGE = {"uri": "file:///m", "cache": None}
 OF_THE_TEST = {"external": {"urlSecret": {"name": POOL_SECRET}}}
 """A pool that answers."""
 LOOKS = 2
-"""An operator is quiet when it has begun so many looks since its last write: the first has found nothing to do."""
+"""An operator is quiet when it has begun this many reconciles since its last write: the first found nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Journey:
+    """A change of a resource, and how it is made."""
+
     name: str
     begin: Callable[[Shop], None]
 
 
 def creation(**spec: Any) -> Journey:
-    """With a pool of its own, unless the spec names another."""
+    """Return the journey that creates a resource, with a pool of its own unless the spec names another."""
     return Journey("create", lambda shop: shop.create(**{"pool": {}, **spec}))
 
 
@@ -53,7 +55,7 @@ MODEL_JOURNEYS = (
     Journey("fetch", lambda shop: shop.edit(model=ON_HUB)),
     Journey("let the volume go", lambda shop: shop.edit(model=IN_IMAGE, deletionPolicy="Delete")),
 )
-"""Over a pool that answers: how a model is changed depends on what the pool says."""
+"""Changes with a pool that answers: how a model is changed depends on the pool's answers."""
 
 
 def slots(number: int, *, promised: int, **spec: Any) -> Journey:
@@ -61,7 +63,7 @@ def slots(number: int, *, promised: int, **spec: Any) -> Journey:
 
     def begin(shop: Shop) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            pool = PoolHand(shop.pool_login(), shop.namespace, Path(folder))
+            pool = PoolClient(shop.pool_login(), shop.namespace, Path(folder))
             assert pool.form("r1", max(shop.generations()), slots=1024) == promised
         shop.edit(scheduler={"kvSlots": number}, **spec)
 
@@ -74,26 +76,26 @@ SLOTS_JOURNEYS = (
     slots(256, promised=512, parallelism={"stages": 2}),
     slots(2048, promised=256),
 )
-"""Over a pool that answers, which is told of fewer slots before any scheduler is."""
+"""Changes with a pool that answers. It gets the lower number of slots before any scheduler does."""
 
 
-class Traveller:
+class JourneyRunner:
     """One resource in a namespace of its own, with its operator behind a recording proxy."""
 
-    def __init__(self, server: ApiServer, proxy: RecordingProxy, lives: Lives, namespace: str) -> None:
+    def __init__(self, server: ApiServer, proxy: RecordingProxy, runs: OperatorRuns, namespace: str) -> None:
         self.shop = Shop(server, namespace)
         self.cluster = Cluster(server.api())
-        self.proxy, self.lives = proxy, lives
+        self.proxy, self.runs = proxy, runs
 
     def make(self, journey: Journey, fatal_write: At | None, moment: Moment) -> Call | None:
-        """Until the operator is quiet, or until it is dead.
+        """Run the journey until the operator is quiet or dead.
 
         Args: fatal_write: the write at which it dies; None lets it live.
         Returns: that write; None when it made no such write, and lives.
         """
         self.proxy.begin(None if fatal_write is None else (fatal_write, moment, self._kill))
         journey.begin(self.shop)
-        wait_until(lambda: not self.lives.is_alive or self.is_quiet(), WITHIN_S, lambda: self._story(journey))
+        wait_until(lambda: not self.runs.is_alive or self.is_quiet(), WITHIN_S, lambda: self._story(journey))
         return self.proxy.record.struck
 
     def make_in_vain(self, journey: Journey, write: int, moment: Moment) -> Call | None:
@@ -109,16 +111,16 @@ class Traveller:
     def recover(self, journey: Journey) -> None:
         """A new operator, until it is quiet."""
         self.proxy.begin()
-        self.lives.start()
+        self.runs.start()
         wait_until(self.is_quiet, WITHIN_S, lambda: self._story(journey))
 
     def delete_while_no_operator_runs(self) -> None:
-        """Until a new operator has seen that there is no resource."""
-        self.lives.kill()
+        """Delete the resource, and wait until a new operator has seen that it is gone."""
+        self.runs.kill()
         self.shop.delete()
         self.proxy.begin()
-        self.lives.start()
-        wait_until(lambda: self.proxy.record.lists_at_rest >= LOOKS, WITHIN_S, lambda: self.lives.log[-2000:])
+        self.runs.start()
+        wait_until(lambda: self.proxy.record.lists_at_rest >= LOOKS, WITHIN_S, lambda: self.runs.log[-2000:])
 
     def children(self) -> set[tuple[str, str]]:
         """Kinds and names."""
@@ -126,7 +128,7 @@ class Traveller:
         return {(each["kind"], each["metadata"]["name"]) for each in found}
 
     def is_quiet(self) -> bool:
-        """With a resource that is there, and as it should be."""
+        """Return whether the operator is quiet and the resource exists in its wanted state."""
         return self.proxy.record.looks_at_rest >= LOOKS and self.shop.condition("Progressing")[0] == "False"
 
     def is_at_rest(self) -> bool:
@@ -136,7 +138,7 @@ class Traveller:
         return end_state(self.cluster, self.shop.namespace)
 
     def _kill(self) -> bool:
-        self.lives.kill()
+        self.runs.kill()
         return False
 
     def _delete(self) -> bool:
@@ -144,18 +146,18 @@ class Traveller:
         return True
 
     def _is_in_vain(self) -> bool:
-        """Whether the resource is gone, and the operator does nothing for it any more."""
+        """Return whether the resource is gone and the operator writes nothing for it any more."""
         record = self.proxy.record
         return record.struck is not None and record.lists_at_rest >= LOOKS
 
     def _story(self, journey: Journey) -> str:
         writes = [call.what for call in self.proxy.record.writes]
         found = self.state().get("OrcaDeployment")
-        return f"{self.shop.namespace}, {journey.name}: wrote {writes}\n{found}\n{self.lives.log[-2000:]}"
+        return f"{self.shop.namespace}, {journey.name}: wrote {writes}\n{found}\n{self.runs.log[-2000:]}"
 
 
 @contextlib.contextmanager
-def traveller(server: ApiServer, folder: Path, namespace: str, login: dict[str, str]) -> Iterator[Traveller]:
+def journey_runner(server: ApiServer, folder: Path, namespace: str, login: dict[str, str]) -> Iterator[JourneyRunner]:
     """Its operator lives; there is no resource yet, but a volume for each claim that it will make.
 
     Args: login: of a pool that answers; those that the operator makes have no process.
@@ -167,18 +169,18 @@ def traveller(server: ApiServer, folder: Path, namespace: str, login: dict[str, 
     for claim in (names.pool("shop"), fetched):
         core.create_persistent_volume(_volume(namespace, claim))
     with RecordingProxy(server) as proxy:
-        lives = Lives(server, proxy, folder / namespace, namespace)
-        lives.start()
+        runs = OperatorRuns(server, proxy, folder / namespace, namespace)
+        runs.start()
         try:
-            yield Traveller(server, proxy, lives, namespace)
+            yield JourneyRunner(server, proxy, runs, namespace)
         finally:
-            lives.kill()
-            # Nobody waits for its end: it makes room on the nodes of paper.
+            runs.kill()
+            # Nobody waits for its end: it makes room on the simulated nodes.
             core.delete_namespace(namespace)
 
 
 def _volume(namespace: str, claim: str) -> dict[str, object]:
-    """Of paper, for one claim alone."""
+    """Return a simulated volume for one claim."""
     return {
         "metadata": {"name": f"{namespace}-{claim}"},
         "spec": {

@@ -1,4 +1,4 @@
-"""What the parts of Orca say to the words and variables that their pods give them: they end at once for a bad one."""
+"""The parts of Orca check the flags and variables of their pods: they end at once for a bad one."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -27,7 +27,7 @@ _FROM_ELSEWHERE = {
 
 
 def complaint(manifest: Json) -> str | None:
-    """Of the part that runs in its pods; None when there is nothing to complain of, or no part of ours."""
+    """Return the error of the part that runs in the pods; None when it accepts them or is not a part of Orca."""
     pod = manifest.get("spec", {}).get("template", {}).get("spec")
     if pod is None:
         return None

@@ -23,11 +23,13 @@ from support.operator.api_server import ApiServer
 _PATH = re.compile(r"/(?:api|apis/[^/]+)/[^/]+(?:/namespaces/[^/]+(?=/))?/(?P<what>[^?]+)")
 _REVISION = re.compile(r"-([0-9a-f]{8})(?=-\d)")
 _LAST_OF_A_LOOK = list(KINDS.values())[-1].plural
-"""What the operator lists last when it looks at a resource."""
+"""The kind that the operator lists last in a reconcile."""
 _NOT_RELAYED = frozenset({"connection", "content-length", "host", "keep-alive", "transfer-encoding"})
 
 
 class Moment(Enum):
+    """The moment of a write at which an action happens."""
+
     BEFORE = "before"  # the API server hears of the write
     AFTER = "after"  # it was carried out, and before the operator hears of that
 
@@ -36,11 +38,13 @@ At = int | str
 """A write, by its number, counted from 1, or by what it is; then the first such write is meant."""
 
 Strike = Callable[[], bool]
-"""What happens at a write. Returns: whether the operator lives on, and is answered."""
+"""An action at a write. Returns: whether the operator survives and gets its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
+    """A call of the operator to the API server."""
+
     method: str
     path: str
 
@@ -60,7 +64,7 @@ class Call:
 
 @dataclass(slots=True)
 class Record:
-    """Of one operator since the record was begun."""
+    """The calls of one operator since the record began."""
 
     calls: list[Call] = field(default_factory=list)
     looks_at_rest: int = 0  # that were begun since the last write
@@ -68,7 +72,7 @@ class Record:
 
     @property
     def lists_at_rest(self) -> int:
-        """How often it has asked for all resources since its last write."""
+        """Return how often the operator has listed all resources since its last write."""
         later = takewhile(lambda call: not call.is_write, reversed(self.calls))
         return sum(call.path.endswith("/orcadeployments") for call in later)
 
@@ -146,7 +150,7 @@ class RecordingProxy:
             return moment, strike
 
     def _ranked(self, call: Call) -> Call:
-        """With revisions, which are hashed of the namespace too, as numbers in the order in which they come up."""
+        """Return the call with revisions as numbers in order of appearance; they are hashes over the namespace too."""
 
         def rank(found: re.Match[str]) -> str:
             return f"-revision{self._revisions.setdefault(found[1], len(self._revisions))}"

@@ -1,4 +1,4 @@
-"""What a test of the operator does: to resources in a namespace of its own, and to the operator's process."""
+"""Actions of an operator test: on resources in a namespace of its own, and on the operator's process."""
 
 import base64
 import os
@@ -33,7 +33,7 @@ class Shop:
         self._where = ("orca-serving.io", "v1alpha1", namespace, "orcadeployments")
 
     def create(self, name: str = "shop", **spec: Any) -> None:
-        """With the pool of the test, unless the spec names another."""
+        """Create the resource, with the pool of the test unless the spec names another."""
         pool = {"external": {"urlSecret": {"name": POOL_SECRET}}}
         body = {
             "apiVersion": "orca-serving.io/v1alpha1",
@@ -47,7 +47,7 @@ class Shop:
         self._objects.patch_namespaced_custom_object(*self._where, name, {"spec": spec})
 
     def note_queued(self, queued: int, name: str = "shop") -> None:
-        """Into the status, as the operator does."""
+        """Write the number into the status, as the operator does."""
         status = {"status": {"requests": {"queued": queued}}}
         self._objects.patch_namespaced_custom_object_status(*self._where, name, status)
 
@@ -67,7 +67,7 @@ class Shop:
         return "Unknown", ""
 
     def wait_for(self, kind: str, *wanted: str) -> None:
-        """Until the condition says so. Args: wanted: status, and reason where it matters."""
+        """Wait until the condition has the status. Args: wanted: status, and optionally the reason."""
         wait_until(lambda: self.condition(kind)[: len(wanted)] == wanted, WITHIN_S, lambda: f"{kind}: {self.status()}")
 
     def groups(self) -> list[str]:
@@ -86,7 +86,7 @@ class Shop:
         return sorted(found, key=lambda each: str(each.metadata.name))
 
     def generations(self) -> list[int]:
-        """Of the schedulers that there are, rising."""
+        """Return the generations of the existing schedulers, ascending."""
         return sorted(int(each.metadata.labels["orca-serving.io/generation"]) for each in self.schedulers())
 
 
@@ -101,8 +101,8 @@ class OperatorProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._port = free_port()
 
-    def looks(self) -> int:
-        """How many times it has looked at a resource."""
+    def reconciles(self) -> int:
+        """Return how many times the operator has reconciled a resource."""
         return self.metric("orca_operator_reconciles_total")
 
     def metric(self, name: str) -> int:

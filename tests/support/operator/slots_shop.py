@@ -29,7 +29,7 @@ class SlotsShop(PlannedShop):
         self.settle()
 
     def slots(self) -> list[int]:
-        """Of each group that exists."""
+        """Return the slots of each group that exists."""
         return [_slots(each) for each in self.schedulers()]
 
     def formed(self) -> list[int]:
@@ -38,7 +38,7 @@ class SlotsShop(PlannedShop):
         return [_slots_of_pod(pod) for pod in found if pod is not None and is_pod_ready(pod)]
 
     def _offered(self) -> int | None:
-        """By each group that serves, now and whenever it forms again."""
+        """Return the slots that every serving group offers, now and whenever it forms again."""
         slots = self.formed()
         is_lasting = self.length is not None or all(facts.slots(each) is not None for each in self.schedulers())
         return min([*slots, self.length or MEMORY]) if slots and is_lasting else None
@@ -48,7 +48,7 @@ class SlotsShop(PlannedShop):
         in_force = {each[names.MODEL_LABEL] for each in living} if self.is_one_revision else {self.in_force}
         return tuple(each[names.GROUP_LABEL] for each in living if each[names.MODEL_LABEL] in in_force)
 
-    def look(self) -> ReconcilePlan:
+    def reconcile(self) -> ReconcilePlan:
         asked = slots_that_some_exceed(self.cluster.observed)
         larger = [need for need in self.needs if asked is not None and need > asked]
         self.cluster.pool = PoolStatus(
@@ -62,7 +62,7 @@ class SlotsShop(PlannedShop):
             smallest_larger_request=min(larger, default=0),
             largest_request=max(larger, default=0),
         )
-        decided = self.cluster.look()
+        decided = self.cluster.reconcile()
         if self.pool_problem is None:
             self.promised = self.cluster.pool.promised_slots
         self._start_all_but_schedulers()
@@ -86,7 +86,7 @@ class SlotsShop(PlannedShop):
             self.needs.remove(self.chance.choice(running))
 
     def restart(self) -> None:
-        """A scheduler whose StatefulSet has changed, or any other, begins anew."""
+        """Restart a scheduler whose StatefulSet has changed, or any other."""
         there = [each for each in self.schedulers() if self._pod(each) is not None]
         changed = [each for each in there if self._pod(each)["spec"]["containers"] != _containers(each)]  # type: ignore[index]
         for each in (changed or there)[:1]:
@@ -109,10 +109,10 @@ class SlotsShop(PlannedShop):
                 return
 
     def settle(self) -> None:
-        """Until nothing is left to do, whatever happens in which order."""
+        """Let parts and operator act in random order until nothing is left to do."""
         for _ in range(1000):
             self.move()
-            if not self.look().actions and self.is_over():
+            if not self.reconcile().actions and self.is_over():
                 return
         raise AssertionError(f"it does not come to an end: {self.promised} {self.needs} {self.slots()}")
 
@@ -146,7 +146,7 @@ def _slots(scheduler: Json) -> int:
 
 
 def _slots_of_pod(pod: Json) -> int:
-    """With which its process has started."""
+    """Return the slots with which the pod's process has started."""
     args = pod["spec"]["containers"][0]["args"]
     return (int(args[args.index("--slots") + 1]) if "--slots" in args else MEMORY) // 16 * 16
 

@@ -51,6 +51,8 @@ def add_user(url: str, deployment: str) -> None:
 
 
 class FakeClock:
+    """Stands in for the pool's clock; the test moves it."""
+
     def __init__(self, wall: int = 1_700_000_000_000) -> None:
         self.wall = wall
 
@@ -87,7 +89,7 @@ class Bed:
         self.applied = CommitAnswer.ALREADY_THERE if is_repeated else CommitAnswer.APPLIED
 
     async def pass_awake(self, ms: int) -> None:
-        """Let the pool's awake time pass, as it does while somebody calls twice a second."""
+        """Let the pool's awake time pass, as it does while calls come twice a second."""
         raise NotImplementedError
 
     async def freeze(self, ms: int) -> None:
@@ -122,6 +124,8 @@ class Bed:
 
 
 class MemoryBed(Bed):
+    """A bed with the pool's twin in memory."""
+
     def __init__(self, settings: PoolSettings, *, is_repeated: bool = False, schemas: Schemas = SCHEMAS) -> None:
         self.clock = FakeClock()
         self.twin = MemoryPool(self.clock, settings, schemas)
@@ -153,6 +157,8 @@ class MemoryBed(Bed):
 
 
 class RedisBed(Bed):
+    """A bed with the pool in a real Redis."""
+
     def __init__(
         self, url: str, settings: PoolSettings, *, is_repeated: bool = False, schemas: Schemas = SCHEMAS
     ) -> None:
@@ -231,6 +237,7 @@ class RedisBed(Bed):
 
 
 def request(parent: str = "a", choice: int = 0, **changes: Any) -> Request:
+    """Return a request of a parent, with changes."""
     defaults: dict[str, Any] = {"revision": REVISION, "prompt": (1, 2, 3, 4), "max_new_tokens": 12}
     return Request(parent=parent, choice=choice, **{"sampling": SamplingParams(), **defaults, **changes})
 
@@ -238,6 +245,7 @@ def request(parent: str = "a", choice: int = 0, **changes: Any) -> Request:
 def submission(
     parent: str = "a", *, n: int = 1, on_disconnect: OnDisconnect = OnDisconnect.CANCEL, **changes: Any
 ) -> Submission:
+    """Return a submission of a parent with its requests."""
     return Submission(
         parent=parent,
         requests=tuple(request(parent, choice, **changes) for choice in range(n)),
@@ -294,6 +302,7 @@ class Scheduler:
 
 
 def entry(claimed: Claimed, index: int, *tokens: int, end: FinishReason | None = None) -> CommitEntry:
+    """Return the entry of a commit for a claimed request."""
     return CommitEntry(
         request_id=claimed.request.id,
         claim=claimed.claim,
@@ -324,12 +333,13 @@ async def whole_log(pool: RequestPool, request_id: str) -> list[Token]:
 
 
 async def state(bed: Bed, request_id: str) -> OwnershipState:
+    """Return the state of a request."""
     found: OwnershipState = (await bed.pool.status(request_id)).state
     return found
 
 
 async def until_followed(redis: Redis) -> None:
-    """Until a replica has all that this server has, and gets what comes."""
+    """Wait until a replica has all that this server has, and follows it."""
 
     async def is_online() -> bool:
         state = await redis.info("replication")
@@ -344,4 +354,5 @@ def connections(url: str) -> Callable[[], AbstractConnection]:
 
 
 def with_settings(**changes: int) -> PoolSettings:
+    """Return the beds' settings with changes."""
     return dataclasses.replace(SETTINGS, **changes)

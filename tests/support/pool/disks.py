@@ -27,7 +27,7 @@ class SlowDisk:
         self.binary.chmod(0o755)
 
     def slow(self, fsync_ms: int) -> None:
-        """From here on an fsync takes so long, one that is under way too."""
+        """Slow each fsync down to this time from now on, also one in flight."""
         # In one step: read half-written, it would be well for a moment.
         draft = self._slow_ms.with_suffix(".new")
         draft.write_text(str(fsync_ms))

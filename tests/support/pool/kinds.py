@@ -1,4 +1,4 @@
-"""What the pool's tests run on: the twin in memory, and a Redis of each version at hand."""
+"""The pools that the pool's tests run on: the twin in memory, and a Redis of each available version."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What schema 1 looks like in Redis, byte for byte as the first release wrote it: literals, so that they stay.
+"""Records of schema 1 in Redis, byte for byte as the first release wrote them: literals, so that they stay.
 
 One deployment with two requests: `old.0` runs on group g1 and has two tokens, `over.0` was ended by its stop string.
 """
@@ -60,7 +60,7 @@ LOGS = {
 
 
 async def write_schema_1(redis: Redis, keys: Keys) -> None:
-    """Into a deployment that is empty."""
+    """Write the records into an empty deployment."""
     for names, text in HASHES.items():
         words = [word.replace(b"~", b" ") for word in text.split(b" ")]
         await redis.hset(_key(keys, names), mapping=dict(zip(words[::2], words[1::2], strict=True)))

@@ -34,7 +34,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What to generate, and when to ask for it."""
+    """A request to generate, and when to submit it."""
 
     prompt: tuple[int, ...]
     max_new_tokens: int
@@ -45,6 +45,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Output:
+    """The tokens of a request, and its end."""
+
     tokens: tuple[Token, ...]
     end: End
 
@@ -54,6 +56,8 @@ class Output:
 
 
 class WallClock:
+    """Stands in for the clock of a pool in memory: real time."""
+
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
 

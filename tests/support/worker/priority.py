@@ -1,4 +1,4 @@
-"""How a test that measures time keeps the machine's other work out of its figures."""
+"""Tests that measure time keep the machine's other work out of their figures."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ def ahead_of_others(pids: Sequence[int]) -> Iterator[None]:
 
 
 def waited_s(pids: Sequence[int]) -> float:
-    """For how long the threads of some processes were ready and had no processor so far, all added up.
+    """Return how long the threads of some processes were ready without a processor so far, in total.
 
     0 where the kernel does not tell (/proc/<pid>/task/<tid>/schedstat: nanoseconds run, nanoseconds waited, turns).
     """

@@ -37,6 +37,7 @@ _BEAT_S = 0.05
 
 
 def main() -> None:
+    """Run a rank that acts by its script instead of a model."""
     link = FrameSocket(socket.socket(fileno=int(sys.argv[1])), RankFrameKind, takes_sockets=True)
     progress = RankProgress()
     threading.Thread(target=_beat, args=(link, progress), daemon=True).start()

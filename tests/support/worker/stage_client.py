@@ -18,7 +18,7 @@ Phase = pb.StatusReply
 
 
 class StageClient:
-    """What master and neighbour stages call."""
+    """A client of stages that makes the calls of master and neighbour stages."""
 
     def __init__(self, controllers: list[Controller]) -> None:
         self._addresses = [controller.address for controller in controllers]
@@ -61,6 +61,7 @@ class StageClient:
 
 
 async def code_of(call: Awaitable[object]) -> grpc.StatusCode:
+    """Return the gRPC status with which the call fails."""
     with pytest.raises(aio.AioRpcError) as caught:
         await asyncio.wait_for(call, 30)
     return caught.value.code()

@@ -202,7 +202,7 @@ def random_asks(vocab_size: int, count: int, seed: int, *, prompt_max: int = 24,
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What Hugging Face generates, and how far ahead of the next its choice was at each token."""
+    """The tokens that Hugging Face generates, and the lead of each over the next best one."""
 
     tokens: list[int]
     margins: list[float]

@@ -17,12 +17,13 @@ Program = Callable[..., object]
 
 @torch.library.custom_op("orca_streams::blend_into", mutates_args={"target"})
 def blend_into(source: Tensor, target: Tensor) -> None:
-    """As a kernel of Triton stands in a graph: target = target / 2 + source. Which comes first matters."""
+    """Compute target = target / 2 + source, as a Triton kernel in a graph does. The order of calls matters."""
     target.mul_(0.5).add_(source)
 
 
 @torch.library.custom_op("orca_streams::blend_into_all", mutates_args={"targets"})
 def blend_into_all(source: Tensor, targets: list[Tensor]) -> None:
+    """Blend the source into each target, as one kernel."""
     for target in targets:
         target.mul_(0.5).add_(source)
 
@@ -61,6 +62,7 @@ def _normed(x: Tensor) -> Tensor:
 
 
 def layer_inputs(device: str = "cpu", *, hidden: int = 8) -> list[Tensor]:
+    """Return seeded inputs of a TinyLayer."""
     generator = torch.Generator().manual_seed(6)
     x, turns = torch.randn(3, hidden, generator=generator), torch.rand(3, hidden, generator=generator)
     return [each.to(device) for each in (x, torch.tensor([4, 0, 2]), turns)]
@@ -95,6 +97,7 @@ def programs(draw: st.DrawFn, *, statements_max: int = 12) -> Program:
 
 
 def program_inputs() -> list[Tensor]:
+    """Return seeded inputs of a program."""
     generator = torch.Generator().manual_seed(7)
     return [torch.randn(SIZE, SIZE, generator=generator) for _ in range(3)]
 
@@ -105,6 +108,7 @@ def are_equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 
 def clones(values: Sequence[Tensor]) -> list[Tensor]:
+    """Return copies of the values."""
     return [value.clone() for value in values]
 
 

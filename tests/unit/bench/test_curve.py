@@ -72,7 +72,7 @@ def test_points_are_written_as_plain_data() -> None:
     assert (first["policy"], first["rate_per_s"], first["report"]["requests"]) == ("iteration", 10.0, 1)
 
 
-def test_a_plot_is_drawn(tmp_path: Path) -> None:
+def test_a_plot_is_written(tmp_path: Path) -> None:
     plot_curves(POINTS, tmp_path / "curves.svg", is_normalised=True)
     assert "request_level(8)" in (tmp_path / "curves.svg").read_text()
 

@@ -38,7 +38,7 @@ def test_each_round_is_an_epoch_of_its_own_and_the_median_counts() -> None:
 
 
 def test_every_row_after_the_prompt_runs_the_token_drawn_before() -> None:
-    """That it is the right one the simulated engine asserts for each row."""
+    """The simulated engine asserts for each row that its token is the right one."""
     steps: list[Step] = []
 
     def record(step: Step) -> None:

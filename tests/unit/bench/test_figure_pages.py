@@ -74,7 +74,7 @@ def test_columns_of_several_figures_name_their_units(tmp_path: Path) -> None:
     assert rows(text, tmp_path) == [["System", "Speed (tokens/s)", "Delay (ms)"], ["ours", "1,200", "7.5"]]
 
 
-def test_the_order_is_that_of_the_template(tmp_path: Path) -> None:
+def test_rows_have_the_order_of_the_template(tmp_path: Path) -> None:
     text = "```table host\nwhat: Speed\nwhere: system = ours | theirs\nwhere: batch = 1\nrows: system\n```\n"
     assert [row[0] for row in rows(text, tmp_path)] == ["System", "ours", "theirs"]
 
@@ -123,14 +123,14 @@ def test_both_coordinates_of_a_curve_may_be_figures(tmp_path: Path) -> None:
     assert "Speed (tokens/s)" in make_pages(Results({"host": SPEEDS}), tmp_path)["plots/p.svg"]
 
 
-def test_a_plot_reads_in_light_and_dark_and_is_the_same_every_time() -> None:
+def test_a_plot_is_readable_in_light_and_dark_mode_and_reproducible() -> None:
     curves = {"a": [(1, 10), (1000, 20)], "b": [(2, 5), (500, 40)]}
     svg = draw(curves, title="T", x_title="x", y_title="y", log=["x"])
     assert "prefers-color-scheme: dark" in svg
     assert svg == draw(curves, title="T", x_title="x", y_title="y", log=["x"])
 
 
-def test_more_curves_than_anyone_tells_apart_are_refused() -> None:
+def test_more_curves_than_distinct_colours_are_refused() -> None:
     with pytest.raises(ValueError, match="5 curves"):
         draw({name: [(1, 1), (2, 2)] for name in "abcde"}, title="T", x_title="x", y_title="y")
 

@@ -32,7 +32,7 @@ def figure(**changes: Any) -> Figure:
     return parse(json.dumps(record(**changes)))
 
 
-def test_a_figure_survives_being_written_and_read() -> None:
+def test_a_figure_is_read_as_it_was_written() -> None:
     read = figure(commit=None, spread=None, runs=None)
     assert read.date == date(2026, 11, 27)
     assert parse(read.to_line()) == read
@@ -90,7 +90,7 @@ def test_no_key_may_be_left_out(key: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["", "[]", '"text"', "{"])
-def test_what_is_no_json_object_is_refused(line: str, tmp_path: Path) -> None:
+def test_a_line_that_is_no_json_object_is_refused(line: str, tmp_path: Path) -> None:
     (tmp_path / "host.jsonl").write_text(line + "\n")
     with pytest.raises(FiguresError, match=r"^host\.jsonl:1: "):
         read_results(tmp_path)
@@ -105,7 +105,7 @@ def test_the_latest_figure_of_an_identity_counts() -> None:
     assert results.unused == ["host: Tokens per second (1 figure)"]
 
 
-def test_of_one_day_the_last_line_counts() -> None:
+def test_the_last_line_of_a_day_counts() -> None:
     results = Results({"host": [figure(value=200), figure(value=199)]})
     assert [each.value for each in results.choose(FigureQuery(bench="host", what=["Tokens per second"]))] == [199]
 
@@ -119,6 +119,6 @@ def test_of_one_day_the_last_line_counts() -> None:
         FigureQuery(bench="host", what=["Tokens per second"], where={"batch": ["17"]}),
     ],
 )
-def test_a_query_that_nothing_answers_is_an_error(query: FigureQuery) -> None:
+def test_a_query_that_matches_no_figure_is_an_error(query: FigureQuery) -> None:
     with pytest.raises(NothingChosen):
         Results({"host": [figure()]}).choose(query)

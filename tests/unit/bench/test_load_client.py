@@ -41,7 +41,7 @@ async def test_events_may_be_cut_at_any_byte() -> None:
     assert (outcome.error, outcome.token_ids) == (None, (0, 1, 2))
 
 
-async def test_the_request_asks_for_a_stream_of_exactly_so_many_tokens() -> None:
+async def test_the_request_asks_for_a_stream_of_exactly_the_given_number_of_tokens() -> None:
     seen: list[dict[str, object]] = []
 
     async def answer(body: dict[str, object], writer: asyncio.StreamWriter) -> None:
@@ -67,7 +67,7 @@ async def test_usage_that_differs_from_what_was_asked_is_an_error() -> None:
     assert outcome.error == "usage.completion_tokens is not max_tokens"
 
 
-async def test_a_server_without_token_ids_is_believed_by_its_usage() -> None:
+async def test_the_usage_counts_for_a_server_without_token_ids() -> None:
     text = event({"choices": [{"text": "two words", "finish_reason": None}]})
     [outcome] = await run(writes(HEAD + chunk(text + usage(3) + event(b"[DONE]"))))
     assert (outcome.error, len(outcome.token_s)) == (None, 1)
@@ -96,7 +96,7 @@ async def test_an_answer_that_is_not_a_stream_of_completions_is_an_error() -> No
     assert outcome.error.startswith("not a stream of completions")
 
 
-async def test_a_server_that_is_not_there_is_an_error_of_each_request() -> None:
+async def test_an_unreachable_server_is_an_error_of_each_request() -> None:
     async with serving(writes()) as target:
         pass
     trace = generate(TraceSpec(requests=2, prompt_tokens=Range(1, 1), new_tokens=Range(1, 1)))

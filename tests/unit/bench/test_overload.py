@@ -38,7 +38,7 @@ async def figures_of(refused: Callable[[int], bytes | None], **changes: float) -
         return await measure(target, TRACE, OverloadSettings(**asked))  # type: ignore[arg-type]
 
 
-async def test_a_refused_call_is_tried_again_when_it_was_told_to() -> None:
+async def test_a_refused_call_is_retried_after_its_retry_after() -> None:
     refusal = REFUSAL % (429, b"retry-after: 60\r\nretry-after-ms: 10\r\n")
     figures = await figures_of(lambda number: refusal if number % 2 else None)
     assert figures.statuses["429"] > 3
@@ -46,7 +46,7 @@ async def test_a_refused_call_is_tried_again_when_it_was_told_to() -> None:
     assert "goodput" in "\n".join(lines(figures))
 
 
-async def test_a_call_is_tried_so_many_times_and_no_more() -> None:
+async def test_a_call_is_tried_at_most_the_given_number_of_times() -> None:
     refusal = REFUSAL % (503, b"retry-after-ms: 0\r\n")
     count = 0
 
@@ -60,14 +60,14 @@ async def test_a_call_is_tried_so_many_times_and_no_more() -> None:
     assert len(figures.refusal_s) == figures.statuses["503"]
 
 
-async def test_an_accepted_call_without_all_its_tokens_is_shown() -> None:
+async def test_an_accepted_call_without_all_its_tokens_is_reported() -> None:
     cut_short = HEAD + b"".join(map(chunk, (usage(0), event(b"[DONE]"))))
     figures = await figures_of(lambda number: cut_short if number > 2 else None)
     assert len(figures.broken) == figures.accepted - 3
     assert "ended with all tokens 3" in "\n".join(lines(figures))
 
 
-async def test_a_mistake_is_not_tried_again() -> None:
+async def test_a_client_error_is_not_retried() -> None:
     figures = await figures_of(lambda number: REFUSAL % (400, b"") if number > 2 else None)
     assert figures.refusal_s == []
 
@@ -77,7 +77,7 @@ async def test_a_server_that_serves_nothing_has_no_capacity() -> None:
     assert (figures.capacity_per_s, figures.statuses) == (0, {})
 
 
-def test_a_server_that_is_not_there_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(["overload", "--url", f"http://127.0.0.1:{free_port()}", "--seconds", "1"]) == 1
     assert "does not answer" in capsys.readouterr().err
 

@@ -13,7 +13,7 @@ from orca.bench.peers.arrivals import Arrivals, serve
 from orca.bench.peers.workload import Workload
 
 STEP_S = 1 / 64
-"""With arrivals that are whole numbers of 1/16: sums of both are exact."""
+"""Time of a step. Arrivals are whole numbers of 1/16, so sums of both are exact."""
 
 
 class Clock:
@@ -41,7 +41,7 @@ def workload(*arrivals_s: float, new_tokens: int = 2, prompt_tokens: int = 1) ->
     )
 
 
-def test_a_request_is_handed_out_when_it_has_arrived_and_once() -> None:
+def test_a_request_is_handed_out_once_after_its_arrival() -> None:
     clock = Clock()
     arrivals = Arrivals(workload(0.0, 0.5, 0.5, 2.0), clock_s=clock, sleep=clock.sleep)
     assert arrivals.take() == [0]
@@ -112,7 +112,7 @@ class FakePipeline:
             handle.count -= 1
 
 
-def test_openvino_gets_requests_when_they_arrive_and_is_left_alone_between_them() -> None:
+def test_openvino_gets_requests_when_they_arrive_and_is_not_called_between_them() -> None:
     clock = Clock()
     pipeline, paced = FakePipeline(clock), workload(0.0, 0.0, 1 / 16)
     arrivals = Arrivals(paced, clock_s=clock, sleep=clock.sleep)
@@ -158,7 +158,7 @@ class FakeEngine:
         return came
 
 
-def test_vllm_gets_requests_when_they_arrive_and_is_left_alone_between_them() -> None:
+def test_vllm_gets_requests_when_they_arrive_and_is_not_called_between_them() -> None:
     clock = Clock()
     engine, paced = FakeEngine(clock), workload(0.0, 0.0, 1 / 16)
     arrivals = Arrivals(paced, clock_s=clock, sleep=clock.sleep)

@@ -61,7 +61,7 @@ def test_errors_are_counted_by_reason_and_shown() -> None:
     assert "1 failed: HTTP 429: full" in lines(report)
 
 
-def test_a_run_in_which_all_fails_has_no_latencies() -> None:
+def test_a_run_in_which_all_requests_fail_has_no_latencies() -> None:
     report = summarise([outcome(0, 0.0, error="connection: refused")])
     assert (report.requests, report.tokens_per_s, report.ttft_s, report.normalised_s) == (0, 0.0, None, None)
     assert lines(report)[0].endswith("1 failed")

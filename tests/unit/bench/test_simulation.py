@@ -73,7 +73,7 @@ def test_a_larger_max_batch_size_raises_throughput_without_raising_latency() -> 
 
 
 @pytest.mark.slow
-def test_requests_that_are_all_alike_narrow_the_gap() -> None:
+def test_equal_requests_narrow_the_gap() -> None:
     """The problem of early-finished requests does not occur there (ORCA, section 6.2, Figure 11)."""
 
     def gap(wanted: Trace) -> float:

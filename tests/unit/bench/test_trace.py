@@ -71,7 +71,7 @@ def test_prompts_are_fixed_by_the_seed_and_differ_between_requests() -> None:
 
 
 @pytest.mark.parametrize("text", ["0:5", "7:3", "0", "x"])
-def test_a_range_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_range_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"range|invalid literal"):
         Range.parse(text)
 

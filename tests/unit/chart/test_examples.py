@@ -55,13 +55,13 @@ def test_an_example_satisfies_the_definition(path: Any) -> None:
     [{"replica": 2}, {"replicas": "2"}, {"gateway": {"ingress": {"hosts": "a"}}}],
     ids=["name", "type", "deep"],
 )
-def test_a_mistake_in_an_example_would_be_found(change: dict[str, Any]) -> None:
+def test_a_mistake_in_an_example_is_found(change: dict[str, Any]) -> None:
     manifest = read("orcadeployment.yaml")
     manifest["spec"] |= change
     assert not validator().is_valid(manifest)
 
 
-def test_five_lines_are_enough() -> None:
+def test_a_five_line_example_is_enough() -> None:
     assert len((CHART / "examples" / "orcadeployment.yaml").read_text().splitlines()) == 5
 
 

@@ -38,12 +38,12 @@ def test_every_object_of_the_schema_is_closed_or_a_map_of_one_type() -> None:
     assert is_open == ["/properties/global"]  # Helm's own
 
 
-def test_schema_and_values_know_the_same_names() -> None:
+def test_schema_and_values_have_the_same_names() -> None:
     apart = {path for path, *known in names(SCHEMA, yaml.safe_load(VALUES)) if not all(known)}
     assert apart == {"global"}
 
 
-def test_every_value_has_a_comment_and_the_table_is_made_of_them() -> None:
+def test_every_value_has_a_comment_and_the_table_is_generated_from_them() -> None:
     readme = (CHART / "README.md").read_text()
     assert with_table(readme, read_values(VALUES)) == readme, "run: python charts/values_table.py"
 

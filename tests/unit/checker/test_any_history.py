@@ -57,7 +57,7 @@ def spoil(draw: st.DrawFn, history: list[Record]) -> list[Record]:
 
 
 def _is_told_once(history: list[Record], event: Event) -> bool:
-    """What is told again on another connection may be missing once: the client may not have read it."""
+    """Return whether an event was sent once. A repeated one may be missing once: the client may not have read it."""
     return sum(isinstance(r, Event) and (r.call, r.data) == (event.call, event.data) for r in history) == 1
 
 
@@ -97,14 +97,14 @@ def _changed(event: Event) -> str:
 
 @settings(max_examples=tries(60))
 @given(history=histories())
-def test_a_history_that_went_well_has_no_violation_wherever_it_broke(history: list[Record]) -> None:
+def test_a_good_history_with_any_interruptions_has_no_violation(history: list[Record]) -> None:
     verdict = judge(history, decode)
     assert verdict.violations == ()
 
 
 @settings(max_examples=tries(200))
 @given(data=st.data())
-def test_any_single_thing_that_is_spoilt_is_caught(data: st.DataObject) -> None:
+def test_any_single_corruption_is_detected(data: st.DataObject) -> None:
     history = data.draw(histories())
     spoilt = data.draw(st.composite(spoil)(history))
     assert not judge(spoilt, decode).is_clean

@@ -24,24 +24,24 @@ def keep(folder: Path, records: list[Record]) -> str:
     return str(folder / "history.jsonl")
 
 
-def test_judging_a_good_history_ends_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_judging_a_good_history_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["judge", keep(tmp_path, good_history(good_call()))]) == 0
     assert "seed 7: 2 requests, 7 tokens" in capsys.readouterr().out
 
 
-def test_judging_a_spoilt_history_tells_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_judging_a_corrupted_history_reports_the_violation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [record for record in good_call() if not (isinstance(record, Event) and record.id == "0.1")]
     assert main(["judge", keep(tmp_path, good_history(records))]) == 1
     assert "index_rises c0.0: skipped; expected token 1 on connection 0; found token 2" in capsys.readouterr().out
 
 
-def test_faults_to_what_there_is_not_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_faults_of_absent_parts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["kills", "--faults", "rank,operator"])
     assert "unknown: operator; known: gateway" in capsys.readouterr().err
 
 
-def test_a_chain_models_calls_are_expected_with_their_seeds_and_stops(tmp_path: Path) -> None:
+def test_expected_outputs_of_a_chain_model_respect_seeds_and_stops(tmp_path: Path) -> None:
     model = make_chain_model(tmp_path, seed=3)
     body = {"prompt": [1, 2], "max_tokens": 6, "n": 2, "seed": 9, "temperature": 1.0}
     plan = PlannedCall(name="c0", due_s=0.0, path="/v1/completions", body=body)
@@ -54,14 +54,14 @@ def test_a_chain_models_calls_are_expected_with_their_seeds_and_stops(tmp_path: 
     assert (cut.tokens, cut.finish_reason) == (first.tokens[:3], "stop")
 
 
-def test_every_planned_shape_is_expected_of_a_chain(tmp_path: Path) -> None:
+def test_every_planned_shape_has_an_expected_output_of_a_chain(tmp_path: Path) -> None:
     make_chain_model(tmp_path, vocab_size=100)
     plans = plan_calls(chain("m", 100), seed=1, count=40, rate=1.0, max_tokens=(1, 8), drops=True)
     found = chain_expectations(tmp_path, plans, at=0.0)
     assert {expected.call for expected in found} == {plan.name for plan in plans if plan.intent == "finish"}
 
 
-async def test_an_undisturbed_run_gives_what_the_system_itself_answers(tmp_path: Path) -> None:
+async def test_an_undisturbed_run_gives_the_expected_answers_of_the_system(tmp_path: Path) -> None:
     def answer(_: httpx.Request) -> httpx.Response:
         choice = {"index": 0, "text": "ab", "finish_reason": "length", "stop_reason": None, "token_ids": [4, 5]}
         usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
@@ -85,7 +85,7 @@ class Standing(System):
         return {}
 
 
-async def test_what_is_held_is_read_from_metrics_and_redis(tmp_path: Path) -> None:
+async def test_held_resources_are_read_from_metrics_and_redis(tmp_path: Path) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         gauge = "orca_open_generations" if request.url.host == "one" else 'orca_num_requests_running{group="g"}'
         return httpx.Response(200, text=f"# HELP x\n{gauge} 3.0\norca_other 1.0\n")
@@ -100,7 +100,7 @@ async def test_what_is_held_is_read_from_metrics_and_redis(tmp_path: Path) -> No
     }
 
 
-async def test_nothing_is_known_of_what_is_held_while_a_part_is_away(tmp_path: Path) -> None:
+async def test_held_resources_are_unknown_while_a_part_is_unreachable(tmp_path: Path) -> None:
     def answer(_: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("away")
 

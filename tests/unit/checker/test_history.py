@@ -17,7 +17,7 @@ OTHERS = [
 ]
 
 
-def test_what_was_written_is_read_back_equal(tmp_path: Path) -> None:
+def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     records = [*good_history(good_call(breaks=(Break(after=3),))), *OTHERS]
     with HistoryWriter(tmp_path / "history.jsonl") as history:
         for record in records:
@@ -26,7 +26,7 @@ def test_what_was_written_is_read_back_equal(tmp_path: Path) -> None:
     assert len((tmp_path / "history.jsonl").read_text().splitlines()) == len(records)
 
 
-def test_a_kept_history_is_judged_as_it_was(tmp_path: Path) -> None:
+def test_a_stored_history_is_judged_as_before(tmp_path: Path) -> None:
     with HistoryWriter(tmp_path / "history.jsonl") as history:
         for record in good_history(good_call()):
             history.add(record)

@@ -204,7 +204,7 @@ def _first_log(records: list[Record]) -> Record:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_spoilt_history_is_told_by_the_right_rule(name: str) -> None:
+def test_a_corrupted_history_violates_the_right_rule(name: str) -> None:
     mutate, rule, harm = MUTANTS[name]
     verdict = judge(mutate(good_history(good_call(breaks=BROKEN))), decode)
     assert (rule, harm) in {(found.rule, found.harm) for found in verdict.violations}
@@ -212,7 +212,7 @@ def test_a_spoilt_history_is_told_by_the_right_rule(name: str) -> None:
 
 
 @pytest.mark.parametrize("mutant", [lambda data: text_changed(data), lambda data: token_changed(data)])
-def test_a_token_told_otherwise_on_a_later_connection_is_a_revision(mutant: Callable[[dict[str, Any]], object]) -> None:
+def test_a_different_token_on_a_later_connection_is_a_revision(mutant: Callable[[dict[str, Any]], object]) -> None:
     history = good_history(good_call(breaks=(Break(after=6, rewind=2),)))
     verdict = judge(edited("0.2", mutant, last=True)(history), decode)
     assert [found.harm for found in verdict.violations if found.rule == "retelling_is_equal"] == [Harm.REVISED]
@@ -248,7 +248,7 @@ def test_a_good_history_has_no_violation(call: list[Record]) -> None:
 
 
 @pytest.mark.parametrize(("intent", "code"), [("deadline", "deadline_exceeded"), ("poison", "failed")])
-def test_an_end_with_the_error_that_its_call_asked_for_is_not_lost(intent: str, code: str) -> None:
+def test_an_end_with_an_expected_error_is_no_loss(intent: str, code: str) -> None:
     history = failed("1.end", code)(good_history(good_call(outputs=((1, 2), (3,)), has_usage=False)))
     sent = next(record for record in history if isinstance(record, Sent))
     body = sent.body | {"deadline_ms": 10}
@@ -266,7 +266,7 @@ def test_a_deadline_that_strikes_early_is_a_lost_request() -> None:
     assert judge(asked, decode).error_ends == 1
 
 
-def test_a_client_that_left_on_purpose_has_lost_nothing_and_one_that_gave_up_has() -> None:
+def test_a_client_that_left_on_purpose_lost_nothing_but_one_that_gave_up_did() -> None:
     history = cut_behind("0.2")(good_history(good_call(has_usage=False)))
     left = [*history, Left(at=9.0, call="c0", reason="cancel")]
     assert judge(left, decode).harms["lost"] == 2
@@ -275,7 +275,7 @@ def test_a_client_that_left_on_purpose_has_lost_nothing_and_one_that_gave_up_has
     assert judge(meant, decode).violations == ()
 
 
-def test_a_failed_answer_that_is_no_refusal_is_lost() -> None:
+def test_a_failed_answer_that_is_no_refusal_is_a_lost_request() -> None:
     sent = good_call(is_stream=False)[0]
     error = json.dumps({"error": {"code": "failed", "type": "server_error"}})
     answered = Answered(at=2.0, call="c0", connection=0, status=500, request_id=None)
@@ -284,7 +284,7 @@ def test_a_failed_answer_that_is_no_refusal_is_lost() -> None:
     assert (verdict.error_ends, verdict.harms["lost"]) == (1, 1)
 
 
-def test_a_violation_tells_the_records_around_it() -> None:
+def test_a_violation_shows_the_records_around_it() -> None:
     history = good_history(without("0.2")(good_call()), good_call("c1"))
     [found] = [found for found in judge(history, decode).violations if found.rule == "index_rises"]
     assert any('"id":"0.3"' in line for line in found.story)

@@ -1,4 +1,4 @@
-"""What the recorder's lines say about stale work."""
+"""The recorder's lines show stale work."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def step(at: float, epoch: int, number: int, *, ran: bool = True) -> dict[str, A
     return line | {"epoch": epoch, "step": number, "ran": ran}
 
 
-def test_a_commit_behind_a_later_claim_is_stale_and_harmless_when_refused() -> None:
+def test_a_commit_after_a_later_claim_is_stale_and_harmless_if_refused() -> None:
     offers = judge_offers(
         [claimed(1, 1), claimed(5, 3), committed(4, 1, "applied"), committed(6, 1, "not yours")], at=9
     )
@@ -48,14 +48,14 @@ def test_a_step_of_an_epoch_that_the_stage_has_left_must_not_run() -> None:
     assert taken.harmful == ("step 2 of epoch 1 ran on worker-1, which had joined a later one",)
 
 
-def test_a_step_that_ran_twice_is_a_violation_and_one_that_was_offered_twice_is_none() -> None:
+def test_a_step_that_ran_twice_is_a_violation_but_not_one_offered_twice() -> None:
     offered = judge_offers([step(2, 1, 1), step(3, 1, 1, ran=False)], at=9)
     assert offered.harmful == ()
     ran = judge_offers([step(2, 1, 1), step(3, 1, 1)], at=9)
     assert ran.harmful == ("step 1 of epoch 1 ran twice on worker-1",)
 
 
-def test_lines_are_read_by_process_and_one_that_a_kill_cut_is_passed(tmp_path: Path) -> None:
+def test_lines_are_read_by_process_and_a_truncated_one_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     whole = json.dumps(step(2, 1, 1))
     (tmp_path / "records" / "worker-7.jsonl").write_text(f'{whole}\n{{"what": "st')
@@ -64,5 +64,5 @@ def test_lines_are_read_by_process_and_one_that_a_kill_cut_is_passed(tmp_path: P
     assert offers.counts == {"steps run": 1, "stale steps offered": 0}
 
 
-def test_without_a_recorder_there_is_nothing_to_judge_by(tmp_path: Path) -> None:
+def test_without_a_recorder_there_is_no_verdict(tmp_path: Path) -> None:
     assert read_offers(tmp_path, at=9) is None

@@ -39,19 +39,19 @@ def test_philox_gives_the_published_words(
     assert philox(counter, key) == expected
 
 
-def test_the_place_drawn_is_the_highest_four_bits_of_the_first_word() -> None:
+def test_the_drawn_index_is_the_highest_four_bits_of_the_first_word() -> None:
     assert drawn_index(0, 0) == 0x6  # of 0x6627E8D5
     largest = 2**63 - 1
     assert drawn_index(largest, largest) == philox((0xFFFFFFFF, 0x7FFFFFFF, 0, 0), (0xFFFFFFFF, 0x7FFFFFFF))[0] >> 28
 
 
-def test_each_of_sixteen_places_is_drawn_as_often_as_the_others() -> None:
+def test_each_of_sixteen_indices_is_drawn_equally_often() -> None:
     places = [drawn_index(seed, index) for seed in range(100) for index in range(160)]
     # 1000 each are expected, with a standard deviation of 31.
     assert all(850 < places.count(place) < 1150 for place in range(16))
 
 
-def test_the_first_token_is_what_the_formula_says(tmp_path: Path) -> None:
+def test_the_first_token_follows_the_formula(tmp_path: Path) -> None:
     model = make_chain_model(tmp_path, layers=1, heads=2, kv_heads=1, head_dim=1)
     layer = model.layers[0]
 
@@ -66,7 +66,7 @@ def test_the_first_token_is_what_the_formula_says(tmp_path: Path) -> None:
     assert expected_tokens(model, PROMPT, 1, seed=7, temperature=1.0) == [first + drawn_index(7, 0)]
 
 
-def test_an_output_goes_on_after_a_restart_from_its_log_as_if_nothing_had_happened(model: ChainModel) -> None:
+def test_an_output_restarted_from_its_log_continues_unchanged(model: ChainModel) -> None:
     output = expected_tokens(model, PROMPT, 20, seed=7, temperature=0.0)
     for known in range(20):
         rest = expected_tokens(model, PROMPT + output[:known], 20 - known, seed=7, temperature=0.0)
@@ -83,7 +83,7 @@ def test_an_output_goes_on_after_a_restart_from_its_log_as_if_nothing_had_happen
         pytest.param([3, 1, 4, 1, 5, 9, 2, 6, 6], id="last token twice"),
     ],
 )
-def test_all_tokens_after_a_wrong_context_are_others(model: ChainModel, wrong: list[int]) -> None:
+def test_all_tokens_after_a_wrong_context_differ(model: ChainModel, wrong: list[int]) -> None:
     pairs = zip(sampled(model, PROMPT), sampled(model, wrong), strict=True)
     assert all(one != other for one, other in pairs)
 
@@ -107,7 +107,7 @@ def test_a_token_outside_the_vocabulary_is_refused(model: ChainModel) -> None:
         sampled(model, [1000])
 
 
-def test_a_folder_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_folder_is_read_as_it_was_written(tmp_path: Path) -> None:
     written = make_chain_model(tmp_path, layers=2, vocab_size=50, heads=6, kv_heads=3, head_dim=2, eos_token_id=5)
     assert load_chain_model(tmp_path) == written
 
@@ -118,7 +118,7 @@ def test_a_folder_with_another_model_is_refused(tmp_path: Path) -> None:
         load_chain_model(tmp_path)
 
 
-def test_a_text_tells_its_tokens_and_the_tokenizer_agrees(tmp_path: Path) -> None:
+def test_tokens_can_be_read_from_the_text_as_the_tokenizer_does(tmp_path: Path) -> None:
     make_chain_model(tmp_path)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     tokens = random.Random(1).sample(range(1000), 200)

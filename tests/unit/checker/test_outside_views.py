@@ -1,4 +1,4 @@
-"""What the checker reads of a system from outside: logs, Redis, events."""
+"""The checker reads a system from outside: logs, Redis, events."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from orca.pool.redis import keys
 from support.checker.fake_pool import pool
 
 
-def test_logs_become_claims_and_news_in_our_time(tmp_path: Path) -> None:
+def test_logs_become_claims_and_news_in_the_checkers_time(tmp_path: Path) -> None:
     lines = [
         '{"time":"1970-01-01T00:16:50.500000Z","message":"epoch over","epoch":1,"reason":"a rank died"}',
         '{"time":"1970-01-01T00:16:50.000000Z","message":"request claimed","request_id":"x.0","claim":1,"logged":4}',
@@ -30,14 +30,14 @@ def test_logs_become_claims_and_news_in_our_time(tmp_path: Path) -> None:
     ]
 
 
-def test_deaths_are_read_from_what_orca_up_says_of_them() -> None:
+def test_deaths_are_read_from_the_output_of_orca_up() -> None:
     said = "1970-01-01T00:16:51.250Z redis was killed by SIGKILL; its log is x\n    a line\nrestarting redis\n"
     assert read_deaths(said, Opening(at=100.0, seed=1, wall_s=1000.0)) == [
         GroupNews(at=111.25, group="redis", what="death", reason="was killed by SIGKILL")
     ]
 
 
-def test_iterations_count_since_a_moment_and_a_cut_line_is_passed(tmp_path: Path) -> None:
+def test_iterations_count_since_a_time_and_a_truncated_line_is_skipped(tmp_path: Path) -> None:
     rows = '"rows":[["b.0","increment",3,1],["a.0","initiation",0,3]]'
     lines = [
         '{"submitted_ns":1,"rows":[["old.0","increment",1,1]]}',
@@ -60,7 +60,7 @@ async def test_a_log_is_read_with_its_end_and_both_forms_of_tokens() -> None:
     assert (log.tokens, log.reason, log.count, log.is_dense) == ((17, 300), "length", 2, True)
 
 
-async def test_a_gap_in_a_log_and_a_token_behind_its_end_are_seen() -> None:
+async def test_a_gap_in_a_log_and_a_token_after_its_end_are_violations() -> None:
     gap = await read_log(pool((b"1-0", {b"token": b"17"}), (b"3-0", END)), "x.0", at=1.0)
     behind = await read_log(pool((b"1-0", END), (b"2-0", {b"token": b"17"})), "x.0", at=1.0)
     assert gap is not None
@@ -69,12 +69,12 @@ async def test_a_gap_in_a_log_and_a_token_behind_its_end_are_seen() -> None:
     assert await read_log(pool(), "x.0", at=1.0) is None
 
 
-async def test_keys_are_counted_by_kind_without_those_that_last() -> None:
+async def test_keys_are_counted_by_kind_without_permanent_ones() -> None:
     keys = tuple(PREFIX + name for name in ("meta", "seat:g", "log:a", "log:b", "watch"))
     assert await count_keys(pool(keys=keys)) == {"keys log": 2.0, "keys watch": 1.0}
 
 
-def test_events_are_cut_wherever_the_bytes_are() -> None:
+def test_events_are_split_at_any_byte() -> None:
     parser, found = EventParser(), []
     for byte in b"id: 0.1\ndata: a\n\ndata: [DONE]\n\ndata: never whole":
         found += parser.feed(bytes([byte]))

@@ -17,7 +17,7 @@ def test_the_same_seed_plans_the_same_calls_and_another_others() -> None:
     assert calls() != calls(8)
 
 
-def test_all_shapes_of_calls_come_up() -> None:
+def test_all_shapes_of_calls_occur() -> None:
     plans = calls()
     assert {plan.intent for plan in plans} == {"finish", "cancel", "deadline"}
     bodies = [plan.body for plan in plans]
@@ -35,7 +35,7 @@ def test_calls_come_at_their_rate_and_to_a_chain_without_chat() -> None:
     assert not any(plan.path == CHAT for plan in plans)
 
 
-def test_every_role_has_its_turn_before_one_has_its_second() -> None:
+def test_every_role_is_chosen_before_one_is_chosen_twice() -> None:
     faults = plan_faults(seed=3, kills=50, roles=ROLES, freezes=True, tokens_between=10)
     for start in range(0, 50, len(ROLES)):
         firsts = [fault.roles[0] for fault in faults[start : start + len(ROLES)] if fault.roles != ("all",)]
@@ -45,7 +45,7 @@ def test_every_role_has_its_turn_before_one_has_its_second() -> None:
     assert {len(fault.roles) for fault in faults} == {1, 2}
 
 
-def test_a_server_that_cannot_resume_is_never_killed_whole() -> None:
+def test_a_server_that_cannot_resume_is_never_killed_completely() -> None:
     faults = plan_faults(seed=3, kills=200, roles=ROLES[1:], freezes=False, tokens_between=10)
     assert {fault.kind for fault in faults} == {"kill"}
     assert not any({"all", "gateway"} & set(fault.roles) for fault in faults)

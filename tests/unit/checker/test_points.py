@@ -1,4 +1,4 @@
-"""What is injected into a system's processes, and the plans of walks, freezes and cuts."""
+"""Faults injected into a system's processes, and the plans of walks, freezes and cuts."""
 
 import json
 from collections.abc import Sequence
@@ -33,13 +33,13 @@ def test_a_trigger_fires_once_at_the_nth_call_of_its_part_and_call(tmp_path: Pat
     assert (tmp_path / "fired").exists()
 
 
-def test_an_order_is_carried_out_by_one_process_only(tmp_path: Path) -> None:
+def test_an_order_is_executed_by_one_process_only(tmp_path: Path) -> None:
     arm(tmp_path)
     actions = [Trigger(tmp_path, "scheduler").action("redis.commit") for _ in range(3)]
     assert actions == [DROP_REPLY, None, None]
 
 
-def test_the_walk_comes_to_each_point_with_each_action_and_spares_who_must_not_die() -> None:
+def test_the_walk_visits_each_point_with_each_action_and_spares_protected_parts() -> None:
     assert len(plan_walk(("gateway", "scheduler", "stage"))) == 3 * len(POINTS) + len(LATE_POINTS)
     without = plan_walk(("scheduler", "stage"))
     assert {stop.action for stop in without if stop.point.part == "gateway"} == {DROP_REPLY}
@@ -48,7 +48,7 @@ def test_the_walk_comes_to_each_point_with_each_action_and_spares_who_must_not_d
     ]
 
 
-async def test_what_is_late_comes_once_and_its_failure_is_nobodys(tmp_path: Path) -> None:
+async def test_a_delayed_call_runs_once_and_its_failure_affects_nobody(tmp_path: Path) -> None:
     late, came = LateCalls(tmp_path), []
 
     async def step() -> None:
@@ -62,7 +62,7 @@ async def test_what_is_late_comes_once_and_its_failure_is_nobodys(tmp_path: Path
     assert (tmp_path / CAME_LATE).exists()
 
 
-async def test_a_commit_outlives_its_maker_until_its_requests_are_claimed_again(tmp_path: Path) -> None:
+async def test_a_delayed_commit_arrives_after_its_requests_are_claimed_again(tmp_path: Path) -> None:
     entry = CommitEntry(request_id="a.0", claim=Claim(1, "s/1"), index=0, tokens=(Token(5),))
     came: list[Sequence[CommitEntry]] = []
 
@@ -75,13 +75,13 @@ async def test_a_commit_outlives_its_maker_until_its_requests_are_claimed_again(
     assert came == [[entry]]
 
 
-def test_parts_are_known_by_their_command_line() -> None:
+def test_parts_are_identified_by_their_command_line() -> None:
     assert part_of(["python", "-m", "orca.cli.main", "worker", "--stage", "0"]) == "worker"
     assert part_of(["python", "-m", "orca.cli.main", "up"]) is None
     assert part_of(["python", "-m", "orca.worker.rank.rank", "5"]) is None
 
 
-def test_a_standby_has_addresses_and_a_log_of_its_own() -> None:
+def test_a_standby_has_its_own_addresses_and_log() -> None:
     words = "python -m orca.cli.main scheduler --listen a:1 --group g --metrics-listen a:2 --iteration-log /x/s.jsonl"
     changed = standby_command([*words.split(), "--predecessor-exited"])
     assert "--predecessor-exited" not in changed
@@ -96,7 +96,7 @@ def test_each_link_is_cut_both_ways_and_each_way_alone() -> None:
     assert "stage1 > stage0 data" in names
 
 
-def test_a_cut_drops_what_leaves_one_part_for_another_and_spares_the_other_half_of_a_link() -> None:
+def test_a_cut_drops_traffic_in_one_direction_only() -> None:
     assert LinkCut("scheduler", "redis").rules() == [["-d", "10.77.0.2", "-j", "DROP"]]
     [data] = LinkCut("stage0", "stage1", "data").rules()
     assert data[:4] == ["-d", "10.77.0.11", "-p", "tcp"]

@@ -86,7 +86,7 @@ def in_turn(seen: list[httpx.Request], *answers: httpx.Response | Exception) -> 
     return handle
 
 
-async def test_a_stream_is_noted_event_by_event_and_judged_good(tmp_path: Path) -> None:
+async def test_a_stream_is_recorded_event_by_event_and_judged_good(tmp_path: Path) -> None:
     seen: list[httpx.Request] = []
     handler = in_turn(seen, stream(token(0), token(1), token(2), end(), DONE))
     records, _ = await record(tmp_path, handler, plan())
@@ -112,7 +112,7 @@ async def test_a_call_is_in_flight_at_the_gateway_that_answers_it(tmp_path: Path
     assert found == [(("c0",), ("c0",), ())]
 
 
-async def test_a_broken_stream_is_resumed_at_the_other_gateway_behind_the_last_event_of_each_choice(
+async def test_a_broken_stream_is_resumed_at_the_other_gateway_after_each_choices_last_event(
     tmp_path: Path,
 ) -> None:
     seen: list[httpx.Request] = []
@@ -125,13 +125,13 @@ async def test_a_broken_stream_is_resumed_at_the_other_gateway_behind_the_last_e
 
 
 def going(last_event_id: str) -> bytes:
-    """What a gateway says that goes before its stream has ended."""
+    """Return the last event of a gateway that shuts down before its stream has ended."""
     resume = {"request_id": "cmpl-1", "last_event_ids": [last_event_id]}
     data = {"error": {"code": "gateway_draining", "message": "", "type": "unavailable"}, "resume": resume}
     return b"event: resume\n" + _sse(None, json.dumps(data))
 
 
-async def test_a_gateway_that_goes_and_says_where_to_go_on_has_failed_nobody(tmp_path: Path) -> None:
+async def test_a_gateway_that_shuts_down_with_a_resume_place_is_no_failure(tmp_path: Path) -> None:
     seen: list[httpx.Request] = []
     handler = in_turn(seen, stream(token(0), token(1), going("0.1")), stream(token(2), end(), DONE))
     records, _ = await record(tmp_path, handler, plan())
@@ -139,7 +139,7 @@ async def test_a_gateway_that_goes_and_says_where_to_go_on_has_failed_nobody(tmp
     assert judge(records).violations == ()
 
 
-async def test_a_gateway_that_goes_and_names_another_place_is_an_error(tmp_path: Path) -> None:
+async def test_a_gateway_that_shuts_down_with_a_wrong_resume_place_is_an_error(tmp_path: Path) -> None:
     handler = in_turn([], stream(token(0), token(1), going("0.0")))
     records, _ = await record(tmp_path, handler, plan())
     assert "has_no_error" in {found.rule for found in judge(records).violations}
@@ -154,7 +154,7 @@ async def test_a_client_that_rewinds_asks_for_earlier_tokens_again(tmp_path: Pat
     assert judge(records).violations == ()
 
 
-async def test_a_client_may_hang_up_on_purpose_and_come_back(tmp_path: Path) -> None:
+async def test_a_client_may_disconnect_on_purpose_and_come_back(tmp_path: Path) -> None:
     seen: list[httpx.Request] = []
     handler = in_turn(seen, stream(token(0), token(1)), stream(token(1), token(2), end(), DONE))
     call = PlannedCall(name="c0", due_s=0.0, path="/v1/completions", body=plan().body, drop_after=1)
@@ -184,7 +184,7 @@ async def test_a_refusal_is_waited_out_and_tried_as_a_new_attempt(tmp_path: Path
     assert judge(records).violations == ()
 
 
-async def test_a_door_that_is_shut_while_resuming_is_no_refusal(tmp_path: Path) -> None:
+async def test_a_closed_port_while_resuming_is_no_refusal(tmp_path: Path) -> None:
     handler = in_turn([], stream(token(0), breaks=True), refusal(), stream(token(1), token(2), end(), DONE))
     records, _ = await record(tmp_path, handler, plan())
     assert not any(isinstance(r, Refused) for r in records)
@@ -230,14 +230,14 @@ async def test_an_accepted_call_that_ended_by_its_deadline_keeps_its_name(tmp_pa
     assert judge([*records, log]).violations == ()
 
 
-async def test_a_client_that_means_to_leave_does(tmp_path: Path) -> None:
+async def test_a_client_that_is_planned_to_leave_leaves(tmp_path: Path) -> None:
     call = PlannedCall(name="c0", due_s=0.0, path="/v1/completions", body=plan().body, intent="cancel", leave_after=2)
     records, _ = await record(tmp_path, in_turn([], stream(token(0), token(1), token(2), end(), DONE)), call)
     assert len([r for r in records if isinstance(r, Event)]) == 2
     assert judge(records).violations == ()
 
 
-async def test_a_whole_answer_is_noted_as_one_event(tmp_path: Path) -> None:
+async def test_a_whole_answer_is_recorded_as_one_event(tmp_path: Path) -> None:
     choice = {"index": 0, "text": "abc", "finish_reason": "length", "stop_reason": None, "token_ids": [1, 2, 3]}
     usage = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
     answer = {"id": "cmpl-1", "choices": [choice], "usage": usage}
@@ -246,7 +246,7 @@ async def test_a_whole_answer_is_noted_as_one_event(tmp_path: Path) -> None:
     assert judge(records, lambda ids: "abc"[: len(ids)]).violations == ()
 
 
-async def test_a_slow_call_is_followed_as_long_as_something_is_heard(tmp_path: Path) -> None:
+async def test_a_slow_call_is_followed_as_long_as_bytes_arrive(tmp_path: Path) -> None:
     async def body() -> AsyncIterator[bytes]:
         for event in (token(0), token(1), token(2), token(3), token(4), end(), DONE):
             await asyncio.sleep(0.7)
@@ -258,7 +258,7 @@ async def test_a_slow_call_is_followed_as_long_as_something_is_heard(tmp_path: P
     assert not any(isinstance(r, Left) for r in records)
 
 
-async def test_an_accepted_call_whose_answer_was_cut_asks_for_it_again_under_its_key(tmp_path: Path) -> None:
+async def test_an_accepted_call_whose_answer_was_cut_is_repeated_under_its_key(tmp_path: Path) -> None:
     cut = httpx.Response(503, headers={"x-request-id": "cmpl-1", "retry-after": "0"}, json={"error": {"code": "busy"}})
     choice = {"index": 0, "text": "abc", "finish_reason": "length", "token_ids": [1, 2, 3]}
     usage = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}

@@ -22,12 +22,12 @@ from checker.systems.ports import free_ports
 from support.checker.history_builders import good_call, good_history
 
 
-def test_every_part_is_handed_over_once_each_way_and_both_releases_have_a_gateway_and_a_group_half_way() -> None:
+def test_every_part_changes_release_once_each_way_with_both_releases_serving_half_way() -> None:
     assert sorted(part for unit in UNITS for part in unit) == sorted(PARTS)
     assert [*UNITS[0], *UNITS[1]] == ["gateway", *parts_of(0)]
 
 
-def test_a_part_keeps_its_address_and_knows_those_of_its_group(tmp_path: Path) -> None:
+def test_a_part_keeps_its_address_and_gets_those_of_its_group(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "model", tmp_path)
     assert layout.command("gateway") == layout.command("gateway")
     for group in GROUPS:
@@ -56,7 +56,9 @@ def test_ports_differ_and_are_free() -> None:
         ([{"message": "seat taken"}, {"message": "epoch formed"}], "formed"),
     ],
 )
-def test_what_a_mixed_group_came_to_is_read_from_its_schedulers_log(lines: list[dict[str, str]], outcome: str) -> None:
+def test_the_outcome_of_a_mixed_group_is_read_from_its_schedulers_log(
+    lines: list[dict[str, str]], outcome: str
+) -> None:
     assert forming_outcome("\n".join(["no record", *map(json.dumps, lines)])) == outcome
 
 
@@ -68,7 +70,7 @@ def journey() -> CallProgress:
     return CallProgress(PlannedCall(name="q0", due_s=0.0, path="/", body={}), request_id="cmpl-1")
 
 
-def test_gateways_that_tell_the_same_bytes_are_right() -> None:
+def test_gateways_that_send_the_same_bytes_are_right() -> None:
     checks = compare(journey(), [telling(), telling("two")])
     assert {check.rule for check in checks} == {"key_is_one_request", "gateways_tell_alike"}
     assert all(check.is_right for check in checks)
@@ -103,12 +105,12 @@ def test_how_choices_interleave_is_no_difference_and_the_order_within_one_is(has
         ({"request_id": "cmpl-2"}, "key_is_one_request", "cmpl-2 at two"),
     ],
 )
-def test_gateways_that_differ_are_told_with_the_place(changes: dict[str, Any], rule: str, found: str) -> None:
+def test_gateways_that_differ_are_reported_with_the_position(changes: dict[str, Any], rule: str, found: str) -> None:
     wrong = [check for check in compare(journey(), [telling(), telling("two", **changes)]) if not check.is_right]
     assert [(check.rule, check.found) for check in wrong] == [(rule, found)]
 
 
-async def test_a_gateway_that_cannot_read_a_record_is_no_silence(tmp_path: Path) -> None:
+async def test_a_gateway_that_cannot_read_a_record_is_reported(tmp_path: Path) -> None:
     answers = iter([httpx.Response(503), httpx.Response(500, content=b"broken")])
     with HistoryWriter(tmp_path / "history") as history:
         async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: next(answers))) as http:
@@ -117,7 +119,7 @@ async def test_a_gateway_that_cannot_read_a_record_is_no_silence(tmp_path: Path)
     assert told == Replay("http://one", None, b"broken", b"")
 
 
-async def test_a_call_is_told_again_with_its_key_and_its_own_headers(tmp_path: Path) -> None:
+async def test_a_call_is_repeated_with_its_key_and_its_own_headers(tmp_path: Path) -> None:
     heard: list[httpx.Headers] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -142,7 +144,7 @@ def test_questions_end_by_themselves_and_ask_for_log_probabilities_too() -> None
 
 
 async def ask(folder: Path, said: str, schemas: tuple[int, int], *, has_older_parts: bool) -> list[Checked]:
-    """What is noted when the newer release has these numbers and `orca pool schema` says that."""
+    """Check a newer release with these schema numbers, while `orca pool schema` prints that. Returns: the records."""
 
     class Pool:
         releases = Releases(Release("one", folder, (1, 1)), Release("two", folder, schemas))

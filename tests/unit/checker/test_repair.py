@@ -1,4 +1,4 @@
-"""How long a fault kept clients waiting."""
+"""The time for which a fault kept clients waiting."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def news(at: float, what: str) -> GroupNews:
     return GroupNews(at=at, group="scheduler-0", what=what, epoch=2)
 
 
-def test_repair_is_split_by_what_the_scheduler_said_and_tokens_on_their_way_do_not_count() -> None:
+def test_repair_time_is_split_by_scheduler_events_and_tokens_in_flight_do_not_count() -> None:
     history: list[Record] = [fault(10.0, "c0"), token(10.01), news(10.5, "over"), news(12.0, "formed"), token(12.3)]
     [repair] = measure_repairs(history)
     assert (repair.detect_s, repair.reform_s) == (0.5, 1.5)
@@ -26,7 +26,7 @@ def test_repair_is_split_by_what_the_scheduler_said_and_tokens_on_their_way_do_n
     assert repair.total_s == pytest.approx(2.3)
 
 
-def test_a_death_is_noticed_when_it_is_told_and_an_outage_of_the_pool_ends_with_it() -> None:
+def test_a_death_is_detected_when_it_is_logged_and_a_pool_outage_ends_with_it() -> None:
     history: list[Record] = [
         fault(10.0, "c0"),
         news(10.1, "death"),
@@ -39,17 +39,17 @@ def test_a_death_is_noticed_when_it_is_told_and_an_outage_of_the_pool_ends_with_
     assert repair.recompute_s == pytest.approx(0.2)
 
 
-def test_a_fault_that_nobody_noticed_has_a_total_only() -> None:
+def test_an_undetected_fault_has_only_a_total() -> None:
     [repair] = measure_repairs([fault(10.0, "c0"), token(10.2)])
     assert (repair.total_s, repair.detect_s) == (pytest.approx(0.2), None)
 
 
-def test_tokens_on_their_way_do_not_end_a_silence_that_nobody_noticed() -> None:
+def test_tokens_in_flight_do_not_end_an_undetected_silence() -> None:
     [repair] = measure_repairs([fault(10.0, "c0"), token(10.01), token(12.0), token(12.1)])
     assert repair.total_s == pytest.approx(2.0)
 
 
-def test_what_comes_behind_the_next_fault_is_not_this_ones_repair() -> None:
+def test_events_after_the_next_fault_are_not_part_of_this_repair() -> None:
     first, _ = measure_repairs([fault(10.0, "c0"), fault(11.0, "c0", number=1), token(12.0)])
     assert first.total_s is None
 
@@ -60,7 +60,7 @@ def test_the_worst_of_the_affected_streams_counts_and_others_do_not() -> None:
     assert (repair.affected, repair.total_s, repair.worst_s) == (2, pytest.approx(0.2), 4.0)
 
 
-def test_news_behind_the_next_fault_belong_to_that_one() -> None:
+def test_news_after_the_next_fault_belong_to_that_fault() -> None:
     history: list[Record] = [fault(10.0, "c0"), fault(11.0, "c0", number=1), news(11.5, "seat"), news(12.0, "formed")]
     first, second = measure_repairs(history)
     assert (first.detect_s, second.detect_s) == (None, 0.5)

@@ -1,4 +1,4 @@
-"""What a sample of each part says, and when it counts as steady."""
+"""Samples of each part, and the rule for when one counts as steady."""
 
 import os
 from pathlib import Path
@@ -54,14 +54,14 @@ async def sample(tmp_path: Path, part: str, *, status: int = 200, **choices: Any
 
 
 @pytest.mark.parametrize("part", ["gateway", "scheduler-0"])
-async def test_parts_with_metrics_tell_their_tasks(part: str, tmp_path: Path) -> None:
+async def test_parts_with_metrics_report_their_tasks(part: str, tmp_path: Path) -> None:
     held = (await sample(tmp_path, part)).held
     assert held["asyncio_tasks"] == 9
     assert held["rss_bytes"] > 1 << 20
     assert {"open_files", "threads", "connections"} <= held.keys()
 
 
-async def test_redis_tells_its_keys_and_memory(tmp_path: Path) -> None:
+async def test_redis_reports_its_keys_and_memory(tmp_path: Path) -> None:
     held = (await sample(tmp_path, "redis")).held
     assert (held["keys"], held["used_memory_bytes"]) == (7, 2048)
 
@@ -75,7 +75,7 @@ async def test_a_part_that_does_not_answer_is_sampled_from_outside_alone(tmp_pat
 @pytest.mark.parametrize(
     ("is_quiet", "warm_up_s", "is_steady"), [(True, 0.0, True), (False, 0.0, False), (True, 1e9, False)]
 )
-async def test_a_sample_is_steady_in_a_quiet_time_of_a_process_that_is_warm(
+async def test_a_sample_is_steady_in_a_quiet_time_of_a_warm_process(
     is_quiet: bool, warm_up_s: float, is_steady: bool, tmp_path: Path
 ) -> None:
     assert (await sample(tmp_path, "rank-0.0.0", is_quiet=is_quiet, warm_up_s=warm_up_s)).is_steady is is_steady

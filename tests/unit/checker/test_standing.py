@@ -23,7 +23,7 @@ def test_a_good_history_is_good_call_by_call(tmp_path: Path) -> None:
     assert verdict.unproven == whole.unproven
 
 
-def test_what_is_wrong_with_one_call_is_found_and_told_while_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_violation_of_one_call_is_reported_while_the_run_continues(tmp_path: Path) -> None:
     spoilt = [record for record in good_call("c1") if not (isinstance(record, Event) and record.id == "0.1")]
     with JudgingHistory(tmp_path / "history.jsonl", decode) as history:
         assert history.summary == "nothing is judged yet"

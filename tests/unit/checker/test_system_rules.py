@@ -1,4 +1,4 @@
-"""What must hold for the whole system: nobody works for nothing, claims rise, all comes to rest."""
+"""Rules for the whole system: no work is wasted, claims rise, all of it comes to rest."""
 
 from checker.history.records import Claimed, Closed, Ran, Record, Refused, Resources, Sent, Strangers, SystemEnded
 from checker.rules.verdict import judge, table
@@ -20,36 +20,36 @@ def test_a_refusal_is_counted_and_is_no_loss() -> None:
     assert (verdict.refused, verdict.unaccepted, verdict.violations) == (1, 1, ())
 
 
-def test_an_iteration_that_ran_what_nobody_has_an_answer_of_is_told() -> None:
+def test_an_iteration_of_an_unknown_request_is_reported() -> None:
     ran = Ran(at=9.0, requests=("cmpl-c0.0", "cmpl-unknown.0", "cmpl-unknown.1"))
     history = good_history(good_call(), refused("c1"), [ran])
     assert rules(history) == ["refused_cost_nothing"]
 
 
-def test_a_call_that_was_refused_for_want_of_the_pools_answer_may_have_run_unseen() -> None:
+def test_a_call_refused_without_the_pools_answer_may_have_run() -> None:
     ran = Ran(at=9.0, requests=("cmpl-unknown.0",))
     assert rules(good_history(good_call(), refused("c1", "pool_unavailable"), [ran])) == []
 
 
-def test_as_many_unknown_requests_may_have_run_as_strangers_made() -> None:
+def test_as_many_unknown_requests_may_run_as_other_clients_made() -> None:
     ran = Ran(at=9.0, requests=("cmpl-unknown.0", "cmpl-stranger.0"))
     history = good_history(good_call(), refused("c1"), [ran])
     assert rules([*history, Strangers(at=8.0, calls=2)]) == []
     assert rules([*history, Strangers(at=8.0, calls=1)]) == ["refused_cost_nothing"]
 
 
-def test_a_call_that_broke_before_its_headers_may_have_run_unseen() -> None:
+def test_a_call_that_broke_before_its_headers_may_have_run() -> None:
     ran = Ran(at=9.0, requests=("cmpl-unknown.0",))
     history = good_history(good_call(), refused("c1"), [Closed(at=2.0, call="c1", connection=0, error="broken"), ran])
     assert rules(history) == []
 
 
-def test_a_later_claim_that_does_not_rise_is_told() -> None:
+def test_a_later_claim_with_no_higher_number_is_reported() -> None:
     again = Claimed(at=5.0, request="cmpl-c0.0", claim=1, logged=3)
     assert rules(good_history(good_call(), [again])) == ["claims_rise"]
 
 
-def test_a_later_claim_that_finds_a_shorter_log_is_told() -> None:
+def test_a_later_claim_of_a_shorter_log_is_reported() -> None:
     more = [
         Claimed(at=5.0, request="cmpl-c0.0", claim=3, logged=3),
         Claimed(at=6.0, request="cmpl-c0.0", claim=5, logged=2),
@@ -57,7 +57,7 @@ def test_a_later_claim_that_finds_a_shorter_log_is_told() -> None:
     assert rules(good_history(good_call(), more)) == ["claims_rise"]
 
 
-def test_a_system_that_holds_more_than_before_is_told_but_some_more_files_are_room() -> None:
+def test_a_system_that_holds_more_than_before_is_reported_with_a_margin_for_files() -> None:
     before = Resources(at=0.5, moment="before", held={"open_files gateway": 20.0})
     kept = Resources(at=90.0, moment="after", held={"open_files gateway": 45.0, "keys log": 0.0})
     leaked = Resources(at=90.0, moment="after", held={"open_files gateway": 60.0, "keys log": 2.0})
@@ -67,7 +67,7 @@ def test_a_system_that_holds_more_than_before_is_told_but_some_more_files_are_ro
     assert "keys log" in table(verdict)
 
 
-def test_a_verdict_says_which_rules_had_nothing_to_judge_by() -> None:
+def test_a_verdict_names_the_rules_without_evidence() -> None:
     assert judge(good_history(), None).unproven == (
         "equals_log",
         "equals_oracle",
@@ -81,6 +81,6 @@ def test_a_verdict_says_which_rules_had_nothing_to_judge_by() -> None:
     )
 
 
-def test_a_system_that_ended_by_itself_is_told_with_its_last_words() -> None:
+def test_a_system_that_ended_by_itself_is_reported_with_its_last_log_lines() -> None:
     [found] = judge(good_history(good_call(), [SystemEnded(at=9.0, words="no such file")]), decode).violations
     assert (found.rule, found.found) == ("system_stays", "no such file")

@@ -34,7 +34,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     return run
 
 
-def test_without_a_word_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_arguments_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "commands:\n  up " in capsys.readouterr().out
 
@@ -162,7 +162,7 @@ def test_a_data_folder_that_another_supervisor_holds_is_refused(refused, tmp_pat
         assert refused("--data", str(folder)) == f"{folder} is in use by another `orca up`; choose another --data"
 
 
-def test_the_holder_of_a_port_s_folder_is_named_with_its_pid_and_address(
+def test_the_supervisor_that_holds_a_folder_is_named_with_its_pid_and_address(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -203,7 +203,7 @@ def test_a_model_given_as_a_file_is_refused(refused) -> None:
     assert refused("--model", str(file)) == f"--model {file} is a file; give a folder in Hugging Face layout"
 
 
-def test_a_hub_name_without_a_network_is_refused_by_that_name(refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_name_without_a_network_is_refused_by_name(refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     said = refused("--model", "nobody/nothing-at-all")
     assert said.startswith("--model nobody/nothing-at-all is not a folder, and the hub could not provide it: ")

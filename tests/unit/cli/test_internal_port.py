@@ -27,7 +27,7 @@ async def exchange(port: InternalPort, request: bytes) -> bytes:
     return answer
 
 
-async def test_health_and_pages_are_served_and_nothing_else(port: InternalPort) -> None:
+async def test_only_health_and_registered_pages_are_served(port: InternalPort) -> None:
     assert await http_status(port.address, "/health", ANSWERS_WITHIN_S) == 200
     assert await http_status(port.address, "/health?verbose", ANSWERS_WITHIN_S) == 200
     assert await http_status(port.address, "/other", ANSWERS_WITHIN_S) == 404
@@ -40,11 +40,11 @@ async def test_only_get_is_answered(port: InternalPort) -> None:
     assert (await exchange(port, b"POST /health HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 405 ")
 
 
-async def test_a_head_without_an_end_is_cut_and_disturbs_nobody(port: InternalPort) -> None:
+async def test_endless_headers_are_cut_without_affecting_others(port: InternalPort) -> None:
     assert await exchange(port, b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 4000) == b""
     assert await http_status(port.address, "/health", ANSWERS_WITHIN_S) == 200
 
 
-async def test_an_address_that_is_taken_is_refused(port: InternalPort) -> None:
+async def test_an_address_in_use_is_refused(port: InternalPort) -> None:
     with pytest.raises(OSError, match="in use"):
         await InternalPort.open(port.address)

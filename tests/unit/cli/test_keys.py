@@ -6,7 +6,7 @@ from orca.cli.main import main
 from orca.core.api_keys import KeyLimits, key_digest, parse_keys
 
 
-def test_a_key_is_printed_beside_the_line_that_knows_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_is_printed_with_its_line_for_the_key_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys", "make", "alice", "--requests-per-minute", "60", "--queue-percent", "50"]) == 0
     key, written = (said.partition(": ")[2].strip() for said in capsys.readouterr().out.splitlines())
     [read] = parse_keys(written)

@@ -1,4 +1,4 @@
-"""What `orca up` chooses for the machine and the model, where it is not told."""
+"""The defaults that `orca up` chooses for the machine and the model."""
 
 import pytest
 
@@ -31,15 +31,15 @@ def chosen(*flags: str, parameters: int = MIDDLE, processors: int = 2) -> UpSett
         ("--threads 2 --stages 2", MIDDLE, 2, 2),
     ],
 )
-def test_threads_of_a_rank(flags: str, parameters: int, processors: int, threads: int) -> None:
+def test_threads_of_a_rank_follow_from_the_processors(
+    flags: str, parameters: int, processors: int, threads: int
+) -> None:
     assert chosen(*flags.split(), parameters=parameters, processors=processors).threads == threads
 
 
 @pytest.mark.parametrize("processors", [1, 2, 3, 4, 7, 64])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-def test_all_threads_together_are_no_more_than_the_processors_nor_fewer_than_the_ranks(
-    processors: int, ranks: int
-) -> None:
+def test_the_total_of_threads_is_between_the_ranks_and_the_processors(processors: int, ranks: int) -> None:
     threads = ranks * chosen("--stages", str(ranks), processors=processors).threads
     assert ranks <= threads <= max(processors, ranks)
 
@@ -63,7 +63,7 @@ def test_there_is_one_stage_unless_more_are_asked_for() -> None:
         ("--device cuda --max-batch-tokens 4096", 4096),
     ],
 )
-def test_tokens_of_a_step(flags: str, tokens: int | None) -> None:
+def test_the_step_token_bound_follows_from_the_device(flags: str, tokens: int | None) -> None:
     assert chosen(*flags.split()).max_batch_tokens == tokens
 
 
@@ -80,7 +80,7 @@ def test_tokens_of_a_step(flags: str, tokens: int | None) -> None:
         ("--commit-interval-ms 20", 64, 20),
     ],
 )
-def test_tokens_are_committed_together_where_the_other_parts_have_no_processor_of_their_own(
+def test_commits_are_batched_if_the_other_parts_have_no_processor_of_their_own(
     flags: str, processors: int, interval_ms: int
 ) -> None:
     assert chosen(*flags.split(), processors=processors).commit_interval_ms == interval_ms
@@ -99,7 +99,7 @@ def test_tokens_are_committed_together_where_the_other_parts_have_no_processor_o
         ("--prefetch 0", 64, 1, 0),
     ],
 )
-def test_one_batch_is_in_flight_where_a_stage_of_long_steps_leaves_the_other_parts_no_processor(
+def test_one_batch_is_in_flight_if_long_steps_leave_the_other_parts_no_processor(
     flags: str, processors: int, parameters: int, prefetch: int
 ) -> None:
     assert chosen(*flags.split(), processors=processors, parameters=parameters).prefetch == prefetch
@@ -121,12 +121,12 @@ def test_one_batch_is_in_flight_where_a_stage_of_long_steps_leaves_the_other_par
         ("--device cuda --stages 2", LARGE, 16, "2 stages on cuda"),
     ],
 )
-def test_the_choice_is_said_with_its_reasons(flags: str, parameters: int, processors: int, said: str) -> None:
+def test_the_layout_is_printed_with_its_reasons(flags: str, parameters: int, processors: int, said: str) -> None:
     assert describe(parse_settings(flags.split()), parameters=parameters, processors=processors) == said
 
 
 @pytest.mark.parametrize(
     ("processors", "said"), [(2, "prefetch 1, commits every 50 ms"), (3, "prefetch 1, commits at once")]
 )
-def test_the_pace_is_said(processors: int, said: str) -> None:
+def test_the_pace_is_printed(processors: int, said: str) -> None:
     assert describe_pace(chosen(processors=processors)) == said

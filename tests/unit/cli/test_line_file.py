@@ -21,14 +21,14 @@ def room_for(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_lines_are_in_the_file_before_it_is_closed(tmp_path: Path) -> None:
+def test_lines_are_written_before_the_file_is_closed(tmp_path: Path) -> None:
     with LineFile(tmp_path / "log") as file:
         file.write(b"one\n")
         file.write(b"two\n")
         assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
 
 
-def test_a_line_that_was_cut_is_finished_when_there_is_room_again_and_those_in_between_are_lost(
+def test_a_truncated_line_is_completed_when_there_is_space_and_later_lines_are_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with LineFile(tmp_path / "log") as file:

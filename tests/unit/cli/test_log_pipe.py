@@ -40,7 +40,7 @@ def test_lines_are_written_in_order(pipe: tuple[int, int]) -> None:
     assert [orjson.loads(line)["message"] for line in lines] == [str(number) for number in range(100)]
 
 
-def test_a_pipe_that_nobody_reads_costs_lines_and_no_time_and_the_number_is_told(pipe: tuple[int, int]) -> None:
+def test_an_unread_pipe_drops_lines_without_blocking_and_reports_their_number(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     logger, _ = logger_into(writing, 100_000)
     began = time.monotonic()
@@ -58,7 +58,7 @@ def test_a_pipe_that_nobody_reads_costs_lines_and_no_time_and_the_number_is_told
     assert b"log lines lost: nobody read them in time" in found
 
 
-def test_a_pipe_that_another_process_made_non_blocking_loses_nothing(pipe: tuple[int, int]) -> None:
+def test_a_pipe_that_another_process_set_non_blocking_loses_nothing(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     os.set_blocking(writing, False)
     logger, _ = logger_into(writing, 1 << 20)
@@ -78,7 +78,7 @@ def test_a_pipe_that_another_process_made_non_blocking_loses_nothing(pipe: tuple
     assert numbers == list(range(1_000))
 
 
-def test_a_pipe_whose_reader_has_left_harms_nobody() -> None:
+def test_a_pipe_without_a_reader_raises_nothing() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     logger, handler = logger_into(writing, 1 << 20)

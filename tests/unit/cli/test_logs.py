@@ -1,4 +1,4 @@
-"""core.process.logs: what a log line looks like."""
+"""core.process.logs: the format of log lines."""
 
 import io
 import logging
@@ -65,7 +65,7 @@ def test_a_terminal_gets_one_readable_line() -> None:
     assert line.endswith("INFO    worker-0 joined\\nnow (epoch=4)")
 
 
-def test_configuring_again_replaces_what_was_there() -> None:
+def test_configuring_again_replaces_the_handlers() -> None:
     configure_logging("first", stream=(first := io.StringIO()))
     configure_logging("second", level="ERROR", stream=(second := io.StringIO()))
     logging.getLogger("orca").warning("below the level")

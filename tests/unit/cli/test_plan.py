@@ -1,4 +1,4 @@
-"""From the settings of `orca up` to the processes that it starts."""
+"""The settings of `orca up` become the processes that it starts."""
 
 import importlib
 from pathlib import Path
@@ -17,7 +17,7 @@ MODEL = load_model_info(small_model_folder())
 
 
 def planned(*flags: str, gpus: tuple[str, ...] = ()) -> list[ProcessSpec]:
-    """Of two stages, unless the flags say otherwise."""
+    """Return the plan of two stages, unless the flags say otherwise."""
     return planned_by(parse_settings(["--port", "0", "--stages", "2", *flags]), gpus=gpus)
 
 
@@ -63,7 +63,7 @@ def test_no_two_processes_share_an_address() -> None:
     assert len(set(addresses)) == len(addresses)
 
 
-def test_every_part_is_asked_for_its_health_where_it_was_told_to_answer() -> None:
+def test_every_part_is_probed_at_its_configured_health_address() -> None:
     specs = by_name(planned())
     assert specs["gateway"].health == specs["gateway"].address
     assert specs["scheduler-0"].health == flags_of(specs["scheduler-0"])["--metrics-listen"]
@@ -94,27 +94,27 @@ def test_every_part_accepts_the_flags_it_is_given(flags: list[str]) -> None:
         settings.parse_settings([*spec.command[4:], *spec.restart_arguments], {})
 
 
-def test_only_a_restarted_scheduler_is_told_that_the_one_before_it_is_dead() -> None:
+def test_only_a_restarted_scheduler_gets_the_flag_for_a_dead_predecessor() -> None:
     specs = by_name(planned())
     assert specs["scheduler-0"].restart_arguments == ("--predecessor-exited",)
     assert specs["worker-0.0"].restart_arguments == ()
 
 
-def test_parts_are_told_what_was_chosen_for_the_machine() -> None:
+def test_parts_get_the_layout_chosen_for_the_machine() -> None:
     settings = with_layout(parse_settings(["--port", "0"]), parameters=63_000_000, processors=4)
     specs = by_name(planned_by(settings))
     assert (flags_of(specs["worker-0.0"])["--threads"], flags_of(specs["worker-0.0"])["--stages"]) == ("3", "1")
     assert flags_of(specs["scheduler-0"])["--max-batch-tokens"] == "256"
 
 
-def test_a_scheduler_that_runs_prompts_whole_is_told_no_bound() -> None:
+def test_a_scheduler_of_whole_prompts_gets_no_token_bound() -> None:
     settings = with_layout(
         parse_settings(["--port", "0", "--max-batch-tokens", "0"]), parameters=63_000_000, processors=4
     )
     assert "--max-batch-tokens" not in flags_of(by_name(planned_by(settings))["scheduler-0"])
 
 
-def test_a_group_gets_the_slots_that_a_full_batch_can_use_unless_told_otherwise() -> None:
+def test_a_group_gets_the_slots_that_a_full_batch_can_use_by_default() -> None:
     assert flags_of(by_name(planned())["worker-0.0"])["--slots-max"] == str(16 * MODEL.max_model_len)
     assert flags_of(by_name(planned("--slots", "64"))["worker-0.1"])["--slots-max"] == "64"
 
@@ -124,16 +124,16 @@ def devices_and_link(specs: list[ProcessSpec]) -> list[tuple[str, str]]:
     return [(spec.environment["CUDA_VISIBLE_DEVICES"], flags_of(spec)["--link"]) for spec in workers]
 
 
-def test_each_rank_has_a_gpu_of_its_own_where_there_are_enough() -> None:
+def test_each_rank_has_its_own_gpu_if_there_are_enough() -> None:
     specs = planned("--device", "cuda", "--tensor", "2", gpus=("0", "1", "4", "5"))
     assert devices_and_link(specs) == [("0,1", "auto"), ("4,5", "auto")]
 
 
-def test_stages_share_gpus_through_gloo_where_there_are_too_few() -> None:
+def test_stages_share_gpus_through_gloo_if_there_are_too_few() -> None:
     assert devices_and_link(planned("--device", "cuda", gpus=("0",))) == [("0", "gloo"), ("0", "gloo")]
 
 
-def test_gateways_are_named_and_reached_apart_and_share_all_else() -> None:
+def test_gateways_differ_only_in_name_and_addresses() -> None:
     first, second = (spec for spec in planned("--gateways", "2") if spec.role is Role.GATEWAY)
     assert (first.name, second.name) == ("gateway", "gateway-1")
     assert first.address != second.address
@@ -141,7 +141,7 @@ def test_gateways_are_named_and_reached_apart_and_share_all_else() -> None:
     assert differing == {"--port"}
 
 
-def test_the_gateway_enforces_latency_goals_only_where_asked() -> None:
+def test_the_gateway_enforces_latency_goals_only_if_asked() -> None:
     [soft] = [spec for spec in planned() if spec.role is Role.GATEWAY]
     [hard] = [spec for spec in planned("--slo-enforce", "true") if spec.role is Role.GATEWAY]
     assert ("--slo-enforce" in flags_of(soft), flags_of(hard)["--slo-enforce"]) == (False, "true")
@@ -168,21 +168,21 @@ def test_keys_reach_the_gateway_by_its_environment_and_no_command_line(
     assert "a,b" not in repr(gateway)
 
 
-def test_a_host_that_others_reach_needs_keys_or_a_word_that_it_is_meant_to_be_open() -> None:
+def test_a_public_host_needs_keys_or_an_explicit_flag() -> None:
     with pytest.raises(
         SettingError, match=r"--host 0\.0\.0\.0 can be reached from other machines .* --open-to-network true"
     ):
         parse_settings(["--host", "0.0.0.0"])
 
 
-def test_with_keys_a_gateway_on_all_addresses_is_not_told_to_be_open(tmp_path: Path) -> None:
+def test_with_keys_a_gateway_on_all_addresses_gets_no_flag_to_be_open(tmp_path: Path) -> None:
     specs = planned("--host", "0.0.0.0", "--api-keys-file", str(tmp_path / "keys"))
     [gateway] = [spec for spec in specs if spec.role is Role.GATEWAY]
     assert flags_of(gateway)["--api-keys-file"] == str(tmp_path / "keys")
     assert "--open-to-network" not in flags_of(gateway)
 
 
-def test_a_worker_knows_the_scheduler_of_its_group() -> None:
+def test_a_worker_gets_the_scheduler_of_its_group() -> None:
     assert by_name(planned("--replicas", "2"))["worker-1.0"].scheduler == "scheduler-1"
 
 
@@ -192,6 +192,6 @@ def test_the_settings_are_immutable() -> None:
         settings.stages = 3  # type: ignore[misc]
 
 
-def test_who_talks_to_redis_is_told_where_its_password_is() -> None:
+def test_parts_that_use_redis_get_the_path_of_its_password() -> None:
     told = {spec.name for spec in planned("--stages", "1") if spec.environment.get("ORCA_POOL_USER") == "u"}
     assert told == {"gateway", "scheduler-0"}

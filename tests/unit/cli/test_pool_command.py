@@ -8,7 +8,7 @@ from orca.cli.main import main
 from orca.pool.redis.access import COMMANDS
 
 
-def test_a_pool_that_is_away_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_pool_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pool", "stats", "--pool", f"unix://{tmp_path}/none.sock"]) == 1
     assert "the pool does not answer" in capsys.readouterr().err
 
@@ -23,12 +23,12 @@ def test_a_pool_that_is_away_is_said_so(tmp_path: Path, capsys: pytest.CaptureFi
         (["acl", "--deployment", "a b"], "setting --deployment: a deployment's name must be free of"),
     ],
 )
-def test_a_mistake_is_named(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_reported_by_name(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pool", *words]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_acl_says_the_rights_of_a_deployment(capsys: pytest.CaptureFixture[str]) -> None:
+def test_acl_prints_the_rights_of_a_deployment(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pool", "acl", "--deployment", "shop"]) == 0
     said = capsys.readouterr()
     default, user = (line.split() for line in said.out.splitlines())
@@ -39,9 +39,7 @@ def test_acl_says_the_rights_of_a_deployment(capsys: pytest.CaptureFixture[str])
     assert "forgets every request" in said.err
 
 
-def test_acl_names_a_password_file_that_is_not_there(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_acl_names_a_missing_password_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("ORCA_POOL_PASSWORD_FILE", "/nowhere/password")
     assert main(["pool", "acl"]) == 2
     assert "/nowhere/password" in capsys.readouterr().err

@@ -28,7 +28,7 @@ async def test_the_servers_of_a_part_can_listen_on_it_one_after_the_other(free_p
         await server.stop(grace=None)
 
 
-def test_what_is_held_is_bounded_and_the_oldest_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_held_ports_is_bounded_and_the_oldest_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "_HELD_MAX", 2)
     monkeypatch.setattr(ports, "_held", type(ports._held)())
     found = [ports.free_port() for _ in range(3)]

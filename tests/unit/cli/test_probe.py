@@ -1,4 +1,4 @@
-"""Who counts as frozen, and what is done about it, with a part that answers when it is told to."""
+"""Frozen parts are detected and replaced. The part of the test answers when the test says so."""
 
 import asyncio
 from pathlib import Path
@@ -44,14 +44,14 @@ def test_a_part_that_refuses_its_connections_is_frozen_after_the_same_time() -> 
     assert asked.silence.patience_s(asked.now_s) == BOUND_S
 
 
-def test_questions_after_the_first_are_waited_for_only_until_the_bound_is_over() -> None:
+def test_probes_after_the_first_are_waited_for_only_until_the_bound() -> None:
     asked = Asked().come_up()
     asked.question(is_answered=False, took_s=0)
     assert asked.silence.patience_s(asked.now_s) == BOUND_S - 2
     assert asked.question(is_answered=False, took_s=BOUND_S - 2)
 
 
-def test_no_rounding_of_the_clock_keeps_a_freeze_from_its_end() -> None:
+def test_clock_rounding_does_not_delay_the_detection_of_a_freeze() -> None:
     """4.8 s and the bound make a time that is less than the bound behind 4.8 s."""
     start_s, bound_s = 4.8, 0.06
     silence = Silence(bound_s=bound_s)
@@ -68,25 +68,25 @@ def test_an_answer_ends_the_silence() -> None:
         assert not asked.question(is_answered=True, took_s=1)
 
 
-def test_one_that_has_not_come_up_yet_may_be_silent_for_ever() -> None:
+def test_a_part_that_has_not_started_yet_may_be_silent_for_ever() -> None:
     asked = Asked()
     assert not any(asked.question(is_answered=False, took_s=BOUND_S) for _ in range(50))
 
 
-def test_one_that_stays_frozen_gets_as_much_time_again() -> None:
+def test_a_part_that_stays_frozen_gets_the_same_time_again() -> None:
     asked = Asked().come_up()
     assert asked.question(is_answered=False, took_s=BOUND_S)
     assert [asked.question(is_answered=False, took_s=0) for _ in range(4)] == [False, False, False, True]
 
 
-def test_a_successor_has_to_come_up_first() -> None:
+def test_a_restarted_part_has_to_start_first() -> None:
     asked = Asked().come_up()
     assert not asked.question(is_answered=False, took_s=0)
     assert not asked.question(is_answered=False, took_s=0, pid=None)
     assert not any(asked.question(is_answered=False, took_s=BOUND_S, pid=8) for _ in range(10))
 
 
-async def test_a_frozen_part_is_named_with_its_bound_and_what_was_done(tmp_path: Path) -> None:
+async def test_a_frozen_part_is_reported_with_its_bound_and_the_action(tmp_path: Path) -> None:
     part = FakePart(tmp_path)
     async with probing(part) as told:
         await until(lambda: part.asked >= 1)
@@ -96,14 +96,14 @@ async def test_a_frozen_part_is_named_with_its_bound_and_what_was_done(tmp_path:
     assert part.unfrozen == len(told)
 
 
-async def test_a_part_that_answers_is_left_alone(tmp_path: Path) -> None:
+async def test_a_part_that_answers_is_not_killed(tmp_path: Path) -> None:
     part = FakePart(tmp_path)
     async with probing(part) as told:
         await until(lambda: part.asked >= 20)
     assert (told, part.unfrozen) == ([], 0)
 
 
-async def test_while_the_supervisor_itself_stood_still_nobody_is_blamed(tmp_path: Path) -> None:
+async def test_a_freeze_of_the_supervisor_itself_blames_no_part(tmp_path: Path) -> None:
     part = FakePart(tmp_path)
     async with probing(part) as told:
         await until(lambda: part.asked >= 1)
@@ -112,7 +112,7 @@ async def test_while_the_supervisor_itself_stood_still_nobody_is_blamed(tmp_path
     assert (told, part.unfrozen) == ([], 0)
 
 
-async def test_a_period_of_nought_asks_nobody(tmp_path: Path) -> None:
+async def test_a_period_of_zero_probes_nothing(tmp_path: Path) -> None:
     part = FakePart(tmp_path)
     await asyncio.wait_for(Probe([part], period_s=0.0, report=print).run(), 60)
     assert part.asked == 0

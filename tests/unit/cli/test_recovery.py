@@ -1,4 +1,4 @@
-"""When `orca up` says that it serves again; the only process is a stage of which we say which epoch it is in."""
+"""`orca up` reports that it serves again. The only process is a stage whose epoch the test sets."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -61,7 +61,7 @@ async def test_a_group_that_broke_is_ready_again_in_its_next_epoch(system: Syste
     assert (await system.sentence()).startswith("ready again after ")
 
 
-async def test_who_was_restarted_is_told_with_its_new_pid_and_once(system: System) -> None:
+async def test_a_restarted_part_is_reported_once_with_its_new_pid(system: System) -> None:
     for epoch, pid in ((1, 8), (2, 9)):
         system.recovery.record_death(system.spec)
         await system.asked.wait()
@@ -74,7 +74,7 @@ async def test_who_was_restarted_is_told_with_its_new_pid_and_once(system: Syste
     assert (await system.sentence()).endswith(" s")
 
 
-async def test_a_break_that_is_heard_of_when_the_next_epoch_has_been_formed_is_not_told_again(system: System) -> None:
+async def test_a_break_noticed_after_the_next_epoch_has_formed_is_not_reported_again(system: System) -> None:
     system.recovery.record_death(system.spec)
     await system.asked.wait()
     system.epoch = 2

@@ -1,4 +1,4 @@
-"""What a person sees of `orca up`."""
+"""The output of `orca up` for a user."""
 
 import asyncio
 import io
@@ -31,7 +31,7 @@ def test_without_a_terminal_each_phase_of_the_start_is_one_line() -> None:
     assert shown.getvalue().splitlines() == ["worker-0.0: starting", "worker-0.0: loading 10 %", "worker-0.0: ready"]
 
 
-def test_what_happens_is_told_behind_its_time() -> None:
+def test_events_are_printed_after_their_time() -> None:
     Display(Console(file=(shown := io.StringIO()))).report("redis was killed")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z redis was killed\n", shown.getvalue())
 
@@ -63,13 +63,13 @@ def test_the_python_example_compiles(has_keys: bool) -> None:
     assert ('os.environ["ORCA_API_KEY"]' in code) is has_keys
 
 
-def test_the_curl_example_of_a_keyed_api_sends_the_key_that_the_shell_knows() -> None:
+def test_the_curl_example_of_a_keyed_api_sends_the_key_in_the_shells_variable() -> None:
     text = examples("http://127.0.0.1:8000", "m", has_keys=True)
     [line] = [line for line in text.splitlines() if line.startswith("curl")]
     assert ' -H "Authorization: Bearer $ORCA_API_KEY" ' in line
 
 
-def test_the_example_s_interpreter_is_named_from_the_present_folder(
+def test_the_examples_interpreter_is_named_relative_to_the_current_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "my env" / "python"))
@@ -92,15 +92,15 @@ def test_the_example_s_interpreter_is_named_from_the_present_folder(
         ("0.0.0.0", 2, "each call needs one of 2 keys"),
     ],
 )
-def test_who_may_call_is_said(host: str, keys: int, said: str) -> None:
+def test_the_output_says_who_may_call(host: str, keys: int, said: str) -> None:
     assert said in access_note(host, keys)
 
 
-def test_a_file_of_keys_is_named() -> None:
+def test_the_output_names_the_file_of_keys() -> None:
     assert access_note("0.0.0.0", 0, "/etc/keys") == "api:  each call needs one of the keys in /etc/keys"
 
 
-def test_an_error_line_is_told_with_the_end_of_its_exception() -> None:
+def test_an_error_line_is_printed_with_the_last_line_of_its_exception() -> None:
     line = {"level": "error", "message": "step failed", "exception": "Traceback\n  ...\nOSError: gone"}
     assert error_message(json.dumps(line)) == "step failed (OSError: gone)"
     assert error_message(json.dumps({"level": "info", "message": "fine"})) is None
@@ -131,7 +131,7 @@ def test_a_traceback_is_shown_by_its_last_line() -> None:
     ]
 
 
-def test_a_follower_reads_whole_lines_from_where_it_began(tmp_path: Path) -> None:
+def test_a_log_follower_reads_whole_lines_from_its_start(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("old\n")
     follower = LogFollower(log)
@@ -143,7 +143,7 @@ def test_a_follower_reads_whole_lines_from_where_it_began(tmp_path: Path) -> Non
     assert follower.new_lines() == [b"two"]
 
 
-async def test_errors_of_all_logs_are_told_under_their_names(tmp_path: Path) -> None:
+async def test_errors_of_all_logs_are_printed_with_their_names(tmp_path: Path) -> None:
     told: asyncio.Queue[str] = asyncio.Queue()
     log = tmp_path / "gateway.log"
     following = asyncio.create_task(follow_errors([("gateway", log)], told.put_nowait, lambda *_: None))
@@ -153,7 +153,7 @@ async def test_errors_of_all_logs_are_told_under_their_names(tmp_path: Path) -> 
     following.cancel()
 
 
-async def test_the_reason_why_a_group_does_not_form_is_noted(tmp_path: Path) -> None:
+async def test_the_reason_why_a_group_does_not_form_is_kept(tmp_path: Path) -> None:
     noted: asyncio.Queue[tuple[str, int, str]] = asyncio.Queue()
     log = tmp_path / "scheduler-0.log"
     note = lambda *broken: noted.put_nowait(broken)  # noqa: E731
@@ -186,7 +186,7 @@ class WaitingStage(pb_grpc.StageServicer):
         return pb.StatusReply(phase=phase, epoch=pb.Epoch(number=4))
 
 
-async def test_a_stage_that_waits_says_why_and_is_up_only_in_a_newer_epoch(tmp_path: Path) -> None:
+async def test_a_waiting_stage_reports_why_and_is_up_only_in_a_newer_epoch(tmp_path: Path) -> None:
     server = grpc.aio.server()
     pb_grpc.add_StageServicer_to_server(stage := WaitingStage(), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -249,7 +249,7 @@ class LoadingStage(pb_grpc.StageServicer):
         return pb.StatusReply(phase=phase, epoch=pb.Epoch(number=1), loaded_permille=permille, detail=detail)
 
 
-async def test_a_stage_says_what_it_does_before_it_reads_weights(tmp_path: Path) -> None:
+async def test_a_stage_reports_its_state_before_it_reads_weights(tmp_path: Path) -> None:
     server = grpc.aio.server()
     pb_grpc.add_StageServicer_to_server(stage := LoadingStage(), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

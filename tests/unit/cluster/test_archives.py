@@ -23,7 +23,7 @@ IDS = [f"sha256:{digest(LOWER)}", f"sha256:{digest(UPPER)}"]
 
 
 def exported() -> io.BytesIO:
-    """As buildah writes it."""
+    """Write the archive as buildah does."""
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w|") as archive:
         for layer in (LOWER, UPPER):
@@ -44,14 +44,14 @@ def rewritten(*kept: str) -> dict[str, bytes]:
         return {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
 
 
-def test_all_that_is_new_is_sent_under_its_digest() -> None:
+def test_new_layers_are_sent_under_their_digests() -> None:
     files = rewritten()
     for content in (LOWER, UPPER, CONFIG):
         assert files[f"blobs/sha256/{digest(content)}"] == content
     assert "0123/VERSION" not in files
 
 
-def test_a_layer_that_is_there_is_named_and_not_sent() -> None:
+def test_an_existing_layer_is_named_and_not_sent() -> None:
     files = rewritten(IDS[0])
     assert f"blobs/sha256/{digest(LOWER)}" not in files
     [entry] = json.loads(files["index.json"])["manifests"]
@@ -61,12 +61,12 @@ def test_a_layer_that_is_there_is_named_and_not_sent() -> None:
     assert manifest["config"]["digest"] == f"sha256:{digest(CONFIG)}"
 
 
-def test_an_export_that_broke_off_is_no_image() -> None:
+def test_an_incomplete_export_is_no_image() -> None:
     cut = io.BytesIO(exported().getvalue()[:6000])
     with pytest.raises((tarfile.ReadError, KeyError)):
         without_layers(cut, io.BytesIO(), NAME, IDS, ())
 
 
-def test_a_layer_is_known_by_all_that_lies_below_it() -> None:
+def test_a_layer_is_identified_by_all_layers_below_it() -> None:
     assert chain_ids(IDS) == [IDS[0], f"sha256:{digest(f'{IDS[0]} {IDS[1]}'.encode())}"]
     assert chain_ids([]) == []

@@ -30,7 +30,7 @@ def test_each_role_is_a_target_that_runs_as_the_user_without_rights() -> None:
     assert [role for role in ROLES if "USER 65532:65532" not in bodies[role]] == []
 
 
-def test_each_role_of_ours_installs_its_own_lock() -> None:
+def test_each_role_of_the_product_installs_its_own_lock() -> None:
     locks = set(re.findall(r"COPY \.lock/(\w+)\.txt /opt", TEXT))
     assert locks == set(ROLES) - {"pool"}
     assert all((CHECKOUT / ".lock" / f"{lock}.txt").exists() for lock in locks)

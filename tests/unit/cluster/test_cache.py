@@ -22,13 +22,13 @@ def test_a_thing_is_built_once(tmp_path: Path) -> None:
     assert (tmp_path / "thing" / "file").read_text() == "whole"
 
 
-def test_a_build_that_fails_leaves_nothing_half(tmp_path: Path) -> None:
+def test_a_failed_build_leaves_nothing_incomplete(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="no compiler"):
         build_once(tmp_path / "thing", fail_half_way)
     assert not (tmp_path / "thing").exists()
 
 
-def test_what_a_killed_build_left_is_no_part_of_the_next(tmp_path: Path) -> None:
+def test_files_of_a_killed_build_are_not_used_by_the_next(tmp_path: Path) -> None:
     (tmp_path / "thing.unfinished").mkdir()
     (tmp_path / "thing.unfinished" / "rest").touch()
     build_once(tmp_path / "thing", fill)
@@ -48,6 +48,6 @@ def test_the_cache_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch, t
     assert cache_folder() == tmp_path
 
 
-def test_too_little_disk_is_said_in_numbers(tmp_path: Path) -> None:
+def test_too_little_disk_space_is_reported_in_numbers(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"a cluster needs 1000000.0 GB below .*, \d+\.\d GB are free there"):
         check_space(tmp_path / "not" / "yet", wanted_gb=1e6, purpose="a cluster")

@@ -16,14 +16,14 @@ def state(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("words", [["status"], ["kubeconfig"], ["load", "image"], ["exec", "--", "true"]])
-def test_without_a_cluster_a_sentence_says_so(
+def test_without_a_cluster_a_message_says_so(
     words: list[str], state: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*state, *words]) == 1
     assert capsys.readouterr().err.startswith("cluster: no cluster was started below ")
 
 
-def test_nothing_can_start_at_once_without_its_programs(
+def test_a_cluster_cannot_start_without_its_programs(
     state: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("cluster.__main__.check_machine", lambda _: None)
@@ -39,13 +39,13 @@ def test_only_programs_of_the_table_are_built(capsys: pytest.CaptureFixture[str]
     assert "invalid choice: 'minikube'" in capsys.readouterr().err
 
 
-def test_a_missing_command_is_told_by_its_package() -> None:
+def test_a_missing_command_is_reported_with_its_package() -> None:
     commands = {"sh": "dash", "no-such-command": "its-package"}
     assert "its-package" in missing_packages(commands)
     assert "dash" not in missing_packages(commands)
 
 
-def test_who_may_not_install_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_right_to_install_the_missing_packages_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ClusterError, match=r"not root, .*: apt-get install containerd runc"):
         install(["containerd", "runc"], lambda _line: None)

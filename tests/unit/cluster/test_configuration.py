@@ -1,4 +1,4 @@
-"""What is rendered for a cluster: files, manifests, command lines."""
+"""The rendered configuration of a cluster: files, manifests, command lines."""
 
 import json
 import tomllib
@@ -33,7 +33,7 @@ def layout(tmp_path: Path) -> Layout:
     return Layout(tmp_path / "state", node_count=2)
 
 
-def test_addresses_are_of_their_ranges_and_ranges_do_not_meet(tmp_path: Path) -> None:
+def test_addresses_are_in_their_ranges_and_ranges_do_not_overlap(tmp_path: Path) -> None:
     ranges = [ip_network(text) for text in (NODE_RANGE, POD_RANGE, SERVICE_RANGE)]
     nodes = Layout(tmp_path, NODES_MAX).nodes
     assert not any(one.overlaps(other) for one in ranges for other in ranges if one is not other)
@@ -59,7 +59,7 @@ def test_each_certificate_that_is_named_is_signed(layout: Layout) -> None:
     assert set(users) <= {identity.file for identity in identities(layout)}
 
 
-def test_a_node_is_its_own_user_so_that_it_may_change_only_itself(layout: Layout) -> None:
+def test_a_node_has_its_own_user_and_may_change_only_itself(layout: Layout) -> None:
     [found] = [identity for identity in identities(layout) if identity.file == "node-1"]
     assert found.subject == "/O=system:nodes/CN=system:node:node-1"
 

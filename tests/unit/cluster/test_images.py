@@ -13,7 +13,7 @@ from cluster.images.scratch import ScratchImage
 
 @pytest.fixture
 def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """Of an image of one program with a link: name -> content."""
+    """Return the files of an image of one program with a link: name -> content."""
     monkeypatch.setenv("ORCA_CACHE", str(tmp_path / "cache"))
     (tmp_path / "tool").write_bytes(b"program")
     image = ScratchImage("localhost/tool:1", (tmp_path / "tool",), entry=("/bin/tool",), links=("hammer", "tool"))

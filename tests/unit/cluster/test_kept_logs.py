@@ -1,4 +1,4 @@
-"""What the pods of a cluster have written outlasts it."""
+"""Logs of a cluster's pods outlast the cluster."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from cluster.lifecycle import store_pod_logs
 from cluster.machine.layout import Layout
 
 
-def test_logs_of_pods_are_kept_and_those_of_the_cluster_before_go(tmp_path: Path) -> None:
+def test_logs_of_pods_are_kept_and_those_of_the_previous_cluster_deleted(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     (layout.logs / "pods").mkdir(parents=True)
     (layout.logs / "pods" / "of-the-one-before.log").touch()

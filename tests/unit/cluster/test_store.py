@@ -1,4 +1,4 @@
-"""What new nodes begin with: links of one store, but databases of their own."""
+"""New nodes begin with links to one store, but with databases of their own."""
 
 import contextlib
 import json
@@ -27,8 +27,8 @@ def test_without_a_store_a_node_begins_empty(tmp_path: Path, monkeypatch: pytest
     assert not list((one.folder / "var-lib").iterdir())
 
 
-class PaperRuntime:
-    """Of its imports, the first ones that leave layers out fail, as they do when such a layer has just gone."""
+class FakeRuntime:
+    """A fake runtime of a node. Its first imports without all layers fail, as if such a layer had just been deleted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, refused: int, unpacked: bool) -> None:
         self.whole: list[bool] = []  # per import: was it sent with all of its layers?
@@ -58,7 +58,7 @@ def test_an_image_whose_unpacked_layers_went_meanwhile_is_sent_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORCA_CACHE", str(tmp_path / "cache"))
-    runtime = PaperRuntime(monkeypatch, refused=1, unpacked=True)
+    runtime = FakeRuntime(monkeypatch, refused=1, unpacked=True)
     keep(["localhost/orca-pool:dev"], lambda _: None)
     assert runtime.whole == [False, True]
     assert json.loads((store_folder() / "images.json").read_text()) == {"localhost/orca-pool:dev": "sha256:1"}
@@ -66,7 +66,7 @@ def test_an_image_whose_unpacked_layers_went_meanwhile_is_sent_whole(
 
 def test_an_image_that_cannot_be_imported_is_not_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCA_CACHE", str(tmp_path / "cache"))
-    runtime = PaperRuntime(monkeypatch, refused=9, unpacked=False)
+    runtime = FakeRuntime(monkeypatch, refused=9, unpacked=False)
     with pytest.raises(ClusterError, match="not found"):
         keep(["localhost/orca-pool:dev"], lambda _: None)
     assert runtime.whole == [False]

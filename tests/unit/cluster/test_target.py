@@ -1,4 +1,4 @@
-"""Which cluster the scenarios run on, and that somebody else's is not harmed."""
+"""The scenarios run on a local or a named cluster, and do not harm a named one."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ class PaperKubectl(Kubectl):
 
 
 @pytest.mark.parametrize("environment", [{}, {"KUBECONFIG": "/somewhere"}, {"ORCA_E2E_FIGURES": "/tmp/figures"}])
-def test_without_a_name_the_cluster_is_our_own(environment: dict[str, str]) -> None:
+def test_without_a_name_the_local_cluster_is_used(environment: dict[str, str]) -> None:
     assert choose_target(read_settings(environment), "1a2b") == OURS
     assert OURS.is_own
 
@@ -49,12 +49,12 @@ def test_a_named_cluster_gets_an_operator_in_a_namespace_of_this_run() -> None:
 
 
 @pytest.mark.parametrize("missing", sorted(THEIRS.keys() - {"ORCA_E2E_CONTEXT"}))
-def test_what_a_named_cluster_needs_is_told_by_its_variable(missing: str) -> None:
+def test_a_missing_setting_of_a_named_cluster_is_reported_by_its_variable(missing: str) -> None:
     with pytest.raises(SettingError, match=f"setting {missing}: '' is not given: .+"):
         read_settings({name: value for name, value in THEIRS.items() if name != missing})
 
 
-def test_what_is_said_of_no_cluster_is_a_mistake() -> None:
+def test_cluster_settings_without_a_named_cluster_are_refused() -> None:
     with pytest.raises(SettingError, match="ORCA_E2E_TAG: '7' is not of use without ORCA_E2E_CONTEXT"):
         read_settings({"ORCA_E2E_TAG": "7"})
 
@@ -62,16 +62,16 @@ def test_what_is_said_of_no_cluster_is_a_mistake() -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("ORCA_E2E_INGRESS_ADDRESS", "http://here/"), ("ORCA_E2E_CONTEXTS", "somebodys")]
 )
-def test_a_wrong_value_or_name_is_told(name: str, value: str) -> None:
+def test_a_wrong_value_or_name_is_reported(name: str, value: str) -> None:
     with pytest.raises(SettingError, match=name):
         read_settings(THEIRS | {name: value})
 
 
-def test_kubectl_is_told_the_context_in_every_call() -> None:
+def test_kubectl_gets_the_context_in_every_call() -> None:
     assert ContextKubectl("somebodys")._command() == ("kubectl", "--context=somebodys")
 
 
-def test_a_cluster_where_orca_is_installed_is_left_alone() -> None:
+def test_a_cluster_where_orca_is_installed_is_not_changed() -> None:
     check_not_installed(None)
     annotations = {"meta.helm.sh/release-name": "theirs", "meta.helm.sh/release-namespace": "serving"}
     with pytest.raises(ClusterError, match="of release theirs in namespace serving"):
@@ -80,7 +80,7 @@ def test_a_cluster_where_orca_is_installed_is_left_alone() -> None:
         check_not_installed({"metadata": {}})
 
 
-def test_the_definition_is_taken_away_unless_somebody_has_begun_to_use_it() -> None:
+def test_the_definition_is_deleted_unless_another_resource_uses_it() -> None:
     there = {"get customresourcedefinition": f"customresourcedefinition/{DEFINITION}"}
     unused = PaperKubectl(there)
     delete_definition(unused)
@@ -91,7 +91,7 @@ def test_the_definition_is_taken_away_unless_somebody_has_begun_to_use_it() -> N
     assert not [said for said in used.said if said.startswith("delete")]
 
 
-def test_a_definition_that_never_came_needs_no_delete() -> None:
+def test_a_definition_that_was_never_installed_needs_no_delete() -> None:
     kubectl = PaperKubectl({})
     delete_definition(kubectl)
     assert len(kubectl.said) == 1

@@ -35,7 +35,7 @@ def ids_of(tokenizer: Tokenizer, *texts: str) -> list[int]:
 
 
 @given(text=st.text(max_size=60))
-def test_a_text_has_the_token_ids_that_the_library_gives_it_alone(
+def test_a_text_gets_the_token_ids_that_the_library_gives(
     text: str, byte_level: Tokenizer, byte_fallback: Tokenizer
 ) -> None:
     for tokenizer in (byte_level, byte_fallback):
@@ -51,7 +51,7 @@ def test_the_pieces_of_any_token_sequence_join_to_the_decoded_whole(data: st.Dat
 
 
 @given(text=st.text(max_size=60))
-def test_text_comes_back_from_its_tokens_with_no_replacement_character_on_the_way(
+def test_text_is_decoded_from_its_tokens_without_intermediate_replacement_characters(
     text: str, byte_level: Tokenizer
 ) -> None:
     parts = pieces(byte_level, ids_of(byte_level, text))
@@ -60,7 +60,7 @@ def test_text_comes_back_from_its_tokens_with_no_replacement_character_on_the_wa
 
 
 @given(text=st.text(max_size=60))
-def test_byte_fallback_gives_text_back_in_whole_characters(text: str, byte_fallback: Tokenizer) -> None:
+def test_byte_fallback_decodes_to_whole_characters(text: str, byte_fallback: Tokenizer) -> None:
     text = text.replace("▁", "")
     ids = byte_fallback.encode(text, add_special_tokens=False)
     parts = pieces(byte_fallback, ids)
@@ -69,7 +69,7 @@ def test_byte_fallback_gives_text_back_in_whole_characters(text: str, byte_fallb
     assert not any("\ufffd" in part for part in parts if "\ufffd" not in text)
 
 
-def test_the_bytes_of_an_emoji_are_held_back_until_it_is_whole(byte_level: Tokenizer) -> None:
+def test_the_bytes_of_an_emoji_are_held_back_until_it_is_complete(byte_level: Tokenizer) -> None:
     assert pieces(byte_level, single_byte_ids(byte_level, "🦑")) == ["", "", "", "🦑", ""]
 
 
@@ -77,7 +77,7 @@ def test_an_unfinished_character_ends_as_one_replacement_character(byte_level: T
     assert pieces(byte_level, single_byte_ids(byte_level, "🦑")[:3]) == ["", "", "", "\ufffd"]
 
 
-def test_a_broken_character_is_given_out_as_soon_as_it_cannot_be_completed(byte_level: Tokenizer) -> None:
+def test_an_invalid_character_is_emitted_as_soon_as_it_cannot_be_completed(byte_level: Tokenizer) -> None:
     ids = [*single_byte_ids(byte_level, "🦑")[:2], *ids_of(byte_level, "a")]
     assert pieces(byte_level, ids) == ["", "", "\ufffda", ""]
 
@@ -90,31 +90,31 @@ def test_a_token_id_that_the_tokenizer_does_not_know_has_no_text(byte_level: Tok
     assert "".join(pieces(byte_level, [10**6, *ids_of(byte_level, "a"), -1])) == "a"
 
 
-def test_token_text_shows_broken_characters_as_bytes(byte_level: Tokenizer) -> None:
+def test_token_text_shows_partial_characters_as_bytes(byte_level: Tokenizer) -> None:
     first = single_byte_ids(byte_level, "🦑")[0]
     assert byte_level.token_text(first) == "bytes:\\xf0"
     assert byte_level.token_bytes(first) == b"\xf0"
     assert byte_level.token_text(ids_of(byte_level, "<|end|>")[0]) == "<|end|>"
 
 
-def test_a_stop_string_over_token_borders_is_found_and_not_given_out(byte_level: Tokenizer) -> None:
+def test_a_stop_string_across_tokens_is_found_and_not_emitted(byte_level: Tokenizer) -> None:
     ids = ids_of(byte_level, "one ", "ST", "O", "P", " two")
     assert run(byte_level, ids, ["STOP"])[:2] == ("one ", "STOP")
 
 
-def test_what_follows_the_stop_string_in_its_last_token_is_dropped(byte_level: Tokenizer) -> None:
+def test_text_after_the_stop_string_in_its_last_token_is_dropped(byte_level: Tokenizer) -> None:
     the = ids_of(byte_level, " the")
     assert len(the) == 1
     assert run(byte_level, the, ["th"]) == (" ", "th", 1)
 
 
-def test_text_that_only_began_like_a_stop_string_is_given_out(byte_level: Tokenizer) -> None:
+def test_text_that_only_began_like_a_stop_string_is_emitted(byte_level: Tokenizer) -> None:
     output = OutputText(byte_level, ["ab!"])
     texts = [output.push(token_id).text for token_id in ids_of(byte_level, "x", "a", "b", "c")]
     assert texts == ["x", "", "", "abc"]
 
 
-def test_the_end_gives_out_what_was_held_back(byte_level: Tokenizer) -> None:
+def test_the_end_emits_text_that_was_held_back(byte_level: Tokenizer) -> None:
     assert run(byte_level, ids_of(byte_level, "so STO"), ["STOP"]) == (
         "so STO",
         None,
@@ -122,7 +122,7 @@ def test_the_end_gives_out_what_was_held_back(byte_level: Tokenizer) -> None:
     )
 
 
-def test_of_two_stop_strings_the_one_complete_first_counts(byte_level: Tokenizer) -> None:
+def test_the_stop_string_that_is_complete_first_counts(byte_level: Tokenizer) -> None:
     for parts in (["abcd"], ["a", "b", "c", "d"], ["ab", "cd"]):
         assert run(byte_level, ids_of(byte_level, *parts), ["abcd", "bc"])[:2] == ("a", "bc")
 
@@ -145,7 +145,7 @@ def test_a_stop_string_complete_within_min_tokens_is_not_found_later(byte_level:
 
 
 @given(data=st.data(), stop=st.lists(st.text("abé🐋", min_size=1, max_size=4), max_size=3))
-def test_the_result_is_that_of_searching_the_whole_text(
+def test_the_result_equals_that_of_searching_the_whole_text(
     data: st.DataObject, stop: list[str], byte_level: Tokenizer
 ) -> None:
     texts = data.draw(st.lists(st.text("abé🐋 ", max_size=5), max_size=12))
@@ -165,9 +165,7 @@ def test_the_result_is_that_of_searching_the_whole_text(
 
 
 @given(data=st.data(), stop=st.lists(st.text("abé🐋", min_size=1, max_size=3), min_size=1, max_size=2))
-def test_what_is_given_out_never_has_to_be_taken_back(
-    data: st.DataObject, stop: list[str], byte_level: Tokenizer
-) -> None:
+def test_emitted_text_never_has_to_be_retracted(data: st.DataObject, stop: list[str], byte_level: Tokenizer) -> None:
     ids = data.draw(st.lists(st.sampled_from(ids_of(byte_level, "ab a é🐋<think>")), max_size=20))
     final = run(byte_level, ids, stop)[0]
     for used in range(len(ids)):
@@ -199,7 +197,7 @@ def word_level(**extra: int) -> tokenizers.Tokenizer:
     return inner
 
 
-def test_a_folder_brings_special_tokens_and_chat_template(tmp_path: Path) -> None:
+def test_a_folder_provides_special_tokens_and_chat_template(tmp_path: Path) -> None:
     config = {"eos_token": {"content": "<eos>"}, "chat_template": [{"name": "default", "template": "hello"}]}
     tokenizer = Tokenizer.from_folder(save(tmp_path, word_level(), config))
     assert tokenizer.named_special_tokens == {"eos_token": "<eos>"}
@@ -207,7 +205,7 @@ def test_a_folder_brings_special_tokens_and_chat_template(tmp_path: Path) -> Non
     assert tokenizer.chat_template == "hello"
 
 
-def test_the_template_file_goes_before_the_one_in_the_config(tmp_path: Path) -> None:
+def test_the_template_file_overrides_the_template_in_the_config(tmp_path: Path) -> None:
     save(tmp_path, word_level(), {"chat_template": "old"})
     (tmp_path / "chat_template.jinja").write_text("new")
     assert Tokenizer.from_folder(tmp_path).chat_template == "new"

@@ -57,7 +57,7 @@ class FakeSource:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_disk_that_fills_up_keeps_what_it_has_and_the_next_start_goes_on(tmp_path: Path, number: int) -> None:
+def test_a_full_disk_keeps_the_partial_download_and_the_next_start_continues(tmp_path: Path, number: int) -> None:
     source = FakeSource(error=OSError(number, "full"))
     with pytest.raises(NoSpace):
         fetch(source, tmp_path / "model", ProgressCounter(), tries=1)
@@ -67,20 +67,20 @@ def test_a_disk_that_fills_up_keeps_what_it_has_and_the_next_start_goes_on(tmp_p
     assert [begun for name, begun in source.reads if name == "model.safetensors"] == [0, half]
 
 
-def test_another_identity_begins_anew_and_leaves_nothing_of_the_old_one(tmp_path: Path) -> None:
+def test_another_identity_starts_from_scratch_and_deletes_the_old_files(tmp_path: Path) -> None:
     with pytest.raises(NoSpace):
         fetch(FakeSource("old", OSError(errno.ENOSPC, "full")), tmp_path / "model", ProgressCounter(), tries=1)
     assert fetch(FakeSource("new"), tmp_path / "model", ProgressCounter(), tries=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".model.lock", "model"]
 
 
-def test_an_error_of_the_machine_is_no_reason_of_the_models(tmp_path: Path) -> None:
+def test_an_error_of_the_machine_is_not_attributed_to_the_model(tmp_path: Path) -> None:
     with pytest.raises(PermissionError):
         fetch(FakeSource(error=PermissionError(errno.EPERM, "no")), tmp_path / "model", ProgressCounter(), tries=1)
 
 
 @pytest.mark.parametrize("into", ["/proc/model", "/dev/null/model"])
-def test_a_folder_that_can_never_be_made_is_a_mistake_of_the_caller(
+def test_a_folder_that_cannot_be_created_is_a_mistake_of_the_caller(
     into: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fetch", "--uri", "hf://a/b", "--into", into]) == PERMANENT_EXIT
@@ -100,7 +100,7 @@ def test_a_folder_without_configuration_is_broken(tmp_path: Path) -> None:
         fetch(source, tmp_path / "model", ProgressCounter(), tries=1)
 
 
-def test_progress_counts_what_earlier_starts_have_brought(tmp_path: Path) -> None:
+def test_progress_counts_bytes_of_earlier_starts(tmp_path: Path) -> None:
     total = sum(map(len, model_files().values()))
     with pytest.raises(NoSpace):
         fetch(FakeSource(error=OSError(errno.ENOSPC, "full")), tmp_path / "model", ProgressCounter(), tries=1)
@@ -126,7 +126,7 @@ def test_every_status_has_its_reason() -> None:
     assert reasons[429] == reasons[503] == "ModelUnreachable"
 
 
-def test_the_errors_are_the_reasons_that_others_read() -> None:
+def test_the_error_names_are_the_reasons_that_the_operator_reads() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, FetchError)]
     assert {kind.__name__ for kind in kinds} - {"FetchError"} == set(REASONS)
 
@@ -141,6 +141,6 @@ def test_a_report_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize("page", ["[]", '{"bytes_done": "1"}', '{"bytes_done": 1, "bytes_total": 1, "problem": 2}'])
-def test_what_is_no_report_is_refused(page: str) -> None:
+def test_an_invalid_report_is_refused(page: str) -> None:
     with pytest.raises(ValueError, match=r"is not a JSON object|is not the progress"):
         read_progress(page.encode())

@@ -19,7 +19,7 @@ from orca.pool.settings import PoolSettings
 from support.gateway.gateway_rig import MODEL, WORDS, error_of, ids, rig, until
 
 
-async def test_models_are_listed_and_named() -> None:
+async def test_models_are_listed_and_found_by_name() -> None:
     async with rig(schedules=False) as one:
         listed = (await one.client.get("/v1/models")).json()
         assert [model["id"] for model in listed["data"]] == ["tiny"]
@@ -29,7 +29,7 @@ async def test_models_are_listed_and_named() -> None:
         assert (status, error["code"]) == (404, "model_not_found")
 
 
-async def test_text_becomes_tokens_and_text_again() -> None:
+async def test_text_is_tokenized_and_detokenized() -> None:
     async with rig(schedules=False) as one:
         tokens = (await one.post("/tokenize", prompt="the fox<|end|>", return_token_strs=True)).json()
         assert tokens["tokens"] == list(ids("the fox<|end|>"))
@@ -39,7 +39,7 @@ async def test_text_becomes_tokens_and_text_again() -> None:
         assert text == {"prompt": "the fox<|end|>"}
 
 
-async def test_messages_become_the_tokens_that_a_chat_would_have() -> None:
+async def test_messages_are_tokenized_as_a_chat_would_be() -> None:
     async with rig() as one:
         messages = [{"role": "user", "content": "hi"}]
         found = (await one.post("/tokenize", messages=messages)).json()
@@ -65,7 +65,7 @@ async def test_bad_tokenizer_calls_name_the_field(path: str, body: dict[str, Any
         assert (status, error["param"]) == (400, param)
 
 
-async def test_metrics_count_what_happened() -> None:
+async def test_metrics_count_calls_and_tokens() -> None:
     async with rig() as one:
         await one.complete()
         await one.complete(n=2, stop="wör")
@@ -99,7 +99,7 @@ async def test_metrics_count_what_happened() -> None:
         assert values["orca_pool_reserved_bytes_max",] > values["orca_pool_reserved_bytes",]
 
 
-async def test_the_page_loads_nothing_and_its_policy_allows_exactly_its_own_parts() -> None:
+async def test_the_playground_loads_nothing_and_its_policy_allows_only_its_own_parts() -> None:
     async with rig(schedules=False) as one:
         response = await one.client.get("/")
         assert response.headers["content-type"].startswith("text/html")
@@ -122,7 +122,7 @@ async def test_the_openapi_document_describes_the_bodies() -> None:
         assert references <= set(schemas)
 
 
-async def test_spans_tell_the_phases_of_a_call_under_the_callers_span() -> None:
+async def test_spans_show_the_phases_of_a_call_under_the_callers_span() -> None:
     exporter = InMemorySpanExporter()
     tracing = Tracing(exporter)
     async with rig(tracing=tracing) as one:
@@ -199,7 +199,7 @@ def test_keys_are_not_shown_with_the_settings() -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/ready", "/metrics", "/v1/models", "/v1/models/tiny"])
-async def test_head_is_answered_as_get_without_a_body(path: str) -> None:
+async def test_a_head_request_is_answered_as_get_without_a_body(path: str) -> None:
     async with rig() as one:
         head, get = await one.client.head(path), await one.client.get(path)
         assert (head.status_code, head.content) == (get.status_code, b"") == (200, b"")
@@ -207,7 +207,7 @@ async def test_head_is_answered_as_get_without_a_body(path: str) -> None:
         assert f'method="HEAD",route="{path.replace("tiny", "{name:path}")}"' in (await one.client.get("/metrics")).text
 
 
-async def test_a_model_is_as_old_as_its_config(tmp_path: Path) -> None:
+async def test_a_models_creation_time_is_that_of_its_config(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text("{}")
     os.utime(config, (1_700_000_000, 1_700_000_000))

@@ -1,4 +1,4 @@
-"""Who may call what: every route of the table, and the ways around it that were thought of."""
+"""Every route of the table is protected as it says, also against known ways around it."""
 
 import asyncio
 import itertools
@@ -48,7 +48,7 @@ async def test_without_a_valid_key_only_the_open_routes_are_served(key: str | No
 
 
 @pytest.mark.parametrize("host", ["orca", "/health", "127.0.0.1", "localhost:1", "a.b@/health", "orca/health", ""])
-async def test_head_and_a_host_of_any_kind_open_no_route(host: str) -> None:
+async def test_head_and_an_unusual_host_header_open_no_route(host: str) -> None:
     headers = {"host": host, "x-forwarded-host": "127.0.0.1", "x-original-url": "/health", "x-rewrite-url": "/health"}
     async with rig(schedules=False, settings=KEYED) as one:
         for method, path in calls(one.app):
@@ -66,8 +66,8 @@ TRICKS = ["/{}", "{}/", "/.{}", "/x/..{}", "{}?key=right", "{};x", "{}%00", "{}%
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-async def test_no_spelling_and_no_method_gets_past_the_key(trick: str) -> None:
-    """On real sockets: clients would tidy these paths up."""
+async def test_no_path_spelling_and_no_method_bypasses_the_key(trick: str) -> None:
+    """Real sockets are used, because clients would normalise these paths."""
     settings = GatewaySettings(model="tiny", port=0, drain_seconds=1, api_keys=("right",))
     async with served(settings, schedules=False) as one:
         for method, path in itertools.product(METHODS, PATHS):
@@ -79,7 +79,7 @@ async def test_no_spelling_and_no_method_gets_past_the_key(trick: str) -> None:
             assert b"tiny" not in answer
 
 
-async def test_a_key_has_so_many_calls_at_a_time_until_their_answers_end() -> None:
+async def test_a_key_has_a_bound_of_concurrent_calls_until_their_answers_end() -> None:
     settings = GatewaySettings(model="tiny", port=0, drain_seconds=1, api_keys=("right", "also"), calls_per_key_max=1)
     async with served(settings) as one, httpx.AsyncClient(base_url=one.url) as client:
         one.rig.scheduler.turns_left = 1
@@ -106,7 +106,7 @@ async def test_metrics_can_have_a_port_of_their_own() -> None:
         assert error_of(await client.get(f"{own}/v1/models"))[0] == 401
 
 
-async def test_clients_that_fill_the_door_do_not_keep_probes_out_of_the_internal_one() -> None:
+async def test_clients_that_fill_the_public_port_do_not_block_probes_of_the_internal_port() -> None:
     settings = GatewaySettings(model="tiny", port=0, metrics_port=0, drain_seconds=1, connections_max=1)
     async with served(settings, schedules=False) as one, httpx.AsyncClient() as first, httpx.AsyncClient() as second:
         assert (await first.get(f"{one.url}/health")).status_code == 200
@@ -114,7 +114,7 @@ async def test_clients_that_fill_the_door_do_not_keep_probes_out_of_the_internal
         assert (await second.get(f"http://127.0.0.1:{one.server.metrics_port}/health")).status_code == 200
 
 
-async def test_any_of_the_keys_opens_and_probes_need_none() -> None:
+async def test_any_of_the_keys_is_accepted_and_probes_need_none() -> None:
     async with rig(settings=GatewaySettings(model="tiny", api_keys=("right", "also"))) as one:
         for key in ("right", "also"):
             response = await one.client.get("/v1/models", headers={"authorization": f"bearer {key}"})
@@ -124,7 +124,7 @@ async def test_any_of_the_keys_opens_and_probes_need_none() -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
-async def test_a_slash_too_many_is_404_and_not_sent_elsewhere(method: str) -> None:
+async def test_a_trailing_slash_is_404_and_not_redirected(method: str) -> None:
     async with rig(schedules=False) as one:
         response = await one.client.request(method, COMPLETIONS + "/", headers={"host": "evil"})
         assert response.status_code == 404

@@ -32,7 +32,7 @@ def write(file: Path, *keys: tuple[str, str], **limits: int) -> Path:
 
 
 def swap(link: Path, target: Path) -> None:
-    """As Kubernetes brings a changed Secret."""
+    """Replace the file as Kubernetes updates a mounted Secret."""
     new = link.with_name("..new")
     new.symlink_to(target)
     new.replace(link)
@@ -67,20 +67,20 @@ def test_a_line_reads_back_as_it_was_written(limits: KeyLimits) -> None:
         ("".join(f"n{i}: sha256:{i:064x}\n" for i in range(KEYS_MAX + 1)), f"more than {KEYS_MAX} keys"),
     ],
 )
-def test_a_line_that_is_none_is_named_without_its_content(text: str, problem: str) -> None:
+def test_an_invalid_line_is_reported_by_number_without_its_content(text: str, problem: str) -> None:
     with pytest.raises(KeyFileError) as refused:
         parse_keys(text)
     assert str(refused.value).startswith(problem)
     assert "secret" not in str(refused.value)
 
 
-async def test_the_keys_of_a_file_open_the_api_beside_those_of_the_setting(tmp_path: Path) -> None:
+async def test_keys_of_a_file_are_accepted_beside_those_of_the_setting(tmp_path: Path) -> None:
     file = write(tmp_path / "keys", ("alice", "a"), ("bob", "b"))
     async with rig(schedules=False, settings=settings_with(file, api_keys=("c",))) as one:
         assert [(await call(one, key)).status_code for key in "abcd"] == [200, 200, 200, 401]
 
 
-async def test_a_changed_file_counts_at_once_also_behind_a_swapped_link(tmp_path: Path) -> None:
+async def test_a_changed_file_takes_effect_at_once_also_through_a_replaced_symlink(tmp_path: Path) -> None:
     link = tmp_path / "keys"
     swap(link, write(tmp_path / "first", ("alice", "a")))
     async with rig(schedules=False, settings=settings_with(link)) as one:
@@ -89,7 +89,7 @@ async def test_a_changed_file_counts_at_once_also_behind_a_swapped_link(tmp_path
         assert [(await call(one, key)).status_code for key in "ab"] == [401, 200]
 
 
-async def test_a_running_gateway_looks_at_the_file_by_itself(tmp_path: Path) -> None:
+async def test_a_running_gateway_polls_the_file(tmp_path: Path) -> None:
     file = write(tmp_path / "keys", ("alice", "a"))
     async with rig(schedules=False, settings=settings_with(file)) as one:
         write(file, ("alice", "a"), ("bob", "b"))
@@ -107,9 +107,7 @@ class Threads(ThreadPoolExecutor):
         return super().submit(*call, **named)
 
 
-async def test_a_look_that_fails_as_nobody_expected_is_not_the_last(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_polling_continues_after_an_unexpected_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     threads = Threads()
     asyncio.get_running_loop().set_default_executor(threads)
     keys = KeyRing(settings_with(write(tmp_path / "keys", ("alice", "a"))))
@@ -124,7 +122,7 @@ async def test_a_look_that_fails_as_nobody_expected_is_not_the_last(
 
 
 @pytest.mark.parametrize("spoil", ["alice: nonsense", b"\xff\xfe", "x" * ((1 << 20) + 1), None])
-async def test_a_broken_file_keeps_the_old_keys_and_says_so(
+async def test_a_broken_file_keeps_the_old_keys_and_is_reported(
     spoil: str | bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = write(tmp_path / "keys", ("alice", "a"))
@@ -142,7 +140,7 @@ async def test_a_broken_file_keeps_the_old_keys_and_says_so(
         assert "orca_api_keys_file_broken 0.0" in (await one.client.get("/metrics")).text
 
 
-async def test_an_emptied_file_refuses_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_empty_file_refuses_all_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = write(tmp_path / "keys", ("alice", "a"))
     async with rig(schedules=False, settings=settings_with(file)) as one:
         file.write_text("# nobody\n")
@@ -161,7 +159,7 @@ def test_a_file_that_is_broken_at_the_start_stops_it(content: str | None, tmp_pa
         KeyRing(settings_with(file))
 
 
-async def test_a_key_has_so_many_requests_a_minute_and_is_told_of_them(tmp_path: Path) -> None:
+async def test_a_key_has_a_bound_of_requests_per_minute_and_gets_it_in_headers(tmp_path: Path) -> None:
     file = write(tmp_path / "keys", ("alice", "a"), requests_per_minute=2)
     async with rig(schedules=False, settings=settings_with(file)) as one:
         first, second, third = [await call(one, "a") for _ in range(3)]
@@ -175,7 +173,9 @@ async def test_a_key_has_so_many_requests_a_minute_and_is_told_of_them(tmp_path:
         assert 'orca_api_key_requests_total{key="alice",status="429"} 1.0' in metrics
 
 
-async def test_a_bug_of_ours_counts_among_the_answers_to_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_internal_error_counts_among_the_answers_to_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def broken(*_: Any) -> Any:
         raise ZeroDivisionError
 
@@ -207,7 +207,7 @@ async def test_a_call_counts_for_the_rate_of_its_key_with_all_its_requests(tmp_p
         assert len(one.pool.state.records) == 6
 
 
-async def test_a_repeated_call_is_answered_though_its_key_has_no_such_rate_left(tmp_path: Path) -> None:
+async def test_a_repeated_call_is_answered_even_if_its_key_has_no_rate_left(tmp_path: Path) -> None:
     file = write(tmp_path / "keys", ("alice", "a"), requests_per_minute=4)
     keyed = {"authorization": "Bearer a", "idempotency-key": "k"}
     async with rig(settings=settings_with(file)) as one:
@@ -217,7 +217,7 @@ async def test_a_repeated_call_is_answered_though_its_key_has_no_such_rate_left(
         assert len(one.pool.state.records) == 3
 
 
-async def test_what_a_key_has_running_stays_within_its_reach_when_its_limits_are_used_up(tmp_path: Path) -> None:
+async def test_a_key_can_read_and_cancel_its_requests_when_its_limits_are_used_up(tmp_path: Path) -> None:
     file = write(tmp_path / "keys", ("alice", "a"), requests_per_minute=1, calls=1)
     async with rig(schedules=False, settings=settings_with(file)) as one:
         keyed = {"authorization": "Bearer a"}
@@ -231,7 +231,7 @@ async def test_what_a_key_has_running_stays_within_its_reach_when_its_limits_are
         assert (await running).status_code == 409  # cancelled
 
 
-def test_calls_that_read_on_have_a_bound_of_their_own(tmp_path: Path) -> None:
+def test_calls_that_resume_a_stream_have_their_own_bound(tmp_path: Path) -> None:
     keys = KeyRing(settings_with(write(tmp_path / "keys", ("alice", "a"), calls=1)))
     key = keys.find("a")
     assert key is not None
@@ -242,12 +242,12 @@ def test_calls_that_read_on_have_a_bound_of_their_own(tmp_path: Path) -> None:
     keys.enter(key)
 
 
-async def test_a_key_without_a_rate_is_told_of_none() -> None:
+async def test_a_key_without_a_rate_gets_no_rate_headers() -> None:
     async with rig(schedules=False, settings=GatewaySettings(model="tiny", api_keys=("a",))) as one:
         assert not [name for name in (await call(one, "a")).headers if name.startswith("x-ratelimit")]
 
 
-async def test_changed_limits_of_a_key_count_and_unchanged_ones_go_on(tmp_path: Path) -> None:
+async def test_changed_limits_of_a_key_start_again_and_unchanged_ones_continue(tmp_path: Path) -> None:
     file = write(tmp_path / "keys", ("alice", "a"), requests_per_minute=1)
     async with rig(schedules=False, settings=settings_with(file)) as one:
         await call(one, "a")
@@ -259,7 +259,7 @@ async def test_changed_limits_of_a_key_count_and_unchanged_ones_go_on(tmp_path: 
         assert (await call(one, "a")).status_code == 200
 
 
-def test_a_line_decides_over_the_setting_how_many_calls_a_key_has(tmp_path: Path) -> None:
+def test_a_line_of_the_file_overrides_the_setting_for_concurrent_calls(tmp_path: Path) -> None:
     keys = KeyRing(settings_with(write(tmp_path / "keys", ("alice", "a"), calls=2), calls_per_key_max=1))
     key = keys.find("a")
     assert key is not None
@@ -272,7 +272,7 @@ def test_a_line_decides_over_the_setting_how_many_calls_a_key_has(tmp_path: Path
 
 
 @given(st.lists(st.floats(0, 100), max_size=50), st.integers(1, 120))
-def test_a_bucket_lets_no_more_through_than_its_burst_and_its_rate(gaps_s: list[float], per_minute: int) -> None:
+def test_a_token_bucket_admits_no_more_than_its_burst_and_rate(gaps_s: list[float], per_minute: int) -> None:
     bucket, now_s, passed = TokenBucket(per_minute, 0), 0.0, 0
     for gap_s in gaps_s:
         now_s += gap_s
@@ -284,7 +284,7 @@ def test_a_bucket_lets_no_more_through_than_its_burst_and_its_rate(gaps_s: list[
 
 
 @pytest.mark.parametrize(("taken", "said"), [(0, "0ms"), (1, "500ms"), (50, "25s"), (120, "1m0s")])
-def test_times_are_told_as_openai_does(taken: int, said: str) -> None:
+def test_times_have_the_format_of_openai(taken: int, said: str) -> None:
     bucket = TokenBucket(120, 0)
     assert all(bucket.take(0) for _ in range(taken))
     assert bucket.headers(0)["x-ratelimit-reset-requests"] == said
@@ -298,14 +298,14 @@ def test_times_are_told_as_openai_does(taken: int, said: str) -> None:
         ({"host": "0.0.0.0", "open_to_network": True}, "the API is open to all who can reach 0.0.0.0"),
     ],
 )
-def test_who_may_call_is_said_at_the_start(fields: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_start_logs_who_may_call(fields: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     settings = GatewaySettings(model="tiny", **fields)
     check_access(settings, KeyRing(settings))
     assert said in caplog.text
 
 
-def test_without_keys_no_network_is_served_unless_that_is_wanted() -> None:
+def test_without_keys_only_loopback_is_served_unless_asked_otherwise() -> None:
     settings = GatewaySettings(model="tiny", host="0.0.0.0")
     with pytest.raises(SettingError, match=r"0\.0\.0\.0 can be reached from outside and no API keys are set"):
         check_access(settings, KeyRing(settings))

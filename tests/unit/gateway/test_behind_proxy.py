@@ -75,7 +75,7 @@ class Call:
 
     @property
     def waited_s(self) -> float:
-        """From the last of the request to the start of the answer."""
+        """Return the time from the end of the request to the start of the answer."""
         return self.began_s - self.heard_s
 
 
@@ -86,20 +86,20 @@ async def test_an_answer_through_a_proxy_waits_for_the_end_of_the_request(mark: 
     assert call.waited_s >= PAUSE_S
 
 
-async def test_the_pause_begins_with_the_last_of_a_request_that_is_slow() -> None:
+async def test_the_pause_begins_at_the_end_of_a_slow_request() -> None:
     call = Call(FORWARDED, BODY, body_after_s=2 * PAUSE_S)
     await call.run()
     assert call.waited_s >= PAUSE_S
 
 
-async def test_a_refusal_before_the_body_waits_too() -> None:
+async def test_a_refusal_before_the_body_is_delayed_too() -> None:
     call = Call(FORWARDED, BODY, reads=False)
     await call.run()
     assert call.waited_s >= PAUSE_S
 
 
 @pytest.mark.parametrize("headers", [[BODY], [FORWARDED], []])
-async def test_nobody_else_waits(headers: list[tuple[bytes, bytes]]) -> None:
+async def test_calls_without_a_proxy_are_not_delayed(headers: list[tuple[bytes, bytes]]) -> None:
     call = Call(*headers)
     await call.run()
     assert call.waited_s < PAUSE_S
@@ -107,7 +107,7 @@ async def test_nobody_else_waits(headers: list[tuple[bytes, bytes]]) -> None:
 
 @pytest.mark.parametrize("has_own_way", [True, False])
 @pytest.mark.parametrize("events", [0, 1])
-async def test_what_is_there_waits_for_no_more_than_the_pause(
+async def test_an_answer_that_is_ready_waits_no_longer_than_the_pause(
     events: int, has_own_way: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(behind_proxy, "FIRST_EVENT_S", 1000.0)
@@ -122,7 +122,7 @@ async def test_what_is_there_waits_for_no_more_than_the_pause(
     assert call.sent == ["start", *["event" if has_own_way else "body"] * (events + 1)]
 
 
-async def test_the_headers_of_a_stream_go_with_its_first_event(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_headers_of_a_stream_are_sent_with_its_first_event(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(behind_proxy, "FIRST_EVENT_S", 1000.0)
     call = Call(FORWARDED, BODY).with_own_way_for_bodies()
     call.events = 2
@@ -136,7 +136,7 @@ async def test_the_headers_of_a_stream_go_with_its_first_event(monkeypatch: pyte
     assert call.sent == ["start", "event", "event", "event"]
 
 
-async def test_a_stream_without_events_begins_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_without_events_still_sends_its_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(behind_proxy, "FIRST_EVENT_S", 0.01)
     call = Call(FORWARDED, BODY)
     call.events = 1
@@ -150,7 +150,7 @@ async def test_a_stream_without_events_begins_all_the_same(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("has_own_way", [True, False])
-async def test_an_event_stays_behind_headers_that_are_just_leaving(
+async def test_an_event_is_not_sent_before_headers_that_are_being_written(
     has_own_way: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(behind_proxy, "FIRST_EVENT_S", 0.01)
@@ -170,7 +170,7 @@ async def test_an_event_stays_behind_headers_that_are_just_leaving(
     assert call.sent == ["start", *["event" if has_own_way else "body"] * 2]
 
 
-async def test_behind_an_error_the_answer_that_was_told_begins_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_an_error_the_announced_answer_begins_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its status is counted, and its call accepted: as without a proxy it is cut off."""
     monkeypatch.setattr(behind_proxy, "FIRST_EVENT_S", 0.01)
     call = Call(FORWARDED, BODY)
@@ -182,7 +182,7 @@ async def test_behind_an_error_the_answer_that_was_told_begins_and_no_other(monk
     assert call.sent == ["start"]
 
 
-async def test_an_answer_that_is_given_up_begins_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_call_sends_no_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(behind_proxy, "FIRST_EVENT_S", 0.05)
     call = Call(FORWARDED, BODY)
     call.events = 1
@@ -194,7 +194,7 @@ async def test_an_answer_that_is_given_up_begins_no_more(monkeypatch: pytest.Mon
     assert not call.sent
 
 
-async def test_without_a_pause_all_calls_pass_untouched() -> None:
+async def test_without_a_pause_all_calls_pass_unchanged() -> None:
     given: list[Any] = []
 
     async def app(_: Any, receive: Any, send: Any) -> None:
@@ -207,7 +207,7 @@ async def test_without_a_pause_all_calls_pass_untouched() -> None:
     assert given == [receive, send]
 
 
-async def test_a_gateway_waits_for_as_long_as_its_setting_says() -> None:
+async def test_a_gateway_waits_as_long_as_its_setting_says() -> None:
     async with rig(schedules=False, settings=GatewaySettings(model="tiny", proxy_pause_seconds=PAUSE_S)) as one:
         began_s = time.monotonic()
         await one.client.post("/tokenize", json={"prompt": "a"}, headers={"x-forwarded-for": "192.0.2.7"})

@@ -28,7 +28,7 @@ class Witness:
 
 
 @pytest.mark.parametrize("hides", [False, True])
-async def test_middleware_sees_the_start_of_a_stream_alone_where_the_server_lets_it(*, hides: bool) -> None:
+async def test_middleware_sees_the_start_of_a_stream_separately_if_the_server_supports_it(*, hides: bool) -> None:
     seen: list[str] = []
     async with served() as one:
         one.server.config.loaded_app = Witness(one.server.config.loaded_app, seen, hides=hides)
@@ -40,7 +40,7 @@ async def test_middleware_sees_the_start_of_a_stream_alone_where_the_server_lets
     assert (len(seen) > 1) is hides
 
 
-async def test_head_of_a_stream_has_its_headers_and_no_events() -> None:
+async def test_a_head_request_of_a_stream_gets_headers_and_no_events() -> None:
     async with served() as one, httpx.AsyncClient(base_url=one.url, timeout=LIMIT_SECONDS) as client:
         background = await client.post("/v1/completions", json=CALL | {"stream": False, "background": True})
         events = f"/v1/requests/{background.json()['id']}/events"

@@ -34,7 +34,7 @@ async def test_headers_come_before_the_first_token_and_events_as_they_are_commit
         await writer.wait_closed()
 
 
-async def test_a_client_that_leaves_takes_out_its_reader_and_the_pool_cancels() -> None:
+async def test_a_disconnect_detaches_the_reader_and_the_pool_cancels() -> None:
     async with served(GatewaySettings(model="tiny", port=0, round_seconds=0.05), pool_settings=READERS) as one:
         one.rig.scheduler.turns_left = 1
         _, writer = await one.open_stream()
@@ -49,7 +49,7 @@ async def test_a_client_that_leaves_takes_out_its_reader_and_the_pool_cancels() 
         assert record.end.reason is FinishReason.CANCELLED
 
 
-async def test_a_client_that_leaves_behind_a_second_request_is_noticed_though_no_token_comes() -> None:
+async def test_a_disconnect_after_a_pipelined_request_is_noticed_without_tokens() -> None:
     async with served() as one:
         one.rig.scheduler.turns_left = 1
         reader, writer = await one.open_stream()
@@ -61,7 +61,7 @@ async def test_a_client_that_leaves_behind_a_second_request_is_noticed_though_no
         await until(lambda: not parent.readers and not one.server.server_state.connections)
 
 
-async def test_a_client_that_leaves_a_whole_found_noticed_too() -> None:
+async def test_a_client_that_leaves_a_whole_answer_is_noticed_too() -> None:
     async with served() as one:
         one.rig.scheduler.turns_left = 1
         _, writer = await one.open_stream(stream=False)
@@ -71,7 +71,7 @@ async def test_a_client_that_leaves_a_whole_found_noticed_too() -> None:
         await until(lambda: not any(parent.readers for parent in one.rig.pool.state.parents.values()))
 
 
-async def test_readers_are_renewed_for_as_long_as_the_connection_lives() -> None:
+async def test_readers_are_renewed_as_long_as_the_connection_is_open() -> None:
     async with served(GatewaySettings(model="tiny", port=0, round_seconds=0.05), pool_settings=READERS) as one:
         one.rig.scheduler.turns_left = 1
         reader, writer = await one.open_stream()
@@ -88,7 +88,7 @@ async def test_readers_are_renewed_for_as_long_as_the_connection_lives() -> None
         await writer.wait_closed()
 
 
-async def test_a_body_that_drips_is_cut_with_408() -> None:
+async def test_a_slowly_sent_body_is_cut_with_408() -> None:
     async with served(GatewaySettings(model="tiny", port=0, body_seconds_max=0.2)) as one:
         head = (
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n"
@@ -102,7 +102,7 @@ async def test_a_body_that_drips_is_cut_with_408() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"POST /v1/comp", b"GET /health HTTP/1.1\r\nhost: x\r\nx-a: b\r\n"])
-async def test_headers_that_drip_are_cut_with_408(sent: bytes) -> None:
+async def test_slowly_sent_headers_are_cut_with_408(sent: bytes) -> None:
     async with served(GatewaySettings(model="tiny", port=0, header_seconds_max=0.2)) as one:
         reader, _ = await one.open(sent)
         status, error = await refusal(reader)
@@ -111,13 +111,13 @@ async def test_headers_that_drip_are_cut_with_408(sent: bytes) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n\r\n"])
-async def test_a_connection_without_a_request_is_closed_without_a_word(sent: bytes) -> None:
+async def test_a_connection_without_a_request_is_closed_without_an_answer(sent: bytes) -> None:
     async with served(GatewaySettings(model="tiny", port=0, header_seconds_max=0.2)) as one:
         reader, _ = await one.open(sent)
         assert await asyncio.wait_for(reader.read(), LIMIT_SECONDS) == b""
 
 
-async def test_empty_lines_between_requests_do_not_hold_a_connection() -> None:
+async def test_empty_lines_between_requests_do_not_keep_a_connection_open() -> None:
     async with served(GatewaySettings(model="tiny", port=0, header_seconds_max=0.2)) as one:
         reader, writer = await one.open(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         await reader.readuntil(b'"ok"}')
@@ -125,7 +125,7 @@ async def test_empty_lines_between_requests_do_not_hold_a_connection() -> None:
         assert await asyncio.wait_for(reader.read(), LIMIT_SECONDS) == b""
 
 
-async def test_a_body_that_comes_behind_its_answer_does_not_hold_a_connection() -> None:
+async def test_a_body_sent_after_its_answer_does_not_keep_a_connection_open() -> None:
     async with served(
         GatewaySettings(model="tiny", port=0, header_seconds_max=LIMIT_SECONDS, idle_seconds_max=0.2)
     ) as one:
@@ -136,13 +136,13 @@ async def test_a_body_that_comes_behind_its_answer_does_not_hold_a_connection() 
         await asyncio.wait_for(reader.read(), LIMIT_SECONDS / 2)
 
 
-async def test_a_body_that_never_comes_behind_its_answer_does_not_hold_a_connection() -> None:
+async def test_a_body_never_sent_after_its_answer_does_not_keep_a_connection_open() -> None:
     async with served(GatewaySettings(model="tiny", port=0, header_seconds_max=0.2)) as one:
         reader, _ = await one.open(b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
         assert b" 404 " in await asyncio.wait_for(reader.read(), LIMIT_SECONDS)
 
 
-async def test_a_request_right_behind_such_a_body_has_the_time_that_it_needs() -> None:
+async def test_a_request_right_after_such_a_body_has_its_full_time() -> None:
     async with served(GatewaySettings(model="tiny", port=0, idle_seconds_max=0.2)) as one:
         one.rig.scheduler.turns_left = 1
         reader, writer = await one.open(b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
@@ -162,7 +162,7 @@ async def test_a_second_request_on_a_connection_has_its_own_time_for_headers() -
         assert (await refusal(reader))[0] == 408
 
 
-async def test_a_long_answer_outlives_the_time_for_headers() -> None:
+async def test_a_long_answer_is_not_cut_by_the_timeout_for_headers() -> None:
     async with served(GatewaySettings(model="tiny", port=0, header_seconds_max=0.1)) as one:
         one.rig.scheduler.turns_left = 1
         reader, writer = await one.open_stream()
@@ -174,7 +174,7 @@ async def test_a_long_answer_outlives_the_time_for_headers() -> None:
         await writer.wait_closed()
 
 
-async def test_what_waits_for_one_reader_goes_out_in_one_write() -> None:
+async def test_events_waiting_for_one_reader_are_sent_in_one_write() -> None:
     async with served() as one:
         one.rig.scheduler.tokens_per_turn = 20
         one.rig.scheduler.answer = lambda _: ids(LONG)[:20]
@@ -188,7 +188,7 @@ async def test_what_waits_for_one_reader_goes_out_in_one_write() -> None:
         await writer.wait_closed()
 
 
-async def test_a_reader_that_takes_nothing_holds_up_nobody_and_gets_all_when_it_does() -> None:
+async def test_a_reader_that_stops_delays_nobody_and_gets_all_events_later() -> None:
     async with served() as one:
         one.rig.scheduler.tokens_per_turn = 20
         one.rig.scheduler.answer = lambda request: (7,) * request.max_new_tokens
@@ -204,14 +204,14 @@ async def test_a_reader_that_takes_nothing_holds_up_nobody_and_gets_all_when_it_
 
 
 async def ready_when(client: httpx.AsyncClient, is_so: Callable[[dict[str, Any]], bool]) -> httpx.Response:
-    """What /ready answers when it says so; its counts may be a moment old."""
+    """Return the answer of /ready when it has that status; its counts may be a moment old."""
     async with asyncio.timeout(20):
         while not is_so((answer := await client.get("/ready")).json()):
             await asyncio.sleep(0.01)
     return answer
 
 
-async def test_ready_says_503_until_a_group_was_formed_and_200_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ready_is_503_until_a_group_has_formed_and_200_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(*_: Any) -> Any:
         raise PoolUnavailable("away")
 

@@ -67,7 +67,7 @@ async def ended(one: Served) -> None:
     await asyncio.wait_for(asyncio.shield(one.task), LIMIT_SECONDS)
 
 
-async def test_after_the_first_signal_new_calls_are_503_and_open_streams_end_in_peace() -> None:
+async def test_after_the_first_signal_new_calls_are_503_and_open_streams_complete() -> None:
     async with served(HOURS) as one, httpx.AsyncClient(base_url=one.url) as client:
         assert (await client.get("/ready")).status_code == 200
         reader = await open_and_paused(one)
@@ -85,7 +85,7 @@ async def test_after_the_first_signal_new_calls_are_503_and_open_streams_end_in_
         await ended(one)
 
 
-async def test_connections_that_are_idle_end_while_streams_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connections_are_closed_while_streams_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "IDLE_LEAST_SECONDS", 0.0)
     async with served(HOURS) as one:
         reader = await open_and_paused(one)
@@ -104,7 +104,7 @@ async def test_without_open_streams_the_first_signal_ends_at_once() -> None:
         await ended(one)
 
 
-async def test_a_stream_with_event_ids_is_cut_with_the_place_to_go_on() -> None:
+async def test_a_stream_with_event_ids_is_cut_with_the_place_to_resume() -> None:
     async with served(SECONDS) as one:
         reader = await open_and_paused(one, accept="text/event-stream", n=2)
         signalled(one)
@@ -138,7 +138,7 @@ async def test_a_whole_answer_that_is_cut_is_503_so_that_clients_try_again() -> 
 
 
 @pytest.mark.parametrize("signals", [1, 2])
-async def test_both_ways_to_end_leave_no_reader_and_no_span_behind(signals: int) -> None:
+async def test_both_kinds_of_shutdown_leave_no_reader_and_no_span(signals: int) -> None:
     kept = Kept()
     settings = SECONDS if signals == 1 else HOURS
     async with served(settings, tracing=Tracing(kept)) as one:
@@ -170,7 +170,7 @@ async def test_a_start_that_fails_at_the_metrics_port_ends_the_lifespan() -> Non
     assert kept.is_closed
 
 
-async def test_a_pool_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_pool_does_not_delay_the_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
     async def hang(*_: Any) -> None:
         await asyncio.Event().wait()
 
@@ -181,7 +181,7 @@ async def test_a_pool_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.Mo
         await ended(one)
 
 
-def test_a_collector_that_hangs_does_not_hold_up_the_end() -> None:
+def test_a_hanging_trace_collector_does_not_delay_the_shutdown() -> None:
     hanging = Hanging()
     began = time.monotonic()
     Tracing(hanging).close()

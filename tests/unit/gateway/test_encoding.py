@@ -73,7 +73,7 @@ async def test_a_text_to_count_may_be_longer_than_a_prompt_up_to_a_bound(body: d
         assert "longer than 30000 bytes" in error["message"]
 
 
-async def test_other_work_goes_on_between_the_texts_of_a_call() -> None:
+async def test_the_event_loop_runs_other_work_between_the_texts_of_a_call() -> None:
     encoder = Encoder(MODEL, tokenizer(), GatewaySettings(model="tiny"))
 
     async def encode_ten() -> None:

@@ -14,19 +14,19 @@ from orca.gateway.settings import GatewaySettings
 from orca.pool.records import Parent, Submission
 from orca.pool.settings import PoolSettings
 from support.gateway.gateway_rig import Rig, error_of, recording, rig, until
-from support.gateway.told_pool import ToldPool, stats
+from support.gateway.scripted_pool import ScriptedPool, stats
 
 COMPLETIONS = "/v1/completions"
 
 
 async def filled(one: Rig, calls: int) -> list[asyncio.Task[Any]]:
-    """So many calls that wait in the pool."""
+    """Submit that many calls, which wait in the pool."""
     tasks = [asyncio.create_task(one.post(COMPLETIONS, prompt="a", max_tokens=2)) for _ in range(calls)]
     await until(lambda: len(one.pool.state.parents) == calls)
     return tasks
 
 
-async def test_refused_calls_cost_no_body_no_tokens_and_no_iteration() -> None:
+async def test_refused_calls_read_no_body_and_cost_no_tokens_and_no_iteration() -> None:
     async def unread() -> AsyncIterator[bytes]:
         raise AssertionError("the body was asked for")
         yield b""
@@ -47,7 +47,7 @@ async def test_refused_calls_cost_no_body_no_tokens_and_no_iteration() -> None:
         scheduling.cancel()
 
 
-class SilentWhenFull(ToldPool):
+class SilentWhenFull(ScriptedPool):
     """Says that it is full and must not be asked anything else for a new call."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class SilentWhenFull(ToldPool):
         raise AssertionError("a call was looked up")
 
 
-async def test_refused_calls_cost_the_pool_one_question_in_all() -> None:
+async def test_refused_calls_share_one_call_to_the_pool() -> None:
     pool = SilentWhenFull()
     async with rig(schedules=False, pool=pool) as one:
         started, before = time.monotonic(), pool.asked
@@ -69,7 +69,7 @@ async def test_refused_calls_cost_the_pool_one_question_in_all() -> None:
         assert pool.asked - before <= 1 + (time.monotonic() - started) / POLL_SECONDS
 
 
-async def test_a_wrong_key_is_told_so_and_not_that_the_queue_is_full() -> None:
+async def test_a_wrong_key_is_401_even_if_the_queue_is_full() -> None:
     settings = GatewaySettings(model="tiny", api_keys=("right",))
     async with rig(schedules=False, pool=SilentWhenFull(), settings=settings) as one:
         answers = [
@@ -79,7 +79,7 @@ async def test_a_wrong_key_is_told_so_and_not_that_the_queue_is_full() -> None:
         assert [answer.status_code for answer in answers] == [401, 429]
 
 
-async def test_new_calls_leave_a_way_in_for_those_that_resume_and_cancel() -> None:
+async def test_new_calls_leave_connections_for_resuming_and_cancelling() -> None:
     async with rig(schedules=False, settings=GatewaySettings(model="tiny", connections_max=3)) as one:
         waiting = await filled(one, 2)
         keyed = {"idempotency-key": "k"}
@@ -94,7 +94,7 @@ async def test_new_calls_leave_a_way_in_for_those_that_resume_and_cancel() -> No
         await asyncio.gather(*waiting)
 
 
-async def test_a_refusal_by_the_pool_itself_is_remembered() -> None:
+async def test_a_refusal_by_the_pool_is_remembered() -> None:
     async with rig(schedules=False, pool_settings=PoolSettings(max_queued=2)) as one:
         tasks = await filled(one, 2)
         for _ in range(3):
@@ -104,12 +104,12 @@ async def test_a_refusal_by_the_pool_itself_is_remembered() -> None:
             task.cancel()
 
 
-async def test_a_key_of_less_priority_is_refused_in_a_queue_that_others_may_fill(tmp_path: Any) -> None:
+async def test_a_key_of_lower_priority_is_refused_in_a_queue_that_others_may_fill(tmp_path: Any) -> None:
     file = tmp_path / "keys"
     keys = [ApiKey("batch", key_digest("b"), KeyLimits(queue_percent=50)), ApiKey("people", key_digest("p"))]
     file.write_text("\n".join(map(key_line, keys)))
     settings = GatewaySettings(model="tiny", api_keys_file=str(file))
-    async with rig(schedules=False, settings=settings, pool=ToldPool(stats(queued=60))) as one:
+    async with rig(schedules=False, settings=settings, pool=ScriptedPool(stats(queued=60))) as one:
         answers = [
             await one.client.post(COMPLETIONS, json={"prompt": 5}, headers={"authorization": f"Bearer {key}"})
             for key in ("b", "p")
@@ -117,7 +117,7 @@ async def test_a_key_of_less_priority_is_refused_in_a_queue_that_others_may_fill
         assert [error_of(answer)[0] for answer in answers] == [429, 400]
 
 
-async def test_a_loop_that_is_late_takes_no_new_calls_until_it_keeps_up_again() -> None:
+async def test_a_lagging_event_loop_takes_no_new_calls_until_it_recovers() -> None:
     async with rig(schedules=False) as one:
         lag = one.app.state.gateway.overload.lag
         lag.most_seconds = LAG_MOST_SECONDS
@@ -131,11 +131,11 @@ async def test_a_loop_that_is_late_takes_no_new_calls_until_it_keeps_up_again() 
         call.cancel()
 
 
-async def test_a_refused_call_counts_by_its_path_and_against_its_keys_limits(tmp_path: Any) -> None:
+async def test_a_refused_call_is_counted_by_path_and_against_the_limits_of_its_key(tmp_path: Any) -> None:
     file = tmp_path / "keys"
     file.write_text(key_line(ApiKey("one", key_digest("k"), KeyLimits(requests_per_minute=1))))
     settings = GatewaySettings(model="tiny", api_keys_file=str(file))
-    async with rig(schedules=False, settings=settings, pool=ToldPool(stats(queued=100))) as one:
+    async with rig(schedules=False, settings=settings, pool=ScriptedPool(stats(queued=100))) as one:
         keyed = {"authorization": "Bearer k"}
         # The first one asks the pool, behind the router; from the second on the queue is known to be full.
         first, second = [await one.client.post(COMPLETIONS, json={"prompt": "a"}, headers=keyed) for _ in range(2)]

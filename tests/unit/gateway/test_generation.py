@@ -1,4 +1,4 @@
-"""What calls answer when all is well, through the whole gateway, with a scheduler that answers by script."""
+"""Answers of successful calls, through the whole gateway, with a scheduler that answers by script."""
 
 import asyncio
 from dataclasses import replace
@@ -27,7 +27,7 @@ async def streamed(one: Rig, path: str = "/v1/completions", headers: Any = None,
     return list(events(response.text))
 
 
-async def test_a_completion() -> None:
+async def test_a_completion_has_text_finish_reason_and_usage() -> None:
     async with rig() as one:
         answer = await one.complete()
         tokens = len(ids(WORDS))
@@ -65,7 +65,7 @@ async def test_every_role_that_openai_knows_reaches_the_template() -> None:
         assert prompt == "".join(f"<|user|>{role}: x\n" for role in roles) + "assistant:"
 
 
-async def test_a_stream_of_a_completion() -> None:
+async def test_a_completion_streams() -> None:
     async with rig() as one:
         found = await streamed(one, **STREAM)
         *chunks, usage, done = [data for _, data in found]
@@ -76,7 +76,7 @@ async def test_a_stream_of_a_completion() -> None:
         assert done == "[DONE]"
 
 
-async def test_a_stream_of_a_chat() -> None:
+async def test_a_chat_streams() -> None:
     async with rig() as one:
         *chunks, done = [data for _, data in await streamed(one, "/v1/chat/completions")]
         assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
@@ -94,7 +94,7 @@ async def test_continuous_usage_counts_up_with_each_chunk() -> None:
         assert usage["usage"]["completion_tokens"] == counts[-1]
 
 
-async def test_event_ids_come_to_clients_that_say_they_take_event_streams() -> None:
+async def test_event_ids_are_sent_to_clients_that_accept_event_streams() -> None:
     async with rig() as one:
         found = await streamed(one, headers={"accept": "application/json, text/event-stream"}, n=2)
         tokens = len(ids(WORDS))
@@ -114,7 +114,7 @@ async def test_lists_of_prompts_and_n_give_choices_in_order() -> None:
         assert answer["usage"]["prompt_tokens"] == 6
 
 
-async def test_every_prompt_of_a_list_gets_the_seeds_that_it_would_get_alone() -> None:
+async def test_each_prompt_of_a_list_gets_the_seeds_that_it_would_get_alone() -> None:
     found: list[Request] = []
     async with rig() as one:
         one.scheduler.answer = recording(found)
@@ -189,7 +189,7 @@ async def test_a_missing_max_tokens_is_cut_to_the_slots_that_the_engine_has() ->
     assert [request.max_total_tokens for request in found] == [SLOTS, SLOTS]
 
 
-async def test_a_missing_max_tokens_is_cut_to_the_slots_that_are_promised_since_a_moment_ago() -> None:
+async def test_a_missing_max_tokens_is_cut_to_a_promise_that_just_changed() -> None:
     found: list[Request] = []
     async with rig() as one:
         one.scheduler.answer = recording(found)
@@ -201,7 +201,7 @@ async def test_a_missing_max_tokens_is_cut_to_the_slots_that_are_promised_since_
     assert (status, error["code"]) == (400, "never_fits")
 
 
-async def test_a_missing_max_tokens_is_cut_to_the_context_while_no_group_was_formed() -> None:
+async def test_a_missing_max_tokens_is_cut_to_the_context_before_a_group_has_formed() -> None:
     async with rig(schedules=False) as one:
         post = asyncio.create_task(one.post("/v1/chat/completions", messages=[{"role": "user", "content": "hi"}]))
         await until(lambda: one.pool.state.records)
@@ -211,7 +211,7 @@ async def test_a_missing_max_tokens_is_cut_to_the_context_while_no_group_was_for
         assert (await post).status_code == 409
 
 
-async def test_max_completion_tokens_goes_before_max_tokens() -> None:
+async def test_max_completion_tokens_overrides_max_tokens() -> None:
     found: list[Request] = []
     async with rig(settings=GatewaySettings(model="tiny", default_max_new_tokens=7)) as one:
         one.scheduler.answer = recording(found)
@@ -230,7 +230,7 @@ async def test_a_deadline_ends_the_request() -> None:
 
 
 @pytest.mark.parametrize(("reason", "status"), [(FinishReason.ERROR, 500), (FinishReason.MODEL_REPLACED, 503)])
-async def test_an_end_from_outside_is_an_error_of_a_whole_answer(reason: FinishReason, status: int) -> None:
+async def test_a_request_that_the_pool_ends_is_an_error_of_a_whole_answer(reason: FinishReason, status: int) -> None:
     async with rig() as one:
         one.scheduler.reason = reason
         response = await one.post("/v1/completions", prompt="a")
@@ -246,7 +246,7 @@ async def test_a_failing_stream_ends_in_an_error_event_without_done() -> None:
         assert last["error"]["code"] == "failed"
 
 
-async def test_a_stream_of_a_record_that_is_lost_fails_rather_than_waits_for_ever() -> None:
+async def test_a_stream_whose_record_is_lost_fails_instead_of_waiting_for_ever() -> None:
     async with rig() as one:
         one.scheduler.turns_left = 1
         streaming = asyncio.create_task(streamed(one))
@@ -256,7 +256,7 @@ async def test_a_stream_of_a_record_that_is_lost_fails_rather_than_waits_for_eve
         assert last["error"]["code"] == "unknown_request"
 
 
-async def test_running_streams_wait_out_an_outage_and_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_running_streams_survive_an_outage_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rig() as one:
         read_many, fails = one.pool.read_many, iter(range(3))
 
@@ -269,7 +269,7 @@ async def test_running_streams_wait_out_an_outage_and_go_on(monkeypatch: pytest.
         assert (await one.complete())["choices"][0]["text"] == WORDS
 
 
-async def test_a_lost_answer_to_submit_is_asked_for_again_under_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_submit_whose_answer_was_lost_is_repeated_under_the_same_id(monkeypatch: pytest.MonkeyPatch) -> None:
     async with rig() as one:
         submit, names = one.pool.submit, []
 
@@ -294,14 +294,14 @@ async def test_eos_ends_with_stop_and_stop_strings_are_not_sent() -> None:
         assert (choice["text"], choice["stop_reason"]) == ("on", "e t")
 
 
-async def test_the_parents_name_is_the_answers_id_and_a_header() -> None:
+async def test_the_call_id_is_the_answers_id_and_a_header() -> None:
     async with rig() as one:
         response = await one.post("/v1/completions", prompt="a")
         assert response.json()["id"] == response.headers["x-request-id"]
         assert response.headers["x-request-id"].startswith("cmpl-")
 
 
-async def test_a_trace_context_goes_on_with_the_requests() -> None:
+async def test_a_trace_context_is_passed_on_with_the_requests() -> None:
     found: list[Request] = []
     context = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     async with rig() as one:
@@ -323,7 +323,7 @@ async def test_many_calls_at_once_each_get_their_own_answer() -> None:
         assert [answer["choices"][0]["text"] for answer in answers] == [f"number {i}" for i in range(50)]
 
 
-async def test_reader_entries_are_renewed_no_more_when_answers_are_whole() -> None:
+async def test_reader_entries_are_no_longer_renewed_when_answers_are_complete() -> None:
     """Nobody waits for them to go: they lapse long before the pool forgets an ended request."""
     async with rig() as one:
         await one.complete()
@@ -331,7 +331,7 @@ async def test_reader_entries_are_renewed_no_more_when_answers_are_whole() -> No
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_max_tokens_0_with_echo_scores_the_prompt_and_shows_nothing_else(n: int) -> None:
+async def test_max_tokens_0_with_echo_scores_only_the_prompt(n: int) -> None:
     async with rig() as one:
         answer = await one.complete(max_tokens=0, echo=True, logprobs=1, n=n, return_token_ids=True)
         for choice in answer["choices"]:
@@ -353,7 +353,7 @@ async def test_max_tokens_0_streams_and_ends_by_length_even_if_the_model_would_s
 
 
 @pytest.mark.parametrize("top_k", [-1, 0, MODEL.vocab_size, 2**63])
-async def test_a_top_k_that_cuts_nothing_is_none_however_large_it_is(top_k: int) -> None:
+async def test_a_top_k_that_cuts_nothing_means_no_top_k(top_k: int) -> None:
     async with rig() as one:
         found: list[Request] = []
         one.scheduler.answer = recording(found)

@@ -41,7 +41,7 @@ SUBMITTED_MS = 1_700_000_000_000
 def status(
     *, first: int | None = None, ended: int | None = None, tokens: int = 0, reason: FinishReason = FinishReason.STOP
 ) -> RequestStatus:
-    """Of a request of 11 tokens at most; times in milliseconds from its submission."""
+    """Return the status of a request of at most 11 tokens; times in milliseconds from its submission."""
     return RequestStatus(
         request=replace(make_request(max_new_tokens=11), submitted_ms=SUBMITTED_MS),
         state=OwnershipState.OWNED if ended is None else OwnershipState.ENDED,
@@ -66,7 +66,7 @@ def counted(metrics: GatewayMetrics) -> dict[tuple[str, str], float]:
     }
 
 
-async def test_goals_are_left_out_while_parts_of_the_release_before_may_have_to_read_them() -> None:
+async def test_goals_are_left_out_while_parts_of_the_previous_release_may_read_them() -> None:
     async with rig(settings=ENFORCING) as one:
         await one.pool.set_schema(SCHEMA_LEAST - 1)
         await until(lambda: is_seen_in_force(one, SCHEMA_LEAST - 1))
@@ -126,17 +126,17 @@ def test_a_goal_is_judged_when_it_is_decided(seen: RequestStatus, outcomes: dict
     assert judge(BOTH, seen) == outcomes
 
 
-def test_a_client_that_has_left_after_its_goal_and_before_a_token_was_missed() -> None:
+def test_a_client_that_left_after_its_goal_without_a_token_counts_as_missed() -> None:
     assert judge(BOTH, status(), waited_ms=100) == {}
     assert judge(BOTH, status(), waited_ms=101) == {Goal.TTFT: MISSED}
 
 
-def test_a_clock_that_was_set_back_makes_no_times_below_zero() -> None:
+def test_a_clock_that_was_set_back_gives_no_negative_times() -> None:
     latency = latency_of(status(first=-50, ended=-60, tokens=3))
     assert (latency.ttft_ms, latency.tpot_ms) == (0, 0)
 
 
-def test_a_summary_tells_the_slowest_of_all_choices_and_how_many_missed() -> None:
+def test_a_summary_has_the_slowest_choice_and_the_number_of_missed_goals() -> None:
     found = {"p.0": status(first=50, ended=150, tokens=11), "p.1": status(first=70, ended=370, tokens=11)}
     assert summary(BOTH, found) == {
         "slo_ttft_ms": 100,
@@ -148,7 +148,7 @@ def test_a_summary_tells_the_slowest_of_all_choices_and_how_many_missed() -> Non
     }
 
 
-def test_soft_goals_are_no_deadlines_and_enforced_ones_keep_the_sooner_one() -> None:
+def test_soft_goals_set_no_deadline_and_enforced_goals_keep_the_earlier_deadline() -> None:
     assert (BOTH.first_token_deadline_ms, BOTH.deadline_ms(None, 11), BOTH.deadline_ms(70, 11)) == (None, None, 70)
     hard = LatencyGoals(ttft_ms=99.5, tpot_ms=10, is_enforced=True)
     assert (hard.first_token_deadline_ms, hard.deadline_ms(None, 11), hard.deadline_ms(70, 11)) == (100, 200, 70)
@@ -181,7 +181,7 @@ async def test_goals_are_reported_in_the_state_and_counted(path: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_goals_that_are_missed_end_nothing_and_change_no_byte(stream: bool) -> None:
+async def test_missed_goals_end_no_request_and_change_no_byte(stream: bool) -> None:
     async with rig(settings=SOFT) as one:
         one.scheduler.turn_seconds = 0.005
         answer = await post(one, TIGHT, stream=stream)
@@ -216,7 +216,7 @@ async def test_a_client_that_leaves_before_its_first_token_is_counted_as_missed(
         one.rig.scheduler.may_run.set()
 
 
-async def test_a_resumed_stream_is_counted_once_by_the_gateways_together() -> None:
+async def test_a_resumed_stream_is_counted_once_over_all_gateways() -> None:
     async with rig() as one, rig(pool=one.pool, schedules=False) as two:
         answer = await post(one, LOOSE, stream=True)
         metrics = one.app.state.gateway.metrics
@@ -226,7 +226,7 @@ async def test_a_resumed_stream_is_counted_once_by_the_gateways_together() -> No
         assert counted(two.app.state.gateway.metrics) == {}
 
 
-async def test_an_enforced_goal_ends_a_request_that_has_no_token_by_then() -> None:
+async def test_an_enforced_goal_ends_a_request_without_a_token() -> None:
     async with rig(settings=ENFORCING) as one:
         one.scheduler.may_run.clear()
         code, error = error_of(await post(one, {"x-slo-ttft-ms": "50"}))
@@ -238,7 +238,7 @@ async def test_an_enforced_goal_ends_a_request_that_has_no_token_by_then() -> No
         one.scheduler.may_run.set()
 
 
-async def test_an_enforced_goal_lets_a_request_go_on_that_has_its_first_token() -> None:
+async def test_an_enforced_goal_keeps_a_request_that_has_its_first_token() -> None:
     async with rig(settings=ENFORCING) as one:
         answer = await post(one, {"x-slo-ttft-ms": "60000"})
         assert answer.json()["choices"][0]["text"] == WORDS
@@ -255,7 +255,7 @@ async def test_both_enforced_goals_bound_the_whole_request() -> None:
         assert (record.request.deadline_ms, record.end) == (2_002, End(FinishReason.DEADLINE_EXCEEDED, 1))
 
 
-async def test_a_first_token_that_cannot_come_in_time_is_refused_at_the_door_where_goals_are_enforced() -> None:
+async def test_enforced_goals_refuse_a_call_whose_first_token_cannot_come_in_time() -> None:
     headers = {"x-slo-ttft-ms": "1000"}
     async with rig(settings=ENFORCING, schedules=False) as hard, rig(settings=SOFT, schedules=False) as soft:
         for one in (hard, soft):
@@ -265,7 +265,7 @@ async def test_a_first_token_that_cannot_come_in_time_is_refused_at_the_door_whe
         assert (await post(soft, headers, background=True)).status_code == 202
 
 
-async def test_spans_tell_the_goals_and_what_came_of_them() -> None:
+async def test_spans_show_the_goals_and_their_outcome() -> None:
     exporter = InMemorySpanExporter()
     async with rig(tracing=Tracing(exporter)) as one:
         await post(one, LOOSE)
@@ -285,7 +285,7 @@ async def test_the_openapi_document_describes_the_headers() -> None:
             assert {one["in"] for one in parameters.values()} == {"header"}
 
 
-async def test_without_goals_the_record_is_one_that_the_release_before_reads() -> None:
+async def test_without_goals_the_previous_release_can_read_the_record() -> None:
     async with rig() as one:
         await one.complete()
         await post(one, LOOSE)

@@ -1,4 +1,4 @@
-"""What comes in before any route: broken HTTP, heads and connections without measure. On real sockets."""
+"""Input before any route: malformed HTTP, endless headers, too many connections. On real sockets."""
 
 import asyncio
 import socket
@@ -58,7 +58,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("sent", "reason"), BROKEN, ids=[repr(sent[-30:]) for sent, _ in BROKEN])
-async def test_what_is_no_http_is_answered_in_the_shape_of_all_errors(sent: bytes, reason: str) -> None:
+async def test_invalid_http_is_answered_in_the_shape_of_all_errors(sent: bytes, reason: str) -> None:
     async with served() as one:
         status, code, message = await refused(one, sent)
         assert (status, code) == (400, "invalid_http")
@@ -66,7 +66,7 @@ async def test_what_is_no_http_is_answered_in_the_shape_of_all_errors(sent: byte
         assert reason in message
 
 
-async def test_a_url_without_measure_is_414_while_it_still_comes() -> None:
+async def test_an_endless_url_is_414_while_it_is_still_sent() -> None:
     async with served(bounded(url_bytes_max=100)) as one:
         assert await refused(one, b"GET /" + b"a" * 200) == (414, "url_too_long", "the URL is longer than 100 bytes")
 
@@ -77,7 +77,7 @@ async def test_a_url_without_measure_is_414_while_it_still_comes() -> None:
     [b"x: " + b"a" * 200 + b"\r\n\r\n", b"x: " + b"a" * (1 << 20), b"x: y\r\n" * 60],
     ids=["long", "endless", "many"],
 )
-async def test_headers_without_measure_are_431(header: bytes) -> None:
+async def test_endless_headers_are_431(header: bytes) -> None:
     async with served(bounded(header_bytes_max=100)) as one:
         reader, _ = await one.open(b"GET /health HTTP/1.1\r\n" + HOST, header)
         status, error = await refusal(reader)
@@ -90,14 +90,14 @@ async def test_too_many_headers_are_431() -> None:
         assert await refused(one, b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 4 + b"\r\n") == told
 
 
-async def test_a_trailer_without_an_end_is_cut_and_the_route_sees_its_client_gone() -> None:
+async def test_an_endless_trailer_is_cut_and_the_route_sees_a_disconnect() -> None:
     async with served(bounded(header_bytes_max=200)) as one:
         head = POST + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
         reader, _ = await one.open(head, b"x: " + b"a" * (1 << 20))
         assert (await refusal(reader))[0] == 431
 
 
-async def test_a_second_request_that_is_broken_gets_its_answer_behind_the_first() -> None:
+async def test_a_malformed_second_request_is_answered_after_the_first() -> None:
     async with served() as one:
         reader, writer = await one.open(HEALTH)
         await reader.readuntil(b'"ok"}')
@@ -106,7 +106,7 @@ async def test_a_second_request_that_is_broken_gets_its_answer_behind_the_first(
 
 
 @pytest.mark.parametrize("behind", [HEALTH, b"nonsense\r\n\r\n"])
-async def test_what_comes_while_a_stream_is_written_is_thrown_away_and_ends_the_connection_behind_it(
+async def test_input_during_a_stream_is_discarded_and_the_connection_closes_after_the_stream(
     behind: bytes,
 ) -> None:
     async with served() as one:
@@ -127,7 +127,7 @@ async def test_a_large_body_that_is_refused_unread_does_not_cost_the_client_its_
         assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
 
 
-async def test_a_request_that_would_speak_another_protocol_is_answered_in_this_one() -> None:
+async def test_a_request_to_upgrade_the_protocol_is_answered_in_http_1() -> None:
     async with served() as one:
         upgrade = b"connection: upgrade\r\nupgrade: h2c\r\n\r\n"
         reader, _ = await one.open(HEALTH.removesuffix(b"\r\n") + upgrade)
@@ -138,7 +138,7 @@ async def test_a_request_that_would_speak_another_protocol_is_answered_in_this_o
 
 @pytest.mark.parametrize("framing", ["content-length", "chunked"])
 @pytest.mark.parametrize("pieces", [1, 3])
-async def test_a_body_behind_an_offer_of_another_protocol_is_read(framing: str, pieces: int) -> None:
+async def test_the_body_of_a_request_to_upgrade_is_read(framing: str, pieces: int) -> None:
     body = b'{"tokens": [0, 1]}'
     length = b"content-length: %d\r\n" % len(body)
     sent = body if framing == "content-length" else b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
@@ -157,7 +157,7 @@ async def test_a_body_behind_an_offer_of_another_protocol_is_read(framing: str, 
         assert b" 200 " in await asyncio.wait_for(reader.readuntil(b'"ok"}'), LIMIT_SECONDS)
 
 
-async def test_what_comes_too_early_behind_such_a_body_does_not_cost_the_call_its_answer() -> None:
+async def test_early_input_after_the_body_of_an_upgrade_does_not_lose_the_answer() -> None:
     body = b'{"tokens": [0, 1]}'
     head = POST.replace(b"/v1/completions", b"/detokenize") + b"connection: upgrade\r\nupgrade: h2c\r\n"
     async with served() as one:
@@ -167,7 +167,7 @@ async def test_what_comes_too_early_behind_such_a_body_does_not_cost_the_call_it
         assert b'{"prompt":"' in answer
 
 
-async def test_of_a_flood_of_refused_connections_all_are_answered_and_few_linger() -> None:
+async def test_a_flood_of_refused_connections_is_answered_and_few_stay_open() -> None:
     async with served(bounded(connections_max=1)) as one:
         held, _ = await one.open(HEALTH)
         await held.readuntil(b'"ok"}')
@@ -189,7 +189,7 @@ async def test_one_connection_too_many_is_503_and_the_next_one_after_a_close_is_
 
 
 @pytest.mark.usefixtures("_idle_at_once")
-async def test_the_connection_that_is_idle_for_longest_gives_way_to_one_too_many() -> None:
+async def test_one_connection_too_many_closes_the_one_idle_for_longest() -> None:
     async with served(bounded(connections_max=3)) as one:
         silent, _ = await one.open(b"")
         busy, asking = await one.open(HEALTH)
@@ -208,7 +208,7 @@ async def test_the_connection_that_is_idle_for_longest_gives_way_to_one_too_many
 
 @pytest.mark.usefixtures("_idle_at_once")
 @pytest.mark.parametrize("bound", ["connections_max", "connections_per_address_max"])
-async def test_as_many_connections_give_way_as_come_at_once(bound: str) -> None:
+async def test_as_many_idle_connections_are_closed_as_new_ones_come_at_once(bound: str) -> None:
     async with served(bounded(**{bound: 5})) as one:
         for _ in range(5):
             idle, _ = await one.open(HEALTH)
@@ -224,7 +224,7 @@ async def test_as_many_connections_give_way_as_come_at_once(bound: str) -> None:
 
 
 @pytest.mark.usefixtures("_idle_at_once")
-async def test_a_connection_whose_answer_is_on_its_way_does_not_give_way() -> None:
+async def test_a_connection_whose_answer_is_being_written_is_not_closed() -> None:
     async with served(bounded(connections_max=1)) as one:
         one.rig.app.router.routes.insert(0, Route("/large", lambda _: Response(bytes(16 << 20))))
         loop = asyncio.get_running_loop()
@@ -237,7 +237,7 @@ async def test_a_connection_whose_answer_is_on_its_way_does_not_give_way() -> No
             assert (await refused(one, HEALTH))[0] == 503
 
 
-async def test_a_connection_without_a_request_for_so_long_is_closed() -> None:
+async def test_a_connection_idle_for_too_long_is_closed() -> None:
     async with served(bounded(idle_seconds_max=0.2)) as one:
         reader, _ = await one.open(HEALTH)
         await reader.readuntil(b'"ok"}')
@@ -245,7 +245,7 @@ async def test_a_connection_without_a_request_for_so_long_is_closed() -> None:
         await until(lambda: not one.open_connections.total and not one.open_connections.idle)
 
 
-async def test_what_is_refused_before_any_route_is_counted_by_its_status() -> None:
+async def test_calls_refused_before_any_route_are_counted_by_status() -> None:
     async with served(bounded(connections_max=1, metrics_port=0)) as one:
         held, writer = await one.open(HEALTH)
         await held.readuntil(b'"ok"}')
@@ -258,7 +258,7 @@ async def test_what_is_refused_before_any_route_is_counted_by_its_status() -> No
         assert 'orca_http_requests_total{method="none",route="none",status="503"} 2.0' in told
 
 
-async def test_one_connection_too_many_of_an_address_is_429() -> None:
+async def test_one_connection_too_many_from_an_address_is_429() -> None:
     async with served(bounded(connections_per_address_max=1)) as one:
         held, writer = await one.open(HEALTH)
         await held.readuntil(b'"ok"}')

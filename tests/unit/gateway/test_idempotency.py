@@ -1,4 +1,4 @@
-"""A call that is repeated under its key: one generation, whoever asks for it, and never one of another call."""
+"""A call that is repeated under its key is one generation, and never that of another call."""
 
 import asyncio
 from typing import Any
@@ -20,7 +20,7 @@ async def keyed(one: Rig, key: str = "k", path: str = "/v1/completions", **body:
     return await one.client.post(path, json=BODY | body, headers={"idempotency-key": key})
 
 
-async def test_three_posts_at_two_gateways_are_one_generation_that_each_gets_whole() -> None:
+async def test_three_posts_at_two_gateways_are_one_generation_and_each_gets_all_of_it() -> None:
     found: list[Request] = []
     async with rig() as one, rig(pool=one.pool, schedules=False) as two:
         one.scheduler.answer = recording(found, WORDS)
@@ -32,14 +32,14 @@ async def test_three_posts_at_two_gateways_are_one_generation_that_each_gets_who
         assert len(found) == 1
 
 
-async def test_a_repeated_call_gets_the_same_bytes_at_another_gateway_from_the_first_event_on() -> None:
+async def test_a_repeated_call_at_another_gateway_gets_the_same_bytes_from_the_first_event() -> None:
     async with rig() as one, rig(pool=one.pool, schedules=False) as two:
         first = await keyed(one)
         assert (await keyed(two)).content == first.content
         assert (await one.pool.stats()).ended == 1
 
 
-async def test_a_repetition_brings_its_own_wish_for_event_ids() -> None:
+async def test_a_repeated_call_decides_itself_whether_it_gets_event_ids() -> None:
     async with rig() as one:
         await keyed(one, stream=True)
         headers = {"idempotency-key": "k", "accept": "text/event-stream"}
@@ -47,7 +47,7 @@ async def test_a_repetition_brings_its_own_wish_for_event_ids() -> None:
         assert [event_id for event_id, _ in events(response.text)][:2] == ["0.0", "0.1"]
 
 
-async def test_a_repetition_while_the_first_still_runs_joins_it() -> None:
+async def test_a_repeated_call_joins_the_first_while_it_runs() -> None:
     async with rig() as one:
         one.scheduler.turns_left = 3
         posting = [asyncio.create_task(keyed(one))]
@@ -74,7 +74,7 @@ async def test_the_same_key_at_another_endpoint_is_refused() -> None:
         assert response.status_code == 422
 
 
-async def test_the_order_of_fields_and_null_for_a_default_make_no_other_body() -> None:
+async def test_the_order_of_fields_and_null_for_a_default_are_the_same_body() -> None:
     async with rig() as one:
         first = await keyed(one, temperature=1)
         body = {"n": None, "temperature": 1.0, "max_tokens": 50, "prompt": "the fox"}
@@ -82,7 +82,7 @@ async def test_the_order_of_fields_and_null_for_a_default_make_no_other_body() -
         assert again.content == first.content
 
 
-async def test_other_keys_and_no_keys_are_other_generations() -> None:
+async def test_calls_with_other_keys_or_none_are_separate_generations() -> None:
     async with rig() as one:
         names = [(await keyed(one, key)).json()["id"] for key in ("a", "b", "a")]
         names += [(await one.complete())["id"], (await one.complete())["id"]]
@@ -90,7 +90,7 @@ async def test_other_keys_and_no_keys_are_other_generations() -> None:
         assert names[0] == names[2]
 
 
-async def test_the_same_word_under_two_api_keys_is_two_generations() -> None:
+async def test_the_same_idempotency_key_under_two_api_keys_is_two_generations() -> None:
     async with rig(settings=GatewaySettings(model="tiny", api_keys=("secret-1", "secret-2"))) as one:
         names = set()
         for api_key in ("secret-1", "secret-2", "secret-1"):
@@ -101,7 +101,7 @@ async def test_the_same_word_under_two_api_keys_is_two_generations() -> None:
 
 
 @pytest.mark.parametrize("keys", [[""], ["x" * 256], ["tab\there"], ["é"], ["one", "another"]])
-async def test_there_is_one_key_and_it_is_printable_and_short(keys: list[str]) -> None:
+async def test_a_repeated_unprintable_or_long_idempotency_key_is_refused(keys: list[str]) -> None:
     async with rig() as one:
         headers = [(b"idempotency-key", key.encode("latin-1")) for key in keys]
         status, error = error_of(await one.client.post("/v1/completions", json=BODY, headers=headers))
@@ -119,7 +119,7 @@ async def test_there_is_one_key_and_it_is_printable_and_short(keys: list[str]) -
     ],
     ids=str,
 )
-async def test_what_a_disconnect_does_follows_from_the_body_and_the_key(
+async def test_the_effect_of_a_disconnect_follows_from_the_body_and_the_key(
     body: dict[str, Any], headers: dict[str, str], kept: OnDisconnect
 ) -> None:
     async with rig() as one:
@@ -133,7 +133,7 @@ async def test_a_refused_call_may_be_sent_again_under_its_key() -> None:
         assert (await keyed(one, n=1)).status_code == 200
 
 
-async def test_a_full_queue_refuses_new_calls_and_lets_repetitions_of_accepted_ones_pass(
+async def test_a_full_queue_refuses_new_calls_but_not_repetitions_of_accepted_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def full(_: int | None) -> None:

@@ -19,7 +19,7 @@ EVENTS = {"Accept": "text/event-stream"}
 CALL = {"model": "tiny", "prompt": "the fox", "max_tokens": 3, "stream": True}
 
 
-async def test_a_stream_without_tokens_gets_comments_until_there_are_some() -> None:
+async def test_a_stream_without_tokens_gets_comments_until_the_first_token() -> None:
     async with served(OFTEN) as one, httpx.AsyncClient(base_url=one.url, timeout=LIMIT_SECONDS) as client:
         one.rig.scheduler.may_run.clear()
         async with client.stream("POST", "/v1/completions", json=CALL, headers=EVENTS) as answer:
@@ -48,7 +48,7 @@ class Listening(httpx.AsyncHTTPTransport):
         return httpx.Response(response.status_code, headers=response.headers, content=noted())
 
 
-async def test_the_openai_client_does_not_see_them() -> None:
+async def test_the_openai_client_ignores_keep_alive_comments() -> None:
     line = Listening()
     async with served(OFTEN) as one, httpx.AsyncClient(transport=line, timeout=LIMIT_SECONDS) as http:
         one.rig.scheduler.may_run.clear()
@@ -67,7 +67,7 @@ async def reasons_of(stream: AsyncStream[Completion]) -> list[str]:
     return [event.choices[0].finish_reason async for event in stream]
 
 
-async def test_who_does_not_ask_for_event_streams_gets_events_alone() -> None:
+async def test_a_client_that_does_not_accept_event_streams_gets_no_comments() -> None:
     async with served(OFTEN) as one, httpx.AsyncClient(base_url=one.url, timeout=LIMIT_SECONDS) as client:
         one.rig.scheduler.may_run.clear()
         posted = asyncio.create_task(client.post("/v1/completions", json=CALL))
@@ -81,7 +81,7 @@ async def test_who_does_not_ask_for_event_streams_gets_events_alone() -> None:
         assert all(line.startswith("data: ") for line in answer.text.splitlines() if line)
 
 
-async def test_a_stream_that_flows_has_none() -> None:
+async def test_a_stream_with_steady_tokens_has_no_comments() -> None:
     async with served(SELDOM) as one, httpx.AsyncClient(base_url=one.url, timeout=LIMIT_SECONDS) as client:
         one.rig.scheduler.turn_seconds = 0.25
         one.rig.scheduler.answer = lambda _: ids(WORDS) * 15

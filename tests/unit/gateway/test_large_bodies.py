@@ -55,7 +55,7 @@ async def test_large_bodies_are_parsed_in_a_thread(size: int, is_inline: bool) -
         b'{"prompt": [' + b",".join([b"[]"] * 1_300_000) + b"]}",
         b'{"a": ' + b'{"b": [' * 9 + b",".join([b"{}"] * 9_990) + b"]}" * 9 + b"}",
     ],
-    ids=["messages", "lists", "in the deep"],
+    ids=["messages", "lists", "deeply nested"],
 )
 async def test_a_body_of_too_many_objects_and_lists_is_refused_before_it_is_checked(content: bytes) -> None:
     THREADS.clear()
@@ -70,7 +70,7 @@ async def test_as_many_objects_and_lists_as_a_body_may_have_are_checked() -> Non
     assert len(THREADS) == 1
 
 
-async def test_a_chat_of_many_messages_is_written_out_beside_the_loop() -> None:
+async def test_a_chat_of_many_messages_is_rendered_in_a_thread() -> None:
     settings = GatewaySettings(model="tiny", inline_messages_max=2)
     async with rig(schedules=False, settings=settings) as one:
         template = one.app.state.gateway.models.current.chat_template
@@ -132,7 +132,7 @@ def has_twice(value: Any) -> bool:
 
 
 @given(pairs=st.lists(st.tuples(NAMES, VALUES), max_size=4).map(tuple))
-async def test_a_name_that_is_there_twice_is_found_wherever_it_is(pairs: Any) -> None:
+async def test_a_duplicate_field_name_is_found_at_any_depth(pairs: Any) -> None:
     refusals = []
     try:
         await received(written(pairs).encode())
@@ -141,7 +141,7 @@ async def test_a_name_that_is_there_twice_is_found_wherever_it_is(pairs: Any) ->
     assert [message.partition(": occurs ")[2] for message in refusals] == ["twice in one object"] * has_twice(pairs)
 
 
-async def test_bodies_beyond_what_there_is_for_all_of_them_are_refused_until_others_leave() -> None:
+async def test_bodies_beyond_the_memory_for_all_bodies_are_refused_until_others_end() -> None:
     async def half_a_body() -> AsyncIterator[bytes]:
         yield b"{" + b" " * 599
         await may_end.wait()

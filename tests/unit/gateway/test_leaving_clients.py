@@ -25,7 +25,7 @@ def tasks_and_files() -> tuple[int, int]:
 
 
 async def ends_seen(pool: MemoryPool, ends: dict[int, float]) -> None:
-    """Until cancelled: note when the request of each client has ended and is out of queue and group."""
+    """Record until cancelled when the request of each client has ended and left queue and group."""
     while True:
         for record in pool.state.records.values():
             if record.end is not None:
@@ -76,7 +76,7 @@ async def free_seconds(clients: int, seed: int) -> list[float]:
 @pytest.mark.parametrize(
     "clients", [100, pytest.param(1_000, marks=[pytest.mark.prove, pytest.mark.timeout(600)])], ids=str
 )
-async def test_what_leaving_clients_held_is_free_soon_and_nothing_leaks(clients: int) -> None:
+async def test_disconnected_clients_free_their_resources_soon_and_nothing_leaks(clients: int) -> None:
     seconds = await free_seconds(clients, seed=7)
     p99 = statistics.quantiles(seconds, n=100)[98]
     print(f"{clients} clients left, {len(seconds)} with a request: free after p99 {p99:.2f} s (grace {GRACE_MS} ms)")

@@ -97,7 +97,7 @@ def text_of(answer: dict[str, Any]) -> str:
     return str(answer["choices"][0]["text"])
 
 
-async def test_no_call_fails_and_each_is_answered_by_one_model_while_it_is_replaced_and_put_back() -> None:
+async def test_while_the_model_is_replaced_and_restored_no_call_fails_and_each_has_one_model() -> None:
     async with change() as both:
         calls = []
         for revision in (NEW.revision, OLD.revision, NEW.revision):
@@ -110,7 +110,7 @@ async def test_no_call_fails_and_each_is_answered_by_one_model_while_it_is_repla
         assert found == {(OLD.name, OLD_TEXT), (NEW.name, NEW_TEXT)}
 
 
-async def test_before_the_pool_has_said_so_a_call_is_encoded_for_the_old_model_all_the_same() -> None:
+async def test_a_call_is_encoded_for_the_old_model_until_the_pool_reports_the_new_one() -> None:
     async with change() as both:
         both.old.may_run.clear()
         posted = asyncio.create_task(call(both.one, prompt="the fox"))
@@ -121,7 +121,7 @@ async def test_before_the_pool_has_said_so_a_call_is_encoded_for_the_old_model_a
         assert text_of(await posted) == OLD_TEXT
 
 
-async def test_ids_that_are_meant_for_the_old_model_are_not_run_by_the_new_one() -> None:
+async def test_token_ids_for_the_old_model_are_not_run_by_the_new_one() -> None:
     async with change() as both:
         prompt = tokenizer().encode("the fox")
         assert text_of(await call(both.one, model=OLD.name, prompt=prompt)) == OLD_TEXT
@@ -131,7 +131,7 @@ async def test_ids_that_are_meant_for_the_old_model_are_not_run_by_the_new_one()
         assert text_of(await call(both.one, model=NEW.name, prompt=new_tokenizer().encode("the fox"))) == NEW_TEXT
 
 
-async def test_a_chat_that_comes_just_behind_the_change_is_written_by_the_new_template() -> None:
+async def test_a_chat_just_after_the_change_uses_the_new_template() -> None:
     async with change() as both:
         await both.told(OLD.revision)
         await both.put_in_force(NEW.revision)
@@ -140,7 +140,7 @@ async def test_a_chat_that_comes_just_behind_the_change_is_written_by_the_new_te
         assert answer["choices"][0]["message"]["content"] == NEW_TEXT
 
 
-async def test_a_stream_of_the_old_model_goes_on_in_its_own_words_behind_the_change() -> None:
+async def test_a_stream_of_the_old_model_keeps_its_tokenizer_after_the_change() -> None:
     async with change() as both:
         both.old.turns_left = 3
         streaming = asyncio.create_task(both.one.post("/v1/completions", prompt="a", max_tokens=30, stream=True))
@@ -153,7 +153,7 @@ async def test_a_stream_of_the_old_model_goes_on_in_its_own_words_behind_the_cha
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == OLD_TEXT
 
 
-async def test_answers_of_the_old_model_are_read_by_its_tokenizer_after_the_change() -> None:
+async def test_answers_of_the_old_model_are_decoded_by_its_tokenizer_after_the_change() -> None:
     async with change() as both:
         answer = await call(both.one)
         await both.put_in_force(NEW.revision)
@@ -166,7 +166,7 @@ async def test_answers_of_the_old_model_are_read_by_its_tokenizer_after_the_chan
         assert (await client.delete(path)).json()["choices"][0]["text"] == OLD_TEXT
 
 
-async def test_a_keyed_call_that_is_repeated_behind_the_change_gets_its_first_answer() -> None:
+async def test_a_call_repeated_under_its_key_after_the_change_gets_its_first_answer() -> None:
     async with change() as both:
         body, headers = {"prompt": "a", "max_tokens": 30, "seed": 1}, {"idempotency-key": "k"}
         first = await both.one.client.post("/v1/completions", json=body, headers=headers)
@@ -175,7 +175,7 @@ async def test_a_keyed_call_that_is_repeated_behind_the_change_gets_its_first_an
         assert (text_of(first.json()), again.content) == (OLD_TEXT, first.content)
 
 
-async def test_each_name_means_the_model_in_force_and_the_list_has_that_alone() -> None:
+async def test_every_model_name_means_the_current_model_and_only_that_is_listed() -> None:
     async with change() as both:
         for revision, model in ((OLD.revision, OLD), (NEW.revision, NEW)):
             if revision != both.pool.state.revision:
@@ -188,7 +188,7 @@ async def test_each_name_means_the_model_in_force_and_the_list_has_that_alone() 
         assert (await both.one.error("/v1/completions", prompt="a", model="none"))[1]["code"] == "model_not_found"
 
 
-async def test_limits_tokens_and_readiness_are_those_of_the_model_in_force() -> None:
+async def test_limits_tokens_and_readiness_are_those_of_the_current_model() -> None:
     async with change() as both:
         await both.told(OLD.revision)
         long = {"prompt": [5] * 90, "max_tokens": 40}
@@ -203,7 +203,7 @@ async def test_limits_tokens_and_readiness_are_those_of_the_model_in_force() -> 
         assert (await both.one.post("/detokenize", tokens=tokens["tokens"])).json() == {"prompt": "the fox"}
 
 
-async def test_the_longest_request_that_fits_is_told_as_it_changes() -> None:
+async def test_the_longest_request_that_fits_is_reported_as_it_changes() -> None:
     async with change() as both:
         await both.told(OLD.revision)
         for before, slots in ((SLOTS, SLOTS // 2), (SLOTS // 2, SLOTS * 2)):
@@ -215,7 +215,7 @@ async def test_the_longest_request_that_fits_is_told_as_it_changes() -> None:
             await until(is_told)
 
 
-async def test_a_model_that_the_gateway_was_not_given_is_left_to_those_that_have_it() -> None:
+async def test_a_gateway_without_the_model_leaves_calls_to_gateways_that_have_it() -> None:
     async with change() as both:
         answer = await call(both.one)
         await both.pool.promise_slots("r3", SLOTS)
@@ -225,7 +225,7 @@ async def test_a_model_that_the_gateway_was_not_given_is_left_to_those_that_have
         assert (await both.one.client.get(f"/v1/requests/{answer['id']}")).status_code == 200
 
 
-async def test_a_model_in_force_that_changes_with_each_try_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_is_refused_if_the_current_model_changes_with_each_try(monkeypatch: pytest.MonkeyPatch) -> None:
     async with change() as both:
         submit, tries = both.pool.submit, []
 
@@ -239,7 +239,7 @@ async def test_a_model_in_force_that_changes_with_each_try_is_given_up(monkeypat
         assert (status, error["code"], len(tries)) == (503, "revision_not_served", 3)
 
 
-def test_another_model_that_cannot_be_read_is_left_out_and_the_rest_is_there(tmp_path: Path) -> None:
+def test_an_older_model_that_cannot_be_read_is_left_out_and_the_rest_is_served(tmp_path: Path) -> None:
     other = OtherModel(folder=str(AUSTEN), name="b", dtype="bfloat16", quantization="int8")
     words = [OtherModel(folder=str(tmp_path / "gone")), other]
     settings = GatewaySettings(model="a", other_models=tuple(word.to_text() for word in words))
@@ -255,7 +255,7 @@ def test_another_model_that_cannot_be_read_is_left_out_and_the_rest_is_there(tmp
         OtherModel(folder="/models/a b,c?d", name="owner/name, and=more", dtype="float16", max_model_len=512),
     ],
 )
-def test_another_model_is_read_as_it_was_written_and_has_no_comma(other: OtherModel) -> None:
+def test_the_setting_of_an_older_model_is_read_as_written_and_has_no_comma(other: OtherModel) -> None:
     assert OtherModel.from_text(other.to_text()) == other
     assert "," not in other.to_text()
 
@@ -263,6 +263,6 @@ def test_another_model_is_read_as_it_was_written_and_has_no_comma(other: OtherMo
 @pytest.mark.parametrize(
     "word", ["?name=a", "/a?dtype=int3", "/a?quantization=int3", "/a?max_model_len=x", "/a?seed=1", "/a?name"]
 )
-def test_another_model_that_is_written_wrongly_stops_the_start(word: str) -> None:
+def test_an_invalid_setting_of_an_older_model_stops_the_start(word: str) -> None:
     with pytest.raises(SettingError, match="--other-models"):
         parse_settings(["--model", "a", "--other-models", word], {})

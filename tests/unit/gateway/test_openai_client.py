@@ -13,7 +13,7 @@ from support.gateway.gateway_server import served
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-async def test_async_completions_and_chats_streaming_and_not() -> None:
+async def test_the_async_client_gets_completions_and_chats_streamed_or_not() -> None:
     async with served() as one, openai.AsyncOpenAI(base_url=one.url + "/v1", api_key="none") as client:
         completion = await client.completions.create(model="tiny", prompt="the fox", max_tokens=50)
         assert completion.choices[0].text == WORDS
@@ -23,7 +23,7 @@ async def test_async_completions_and_chats_streaming_and_not() -> None:
         assert "".join([chunk.choices[0].text async for chunk in stream]) == WORDS
 
 
-async def test_a_chat_stream_with_usage_and_logprobs() -> None:
+async def test_the_client_streams_a_chat_with_usage_and_logprobs() -> None:
     async with served() as one, openai.AsyncOpenAI(base_url=one.url + "/v1", api_key="none") as client:
         stream = await client.chat.completions.create(
             model="tiny",
@@ -42,7 +42,7 @@ async def test_a_chat_stream_with_usage_and_logprobs() -> None:
         assert usage.usage.completion_tokens == len(ids(WORDS))
 
 
-async def test_the_sync_client() -> None:
+async def test_the_sync_client_completes_and_chats() -> None:
     def calls(url: str) -> tuple[str, str]:
         with openai.OpenAI(base_url=url + "/v1", api_key="none") as client:
             whole = client.completions.create(model="tiny", prompt="the fox", max_tokens=50).choices[0].text
@@ -64,7 +64,7 @@ async def test_a_hundred_streams_at_once_each_get_their_own_tokens() -> None:
         assert await asyncio.gather(*(stream(i) for i in range(100))) == [f"stream {i}" for i in range(100)]
 
 
-async def test_errors_arrive_as_the_clients_own_kinds() -> None:
+async def test_errors_arrive_as_the_clients_own_classes() -> None:
     settings = GatewaySettings(model="tiny", port=0, api_keys=("right",), drain_seconds=1)
     async with served(settings) as one:
         async with openai.AsyncOpenAI(base_url=one.url + "/v1", api_key="wrong") as client:
@@ -90,7 +90,7 @@ async def test_a_failing_stream_raises_in_the_client() -> None:
                 pass
 
 
-async def test_the_client_does_not_have_a_call_computed_again_whose_deadline_passed() -> None:
+async def test_the_client_does_not_repeat_a_call_whose_deadline_passed() -> None:
     async with served() as one, openai.AsyncOpenAI(base_url=one.url + "/v1", api_key="none") as client:
         one.rig.scheduler.reason = FinishReason.DEADLINE_EXCEEDED
         with pytest.raises(openai.InternalServerError):

@@ -13,7 +13,7 @@ from orca.gateway.limits.overload import Overload, retry_after_seconds
 from orca.pool.records import PoolStats
 from support.gateway.gateway_rig import rig, until
 from support.gateway.overloads import Clock, observed, overload_of
-from support.gateway.told_pool import ToldPool, stats
+from support.gateway.scripted_pool import ScriptedPool, stats
 
 COMPLETIONS = "/v1/completions"
 
@@ -28,21 +28,21 @@ async def is_refused(overload: Overload) -> bool:
     return False
 
 
-async def after_a_full_queue() -> tuple[ToldPool, Clock, Overload]:
+async def after_a_full_queue() -> tuple[ScriptedPool, Clock, Overload]:
     """A gateway that has just refused a call, by what the pool told."""
-    pool, clock = ToldPool(stats(queued=100)), Clock()
+    pool, clock = ScriptedPool(stats(queued=100)), Clock()
     overload = overload_of(pool, clock)
     assert await is_refused(overload)
     return pool, clock, overload
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), RATES, st.text())
-def test_a_longer_queue_is_never_told_to_come_back_sooner(one: int, more: int, rate: float | None, word: str) -> None:
+def test_a_longer_queue_never_gets_a_shorter_retry_after(one: int, more: int, rate: float | None, word: str) -> None:
     sooner, later = retry_after_seconds(one, rate, word), retry_after_seconds(one + more, rate, word)
     assert 1 <= sooner <= later <= 60
 
 
-def test_calls_that_are_refused_together_are_told_different_times() -> None:
+def test_calls_that_are_refused_together_get_different_retry_times() -> None:
     told = sorted(retry_after_seconds(400, 10, f"call-{i}") for i in range(1_000))
     assert (20 <= told[0] <= 21, 39 <= told[-1] <= 40) == (True, True)
     assert max(after - before for before, after in pairwise(told)) < 0.5
@@ -61,7 +61,9 @@ def test_calls_that_are_refused_together_are_told_different_times() -> None:
     ],
     ids=["known", "too short", "too few", "nobody waited", "unobserved", "the last half minute"],
 )
-def test_a_rate_is_what_ended_while_others_waited(samples: list[tuple[int, int, int]], expected: float | None) -> None:
+def test_the_rate_counts_requests_that_ended_while_others_waited(
+    samples: list[tuple[int, int, int]], expected: float | None
+) -> None:
     rate = EndRate()
     for second, queued, ended in samples:
         rate.add(second, stats(queued=queued, ended_ever=ended))
@@ -97,8 +99,8 @@ async def test_without_a_measured_rate_no_deadline_is_refused() -> None:
     overload.check_deadline(1)
 
 
-async def test_the_pool_is_asked_four_times_a_second_however_many_call() -> None:
-    pool, clock = ToldPool(stats()), Clock()
+async def test_the_pool_is_polled_four_times_a_second_for_any_number_of_calls() -> None:
+    pool, clock = ScriptedPool(stats()), Clock()
     overload = overload_of(pool, clock)
     for _ in range(10):
         await asyncio.gather(*(overload.check() for _ in range(100)))
@@ -107,8 +109,8 @@ async def test_the_pool_is_asked_four_times_a_second_however_many_call() -> None
 
 
 @pytest.mark.parametrize("problem", [PoolUnavailable("away"), TimeoutError()])
-async def test_a_pool_that_says_nothing_is_left_to_submit(problem: Exception) -> None:
-    overload = overload_of(ToldPool(problem))
+async def test_without_an_answer_of_the_pool_submit_decides(problem: Exception) -> None:
+    overload = overload_of(ScriptedPool(problem))
     await overload.check()
     overload.check_deadline(1)
 
@@ -124,10 +126,10 @@ async def test_a_pool_that_says_nothing_is_left_to_submit(problem: Exception) ->
         (stats(queued_prompt_tokens=99), None, False),
     ],
 )
-async def test_a_full_queue_is_known_before_the_pool_is_asked(
+async def test_a_full_queue_is_known_without_another_poll(
     told: PoolStats, queue_percent: int | None, is_refused: bool
 ) -> None:
-    overload = overload_of(ToldPool(told))
+    overload = overload_of(ScriptedPool(told))
     refused = False
     try:
         await overload.check(queue_percent)
@@ -146,7 +148,7 @@ async def test_no_refusal_waits_for_the_pool() -> None:
     pool.may_answer.set()
 
 
-async def test_a_place_that_became_free_is_seen_when_the_pool_has_answered() -> None:
+async def test_a_free_place_is_seen_after_the_next_answer_of_the_pool() -> None:
     pool, clock, overload = await after_a_full_queue()
     pool.told = stats(queued=99)
     clock.now_s = 0.3
@@ -156,7 +158,7 @@ async def test_a_place_that_became_free_is_seen_when_the_pool_has_answered() -> 
             await asyncio.sleep(0)
 
 
-async def test_the_first_call_half_a_second_after_a_full_queue_is_not_refused_by_what_is_old() -> None:
+async def test_a_call_half_a_second_after_a_full_queue_is_not_refused_by_old_counts() -> None:
     pool, clock, overload = await after_a_full_queue()
     pool.told = stats(queued=99)
     clock.now_s = 0.6
@@ -170,7 +172,7 @@ async def test_the_first_call_half_a_second_after_a_full_queue_is_not_refused_by
 async def test_a_call_waits_for_new_counts_unless_the_queue_was_just_empty(
     queued: int, is_refused_since: bool, age_s: float, waits: bool
 ) -> None:
-    pool, clock = ToldPool(stats(queued=queued)), Clock()
+    pool, clock = ScriptedPool(stats(queued=queued)), Clock()
     overload = overload_of(pool, clock)
     await overload.check()
     if is_refused_since:
@@ -184,8 +186,8 @@ async def test_a_call_waits_for_new_counts_unless_the_queue_was_just_empty(
     await call
 
 
-async def test_whoever_asks_for_counts_shares_one_answer_of_the_pool_for_a_while() -> None:
-    pool, clock = ToldPool(stats(queued=3)), Clock()
+async def test_concurrent_callers_share_one_answer_of_the_pool_for_a_while() -> None:
+    pool, clock = ScriptedPool(stats(queued=3)), Clock()
     overload = overload_of(pool, clock)
     assert await asyncio.gather(*(overload.backlog.counts(10) for _ in range(50))) == [pool.told] * 50
     clock.now_s = 0.2
@@ -195,8 +197,8 @@ async def test_whoever_asks_for_counts_shares_one_answer_of_the_pool_for_a_while
     assert (await overload.backlog.counts(10), pool.asked) == (pool.told, 2)
 
 
-async def test_counts_that_do_not_come_in_time_are_none_and_none_are_made_up() -> None:
-    pool, clock = ToldPool(stats(queued=3)), Clock()
+async def test_counts_that_do_not_arrive_in_time_are_none() -> None:
+    pool, clock = ScriptedPool(stats(queued=3)), Clock()
     overload = overload_of(pool, clock)
     await overload.backlog.counts(10)
     pool.may_answer.clear()
@@ -207,15 +209,15 @@ async def test_counts_that_do_not_come_in_time_are_none_and_none_are_made_up() -
     assert await overload.backlog.counts(10) is None
 
 
-async def test_a_pool_that_stops_answering_refuses_nobody_by_what_it_said_before() -> None:
+async def test_outdated_counts_of_a_silent_pool_refuse_no_call() -> None:
     pool, clock, overload = await after_a_full_queue()
     pool.may_answer.clear()
     clock.now_s = 0.6
     assert not await is_refused(overload)
 
 
-async def test_a_refusal_by_the_pool_counts_until_it_says_otherwise() -> None:
-    pool, clock = ToldPool(stats(queued_prompt_tokens=99)), Clock()
+async def test_a_refusal_by_the_pool_holds_until_its_next_answer() -> None:
+    pool, clock = ScriptedPool(stats(queued_prompt_tokens=99)), Clock()
     overload = overload_of(pool, clock)
     assert not await is_refused(overload)
     overload.backlog.note_full()

@@ -21,7 +21,7 @@ async def ask(one: Served, *, version: str, stream: bool, ends_input: bool = Fal
     return await asyncio.wait_for(reader.read(), LIMIT_SECONDS)
 
 
-async def test_http_1_0_gets_its_stream_plain_and_ended_by_the_connection() -> None:
+async def test_http_1_0_gets_its_stream_unchunked_until_the_connection_closes() -> None:
     async with served() as one:
         head, _, body = (await ask(one, version="1.0", stream=True)).partition(b"\r\n\r\n")
         assert b"connection: close" in head
@@ -40,14 +40,14 @@ async def test_http_1_0_gets_a_whole_answer_with_its_length() -> None:
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_closes_its_way_out_gets_its_answer(version: str, stream: bool) -> None:
+async def test_a_client_that_half_closes_its_connection_gets_its_answer(version: str, stream: bool) -> None:
     async with served() as one:
         answer = await ask(one, version=version, stream=stream, ends_input=True)
         assert b" 200 " in answer
         assert (b"data: [DONE]" if stream else b'"usage"') in answer
 
 
-async def test_what_asks_whether_such_a_client_is_still_there_is_no_part_of_the_stream() -> None:
+async def test_probing_a_half_closed_client_adds_nothing_to_the_stream() -> None:
     async with served() as one:
         one.rig.scheduler.turns_left = 1
         reader, writer = await one.open_stream()
@@ -62,7 +62,7 @@ async def test_what_asks_whether_such_a_client_is_still_there_is_no_part_of_the_
         assert (await asyncio.wait_for(reader.read(), LIMIT_SECONDS)).endswith(b"0\r\n\r\n")
 
 
-async def test_before_an_answer_begins_it_is_an_interim_one() -> None:
+async def test_before_an_answer_begins_the_probe_is_an_interim_response() -> None:
     async with served() as one:
         one.rig.scheduler.turns_left = 1
         reader, writer = await one.open_stream(stream=False)
@@ -74,7 +74,7 @@ async def test_before_an_answer_begins_it_is_an_interim_one() -> None:
         assert (await asyncio.wait_for(reader.read(), LIMIT_SECONDS)).startswith(b"HTTP/1.1 200")
 
 
-async def test_a_request_that_is_cut_in_the_middle_is_not_waited_for() -> None:
+async def test_a_request_that_is_cut_in_the_middle_is_dropped_at_once() -> None:
     async with served() as one, httpx.AsyncClient(base_url=one.url) as client:
         _, writer = await one.open(b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\n")
         writer.write(b"content-length: 99\r\n\r\n{")

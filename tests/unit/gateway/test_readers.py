@@ -33,7 +33,7 @@ class FakeEntries:
         self.detached.append((parent, reader))
 
 
-async def test_one_call_a_round_renews_all_readers_and_the_round_sweeps() -> None:
+async def test_one_call_per_round_renews_all_readers_and_the_round_sweeps() -> None:
     entries = FakeEntries()
     readers = Readers(entries, 0.01, lease_s=0.03)  # type: ignore[arg-type]
     task = asyncio.create_task(readers.run())
@@ -47,7 +47,7 @@ async def test_one_call_a_round_renews_all_readers_and_the_round_sweeps() -> Non
 
 
 @pytest.mark.parametrize("error", [PoolUnavailable("away"), ZeroDivisionError()])
-async def test_rounds_go_on_after_a_failure(error: Exception) -> None:
+async def test_rounds_continue_after_a_failure(error: Exception) -> None:
     entries = FakeEntries()
     entries.fails_with = error
     readers = Readers(entries, 0.01, lease_s=0.03)  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ class Calls(FakeEntries):
 @pytest.mark.parametrize(
     ("renew_s", "sweep_s", "fails_s"), [(0.0, 0.0, 0.0), (0.05, 4.0, 0.0), (1.0, 1.0, 0.0), (0.0, 0.0, 2.0)], ids=str
 )
-def test_no_entry_lapses_however_slow_the_pool_is(renew_s: float, sweep_s: float, fails_s: float) -> None:
+def test_no_reader_entry_expires_while_the_pool_is_slow(renew_s: float, sweep_s: float, fails_s: float) -> None:
     async def lived() -> None:
         entries = Calls(lease_s=5.0)
         readers = Readers(entries, 0.5, lease_s=5.0)  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ def test_no_entry_lapses_however_slow_the_pool_is(renew_s: float, sweep_s: float
     virtual_time.run(lived())
 
 
-async def test_an_entry_that_is_left_to_lapse_is_neither_taken_out_nor_renewed() -> None:
+async def test_an_entry_that_is_left_to_expire_is_neither_removed_nor_renewed() -> None:
     entries = FakeEntries()
     readers = Readers(entries, 0.01, lease_s=0.03)  # type: ignore[arg-type]
     readers.add("a", "1")

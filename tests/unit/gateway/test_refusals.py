@@ -154,7 +154,7 @@ UNBUILT: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("path", "name", "value"), UNBUILT, ids=lambda value: str(value)[:40])
-async def test_a_field_that_is_not_built_and_changes_the_answer_is_refused_by_name(
+async def test_an_unsupported_field_that_changes_the_answer_is_refused_by_name(
     path: str, name: str, value: Any
 ) -> None:
     async with rig(schedules=False) as one:
@@ -228,7 +228,7 @@ async def test_a_model_without_chat_template_refuses_chats() -> None:
         assert "/v1/completions" in error["message"]
 
 
-async def test_messages_that_the_template_refuses_are_400_with_its_words() -> None:
+async def test_messages_that_the_template_refuses_are_400_with_its_message() -> None:
     async with rig(schedules=False, chat_template="{{ raise_exception('roles must alternate') }}") as one:
         status, error = await one.error(CHAT, messages=USER)
         assert (status, error["param"]) == (400, "messages")
@@ -259,7 +259,7 @@ SENTENCES: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "sentence"), SENTENCES, ids=[sentence for _, _, sentence in SENTENCES])
-async def test_refusals_are_in_words_for_people_who_know_json(path: str, body: dict[str, Any], sentence: str) -> None:
+async def test_refusals_use_the_terms_of_json_and_not_of_python(path: str, body: dict[str, Any], sentence: str) -> None:
     async with rig(schedules=False) as one:
         status, error = error_of(await one.client.post(path, content=json.dumps(body), headers=JSON))
         assert (status, error["message"]) == (400, sentence)

@@ -28,13 +28,13 @@ JSON = {"content-type": "application/json"}
     ],
     ids=lambda body: repr(body[:30]),
 )
-async def test_a_body_that_is_no_sane_json_object_is_400(body: bytes) -> None:
+async def test_a_body_that_is_no_valid_json_object_is_400(body: bytes) -> None:
     async with rig(schedules=False) as one:
         status, error = error_of(await one.client.post(COMPLETIONS, content=body, headers=JSON))
         assert (status, error["code"]) == (400, "invalid_json")
 
 
-async def test_a_body_that_is_too_large_is_413_announced_or_not() -> None:
+async def test_a_body_that_is_too_large_is_413_with_or_without_content_length() -> None:
     async def unannounced() -> Any:
         for _ in range(20):
             yield b" " * 100
@@ -49,7 +49,7 @@ async def test_a_body_that_is_too_large_is_413_announced_or_not() -> None:
 
 @pytest.mark.parametrize("kind", [None, "text/plain", "text/plain; application/json", "multipart/form-data", "json"])
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize"])
-async def test_what_a_web_page_could_send_unasked_is_415(path: str, kind: str | None) -> None:
+async def test_content_types_that_a_web_page_can_send_across_origins_are_415(path: str, kind: str | None) -> None:
     headers = {} if kind is None else {"content-type": kind}
     async with rig(schedules=False) as one:
         response = await one.client.post(path, content=b'{"prompt": "a"}', headers=headers)
@@ -60,13 +60,13 @@ async def test_what_a_web_page_could_send_unasked_is_415(path: str, kind: str | 
 
 
 @pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json"])
-async def test_every_way_to_write_json_as_content_type_is_taken(kind: str) -> None:
+async def test_every_json_content_type_is_accepted(kind: str) -> None:
     async with rig() as one:
         response = await one.client.post(COMPLETIONS, content=b'{"prompt": "a"}', headers={"content-type": kind})
         assert response.status_code == 200
 
 
-async def test_a_packed_body_is_415_and_its_header_is_named() -> None:
+async def test_a_compressed_body_is_415_and_its_header_is_named() -> None:
     async with rig(schedules=False) as one:
         headers = {**JSON, "content-encoding": "gzip"}
         status, error = error_of(await one.client.post(COMPLETIONS, content=b"\x1f\x8b", headers=headers))
@@ -75,7 +75,7 @@ async def test_a_packed_body_is_415_and_its_header_is_named() -> None:
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
-async def test_a_number_that_json_does_not_know_is_named(number: str) -> None:
+async def test_a_number_that_json_does_not_define_is_named(number: str) -> None:
     async with rig(schedules=False) as one:
         content = f'{{"prompt": "a", "top_p": {number}}}'
         _, error = error_of(await one.client.post(COMPLETIONS, content=content, headers=JSON))
@@ -106,7 +106,9 @@ WRONG_VALUES = [
 
 
 @pytest.mark.parametrize(("member", "param", "words"), WRONG_VALUES, ids=[repr(row[0][:40]) for row in WRONG_VALUES])
-async def test_what_parsers_disagree_on_is_400_in_words(member: bytes, param: str | None, words: str) -> None:
+async def test_json_that_parsers_read_differently_is_400_with_a_reason(
+    member: bytes, param: str | None, words: str
+) -> None:
     async with rig(schedules=False) as one:
         content = b'{"prompt": "a", ' + member + b"}"
         status, error = error_of(await one.client.post(COMPLETIONS, content=content, headers=JSON))

@@ -32,7 +32,7 @@ async def test_a_pool_without_room_is_503_with_retry_after() -> None:
         assert int(response.headers["retry-after"]) >= 1
 
 
-async def test_a_pool_that_is_away_is_503_with_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreachable_pool_is_503_with_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(*_: Any) -> Any:
         raise PoolUnavailable("no answer")
 
@@ -44,7 +44,7 @@ async def test_a_pool_that_is_away_is_503_with_retry_after(monkeypatch: pytest.M
         assert int(response.headers["retry-after"]) >= 1
 
 
-async def test_a_revision_that_is_not_in_force_is_503_for_it_is_not_the_clients_mistake() -> None:
+async def test_a_revision_that_is_not_current_is_503() -> None:
     async with rig(schedules=False) as one:
         served = one.app.state.gateway.models.current
         one.app.state.gateway.models = Models(replace(served, info=replace(MODEL, revision="another")))
@@ -52,7 +52,7 @@ async def test_a_revision_that_is_not_in_force_is_503_for_it_is_not_the_clients_
         assert (status, error["code"]) == (503, "revision_not_served")
 
 
-async def test_a_bug_of_ours_is_500_and_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_internal_error_is_500_without_details(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: Any) -> Any:
         raise ZeroDivisionError("secret")
 
@@ -73,7 +73,7 @@ async def test_a_bug_of_ours_is_500_and_tells_nothing(monkeypatch: pytest.Monkey
         (FinishReason.MODEL_REPLACED, 503, None),
     ],
 )
-async def test_clients_are_told_not_to_have_a_finished_call_computed_again(
+async def test_clients_are_told_not_to_retry_a_finished_call(
     reason: FinishReason, status: int, told: str | None
 ) -> None:
     async with rig() as one:
@@ -83,7 +83,7 @@ async def test_clients_are_told_not_to_have_a_finished_call_computed_again(
         assert response.headers.get("x-should-retry") == told
 
 
-async def test_a_call_in_the_background_that_was_stored_is_accepted_whatever_becomes_of_the_pool_then(
+async def test_a_stored_background_call_is_accepted_even_if_the_pool_fails_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def away(*_: Any) -> Any:
@@ -98,7 +98,7 @@ async def test_a_call_in_the_background_that_was_stored_is_accepted_whatever_bec
         assert list(one.pool.state.parents) == [document["id"]]
 
 
-async def test_what_was_stored_for_a_call_that_was_refused_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stored_requests_of_a_refused_call_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submit, "TAKE_BACK_SECONDS", (0.01, 0.01))
     async with rig(schedules=False) as one:
         store = one.pool.submit
@@ -113,7 +113,7 @@ async def test_what_was_stored_for_a_call_that_was_refused_is_cancelled(monkeypa
         await until(lambda: [parent.left for parent in one.pool.state.parents.values()] == [0])
 
 
-async def test_a_pool_that_is_away_is_told_of_without_its_address(
+async def test_an_unreachable_pool_is_reported_without_its_address(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def away(*_: Any) -> Any:

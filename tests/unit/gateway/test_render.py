@@ -79,7 +79,7 @@ def test_a_second_gateway_writes_the_same_bytes_from_every_index(
 
 @pytest.mark.parametrize("kind", list(AnswerKind))
 @given(data=st.data())
-def test_a_stream_joins_to_the_whole_answer(data: st.DataObject, kind: AnswerKind) -> None:
+def test_the_events_of_a_stream_join_to_the_whole_answer(data: st.DataObject, kind: AnswerKind) -> None:
     text = data.draw(st.text("ab 🐋é<|end|>", max_size=30)) + "x"
     request = make_request(stop=tuple(data.draw(st.lists(st.sampled_from(["ab", "🐋", " a"]), max_size=2))), logprobs=1)
     tokens, end = scripted(request, ids(text))
@@ -105,7 +105,7 @@ def test_event_ids_are_left_out_unless_asked_for() -> None:
     assert all(event.startswith(b"data: ") for event in stream(request, rendering(), tokens, end))
 
 
-def test_an_event_of_a_completion_has_these_bytes() -> None:
+def test_the_bytes_of_a_completion_event_are_fixed() -> None:
     request = make_request(choice=3)
     one = ChoiceStream(request, rendering(include_usage=True, event_ids=True), READING)
     assert one.token(Token(ids("a")[0])) == (
@@ -118,7 +118,7 @@ def test_an_event_of_a_completion_has_these_bytes() -> None:
     )
 
 
-def test_the_first_event_of_a_chat_brings_the_role() -> None:
+def test_the_first_event_of_a_chat_has_the_role() -> None:
     request = make_request()
     tokens, end = scripted(request, ids("ab"))
     deltas = [
@@ -140,7 +140,7 @@ def test_eos_has_an_event_and_no_text() -> None:
     assert (end.reason, "".join(texts(stream(request, rendering(), tokens, end)))) == (FinishReason.STOP, "ab")
 
 
-def test_a_stop_token_id_is_named_and_not_shown() -> None:
+def test_a_stop_token_id_is_reported_and_has_no_text() -> None:
     (stop,) = ids("!")
     request = make_request(stop_token_ids=(stop,))
     tokens, end = scripted(request, ids("ab!c"))
@@ -156,7 +156,7 @@ def test_a_stop_token_within_min_tokens_is_text() -> None:
     assert "".join(texts(stream(request, rendering(), tokens, end))) == "!a"
 
 
-def test_text_before_a_stop_string_is_held_back_and_given_at_the_end() -> None:
+def test_text_before_a_stop_string_is_held_back_and_sent_at_the_end() -> None:
     request = make_request(stop=("bx",))
     tokens, end = scripted(request, ids("a") + ids("b"))
     assert texts(stream(request, rendering(), tokens, end)) == ["a", "", "b"]
@@ -181,7 +181,7 @@ def test_usage_counts_a_prompt_with_several_choices_once() -> None:
     assert done == "[DONE]"
 
 
-def test_only_done_has_the_id_end_so_that_usage_comes_again_after_the_last_choice() -> None:
+def test_only_the_done_event_has_the_id_end_so_that_usage_is_resent_after_a_resume() -> None:
     tail = stream_end([make_request()], rendering(include_usage=True, event_ids=True), [End(FinishReason.STOP, 1)])
     assert [event_id for event_id, _ in events(tail)] == [None, "end"]
 
@@ -216,7 +216,7 @@ def test_completion_logprobs_are_parallel_lists_with_offsets_into_the_text() -> 
     assert logprobs["text_offset"][-1] == len("abc🐋")
 
 
-def test_chat_logprobs_carry_bytes_so_that_characters_can_be_put_together() -> None:
+def test_chat_logprobs_carry_bytes_so_that_split_characters_can_be_joined() -> None:
     request = make_request(logprobs=2)
     tokens, end = scripted(request, ids("🐋"))
     answer = answer_of(request, rendering(AnswerKind.CHAT), tokens, end)
@@ -233,7 +233,7 @@ def test_minus_infinity_is_written_as_a_number() -> None:
 
 
 @pytest.mark.parametrize("kind", list(AnswerKind))
-def test_token_ids_come_with_each_chunk_and_the_prompts_with_the_first(kind: AnswerKind) -> None:
+def test_each_chunk_has_its_token_ids_and_the_first_those_of_the_prompt(kind: AnswerKind) -> None:
     request = make_request()
     tokens, end = scripted(request, ids("ab"))
     found = [data for _, data in events(b"".join(stream(request, rendering(kind, return_token_ids=True), tokens, end)))]

@@ -34,7 +34,7 @@ async def ended(one: Rig, request_id: str) -> None:
     await until(lambda: one.pool.state.parents[request_id].left == 0)
 
 
-async def test_a_call_in_the_background_is_answered_with_its_id_and_where_to_look() -> None:
+async def test_a_background_call_is_answered_with_its_id_and_its_url() -> None:
     async with rig() as one:
         one.scheduler.may_run.clear()
         response = await one.client.post("/v1/completions", json=BODY | {"background": True})
@@ -46,7 +46,7 @@ async def test_a_call_in_the_background_is_answered_with_its_id_and_where_to_loo
         one.scheduler.may_run.set()
 
 
-async def test_the_prefer_header_asks_for_the_background_too() -> None:
+async def test_the_prefer_header_makes_a_background_call_too() -> None:
     async with rig() as one:
         headers = {"prefer": "wait=5, respond-async"}
         response = await one.client.post("/v1/completions", json=BODY, headers=headers)
@@ -54,7 +54,7 @@ async def test_the_prefer_header_asks_for_the_background_too() -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"n": 3, "seed": 1}, {"echo": True, "logprobs": 1}, {"stop": " and"}], ids=str)
-async def test_the_result_has_the_bytes_of_a_call_that_does_not_stream(body: dict[str, Any]) -> None:
+async def test_the_result_has_the_bytes_of_an_unstreamed_call(body: dict[str, Any]) -> None:
     async with rig() as one, rig(pool=one.pool, schedules=False) as two:
         headers = {"idempotency-key": "k"}
         whole = await one.client.post("/v1/completions", json=BODY | body, headers=headers)
@@ -62,7 +62,7 @@ async def test_the_result_has_the_bytes_of_a_call_that_does_not_stream(body: dic
         assert (result.content, result.headers["content-type"]) == (whole.content, "application/json")
 
 
-async def test_a_stream_and_a_call_in_the_background_have_results_and_events_too() -> None:
+async def test_a_stream_and_a_background_call_have_results_and_events_too() -> None:
     async with rig() as one:
         request_id = await in_background(one, stream=True, stream_options={"include_usage": True})
         events = await one.client.get(f"/v1/requests/{request_id}/events")
@@ -72,7 +72,7 @@ async def test_a_stream_and_a_call_in_the_background_have_results_and_events_too
         assert result["choices"][0]["text"] == WORDS
 
 
-async def test_the_state_tells_the_text_so_far_and_the_result_waits_for_the_end() -> None:
+async def test_the_state_has_the_text_so_far_and_the_result_waits_for_the_end() -> None:
     async with rig() as one:
         one.scheduler.turns_left = 4
         request_id = await in_background(one, n=2)
@@ -91,7 +91,7 @@ async def test_the_state_tells_the_text_so_far_and_the_result_waits_for_the_end(
         assert choice["tokens"] == len(ids(WORDS))
 
 
-async def test_a_cancelled_request_says_so_however_often_it_is_cancelled() -> None:
+async def test_a_cancelled_request_reports_that_after_any_number_of_cancels() -> None:
     async with rig() as one:
         one.scheduler.turns_left = 2
         request_id = await in_background(one)
@@ -105,7 +105,7 @@ async def test_a_cancelled_request_says_so_however_often_it_is_cancelled() -> No
         assert (status, error["code"]) == (409, "cancelled")
 
 
-async def test_a_request_of_a_revision_that_is_served_elsewhere_is_cancelled_and_has_no_text_here() -> None:
+async def test_a_request_of_another_revision_can_be_cancelled_but_has_no_text_here() -> None:
     async with rig() as one, rig(pool=one.pool, model=replace(MODEL, revision="r2"), schedules=False) as newer:
         one.scheduler.turns_left = 2
         request_id = await in_background(one)
@@ -116,7 +116,7 @@ async def test_a_request_of_a_revision_that_is_served_elsewhere_is_cancelled_and
         assert (choice["tokens"], (await state(one, request_id))["choices"][0]["tokens"]) == (2, 2)
 
 
-async def test_cancelling_what_has_ended_changes_nothing() -> None:
+async def test_cancelling_an_ended_request_changes_nothing() -> None:
     async with rig() as one:
         answer = await one.complete()
         response = await one.client.delete(f"/v1/requests/{answer['id']}")
@@ -133,7 +133,7 @@ async def test_a_cancel_ends_the_stream_that_another_gateway_writes() -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/events", "/result"])
-async def test_nobody_but_its_owner_learns_that_a_request_exists(path: str) -> None:
+async def test_only_its_owner_can_see_a_request(path: str) -> None:
     async with rig(settings=TWO_KEYS) as one:
         request_id = await in_background(one, MINE)
         await ended(one, request_id)
@@ -144,7 +144,7 @@ async def test_nobody_but_its_owner_learns_that_a_request_exists(path: str) -> N
         assert theirs.text.replace(request_id, "none") == nobodys.text
 
 
-async def test_nobody_but_its_owner_cancels_a_request() -> None:
+async def test_only_its_owner_can_cancel_a_request() -> None:
     async with rig(settings=TWO_KEYS) as one:
         one.scheduler.may_run.clear()
         request_id = await in_background(one, MINE)
@@ -153,13 +153,13 @@ async def test_nobody_but_its_owner_cancels_a_request() -> None:
         one.scheduler.may_run.set()
 
 
-async def test_the_background_and_cancelling_on_disconnect_contradict_each_other() -> None:
+async def test_a_background_call_that_cancels_on_disconnect_is_refused() -> None:
     async with rig() as one:
         status, error = await one.error("/v1/completions", **BODY, background=True, on_disconnect="cancel")
         assert (status, error["param"]) == (400, "on_disconnect")
 
 
-async def test_a_wish_for_disconnects_that_there_is_none_of_is_refused_in_words() -> None:
+async def test_an_unknown_value_for_disconnects_is_refused_with_a_reason() -> None:
     async with rig() as one:
         _, error = await one.error("/v1/completions", **BODY, on_disconnect="explode")
         assert error["message"] == "on_disconnect: must be 'cancel' or 'keep'"
@@ -175,7 +175,7 @@ async def test_the_result_of_a_failed_call_is_its_error() -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/result"])
-async def test_a_request_that_is_forgotten_while_it_is_looked_at_is_not_found(
+async def test_a_request_that_is_forgotten_while_it_is_read_is_not_found(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with rig() as one:

@@ -37,7 +37,7 @@ def of_choice(stream: str, choice: int) -> list[str]:
 
 
 def behind(stream: str) -> list[str]:
-    """What follows the ends of all choices: usage where asked, and `[DONE]`."""
+    """Return the events after the ends of all choices: usage if asked for, and `[DONE]`."""
     return [block for block in blocks(stream) if not block[4:5].isdigit()]
 
 
@@ -78,7 +78,7 @@ ANSWERS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), ANSWERS, ids=str)
-async def test_a_second_gateway_goes_on_behind_every_event_with_the_same_bytes(path: str, body: dict[str, Any]) -> None:
+async def test_a_second_gateway_resumes_after_every_event_with_the_same_bytes(path: str, body: dict[str, Any]) -> None:
     async with two_gateways() as (first, second):
         request_id, whole = await posted(first, path, **body)
         choices = len({block.split(".")[0] for block in blocks(whole) if block[4:5].isdigit()})
@@ -94,7 +94,7 @@ async def test_a_second_gateway_goes_on_behind_every_event_with_the_same_bytes(p
             assert behind(rest) == behind(whole)
 
 
-async def test_without_a_cursor_the_stream_comes_from_its_start_with_ids() -> None:
+async def test_without_a_cursor_the_stream_starts_at_its_beginning_with_ids() -> None:
     async with two_gateways() as (first, second):
         request_id, whole = await posted(first)
         response = await resumed(second, request_id)
@@ -111,7 +111,7 @@ async def test_a_call_that_asked_for_no_ids_is_resumed_with_them() -> None:
 
 
 @pytest.mark.parametrize("cursor", ["", "0.2", "0.end"])
-async def test_an_end_that_was_there_when_the_client_came_back_is_not_counted_again(cursor: str) -> None:
+async def test_an_end_that_preceded_the_resume_is_not_counted_again(cursor: str) -> None:
     async with rig() as one:
         request_id, _ = await posted(one, max_tokens=5)
         await resumed(one, request_id, cursor)
@@ -120,7 +120,7 @@ async def test_an_end_that_was_there_when_the_client_came_back_is_not_counted_ag
         assert 'orca_request_generation_tokens_count{model_name="tiny"} 1.0' in told
 
 
-async def test_an_end_that_comes_to_a_client_that_came_back_is_counted_where_it_came() -> None:
+async def test_an_end_after_the_resume_is_counted_by_the_resuming_gateway() -> None:
     async with two_gateways() as (first, second):
         first.scheduler.turns_left = 2
         async with asyncio.timeout(LIMIT_SECONDS):
@@ -137,14 +137,14 @@ async def test_an_end_that_comes_to_a_client_that_came_back_is_counted_where_it_
         assert 'orca_request_success_total{finished_reason="length",model_name="tiny"} 2.0' in told
 
 
-async def test_the_query_names_the_cursor_where_a_header_cannot() -> None:
+async def test_the_query_can_give_the_cursor_instead_of_a_header() -> None:
     async with two_gateways() as (first, second):
         request_id, whole = await posted(first)
         response = await second.client.get(f"/v1/requests/{request_id}/events", params={"starting_after": "0.4"})
         assert blocks(response.text) == blocks(whole)[5:]
 
 
-async def test_whoever_has_read_everything_is_told_not_to_come_back() -> None:
+async def test_a_client_that_has_read_everything_gets_204() -> None:
     async with two_gateways() as (first, second):
         request_id, whole = await posted(first)
         response = await resumed(second, request_id, "end")
@@ -164,7 +164,7 @@ async def test_whoever_has_read_everything_is_told_not_to_come_back() -> None:
         ("0.3,end", "'end' is not an event id"),
     ],
 )
-async def test_a_cursor_that_names_no_place_of_the_answer_is_refused_in_words(cursor: str, words: str) -> None:
+async def test_a_cursor_that_is_no_place_of_the_answer_is_refused_with_a_reason(cursor: str, words: str) -> None:
     async with two_gateways() as (first, second):
         request_id, _ = await posted(first, n=2)
         status, error = error_of(await resumed(second, request_id, cursor))
@@ -175,7 +175,7 @@ async def test_a_cursor_that_names_no_place_of_the_answer_is_refused_in_words(cu
         assert error["message"].startswith("starting_after: ")
 
 
-async def test_a_choice_that_has_told_nothing_yet_is_named_by_its_start() -> None:
+async def test_a_choice_without_events_is_named_by_its_start_in_the_cursor() -> None:
     async with two_gateways() as (first, second):
         request_id, whole = await posted(first, n=2)
         response = await resumed(second, request_id, "0.3,1.start")
@@ -183,14 +183,14 @@ async def test_a_choice_that_has_told_nothing_yet_is_named_by_its_start() -> Non
         assert sorted(event_id for event_id, _ in events(response.text)) == sorted(wanted)
 
 
-def test_spaces_and_empty_words_of_a_cursor_mean_nothing() -> None:
+def test_spaces_and_empty_parts_of_a_cursor_are_ignored() -> None:
     assert parse_cursor(" 0.1 ,, 1.end", 2) == {0: "0.1", 1: "1.end"}
     assert parse_cursor(" , ", 2) == parse_cursor("0.start,1.start", 2) == {}
     with pytest.raises(ApiError):
         parse_cursor("0.1234567890", 1)
 
 
-async def test_an_end_that_has_not_come_is_no_place_to_go_on_from() -> None:
+async def test_a_cursor_at_an_end_that_has_not_come_is_refused() -> None:
     async with two_gateways() as (first, second):
         first.scheduler.turns_left = 3
         posting = asyncio.create_task(posted(first))
@@ -203,7 +203,7 @@ async def test_an_end_that_has_not_come_is_no_place_to_go_on_from() -> None:
         await posting
 
 
-async def test_a_stream_that_is_still_written_is_read_on_as_it_grows() -> None:
+async def test_a_resumed_stream_follows_a_log_that_still_grows() -> None:
     async with two_gateways() as (first, second):
         first.scheduler.turns_left = 4
         posting = asyncio.create_task(posted(first))
@@ -218,7 +218,7 @@ async def test_a_stream_that_is_still_written_is_read_on_as_it_grows() -> None:
         await until(lambda: len(first.pool.state.parents[request_id].readers) == 1)
 
 
-async def test_however_often_an_ended_answer_is_read_no_entries_gather() -> None:
+async def test_reading_an_ended_answer_repeatedly_adds_no_reader_entries() -> None:
     async with rig() as one:
         request_id, _ = await posted(one)
         for _ in range(5):
@@ -232,7 +232,7 @@ async def test_an_unknown_request_is_not_found() -> None:
         assert (status, error["code"]) == (404, "unknown_request")
 
 
-async def test_a_record_that_this_gateway_cannot_render_is_left_without_a_reader_of_it() -> None:
+async def test_a_record_that_this_gateway_cannot_render_gets_no_reader_entry() -> None:
     async with rig() as one:
         request_id, _ = await posted(one)
         record = one.pool.state.parents[request_id]
@@ -242,14 +242,14 @@ async def test_a_record_that_this_gateway_cannot_render_is_left_without_a_reader
         assert record.readers == readers
 
 
-async def test_a_gateway_of_another_revision_leaves_the_bytes_to_one_that_has_its_tokenizer() -> None:
+async def test_a_gateway_without_the_tokenizer_of_the_revision_does_not_render_it() -> None:
     async with rig() as one, rig(pool=one.pool, model=replace(MODEL, revision="r2"), schedules=False) as newer:
         request_id, _ = await posted(one)
         response = await resumed(newer, request_id)
         assert (response.headers["retry-after"], error_of(response)[1]["code"]) == ("1", "revision_not_served")
 
 
-async def test_a_resumed_stream_that_is_cut_tells_the_place_that_its_client_has() -> None:
+async def test_a_resumed_stream_that_is_cut_names_the_place_of_its_client() -> None:
     async with served() as one:
         one.rig.scheduler.turns_left = 4
         await one.open_stream(n=2)
@@ -264,7 +264,7 @@ async def test_a_resumed_stream_that_is_cut_tells_the_place_that_its_client_has(
         assert b"id: 1." not in rest
 
 
-def test_a_resumed_choice_that_was_given_nothing_yet_stands_where_its_client_does() -> None:
+def test_a_resumed_choice_without_new_events_keeps_the_place_of_its_client() -> None:
     request = make_request()
     rendering = RenderOptions(kind=AnswerKind.COMPLETION, model="tiny", created=0)
     choice = ResumedChoice(ChoiceStream(request, rendering, RenderModel(tokenizer(), frozenset())), "0.1")
@@ -275,7 +275,7 @@ def test_a_resumed_choice_that_was_given_nothing_yet_stands_where_its_client_doe
 
 
 @pytest.mark.parametrize("call", ["parent", "status", "attach"])
-async def test_while_the_pool_is_away_whoever_resumes_is_told_to_come_back(
+async def test_while_the_pool_is_unreachable_a_resume_is_503_with_retry_after(
     call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(*_: Any) -> None:

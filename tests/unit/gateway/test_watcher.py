@@ -103,7 +103,7 @@ async def test_one_step_of_many_streams_costs_one_read() -> None:
             assert len(logs.read) == 1
 
 
-async def test_only_the_logs_that_have_news_are_read_however_many_wait() -> None:
+async def test_only_logs_with_new_entries_are_read_for_any_number_of_waiting_logs() -> None:
     logs = FakeLogs()
     async with watching(logs) as watcher:
         running = watcher.subscribe(["running"])
@@ -117,7 +117,7 @@ async def test_only_the_logs_that_have_news_are_read_however_many_wait() -> None
         assert logs.read[0] == {"running"}
 
 
-async def test_nothing_is_read_of_new_logs_before_something_is_told_of_them() -> None:
+async def test_new_logs_are_not_read_before_a_hint() -> None:
     logs = FakeLogs()
     async with watching(logs) as watcher:
         watcher.subscribe(["first"])
@@ -131,9 +131,9 @@ async def test_nothing_is_read_of_new_logs_before_something_is_told_of_them() ->
         assert await asyncio.wait_for(quiet.next(), LIMIT_S)
 
 
-async def test_what_is_told_of_one_log_costs_the_same_however_many_wait() -> None:
+async def test_a_hint_for_one_log_costs_the_same_for_any_number_of_waiting_logs() -> None:
     class Cursors(UserDict[str, int]):
-        """Counts how often it is looked at, by whichever way."""
+        """A log that counts its reads of any kind."""
 
         looked = 0
 
@@ -165,7 +165,7 @@ async def test_what_is_told_of_one_log_costs_the_same_however_many_wait() -> Non
         task.cancel()
 
 
-async def test_however_many_wait_no_call_reads_more_than_so_many_logs() -> None:
+async def test_no_call_reads_more_logs_than_the_bound() -> None:
     logs = FakeLogs()
     names = {f"r{i}" for i in range(2 * READ_MAX + 1)}
     async with watching(logs) as watcher:
@@ -174,7 +174,7 @@ async def test_however_many_wait_no_call_reads_more_than_so_many_logs() -> None:
         assert max(map(len, logs.read)) == READ_MAX
 
 
-async def test_a_log_whose_hints_are_lost_is_read_in_spite_of_others_that_never_rest() -> None:
+async def test_a_log_whose_hints_are_lost_is_read_beside_logs_that_are_always_busy() -> None:
     logs = FakeLogs()
     logs.untold.add("untold")
     logs.add("untold", 1)
@@ -188,7 +188,7 @@ async def test_a_log_whose_hints_are_lost_is_read_in_spite_of_others_that_never_
         assert reading.result()
 
 
-async def test_connections_that_come_in_every_turn_of_the_loop_do_not_keep_the_others_from_their_tokens() -> None:
+async def test_connections_arriving_in_every_loop_iteration_do_not_starve_the_others() -> None:
     logs = FakeLogs()
     logs.add("r", 1)
     async with watching(logs) as watcher:
@@ -226,7 +226,7 @@ async def test_a_follower_that_joins_while_others_wait_is_read_for_at_once() -> 
             assert await read_all(watcher.subscribe(["late"]), 1) == {"late": [1]}
 
 
-async def test_a_follower_that_takes_nothing_is_read_for_up_to_a_bound_and_then_on() -> None:
+async def test_a_follower_that_stops_is_read_for_up_to_a_bound_and_later_continued() -> None:
     logs = FakeLogs()
     logs.limit = 100
     logs.add("r", *range(5000), ends=True)
@@ -258,7 +258,7 @@ async def test_followers_of_one_log_each_get_all_of_it_whenever_they_join() -> N
         assert seen == [0, 1, 2, 3, 4]
 
 
-async def test_a_follower_that_waits_does_not_hold_back_another_of_its_log() -> None:
+async def test_a_waiting_follower_does_not_delay_another_of_its_log() -> None:
     logs = FakeLogs()
     logs.limit = 100
     logs.add("r", *range(3000), ends=True)
@@ -269,7 +269,7 @@ async def test_a_follower_that_waits_does_not_hold_back_another_of_its_log() -> 
         assert (await read_all(slow, 1))["r"] == list(range(3000))
 
 
-async def test_a_closed_follower_wakes_with_nothing_and_is_read_for_no_more() -> None:
+async def test_a_closed_follower_wakes_without_entries_and_is_no_longer_read_for() -> None:
     logs = FakeLogs()
     async with watching(logs) as watcher:
         subscription = watcher.subscribe(["r"])
@@ -284,7 +284,7 @@ async def test_a_closed_follower_wakes_with_nothing_and_is_read_for_no_more() ->
         assert subscription.untaken_tokens == 0
 
 
-async def test_an_outage_is_waited_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_outage_is_waited_out_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     logs = FakeLogs()
     async with watching(logs) as watcher:
@@ -303,7 +303,7 @@ async def test_an_outage_is_waited_out_and_told(caplog: pytest.LogCaptureFixture
     assert [record.message for record in caplog.records] == ["pool away, streams wait: away", "pool back"]
 
 
-async def test_a_long_log_that_nobody_tells_of_is_read_on_without_waiting() -> None:
+async def test_a_long_log_without_hints_is_read_on_without_waiting() -> None:
     logs = FakeLogs()
     logs.limit = 100
     logs.untold = {"long"}
@@ -329,7 +329,7 @@ async def test_the_followers_of_a_lost_record_fail_whether_an_outage_was_noticed
         assert await asyncio.wait_for(kept.next(), LIMIT_S)
 
 
-async def test_a_paused_follower_of_a_lost_record_fails_when_it_has_taken_what_it_was_given() -> None:
+async def test_a_paused_follower_of_a_lost_record_fails_after_its_delivered_entries() -> None:
     logs = FakeLogs()
     logs.add("r", *range(3000))
     async with watching(logs) as watcher:
@@ -358,7 +358,7 @@ async def test_a_bug_in_the_pool_does_not_end_the_watcher(caplog: pytest.LogCapt
     assert "reading logs failed" in caplog.text
 
 
-async def test_entries_that_were_told_are_delivered_without_a_read() -> None:
+async def test_entries_in_a_hint_are_delivered_without_a_read() -> None:
     logs = FakeLogs()
     async with watching(logs) as watcher:
         first, second = watcher.subscribe(["a"]), watcher.subscribe(["a"])

@@ -1,4 +1,4 @@
-"""Labels and annotations of the operator that somebody has removed or edited: it writes them again, and goes on."""
+"""The operator writes its labels and annotations again after a user has removed or edited them."""
 
 import json
 from typing import Any
@@ -57,13 +57,13 @@ def written(decided: ReconcilePlan) -> list[str]:
     return [action.manifest["metadata"]["name"] for action in decided.actions if isinstance(action, Apply)]
 
 
-def test_a_set_whose_group_has_a_name_that_is_not_ours_is_no_group_and_goes() -> None:
-    """As of an object that somebody has made from a copy of ours, and without an owner."""
+def test_a_stateful_set_with_a_foreign_group_name_is_no_group_and_is_deleted() -> None:
+    """The set looks like a user's copy of one of the operator's, without an owner."""
     cluster = settled()
     [stages] = cluster.names("StatefulSet", "stage")
     copy = json.loads(json.dumps(cluster.objects["StatefulSet", stages]).replace(stages, "copy"))
     cluster.objects["StatefulSet", "copy"] = copy
-    decided = cluster.look()
+    decided = cluster.reconcile()
     assert [(each.kind, each.name) for each in decided.actions if isinstance(each, Delete)] == [("StatefulSet", "copy")]
     assert len(decided.groups) == 1
 
@@ -78,15 +78,15 @@ def test_a_set_whose_group_has_a_name_that_is_not_ours_is_no_group_and_goes() ->
         ("Deployment", "gateway", names.MODELS_ANNOTATION),
     ],
 )
-def test_an_annotation_that_somebody_has_removed_or_edited_is_written_again_and_nothing_else(
+def test_only_an_annotation_that_was_removed_or_edited_is_written_again(
     kind: str, role: str, annotation: str, value: str | None
 ) -> None:
     cluster = settled(scheduler={"kvSlots": 1024})
     edit(metadata_of(cluster, kind, role, is_template=kind == "Deployment")["annotations"], annotation, value)
-    decided = cluster.look()
+    decided = cluster.reconcile()
     assert written(decided) == cluster.names(kind, role)
     assert make_status(cluster.observed, decided, {})["groups"]["ready"] == 1
-    assert cluster.look().actions == ()
+    assert cluster.reconcile().actions == ()
 
 
 @pytest.mark.parametrize("value", [None, "x", "-1", "0000"])
@@ -99,7 +99,7 @@ def test_an_annotation_that_somebody_has_removed_or_edited_is_written_again_and_
         ("scheduler", names.GENERATION_LABEL),
     ],
 )
-def test_a_label_that_somebody_has_removed_or_edited_is_written_again_and_no_group_goes(
+def test_a_label_that_was_removed_or_edited_is_written_again_and_no_group_is_deleted(
     role: str, label: str, value: str | None
 ) -> None:
     cluster = settled(model={"uri": "pvc://models/a"})
@@ -107,7 +107,7 @@ def test_a_label_that_somebody_has_removed_or_edited_is_written_again_and_no_gro
     for is_template in (False, True):
         edit(metadata_of(cluster, "StatefulSet", role, is_template=is_template)["labels"], label, value)
     before = cluster.names("StatefulSet")
-    assert written(cluster.look()) == cluster.names("StatefulSet", role)
+    assert written(cluster.reconcile()) == cluster.names("StatefulSet", role)
     cluster.settle()
     assert cluster.names("StatefulSet") == before
     for is_template in (False, True):
@@ -117,54 +117,54 @@ def test_a_label_that_somebody_has_removed_or_edited_is_written_again_and_no_gro
         )
 
 
-def test_a_group_of_unknown_slots_is_mended_though_requests_wait_that_it_may_hold() -> None:
+def test_a_group_with_unknown_slots_is_repaired_even_if_waiting_requests_may_need_it() -> None:
     shop = SlotsShop(scheduler={"kvSlots": 1024})
     shop.needs = [3000]
     [scheduler] = shop.schedulers()
     del scheduler["metadata"]["annotations"][names.SLOTS_ANNOTATION]
-    assert written(shop.look()) == [scheduler["metadata"]["name"]]
+    assert written(shop.reconcile()) == [scheduler["metadata"]["name"]]
     assert [facts.slots(each) for each in shop.schedulers()] == [1024]
 
 
-def test_of_the_old_groups_one_whose_slots_are_known_stays_before_one_whose_are_not() -> None:
+def test_old_groups_with_known_slots_are_kept_before_those_with_unknown_slots() -> None:
     cluster = settled(model={"uri": "pvc://models/a"}, replicas=2, scheduler={"kvSlots": 1024})
     known, unknown = cluster.names("StatefulSet", "scheduler")
     del cluster.objects["StatefulSet", unknown]["metadata"]["annotations"][names.SLOTS_ANNOTATION]
     cluster.pool = PoolStatus(generation=int(BORN_S) + 1)
     cluster.deployment = deployment(model={"uri": "pvc://models/b"}, replicas=2, generation=2)
-    assert cluster.look().change.kept == {known.removesuffix("-scheduler")}
+    assert cluster.reconcile().change.kept == {known.removesuffix("-scheduler")}
 
 
-def test_gateways_keep_an_old_model_while_a_group_may_still_have_it() -> None:
+def test_gateways_keep_an_old_model_while_a_group_may_still_serve_it() -> None:
     cluster = settled(model={"uri": "pvc://models/a"})
     [old] = cluster.names("StatefulSet", "stage")
     cluster.pool = PoolStatus(generation=int(BORN_S) + 1)
     cluster.deployment = deployment(model={"uri": "pvc://models/b"}, generation=2)
-    cluster.look()
+    cluster.reconcile()
     cluster.pool = PoolStatus(generation=int(BORN_S) + 2)
     del cluster.objects["StatefulSet", old]["metadata"]["annotations"][names.MODELS_ANNOTATION]
-    assert [each.folder for each in cluster.look().change.older] == ["a"]
+    assert [each.folder for each in cluster.reconcile().change.older] == ["a"]
 
 
-def test_gateway_pods_without_the_annotation_do_not_hold_up_a_change_of_the_model() -> None:
+def test_gateway_pods_without_the_annotation_do_not_delay_a_model_change() -> None:
     shop = ChangingShop(model={"uri": "pvc://models/a"})
     shop.call()
     shop.change(model={"uri": "pvc://models/b"})
-    shop.look()
+    shop.reconcile()
     shop.gateways()
     shop.cluster.objects["Pod", "shop-gateway-0"]["metadata"]["annotations"].clear()
-    assert not shop.look().change.waits_for_gateways
+    assert not shop.reconcile().change.waits_for_gateways
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_change_of_the_model_comes_to_its_end_whatever_somebody_removes_or_edits_meanwhile(seed: int) -> None:
+def test_a_model_change_completes_whatever_a_user_removes_or_edits_meanwhile(seed: int) -> None:
     shop = ChangingShop(seed, model={"uri": "pvc://models/a"})
     for model in ("b", "c", "a"):
         shop.change(model={"uri": f"pvc://models/{model}"})
         for _ in range(shop.chance.randrange(20)):
             shop.move()
             spoil(shop)
-            shop.look()
+            shop.reconcile()
     shop.settle()
     assert [each.folder for each in shop.known()[0]] == ["a"]
 
@@ -181,7 +181,7 @@ def spoil(shop: ChangingShop) -> None:
         edit(marks, shop.chance.choice(ours), shop.chance.choice([None, *GARBAGE]))
 
 
-def test_what_was_written_is_read_back() -> None:
+def test_facts_are_read_as_they_were_written() -> None:
     annotations = facts.stages_annotations(3, MODEL)
     assert facts.stage_count({"metadata": {"annotations": annotations}}) == 3
     assert facts.models({"annotations": annotations}) == [MODEL]
@@ -192,7 +192,7 @@ def test_what_was_written_is_read_back() -> None:
 @pytest.mark.parametrize(
     "value", [*map(str, range(2)), "true", '"c"', '[{"folder": "f", "dtype": "float32", "more": 1}]']
 )
-def test_models_that_are_not_ours_count_as_unknown(value: str) -> None:
+def test_annotations_of_models_that_the_operator_did_not_write_count_as_unknown(value: str) -> None:
     assert facts.models({"annotations": {names.MODELS_ANNOTATION: value}}) == []
 
 

@@ -37,7 +37,7 @@ def unplace(cluster: FakeCluster, pod: str) -> None:
 
 
 def replicas(cluster: FakeCluster, group: str) -> tuple[int, int]:
-    """Of stages and scheduler."""
+    """Return the replicas of stages and scheduler."""
     sets = (group, f"{group}-scheduler")
     stages, scheduler = (cluster.objects["StatefulSet", name]["spec"]["replicas"] for name in sets)
     return stages, scheduler
@@ -45,31 +45,31 @@ def replicas(cluster: FakeCluster, group: str) -> tuple[int, int]:
 
 def pass_time(cluster: FakeCluster, seconds: float) -> None:
     cluster.now_s += seconds
-    cluster.look()
+    cluster.reconcile()
 
 
 def test_a_group_without_nodes_is_overdue_after_its_startup_time() -> None:
     cluster = FakeCluster(deployment(replicas=2, startupSeconds=60))
-    cluster.look()
-    assert not cluster.look().groups[0].is_overdue
+    cluster.reconcile()
+    assert not cluster.reconcile().groups[0].is_overdue
     cluster.now_s = BORN_S + 62
-    [group] = cluster.look().groups
+    [group] = cluster.reconcile().groups
     assert (group.is_placed, group.is_overdue) == (False, True)
 
 
-def test_a_pod_that_is_placed_anew_long_after_its_group_has_all_of_its_time() -> None:
+def test_a_pod_rescheduled_long_after_its_group_gets_the_full_startup_time() -> None:
     cluster = cluster_of()
     cluster.now_s += 10_000
     group = group_of(cluster)
     unplace(cluster, f"{group}-1")
     pass_time(cluster, 59)
-    assert not cluster.look().groups[0].is_overdue
+    assert not cluster.reconcile().groups[0].is_overdue
     assert replicas(cluster, group) == (2, 1)
     pass_time(cluster, 2)
     assert replicas(cluster, group) == (0, 0)
 
 
-def test_a_group_that_gave_way_comes_back_and_waits_longer_each_time() -> None:
+def test_a_paused_group_comes_back_and_each_pause_is_longer() -> None:
     cluster = cluster_of()
     group = group_of(cluster)
     waits = []
@@ -87,18 +87,18 @@ def test_a_group_that_gave_way_comes_back_and_waits_longer_each_time() -> None:
     assert 120 <= waits[2] <= 241
 
 
-def test_a_group_that_gave_way_by_a_clock_that_was_ahead_comes_back_when_that_is_set() -> None:
+def test_a_pause_that_begins_in_the_future_is_over() -> None:
     pause = Pause(times=1, begun_s=int(BORN_S), reason="NoCapacity")
     for now_s, is_on in ((BORN_S, True), (BORN_S + 29, True), (BORN_S - 3600, False)):
         assert group_pauses.next_pause(pause, "g", is_ready=False, problem=None, now_s=now_s).is_on == is_on
 
 
-def test_a_scheduler_that_is_still_called_ready_keeps_no_group_from_giving_way() -> None:
+def test_a_group_with_a_problem_is_paused_even_if_its_scheduler_is_still_ready() -> None:
     found = group_pauses.next_pause(Pause(), "g", is_ready=True, problem="NoCapacity", now_s=BORN_S)
     assert (found.is_on, found.times) == (True, 1)
 
 
-def test_a_group_that_serves_again_starts_from_nothing() -> None:
+def test_a_group_that_serves_again_loses_its_record_of_pauses() -> None:
     cluster = cluster_of()
     pass_time(cluster, 61)
     pass_time(cluster, 61)
@@ -109,10 +109,10 @@ def test_a_group_that_serves_again_starts_from_nothing() -> None:
             del cluster.objects[kind, name]
     cluster.settle()
     assert group_pauses.read(cluster.objects["StatefulSet", group_of(cluster)]) == Pause()
-    assert cluster.look().actions == ()
+    assert cluster.reconcile().actions == ()
 
 
-def test_a_group_does_not_give_way_while_another_makes_room() -> None:
+def test_a_group_is_not_paused_while_another_group_leaves() -> None:
     cluster = cluster_of(replicas=2)
     pass_time(cluster, 61)  # meanwhile nobody leaves
     assert replicas(cluster, group_of(cluster)) == (0, 0)
@@ -120,29 +120,29 @@ def test_a_group_does_not_give_way_while_another_makes_room() -> None:
     other.now_s += 61
     leaving = other.names("StatefulSet", "stage")[1]
     other.objects["StatefulSet", leaving]["metadata"]["deletionTimestamp"] = NOW
-    other.look()
+    other.reconcile()
     assert replicas(other, group_of(other)) == (2, 1)
 
 
-def test_a_pod_that_somebody_has_taken_out_of_its_group_keeps_no_group_from_giving_way() -> None:
+def test_a_pod_that_a_user_removed_from_its_group_does_not_prevent_a_pause() -> None:
     cluster = cluster_of()
     cluster.add_pod("quarantined", {names.ROLE_LABEL: "stage", names.DEPLOYMENT_LABEL: "shop"})
     pass_time(cluster, 61)
     assert replicas(cluster, group_of(cluster)) == (0, 0)
 
 
-def test_a_group_for_which_another_has_gone_gets_its_time_again() -> None:
+def test_a_group_gets_a_new_startup_time_after_another_group_has_made_room() -> None:
     """The old one's pods end after it is gone, and a node is found a moment later than that."""
     cluster = FakeCluster(deployment(startupSeconds=60))
     cluster.settle()
     old = group_of(cluster)
     ending = cluster.objects["Pod", f"{old}-0"]
     cluster.deployment = deployment(generation=2, startupSeconds=60, parallelism={"stages": 2})
-    cluster.look()
+    cluster.reconcile()
     [new] = [name for name in cluster.names("StatefulSet", "stage") if name != old]
     pass_time(cluster, 62)
-    cluster.look()
-    cluster.look()
+    cluster.reconcile()
+    cluster.reconcile()
     assert ("StatefulSet", old) not in cluster.objects
     cluster.objects["Pod", f"{old}-0"] = ending | {"metadata": ending["metadata"] | {"deletionTimestamp": NOW}}
     pass_time(cluster, 100)
@@ -153,7 +153,7 @@ def test_a_group_for_which_another_has_gone_gets_its_time_again() -> None:
     assert replicas(cluster, new) == (0, 0)
 
 
-def test_a_group_of_before_comes_back_also_while_another_is_wanted() -> None:
+def test_a_paused_group_of_an_old_revision_comes_back_while_another_is_wanted() -> None:
     cluster = cluster_of()
     group = group_of(cluster)
     pass_time(cluster, 61)
@@ -166,7 +166,9 @@ def test_a_group_of_before_comes_back_also_while_another_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("count", [None, "", "two", "-1", "0", "1e3", "65", "9" * 5000])
-def test_a_group_whose_number_of_stages_nobody_knows_stays_away_and_the_wanted_one_comes(count: str | None) -> None:
+def test_a_paused_group_with_an_unknown_number_of_stages_stays_paused_and_the_wanted_one_is_created(
+    count: str | None,
+) -> None:
     cluster = cluster_of()
     group = group_of(cluster)
     pass_time(cluster, 61)
@@ -188,14 +190,14 @@ def test_a_group_whose_number_of_stages_nobody_knows_stays_away_and_the_wanted_o
     ],
     ids=lambda written: written[:20],
 )
-def test_a_pause_that_is_not_ours_counts_as_none(written: str) -> None:
+def test_a_pause_annotation_that_the_operator_did_not_write_is_ignored(written: str) -> None:
     assert group_pauses.read({"metadata": {"annotations": {names.PAUSE_ANNOTATION: written}}}) == Pause()
 
 
-def test_a_group_that_has_given_way_is_told_with_the_time_of_its_return() -> None:
+def test_a_paused_group_is_reported_with_the_time_of_its_return() -> None:
     cluster = cluster_of()
     pass_time(cluster, 61)
-    found = status.make_status(cluster.observe(at=NOW), cluster.look(), {})
+    found = status.make_status(cluster.observe(at=NOW), cluster.reconcile(), {})
     [told] = [each for each in found["conditions"] if each["type"] == "WorkersReady"]
     assert (told["status"], told["reason"]) == ("False", "NoCapacity")
     assert "has given way once" in told["message"]
@@ -211,28 +213,28 @@ def crash(cluster: FakeCluster, pod: str, restarts: int) -> None:
 
 
 @pytest.mark.parametrize("pod", ["-0", "-scheduler-0"])
-def test_a_group_whose_container_ends_again_and_again_is_made_anew_once(pod: str) -> None:
+def test_a_group_whose_container_crashes_repeatedly_is_paused_once(pod: str) -> None:
     cluster = FakeCluster(deployment())
     cluster.settle()
     group = group_of(cluster)
     crash(cluster, f"{group}{pod}", restarts=9)
-    cluster.look()
+    cluster.reconcile()
     assert replicas(cluster, group) == (1, 1)
     crash(cluster, f"{group}{pod}", restarts=10)
-    cluster.look()
+    cluster.reconcile()
     assert replicas(cluster, group) == (0, 0)
     crash(cluster, f"{group}{pod}", restarts=0)
     pass_time(cluster, 61)
     assert replicas(cluster, group) == (1, 1)
-    assert cluster.look().actions == ()
+    assert cluster.reconcile().actions == ()
 
 
-def test_a_new_group_that_crashes_takes_no_old_one_with_it() -> None:
+def test_a_new_group_that_crashes_does_not_remove_the_old_one() -> None:
     cluster = FakeCluster(deployment())
     cluster.settle()
     [old] = cluster.names("StatefulSet", "stage")
     cluster.deployment = deployment(generation=2, parallelism={"stages": 2})
-    cluster.look()
+    cluster.reconcile()
     [new] = [name for name in cluster.names("StatefulSet", "stage") if name != old]
     for stage in range(2):
         template = cluster.objects["StatefulSet", new]["spec"]["template"]

@@ -19,8 +19,8 @@ from orca.operator.plan.status import make_status
 from orca.operator.reconcile import observe, reconcile
 from support.operator.clusters import BORN_S, RELEASE, FakeCluster, observation
 from support.operator.deployments import deployment
+from support.operator.fake_api_server import fake_api_server
 from support.operator.handshakes import NAME, Files, a_key, ask, issue, secret, shown
-from support.operator.paper_api import paper_api
 
 DAY_S = 86_400.0
 NOW_S = BORN_S
@@ -32,7 +32,7 @@ def due(files: Mapping[str, str], now_s: float = NOW_S, of: OrcaDeployment = SHO
     return certificates.due(observation(of, {("Secret", "shop-certificates"): secret(files)}, now_s=now_s))
 
 
-def test_a_certificate_is_issued_anew_when_a_third_of_its_life_is_left_by_the_ca_that_it_has() -> None:
+def test_the_same_ca_issues_a_new_certificate_when_a_third_of_its_lifetime_is_left() -> None:
     first = issue()
     assert [due(first, NOW_S + days * DAY_S) for days in (0, 30, 59.9)] == [None] * 3
     later_s = NOW_S + 60 * DAY_S
@@ -45,7 +45,7 @@ def test_a_certificate_is_issued_anew_when_a_third_of_its_life_is_left_by_the_ca
     assert second[CA_KEY] == first[CA_KEY]
 
 
-def test_it_goes_on_for_longer_than_the_ca_of_the_beginning() -> None:
+def test_renewals_continue_after_the_first_ca_has_expired() -> None:
     files, now_s = issue(), NOW_S
     for _ in range(75):  # 12 years
         now_s += 60 * DAY_S
@@ -70,7 +70,7 @@ def of_another_ca(files: Files) -> Files:
         (lambda files: files | {KEY: issue()[KEY]}, "tls.crt does not belong to tls.key"),
     ],
 )
-def test_what_somebody_has_spoiled_is_issued_anew(spoil: Callable[[Files], Files], reason: str) -> None:
+def test_a_damaged_certificate_is_issued_again(spoil: Callable[[Files], Files], reason: str) -> None:
     spoiled = spoil(issue())
     found = due(spoiled)
     assert found is not None
@@ -80,14 +80,14 @@ def test_what_somebody_has_spoiled_is_issued_anew(spoil: Callable[[Files], Files
     assert made[CA_KEY] == spoiled.get(CA_KEY, made[CA_KEY])
 
 
-def test_what_is_not_base64_is_issued_anew() -> None:
+def test_a_certificate_that_is_not_base64_is_issued_again() -> None:
     there = {("Secret", "shop-certificates"): {"data": dict.fromkeys((*FILES, CA_KEY), "=")}}
     found = certificates.due(observation(SHOP, there))
     assert found is not None
     assert found.reason == "ca.crt cannot be read"
 
 
-def test_another_name_and_a_clock_that_went_back_are_reasons_too() -> None:
+def test_another_name_and_a_clock_that_was_set_back_are_reasons_to_issue_again() -> None:
     for files, reason in [
         (issue("shop.elsewhere.svc"), "tls.crt is not for shop.ns.svc"),
         (issue(issued_s=NOW_S + DAY_S), "tls.crt is not valid before 2026-01-01 at 23:00 UTC"),
@@ -98,7 +98,7 @@ def test_another_name_and_a_clock_that_went_back_are_reasons_too() -> None:
         assert found.signer is not None
 
 
-def test_a_missing_one_is_issued_and_one_that_the_resource_names_never_is() -> None:
+def test_a_missing_certificate_is_issued_but_never_a_user_provided_one() -> None:
     found = certificates.due(observation(SHOP))
     assert found is not None
     assert (found.reason, found.signer) == ("it is missing", None)
@@ -106,7 +106,7 @@ def test_a_missing_one_is_issued_and_one_that_the_resource_names_never_is() -> N
     assert due({}, of=NAMED) is None
 
 
-def test_no_key_shows_in_what_may_be_logged() -> None:
+def test_no_private_key_appears_in_the_repr_of_an_action() -> None:
     shown_by_log = repr(IssueCertificate("it ends", a_key(), kept={KEY: "secret"}))
     assert "signer" not in shown_by_log
     assert "secret" not in shown_by_log
@@ -115,9 +115,9 @@ def test_no_key_shows_in_what_may_be_logged() -> None:
 # What runs is not touched by a renewal.
 
 
-def test_a_secret_is_there_before_the_pods_that_wait_for_it() -> None:
+def test_the_secret_is_created_before_the_pods_that_mount_it() -> None:
     cluster = FakeCluster(SHOP)
-    first, *_ = cluster.look().actions
+    first, *_ = cluster.reconcile().actions
     assert isinstance(first, IssueCertificate)
     assert first.is_new
     assert cluster.names("Secret") == ["shop-certificates"]
@@ -127,13 +127,13 @@ def test_a_renewal_writes_the_secret_and_nothing_else() -> None:
     cluster = FakeCluster(deployment(replicas=2, parallelism={"stages": 2}))
     cluster.settle()
     cluster.now_s += 61 * DAY_S
-    [action] = cluster.look().actions
+    [action] = cluster.reconcile().actions
     assert isinstance(action, IssueCertificate)
     assert not action.is_new
-    assert cluster.look().actions == ()
+    assert cluster.reconcile().actions == ()
 
 
-def test_a_named_secret_is_mounted_in_place_of_our_own_by_new_groups() -> None:
+def test_new_groups_mount_the_user_provided_secret_instead_of_the_issued_one() -> None:
     cluster = FakeCluster(SHOP)
     cluster.settle()
     [before] = cluster.names("StatefulSet", "stage")
@@ -144,17 +144,17 @@ def test_a_named_secret_is_mounted_in_place_of_our_own_by_new_groups() -> None:
     assert cluster.names("StatefulSet", "stage") != [before]
 
 
-def test_our_own_is_renewed_until_the_last_group_that_has_it_is_gone() -> None:
+def test_the_issued_certificate_is_renewed_until_the_last_group_that_mounts_it_is_gone() -> None:
     cluster = FakeCluster(SHOP)
     cluster.settle()
     cluster.deployment = deployment(generation=2, certificates={"secretName": "team"})
-    cluster.look()
+    cluster.reconcile()
     assert mounted(cluster) == {"shop-certificates", "team"}
     cluster.now_s += 61 * DAY_S
-    assert [type(action) for action in cluster.look().actions].count(IssueCertificate) == 1
+    assert [type(action) for action in cluster.reconcile().actions].count(IssueCertificate) == 1
     cluster.settle()
     cluster.now_s += 61 * DAY_S
-    assert cluster.look().actions == ()
+    assert cluster.reconcile().actions == ()
 
 
 def mounted(cluster: FakeCluster) -> set[str]:
@@ -178,7 +178,7 @@ def mounted(cluster: FakeCluster) -> set[str]:
 # Handshakes as scheduler and stages make them.
 
 
-async def test_before_and_after_a_renewal_all_trust_each_other(tmp_path: Path) -> None:
+async def test_certificates_from_before_and_after_a_renewal_trust_each_other(tmp_path: Path) -> None:
     signer = a_key()
     old, new = (shown(issue(signer=signer, issued_s=time.time() - days * DAY_S), tmp_path) for days in (61, 0))
     assert old.ca.read_bytes() != new.ca.read_bytes()
@@ -186,7 +186,7 @@ async def test_before_and_after_a_renewal_all_trust_each_other(tmp_path: Path) -
         assert await ask(server, client) == "here"
 
 
-async def test_what_has_ended_or_is_of_another_ca_is_refused_by_servers_and_clients(tmp_path: Path) -> None:
+async def test_servers_and_clients_refuse_expired_certificates_and_those_of_another_ca(tmp_path: Path) -> None:
     signer = a_key()
     good, ended = (shown(issue(signer=signer, issued_s=time.time() - days * DAY_S), tmp_path) for days in (0, 91))
     strange = replace(shown(issue(issued_s=time.time()), tmp_path), ca=good.ca)
@@ -214,7 +214,7 @@ def named_cluster(files: Mapping[str, str] | None) -> FakeCluster:
     return cluster
 
 
-def test_a_named_certificate_that_nobody_renews_is_told_before_it_ends_and_while_it_serves() -> None:
+def test_a_user_provided_certificate_near_its_expiry_is_reported_while_groups_still_serve() -> None:
     cluster = named_cluster(issue())
     assert told(cluster, NOW_S + 75 * DAY_S)["Degraded"] == ("False", "AsWanted")
     soon = told(cluster, NOW_S + 77 * DAY_S)
@@ -222,7 +222,7 @@ def test_a_named_certificate_that_nobody_renews_is_told_before_it_ends_and_while
     assert told(cluster, NOW_S + 90 * DAY_S)["Degraded"] == ("True", "CertificateExpired")
 
 
-def test_groups_that_do_not_form_with_an_ended_certificate_say_so() -> None:
+def test_groups_that_do_not_form_report_an_expired_certificate() -> None:
     cluster = named_cluster(issue())
     [scheduler] = cluster.names("Pod", "scheduler")
     cluster.make_unready(scheduler)
@@ -239,14 +239,14 @@ def test_groups_that_do_not_form_with_an_ended_certificate_say_so() -> None:
         (issue("shop.elsewhere.svc"), "CertificateUnfit"),
     ],
 )
-def test_a_named_secret_that_cannot_be_used_is_told_until_it_can(files: Files | None, reason: str) -> None:
+def test_an_unusable_user_provided_secret_is_reported_until_it_is_usable(files: Files | None, reason: str) -> None:
     cluster = named_cluster(files)
     assert told(cluster, NOW_S)["Degraded"] == ("True", reason)
     cluster.named_certificates = secret(issue("*.ns.svc"))
     assert told(cluster, NOW_S)["Degraded"] == ("False", "AsWanted")
 
 
-def test_a_missing_named_secret_is_what_stage_pods_wait_for() -> None:
+def test_a_missing_user_provided_secret_is_reported_as_what_stage_pods_wait_for() -> None:
     cluster = named_cluster(None)
     [stage] = cluster.names("Pod", "stage")
     cluster.make_unready(stage)
@@ -254,7 +254,7 @@ def test_a_missing_named_secret_is_what_stage_pods_wait_for() -> None:
     assert found["WorkersReady"] == found["Ready"] == ("False", "SecretMissing")
 
 
-def test_our_own_is_told_only_where_the_api_server_refuses_its_renewal() -> None:
+def test_the_issued_certificate_is_reported_only_if_the_api_server_refuses_its_renewal() -> None:
     cluster = FakeCluster(SHOP)
     cluster.settle()
     late_s = NOW_S + 77 * DAY_S
@@ -266,111 +266,113 @@ def test_our_own_is_told_only_where_the_api_server_refuses_its_renewal() -> None
     assert refused["Accepted"] == ("False", "Refused")
 
 
-# A look at an API server of paper.
+# A reconcile against an fake API server.
 
 SECRETS = "/api/v1/namespaces/ns/secrets"
 
 
-def test_a_look_makes_the_secret_and_another_one_leaves_it() -> None:
-    with paper_api() as (paper, cluster):
-        look(cluster, SHOP)
-        made = paper.objects[f"{SECRETS}/shop-certificates"]
+def test_a_reconcile_creates_the_secret_and_the_next_one_keeps_it() -> None:
+    with fake_api_server() as (fake, cluster):
+        reconcile_once(cluster, SHOP)
+        made = fake.objects[f"{SECRETS}/shop-certificates"]
         assert certificates.due(observation(SHOP, {("Secret", "shop-certificates"): made}, now_s=time.time())) is None
         assert "ownerReferences" not in made["metadata"]
-        look(cluster, SHOP)
-        assert paper.calls("PATCH", "secrets/shop-certificates") == 1
+        reconcile_once(cluster, SHOP)
+        assert fake.calls("PATCH", "secrets/shop-certificates") == 1
 
 
-def test_a_kept_secret_serves_the_resource_that_is_made_again() -> None:
-    with paper_api() as (paper, cluster):
-        look(cluster, SHOP)
-        look(cluster, replace(SHOP, uid="uid-2"))
-        assert paper.calls("PATCH", "secrets/shop-certificates") == 1
+def test_a_retained_secret_is_used_when_the_resource_is_created_again() -> None:
+    with fake_api_server() as (fake, cluster):
+        reconcile_once(cluster, SHOP)
+        reconcile_once(cluster, replace(SHOP, uid="uid-2"))
+        assert fake.calls("PATCH", "secrets/shop-certificates") == 1
 
 
-def test_it_goes_with_the_resource_where_that_is_asked_for() -> None:
-    with paper_api() as (paper, cluster):
-        look(cluster, deployment(deletionPolicy="Delete"))
-        [owner] = paper.objects[f"{SECRETS}/shop-certificates"]["metadata"]["ownerReferences"]
+def test_the_secret_is_deleted_with_the_resource_if_the_deletion_policy_says_so() -> None:
+    with fake_api_server() as (fake, cluster):
+        reconcile_once(cluster, deployment(deletionPolicy="Delete"))
+        [owner] = fake.objects[f"{SECRETS}/shop-certificates"]["metadata"]["ownerReferences"]
         assert owner["uid"] == "uid-1"
 
 
-def test_a_secret_of_that_name_that_is_somebody_elses_is_left_to_him() -> None:
-    with paper_api() as (paper, cluster):
+def test_a_secret_of_that_name_that_the_operator_does_not_own_is_left_unchanged() -> None:
+    with fake_api_server() as (fake, cluster):
         his = {"metadata": {"name": "shop-certificates"}, "data": {}}
-        paper.objects[f"{SECRETS}/shop-certificates"] = his
-        look(cluster, SHOP)
-        assert paper.calls("PATCH", "secrets/shop-certificates") == 0
+        fake.objects[f"{SECRETS}/shop-certificates"] = his
+        reconcile_once(cluster, SHOP)
+        assert fake.calls("PATCH", "secrets/shop-certificates") == 0
 
 
-def test_a_spoiled_one_is_made_whole_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    with paper_api() as (paper, cluster), caplog.at_level("INFO"):
-        look(cluster, SHOP)
-        made = paper.objects[f"{SECRETS}/shop-certificates"]
-        paper.objects[f"{SECRETS}/shop-certificates"] = {**made, "data": made["data"] | {KEY: ""}}
-        look(cluster, SHOP)
-        again = paper.objects[f"{SECRETS}/shop-certificates"]
+def test_a_damaged_secret_is_repaired_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    with fake_api_server() as (fake, cluster), caplog.at_level("INFO"):
+        reconcile_once(cluster, SHOP)
+        made = fake.objects[f"{SECRETS}/shop-certificates"]
+        fake.objects[f"{SECRETS}/shop-certificates"] = {**made, "data": made["data"] | {KEY: ""}}
+        reconcile_once(cluster, SHOP)
+        again = fake.objects[f"{SECRETS}/shop-certificates"]
     assert again["data"][KEY] not in ("", made["data"][KEY])
     assert again["data"][CA_KEY] == made["data"][CA_KEY]
     issued = [vars(each) for each in caplog.records if each.message == "issue"]
     assert [each["reason"] for each in issued] == ["it is missing", "there is no tls.key"]
 
 
-def test_one_that_somebody_changes_while_it_is_written_is_not_drawn_anew_with_each_look() -> None:
+def test_a_secret_that_changes_while_it_is_written_is_not_issued_again_at_each_reconcile() -> None:
     def without_key(body: Json) -> Json:
         return {**body, "data": {**body["data"], KEY: ""}} if body.get("kind") == "Secret" else body
 
-    with paper_api() as (paper, cluster):
-        paper.admits = without_key
+    with fake_api_server() as (fake, cluster):
+        fake.admits = without_key
         refusals = Refusals(lambda: 0.0)
         for _ in range(3):
             reconcile(cluster, observe(cluster, RELEASE, SHOP, frozenset()), {}, refusals)
-        assert paper.calls("PATCH", "secrets/shop-certificates") == 1
-        [accepted] = [each for each in paper.status("shop")["conditions"] if each["type"] == "Accepted"]
+        assert fake.calls("PATCH", "secrets/shop-certificates") == 1
+        [accepted] = [each for each in fake.status("shop")["conditions"] if each["type"] == "Accepted"]
     assert (accepted["status"], accepted["reason"]) == ("False", "Refused")
     assert (
         "somebody changes the Secret shop-certificates while it is written: there is no tls.key" in accepted["message"]
     )
 
 
-def test_one_that_somebody_spoils_after_each_write_is_not_drawn_anew_with_each_look() -> None:
+def test_a_secret_that_is_damaged_after_each_write_is_not_issued_again_at_each_reconcile() -> None:
     path, now_s, drawn_at = f"{SECRETS}/shop-certificates", 0.0, []
-    with paper_api() as (paper, cluster):
+    with fake_api_server() as (fake, cluster):
         refusals = Refusals(lambda: now_s)
         for now_s in range(0, 40, 2):
-            before = paper.calls("PATCH", "secrets/shop-certificates")
+            before = fake.calls("PATCH", "secrets/shop-certificates")
             reconcile(cluster, observe(cluster, RELEASE, SHOP, frozenset()), {}, refusals)
-            if paper.calls("PATCH", "secrets/shop-certificates") > before:
+            if fake.calls("PATCH", "secrets/shop-certificates") > before:
                 drawn_at.append(now_s)
-                paper.objects[path] |= {"data": {}}
-        [accepted] = [each for each in paper.status("shop")["conditions"] if each["type"] == "Accepted"]
+                fake.objects[path] |= {"data": {}}
+        [accepted] = [each for each in fake.status("shop")["conditions"] if each["type"] == "Accepted"]
     assert drawn_at == [0, 6, 16, 36]
     assert accepted["message"].startswith("somebody has changed the Secret shop-certificates since it was written")
 
 
-def test_of_a_named_secret_only_that_is_read() -> None:
-    with paper_api() as (paper, cluster):
-        paper.objects[f"{SECRETS}/team"] = {"metadata": {"name": "team"}, **secret(issue())}
-        assert observe(cluster, RELEASE, NAMED, frozenset()).named_certificates == paper.objects[f"{SECRETS}/team"]
-        look(cluster, NAMED)
-        assert paper.calls("GET", "secrets/team") == 2
-        assert names.certificates("shop") not in str(paper.objects.keys())
+def test_only_the_user_provided_secret_is_read() -> None:
+    with fake_api_server() as (fake, cluster):
+        fake.objects[f"{SECRETS}/team"] = {"metadata": {"name": "team"}, **secret(issue())}
+        assert observe(cluster, RELEASE, NAMED, frozenset()).named_certificates == fake.objects[f"{SECRETS}/team"]
+        reconcile_once(cluster, NAMED)
+        assert fake.calls("GET", "secrets/team") == 2
+        assert names.certificates("shop") not in str(fake.objects.keys())
 
 
 @pytest.mark.parametrize(
-    "marks", [{}, {"labels": {names.DEPLOYMENT_LABEL: "shop", names.ROLE_LABEL: "scheduler"}}], ids=["his", "once ours"]
+    "marks",
+    [{}, {"labels": {names.DEPLOYMENT_LABEL: "shop", names.ROLE_LABEL: "scheduler"}}],
+    ids=["unlabelled", "with our labels"],
 )
-def test_a_named_secret_that_is_called_as_our_own_would_be_is_only_read(marks: Json) -> None:
+def test_a_user_provided_secret_with_the_name_of_the_issued_one_is_only_read(marks: Json) -> None:
     of = deployment(certificates={"secretName": "shop-certificates"})
-    with paper_api() as (paper, cluster):
+    with fake_api_server() as (fake, cluster):
         there = {**secret(issue()), "metadata": {"name": "shop-certificates", **marks}}
-        paper.objects[f"{SECRETS}/shop-certificates"] = there
+        fake.objects[f"{SECRETS}/shop-certificates"] = there
         for _ in range(2):
-            look(cluster, of)
-        assert paper.calls("PATCH", "secrets/shop-certificates") == 0
-        [accepted] = [each for each in paper.status("shop")["conditions"] if each["type"] == "Accepted"]
+            reconcile_once(cluster, of)
+        assert fake.calls("PATCH", "secrets/shop-certificates") == 0
+        [accepted] = [each for each in fake.status("shop")["conditions"] if each["type"] == "Accepted"]
         assert accepted["status"] == "True"
 
 
-def look(cluster: Cluster, of: OrcaDeployment) -> None:
+def reconcile_once(cluster: Cluster, of: OrcaDeployment) -> None:
     reconcile(cluster, observe(cluster, RELEASE, of, frozenset()), {}, Refusals(time.monotonic))

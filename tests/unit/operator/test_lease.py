@@ -1,4 +1,4 @@
-"""Who may take a Lease, what is written then, and that no two operators ever write at the same time."""
+"""Operators take a Lease by its rules, and no two of them ever write at the same time."""
 
 import asyncio
 import random
@@ -12,33 +12,41 @@ from orca.operator.cluster.api_calls import ApiServerError
 from orca.operator.cluster.leadership import Leadership
 from orca.operator.plan.lease import holder, may_take, released, taken
 from orca.operator.settings import OperatorSettings, parse_settings
-from support.operator.lease_world import DURATION_S, OPERATORS, Calm, LeaseWorld, PaperLeases, paper_lease, terms
-from support.operator.paper_api import paper_api
+from support.operator.fake_api_server import fake_api_server
+from support.operator.lease_simulation import (
+    DURATION_S,
+    OPERATORS,
+    FakeLeases,
+    LeaseSimulation,
+    NoFaults,
+    lease_object,
+    terms,
+)
 
 ME = terms("me")
 IMAGES = [word for role in ("gateway", "scheduler", "worker", "pool", "fetch") for word in (f"--image-{role}", "i:1")]
 
 
 @pytest.mark.parametrize("unchanged_s", [0, 1e9])
-def test_what_nobody_holds_and_what_is_ones_own_is_taken_at_once(unchanged_s: float) -> None:
-    for lease in (None, paper_lease("me"), released(paper_lease("other"))):
+def test_a_free_lease_and_the_operators_own_lease_are_taken_at_once(unchanged_s: float) -> None:
+    for lease in (None, lease_object("me"), released(lease_object("other"))):
         assert may_take(lease, ME, unchanged_s=unchanged_s)
 
 
-def test_another_operators_lease_is_taken_when_it_has_not_changed_for_as_long_as_that_one_said() -> None:
-    lease = paper_lease("other", leaseDurationSeconds=30)
+def test_another_operators_lease_is_taken_after_it_has_not_changed_for_its_duration() -> None:
+    lease = lease_object("other", leaseDurationSeconds=30)
     assert ME.duration_s < 30
     assert not may_take(lease, ME, unchanged_s=29.9)
     assert may_take(lease, ME, unchanged_s=30)
 
 
-def test_a_lease_without_a_duration_lasts_as_long_as_ones_own() -> None:
+def test_a_lease_without_a_duration_lasts_as_long_as_the_readers_own() -> None:
     lease = {"metadata": {}, "spec": {"holderIdentity": "other"}}
     assert not may_take(lease, ME, unchanged_s=ME.duration_s - 0.1)
     assert may_take(lease, ME, unchanged_s=ME.duration_s)
 
 
-def test_a_renewal_keeps_what_a_takeover_counts() -> None:
+def test_a_renewal_keeps_the_count_of_transitions() -> None:
     first = taken(None, ME, "noon")
     assert first["metadata"] == {"name": ME.name, "namespace": ME.namespace}
     assert (first["spec"]["acquireTime"], first["spec"]["leaseTransitions"]) == ("noon", 0)
@@ -50,49 +58,49 @@ def test_a_renewal_keeps_what_a_takeover_counts() -> None:
     assert holder(released(other)) is None
 
 
-def test_a_lease_is_written_in_the_version_that_was_read() -> None:
-    lease = paper_lease("other", version="7")
+def test_a_lease_is_written_with_the_resource_version_that_was_read() -> None:
+    lease = lease_object("other", version="7")
     assert taken(lease, ME, "noon")["metadata"] == lease["metadata"]
     assert released(lease)["metadata"]["resourceVersion"] == "7"
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(20))
-def test_while_one_may_write_no_other_holds_the_lease(seed: int) -> None:
+def test_while_an_operator_may_write_no_other_holds_the_lease(seed: int) -> None:
     """Operators freeze in the middle of calls, lose answers, are killed and come back, or end in order."""
-    world = LeaseWorld(random.Random(seed))
+    simulation = LeaseSimulation(random.Random(seed))
     for _ in range(100):
-        world.step()
-    assert world.overlaps == []
+        simulation.step()
+    assert simulation.overlaps == []
 
 
-def test_somebody_holds_the_lease_again_and_again() -> None:
-    """That the worlds above are not safe by standing still."""
-    worlds = [LeaseWorld(random.Random(seed)) for seed in range(4)]
-    for world in worlds:
+def test_simulated_operators_take_over_lose_and_release_the_lease() -> None:
+    """The simulations above are not safe only because nothing happens in them."""
+    simulations = [LeaseSimulation(random.Random(seed)) for seed in range(4)]
+    for simulation in simulations:
         for _ in range(100):
-            world.step()
+            simulation.step()
     for counted in ("taken over", "lost", "released", "killed"):
-        assert sum(world.counts[counted] for world in worlds) > 20, counted
-    assert {name for world in worlds for name in world.holders} == set(OPERATORS)
+        assert sum(simulation.counts[counted] for simulation in simulations) > 20, counted
+    assert {name for simulation in simulations for name in simulation.holders} == set(OPERATORS)
 
 
-def test_a_lease_that_somebody_gives_to_another_is_lost_at_once() -> None:
-    world = LeaseWorld(Calm())
-    mine = world.begin("a")
+def test_a_lease_that_is_edited_to_another_holder_is_lost_at_once() -> None:
+    simulation = LeaseSimulation(NoFaults())
+    mine = simulation.begin("a")
     mine.renew()
     assert mine.write_s() == DURATION_S
-    world.stored = paper_lease("b", version="by hand")
+    simulation.stored = lease_object("b", version="by hand")
     mine.renew()
     assert (mine.is_lost, mine.write_s()) == (True, 0)
-    world.stored = None
+    simulation.stored = None
     mine.renew()
-    assert world.stored is None
+    assert simulation.stored is None
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="the system has no clock that counts suspended time")
 def test_an_operator_whose_machine_was_suspended_has_lost_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    leadership = Leadership(PaperLeases(LeaseWorld(Calm())), ME)
+    leadership = Leadership(FakeLeases(LeaseSimulation(NoFaults())), ME)
     leadership.renew()
     assert leadership.is_held
     read, suspended_s = time.clock_gettime, 60.0
@@ -103,8 +111,8 @@ def test_an_operator_whose_machine_was_suspended_has_lost_its_lease(monkeypatch:
 
 
 async def test_an_operator_that_cannot_renew_its_lease_loses_it() -> None:
-    world = LeaseWorld(Calm())
-    leases = PaperLeases(world)
+    simulation = LeaseSimulation(NoFaults())
+    leases = FakeLeases(simulation)
     leadership = Leadership(leases, replace(ME, duration_s=1))
     holding = asyncio.create_task(leadership.hold())
     await asyncio.wait_for(leadership.taken.wait(), 20)
@@ -113,14 +121,14 @@ async def test_an_operator_that_cannot_renew_its_lease_loses_it() -> None:
     assert leadership.is_lost
 
 
-def test_without_the_lease_nothing_is_written_and_everything_read() -> None:
-    with paper_api(write_s=lambda: 0) as (paper, cluster):
-        paper.objects["/api/v1/namespaces/ns/secrets/s"] = {"metadata": {"name": "s"}}
+def test_without_the_lease_an_operator_reads_everything_and_writes_nothing() -> None:
+    with fake_api_server(write_s=lambda: 0) as (fake, cluster):
+        fake.objects["/api/v1/namespaces/ns/secrets/s"] = {"metadata": {"name": "s"}}
         assert cluster.secret("ns", "s") is not None
         with pytest.raises(ApiServerError, match="does not hold the Lease") as refused:
             cluster.write_status("ns", "shop", {})
     assert not refused.value.is_answer
-    assert {method for method, _, _ in paper.said} == {"GET"}
+    assert {method for method, _, _ in fake.said} == {"GET"}
 
 
 LEASED = ["--lease", "orca", "--lease-namespace", "system", "--lease-identity", "pod-1"]
@@ -130,11 +138,11 @@ def settings(*words: str) -> OperatorSettings:
     return parse_settings([*IMAGES, *words], {})
 
 
-def test_no_lease_is_wanted_unless_it_is_named() -> None:
+def test_no_lease_is_used_unless_it_is_named() -> None:
     assert settings().lease_terms is None
 
 
-def test_a_lease_that_is_named_lasts_as_long_as_those_of_kubernetes() -> None:
+def test_a_named_lease_lasts_as_long_as_those_of_kubernetes() -> None:
     terms = settings(*LEASED).lease_terms
     assert terms is not None
     assert (terms.namespace, terms.name, terms.identity) == ("system", "orca", "pod-1")
@@ -152,6 +160,6 @@ def test_a_lease_that_is_named_lasts_as_long_as_those_of_kubernetes() -> None:
         ([*LEASED, "--lease-seconds", "soon"], "--lease-seconds"),
     ],
 )
-def test_a_lease_that_cannot_be_stops_the_start_with_the_name_of_the_setting(words: list[str], name: str) -> None:
+def test_an_invalid_lease_setting_stops_the_start_with_its_name(words: list[str], name: str) -> None:
     with pytest.raises(SettingError, match=f"setting {name}:"):
         settings(*words)

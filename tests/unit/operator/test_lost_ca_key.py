@@ -45,7 +45,7 @@ WITHOUT_THE_CA_KEY = [
 
 
 @pytest.mark.parametrize("lose", WITHOUT_THE_CA_KEY)
-def test_for_a_lost_ca_key_nothing_is_replaced_before_its_time(lose: Callable[[Files], Files]) -> None:
+def test_a_lost_ca_key_replaces_nothing_before_its_time(lose: Callable[[Files], Files]) -> None:
     files = lose(issue())
     assert [due(files, NOW_S + days * DAY_S) for days in (0, 59.9)] == [None] * 2
     assert due(files, NOW_S + 60 * DAY_S) is not None
@@ -58,7 +58,7 @@ def carried_out(action: IssueCertificate | None, at_s: float) -> Files:
 
 
 @pytest.mark.parametrize("lose", WITHOUT_THE_CA_KEY)
-async def test_another_ca_is_made_known_before_it_signs(lose: Callable[[Files], Files], tmp_path: Path) -> None:
+async def test_a_new_ca_is_distributed_before_it_signs(lose: Callable[[Files], Files], tmp_path: Path) -> None:
     now_s = time.time()
     first = lose(issue(issued_s=now_s - 61 * DAY_S))
     known = carried_out(due(first, now_s), now_s)
@@ -75,13 +75,13 @@ async def test_another_ca_is_made_known_before_it_signs(lose: Callable[[Files], 
     assert last[CA].count("BEGIN") == 1
 
 
-def test_a_certificate_that_has_ended_does_not_wait_for_another_ca_to_be_known() -> None:
+def test_an_expired_certificate_does_not_wait_until_a_new_ca_is_distributed() -> None:
     files = with_another_ca_key(issue())
     made = carried_out(due(files, NOW_S + 91 * DAY_S), NOW_S + 91 * DAY_S)
     assert (made[KEY] != files[KEY], made[CA_KEY]) == (True, files[CA_KEY])
 
 
-def test_another_ca_whose_key_is_lost_too_gives_way_to_a_third() -> None:
+def test_a_new_ca_whose_key_is_lost_too_is_replaced_by_a_third() -> None:
     now_s = NOW_S + 61 * DAY_S
     first = with_another_ca_key(issue())
     lost = with_another_ca_key(carried_out(due(first, now_s), now_s))
@@ -90,7 +90,7 @@ def test_another_ca_whose_key_is_lost_too_gives_way_to_a_third() -> None:
     assert third[CA].count("BEGIN") == 2
 
 
-def test_a_comment_in_another_encoding_does_not_stop_every_look() -> None:
+def test_a_comment_in_another_encoding_does_not_stop_every_reconcile() -> None:
     there = secret({key: text for key, text in issue().items() if key != CA_KEY})
     content = base64.b64decode(there["data"][CERTIFICATE])
     there["data"][CERTIFICATE] = base64.b64encode("friendlyName: Müller\n".encode("latin-1") + content).decode()

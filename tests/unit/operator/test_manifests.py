@@ -1,4 +1,4 @@
-"""What the manifests say: what holds for all of them, and what single fields of the spec do."""
+"""Manifests: rules for all of them, and the effect of single fields of the spec."""
 
 import json
 from typing import Any
@@ -51,14 +51,14 @@ def test_every_pod_is_fit_for_the_restricted_level(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "pool", "fetch"])
-def test_no_pod_can_speak_to_the_api_server_or_sees_variables_of_services(role: str) -> None:
+def test_no_pod_can_call_the_api_server_or_gets_service_variables(role: str) -> None:
     pod = pods(model=ON_HUB)[role]
     assert pod["automountServiceAccountToken"] is False
     assert pod["enableServiceLinks"] is False
 
 
 @pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "pool", "fetch"])
-def test_all_pods_have_the_account_of_their_deployment_which_gives_no_token(role: str) -> None:
+def test_all_pods_have_the_service_account_of_their_deployment_without_a_token(role: str) -> None:
     account = manifests()["ServiceAccount", "shop"]
     assert account["automountServiceAccountToken"] is False
     assert account["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
@@ -71,7 +71,7 @@ def test_every_container_is_probed(role: str) -> None:
     assert {"readinessProbe", "livenessProbe", "startupProbe"} <= container.keys()
 
 
-def test_a_gateway_is_probed_at_the_door_that_clients_cannot_fill() -> None:
+def test_a_gateway_is_probed_on_the_internal_port_that_clients_cannot_fill() -> None:
     gateway = pods(gateway={"limits": {"connections": 1}})["gateway"]
     [container] = gateway["containers"]
     [port] = [each["containerPort"] for each in container["ports"] if each["name"] == "metrics"]
@@ -80,13 +80,13 @@ def test_a_gateway_is_probed_at_the_door_that_clients_cannot_fill() -> None:
         assert container[probe]["httpGet"] == {"path": "/health", "port": "metrics"}
 
 
-def test_a_change_reaches_pods_that_cannot_start() -> None:
-    """With the default policy a StatefulSet waits for such a pod before it replaces it, so for ever."""
+def test_a_rolling_update_reaches_pods_that_cannot_start() -> None:
+    """A StatefulSet with the default policy waits for such a pod before it replaces it, so for ever."""
     found = [each for (kind, _), each in manifests(pool={}).items() if kind == "StatefulSet"]
     assert [each["spec"].get("podManagementPolicy") for each in found] == ["Parallel"] * 3
 
 
-def test_names_fit_for_the_longest_name() -> None:
+def test_child_names_fit_for_the_longest_resource_name() -> None:
     for (kind, name), each in manifests(name="n" * 28, replicas=3, model=ON_HUB).items():
         # A StatefulSet labels its pods with its name and 11 characters more.
         assert len(name) <= (52 if kind == "StatefulSet" else 63)
@@ -105,21 +105,21 @@ def test_names_fit_for_the_longest_name() -> None:
         ("cuda", {"maxBatchTokens": 4096}, 4096),
     ],
 )
-def test_prompts_run_in_chunks_as_asked_and_by_default_on_processors_only(
+def test_prompts_run_in_chunks_as_asked_and_by_default_only_on_cpus(
     device: str, scheduler: Json, tokens: int | None
 ) -> None:
     made = group.schedule(deployment(worker={"device": device}, scheduler=scheduler))
     assert json.loads(made["data"]["bounds.json"])["max_batch_tokens"] == tokens
 
 
-def test_a_scheduler_knows_all_its_stages_by_name() -> None:
+def test_a_scheduler_gets_the_names_of_all_its_stages() -> None:
     pod = pods(parallelism={"stages": 2})["scheduler"]
     first, second = flags(pod)["stages"].split(",")
     assert first.endswith(".ns.svc:7000")
     assert second == first.replace("-0.", "-1.", 1)
 
 
-def test_no_variable_gives_a_group_other_blocks_than_those_in_which_its_slots_are_promised() -> None:
+def test_no_variable_changes_the_block_size_in_which_slots_are_promised() -> None:
     variables = {"ORCA_SCHEDULER_BLOCK_TOKENS": "32", "ORCA_SCHEDULER_POOL": "redis://a.example:6379/0"}
     [container] = pods(scheduler={"kvSlots": 1008})["scheduler"]["containers"]
     settings = parse_settings(container["args"][1:], variables)
@@ -128,20 +128,20 @@ def test_no_variable_gives_a_group_other_blocks_than_those_in_which_its_slots_ar
     assert settings.slots // settings.block_tokens * settings.block_tokens == asked == 1008
 
 
-def test_a_stage_learns_its_place_from_its_own_pod() -> None:
+def test_a_stage_reads_its_index_from_its_own_pod() -> None:
     [container] = pods()["stage"]["containers"]
     variables = {each["name"]: each.get("valueFrom") for each in container["env"]}
     assert variables["ORCA_WORKER_STAGE"]["fieldRef"]["fieldPath"].endswith("['apps.kubernetes.io/pod-index']")
     assert variables["ORCA_WORKER_DATA_HOST"]["fieldRef"]["fieldPath"] == "status.podIP"
 
 
-def test_cuda_asks_for_a_gpu_per_rank() -> None:
+def test_cuda_requests_one_gpu_per_rank() -> None:
     stage = pods(worker={"device": "cuda"}, parallelism={"tensor": 2})["stage"]
     assert stage["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
     assert flags(stage)["device"] == "cuda"
 
 
-def test_shared_memory_is_as_large_as_asked_for() -> None:
+def test_shared_memory_has_the_requested_size() -> None:
     volumes = pods(worker={"sharedMemoryMiB": 2048})["stage"]["volumes"]
     assert {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "2048Mi"}} in volumes
 
@@ -153,13 +153,13 @@ def test_a_gateway_has_time_for_its_streams_and_leaves_the_service_first() -> No
     assert flags(gateway)["drain-seconds"] == "60"
 
 
-def test_a_node_can_be_drained_of_a_single_gateway_also_while_that_is_not_ready() -> None:
+def test_a_node_with_a_single_gateway_can_be_drained_even_if_it_is_not_ready() -> None:
     budget = manifests()["PodDisruptionBudget", "shop-gateway"]["spec"]
     assert budget["maxUnavailable"] == 1
     assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
-def test_keys_are_those_of_the_user_or_made_or_none() -> None:
+def test_api_keys_are_user_provided_or_generated_or_absent() -> None:
     def keys(**gateway: Any) -> tuple[str | None, str | None]:
         pod = pods(gateway=gateway)["gateway"]
         named = [each["secret"]["secretName"] for each in pod["volumes"] if each["name"] == "api-keys"]
@@ -170,7 +170,7 @@ def test_keys_are_those_of_the_user_or_made_or_none() -> None:
     assert keys(openToAll=True) == (None, "true")
 
 
-def test_a_model_on_a_claim_is_mounted_by_all_that_read_it() -> None:
+def test_a_model_on_a_volume_claim_is_mounted_by_all_pods_that_read_it() -> None:
     for role in ("gateway", "scheduler", "stage"):
         pod = pods(model={"uri": "pvc://models/llama/7b"})[role]
         volume = {"name": "model", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}}
@@ -178,7 +178,7 @@ def test_a_model_on_a_claim_is_mounted_by_all_that_read_it() -> None:
         assert flags(pod)["model"] == "/models/llama/7b"
 
 
-def test_an_external_pool_brings_its_own_url_and_login() -> None:
+def test_an_external_pool_has_its_own_url_and_credentials() -> None:
     found = manifests(pool={"external": {"urlSecret": {"name": "redis", "key": "url"}, "minReplicas": 2}})
     assert ("StatefulSet", "shop-pool") not in found
     gateway = found["Deployment", "shop-gateway"]["spec"]["template"]["spec"]["containers"][0]
@@ -198,7 +198,7 @@ def login(*keys: str) -> tuple[Json, Json]:
     return variables, {each["name"]: each for each in pod["volumes"]}
 
 
-def test_an_external_pools_certificates_reach_the_parts_as_files() -> None:
+def test_an_external_pools_certificates_are_mounted_as_files() -> None:
     variables, volumes = login("user", "password", "ca.crt", "tls.crt", "tls.key")
     assert variables["ORCA_POOL_TLS_CA_FILE"] == "/etc/orca/pool/ca.crt"
     assert variables["ORCA_POOL_TLS_CERTIFICATE_FILE"] == "/etc/orca/pool/tls.crt"
@@ -207,13 +207,13 @@ def test_an_external_pools_certificates_reach_the_parts_as_files() -> None:
     assert mounted == ["password", "ca.crt", "tls.crt", "tls.key"]
 
 
-def test_an_external_pool_may_ask_for_no_login() -> None:
+def test_an_external_pool_may_need_no_credentials() -> None:
     variables, volumes = login()
     assert not {"ORCA_POOL_USER", "ORCA_POOL_PASSWORD_FILE"} & variables.keys()
     assert "pool-login" not in volumes
 
 
-def test_an_ingress_lets_streams_through_and_keeps_the_users_word() -> None:
+def test_an_ingress_does_not_buffer_streams_and_keeps_the_users_annotations() -> None:
     ours = "nginx.ingress.kubernetes.io/proxy-buffering"
     found = manifests(gateway={"ingress": {"host": "a.example", "annotations": {ours: "on", "mine": "1"}}})
     ingress = found["Ingress", "shop"]
@@ -223,12 +223,12 @@ def test_an_ingress_lets_streams_through_and_keeps_the_users_word() -> None:
     assert ingress["spec"]["rules"][0]["host"] == "a.example"
 
 
-def test_an_http_route_attaches_to_its_parents() -> None:
+def test_an_http_route_refers_to_its_parents() -> None:
     found = manifests(gateway={"httpRoute": {"parentRefs": [{"name": "edge"}], "hostnames": ["a.example"]}})
     assert found["HTTPRoute", "shop"]["spec"]["parentRefs"] == [{"name": "edge"}]
 
 
-def test_a_patch_has_the_last_word_and_finds_containers_by_name() -> None:
+def test_a_patch_is_applied_last_and_finds_containers_by_name() -> None:
     patch = {
         "spec": {"containers": [{"name": "gateway", "env": [{"name": "A", "value": "1"}]}], "priorityClassName": "x"}
     }
@@ -238,7 +238,7 @@ def test_a_patch_has_the_last_word_and_finds_containers_by_name() -> None:
     assert gateway["containers"][0]["image"] == "gateway:1"
 
 
-def test_a_patch_merges_maps_and_named_lists_replaces_others_and_takes_away() -> None:
+def test_a_patch_merges_maps_and_named_lists_replaces_other_values_and_removes_null_fields() -> None:
     base = {"a": 1, "map": {"x": 1, "y": 2}, "named": [{"name": "p", "v": 1}], "plain": [1, 2]}
     patch = {"a": None, "map": {"y": None, "z": 3}, "named": [{"name": "q"}, {"name": "p", "w": 2}], "plain": [3]}
     assert merged(base, patch) == {
@@ -248,7 +248,7 @@ def test_a_patch_merges_maps_and_named_lists_replaces_others_and_takes_away() ->
     }
 
 
-def test_a_fetch_writes_to_the_claim_that_all_others_only_read() -> None:
+def test_a_fetch_writes_to_the_volume_claim_that_all_others_mount_read_only() -> None:
     found = manifests(model=ON_HUB)
     [claim] = [name for kind, name in found if kind == "PersistentVolumeClaim" and name != "shop-pool"]
     by_role = pods(model=ON_HUB)
@@ -263,7 +263,7 @@ def variables(**model: Any) -> Json:
     return {each["name"]: each.get("value") or each["valueFrom"]["secretKeyRef"]["key"] for each in container["env"]}
 
 
-def test_a_fetch_is_told_where_from_and_as_whom() -> None:
+def test_a_fetch_gets_its_source_and_credentials() -> None:
     secret = {"name": "mine"}
     hub = variables(uri="hf://org/model", endpoint="https://hub.example", tokenSecret=secret)
     assert (hub["HF_ENDPOINT"], hub["HF_TOKEN"]) == ("https://hub.example", "token")
@@ -272,20 +272,20 @@ def test_a_fetch_is_told_where_from_and_as_whom() -> None:
     assert "AWS_ACCESS_KEY_ID" not in variables(uri="s3://bucket/path")
 
 
-def test_a_fetch_that_can_never_work_is_not_repeated_and_others_are() -> None:
+def test_a_fetch_with_a_permanent_failure_is_not_retried_and_others_are() -> None:
     [job] = [each for (kind, _), each in manifests(model=ON_HUB).items() if kind == "Job"]
     [never, drained] = job["spec"]["podFailurePolicy"]["rules"]
     assert (never["action"], never["onExitCodes"]["values"]) == ("FailJob", [2])
     assert (drained["action"], job["spec"]["backoffLimit"] > 50) == ("Ignore", True)
 
 
-def test_a_fetch_runs_where_stages_can() -> None:
+def test_a_fetch_runs_on_nodes_where_stages_can_run() -> None:
     worker = {"nodeSelector": {"gpu": "h100"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
     fetch = pods(model=ON_HUB, worker=worker)["fetch"]
     assert (fetch["nodeSelector"], fetch["tolerations"][:1]) == ({"gpu": "h100"}, worker["tolerations"])
 
 
-def test_the_claim_of_a_model_is_as_large_as_the_cache_says() -> None:
+def test_the_volume_claim_of_a_model_has_the_size_of_the_cache() -> None:
     cache = {"sizeGiB": 300, "storageClassName": "fast", "accessMode": "ReadWriteMany"}
     found = manifests(model={**ON_HUB, "cache": cache})
     [claim] = [each for (kind, name), each in found.items() if "model" in name and kind == "PersistentVolumeClaim"]

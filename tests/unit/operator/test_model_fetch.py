@@ -43,11 +43,11 @@ def deleted(decided: ReconcilePlan) -> list[tuple[str, str]]:
     return [(action.kind, action.name) for action in decided.actions if isinstance(action, Delete)]
 
 
-def test_nothing_that_reads_a_model_starts_before_it_is_there() -> None:
+def test_no_pod_that_reads_a_model_starts_before_it_is_fetched() -> None:
     cluster = FakeCluster(deployment(model=ON_HUB))
-    cluster.look()
+    cluster.reconcile()
     [job] = cluster.names("Job")
-    assert cluster.look().actions == ()
+    assert cluster.reconcile().actions == ()
     assert (cluster.names("StatefulSet"), cluster.names("Deployment"), claims(cluster)) == (["shop-pool"], [], [job])
     cluster.end_job(job, "Complete")
     cluster.settle()
@@ -55,15 +55,15 @@ def test_nothing_that_reads_a_model_starts_before_it_is_there() -> None:
     assert len(cluster.names("StatefulSet", "stage")) == 1
 
 
-def test_a_second_look_changes_nothing() -> None:
-    assert settled().look().actions == ()
+def test_a_second_reconcile_changes_nothing() -> None:
+    assert settled().reconcile().actions == ()
 
 
-def test_the_present_model_serves_untouched_until_the_next_one_is_there() -> None:
+def test_the_current_model_serves_unchanged_until_the_next_one_is_fetched() -> None:
     cluster = settled(replicas=2)
     before = {key: value for key, value in cluster.objects.items() if key[0] in ("StatefulSet", "Deployment", "Pod")}
-    change(cluster, model=NEWER, replicas=2, gateway={"replicas": 5}, rollout={"maxUnavailable": 1}).look()
-    assert cluster.look().actions == ()
+    change(cluster, model=NEWER, replicas=2, gateway={"replicas": 5}, rollout={"maxUnavailable": 1}).reconcile()
+    assert cluster.reconcile().actions == ()
     assert {key: cluster.objects[key] for key in before} == before
     old = cluster.names("StatefulSet", "stage")
     cluster.settle()
@@ -71,39 +71,39 @@ def test_the_present_model_serves_untouched_until_the_next_one_is_there() -> Non
     assert cluster.objects["Deployment", "shop-gateway"]["spec"]["replicas"] == 5
 
 
-def test_a_revert_in_the_middle_of_a_fetch_needs_no_other() -> None:
+def test_a_revert_during_a_fetch_needs_no_other_fetch() -> None:
     cluster = settled()
     [first] = cluster.names("Job")
-    change(cluster, model=NEWER).look()
+    change(cluster, model=NEWER).reconcile()
     assert len(cluster.names("Job")) == 2
-    change(cluster, model=ON_HUB).look()
-    assert (cluster.names("Job"), cluster.look().actions) == ([first], ())
+    change(cluster, model=ON_HUB).reconcile()
+    assert (cluster.names("Job"), cluster.reconcile().actions) == ([first], ())
 
 
 @pytest.mark.parametrize(("policy", "kept"), [("Keep", 2), ("Delete", 1)])
-def test_the_claim_of_a_model_that_nobody_reads_goes_by_the_deletion_policy(policy: str, kept: int) -> None:
+def test_the_volume_claim_of_an_unused_model_follows_the_deletion_policy(policy: str, kept: int) -> None:
     cluster = settled(deletionPolicy=policy)
-    change(cluster, model=NEWER, deletionPolicy=policy).look()
+    change(cluster, model=NEWER, deletionPolicy=policy).reconcile()
     assert len(claims(cluster)) == 2
     cluster.settle()
     assert (len(cluster.names("Job")), len(claims(cluster))) == (1, kept)
 
 
-def test_suspend_takes_groups_and_gateways_away_also_in_the_middle_of_a_fetch() -> None:
+def test_suspend_removes_groups_and_gateways_also_during_a_fetch() -> None:
     cluster = settled()
     cluster.pool = PoolStatus(generation=int(BORN_S) + 1)
     change(cluster, model=NEWER, suspend=True)
-    while cluster.look().actions:
+    while cluster.reconcile().actions:
         pass
     assert cluster.names("StatefulSet") == ["shop-pool"]
     assert cluster.objects["Deployment", "shop-gateway"]["spec"]["replicas"] == 0
 
 
-def test_a_model_that_was_replaced_while_nothing_ran_is_still_given_to_gateways_to_read_its_answers() -> None:
+def test_gateways_still_get_a_model_replaced_during_suspension_to_read_its_answers() -> None:
     cluster = settled()
     [before] = claims(cluster)
     cluster.pool = PoolStatus(generation=int(BORN_S), revision="r1")
-    change(cluster, model=NEWER, suspend=True, deletionPolicy="Delete").look()
+    change(cluster, model=NEWER, suspend=True, deletionPolicy="Delete").reconcile()
     for pod in cluster.names("Pod", "gateway"):
         del cluster.objects["Pod", pod]
     cluster.settle()
@@ -112,66 +112,66 @@ def test_a_model_that_was_replaced_while_nothing_ran_is_still_given_to_gateways_
     assert before in claims(cluster)
 
 
-def test_a_fetch_that_runs_is_made_anew_when_it_would_be_another() -> None:
+def test_a_running_fetch_is_replaced_when_its_spec_changes() -> None:
     cluster = FakeCluster(deployment(model=ON_HUB))
-    cluster.look()
+    cluster.reconcile()
     change(cluster, model={**ON_HUB, "tokenSecret": {"name": "mine"}})
     [job] = cluster.names("Job")
-    assert deleted(cluster.look()) == [("Job", job)]
-    cluster.look()
+    assert deleted(cluster.reconcile()) == [("Job", job)]
+    cluster.reconcile()
     assert "mine" in json.dumps(cluster.objects["Job", job])
 
 
-def test_a_fetch_that_has_ended_well_is_never_repeated() -> None:
+def test_a_successful_fetch_is_never_repeated() -> None:
     cluster = settled()
     change(cluster, model={**ON_HUB, "tokenSecret": {"name": "mine"}})
-    assert cluster.look().actions == ()
+    assert cluster.reconcile().actions == ()
 
 
-def test_a_fetch_that_has_failed_is_tried_again_after_a_while() -> None:
+def test_a_failed_fetch_is_retried_after_a_while() -> None:
     cluster = FakeCluster(deployment(model=ON_HUB))
-    cluster.look()
+    cluster.reconcile()
     [job] = cluster.names("Job")
     cluster.end_job(job, "Failed", at=BORN)
     cluster.now_s = BORN_S + 60
-    assert cluster.look().actions == ()
+    assert cluster.reconcile().actions == ()
     cluster.now_s = BORN_S + 121
-    assert deleted(cluster.look()) == [("Job", job)]
+    assert deleted(cluster.reconcile()) == [("Job", job)]
 
 
-def test_a_volume_that_somebody_has_deleted_is_filled_again() -> None:
+def test_a_deleted_volume_is_fetched_again() -> None:
     cluster = settled()
     [name] = claims(cluster)
     del cluster.objects["PersistentVolumeClaim", name]
-    cluster.look()
+    cluster.reconcile()
     cluster.objects["PersistentVolumeClaim", name]["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z"
-    assert ("Job", name) in deleted(cluster.look())
+    assert ("Job", name) in deleted(cluster.reconcile())
 
 
-def test_a_volume_grows_with_its_size_and_keeps_what_cannot_change() -> None:
+def test_a_volume_grows_with_the_spec_and_keeps_its_immutable_fields() -> None:
     cluster = settled(model={**ON_HUB, "cache": {"sizeGiB": 10}})
     [name] = claims(cluster)
     other = {"storageClassName": "slow", "accessMode": "ReadWriteMany"}
     for size, wanted in [(2048, "2048Gi"), (5, "2048Gi")]:
-        change(cluster, model={**ON_HUB, "cache": {"sizeGiB": size, **other}}).look()
+        change(cluster, model={**ON_HUB, "cache": {"sizeGiB": size, **other}}).reconcile()
         spec = cluster.objects["PersistentVolumeClaim", name]["spec"]
         assert spec == {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": wanted}}}
 
 
-def test_a_fetch_on_a_lost_node_makes_room_for_the_next_pod() -> None:
+def test_the_fetch_pod_of_a_lost_node_is_deleted_so_that_the_next_one_starts() -> None:
     cluster = FakeCluster(deployment(model=ON_HUB))
-    cluster.look()
+    cluster.reconcile()
     [job] = cluster.names("Job")
     cluster.add_pod(f"{job}-abcde", cluster.objects["Job", job]["spec"]["template"]["metadata"]["labels"])
     cluster.objects["Pod", f"{job}-abcde"]["metadata"]["deletionTimestamp"] = NOW
     cluster.lost_nodes = frozenset({"node-1"})
-    assert deleted(cluster.look()) == [("Pod", f"{job}-abcde")]
+    assert deleted(cluster.reconcile()) == [("Pod", f"{job}-abcde")]
 
 
 def fetching(figures: FetchProgress | None = None, **container: Any) -> Json:
     """The condition ModelReady while the pod of the fetch is in some state."""
     cluster = FakeCluster(deployment(model=ON_HUB))
-    cluster.look()
+    cluster.reconcile()
     [job] = cluster.names("Job")
     labels = cluster.objects["Job", job]["spec"]["template"]["metadata"]["labels"]
     cluster.add_pod(f"{job}-abcde", labels, is_ready=not container)
@@ -181,12 +181,12 @@ def fetching(figures: FetchProgress | None = None, **container: Any) -> Json:
 
 
 def model_ready(cluster: FakeCluster, figures: FetchProgress | None = None) -> Json:
-    found = status.make_status(replace(cluster.observe(at=NOW), fetch=figures), cluster.look(RELEASE), {})
+    found = status.make_status(replace(cluster.observe(at=NOW), fetch=figures), cluster.reconcile(RELEASE), {})
     [condition] = [each for each in found["conditions"] if each["type"] == "ModelReady"]
     return dict(condition)
 
 
-def test_a_fetch_tells_how_far_it_is() -> None:
+def test_a_fetch_reports_its_progress() -> None:
     found = fetching(FetchProgress(bytes_done=3_100_000_000, bytes_total=15_200_000_000))
     assert (found["status"], found["reason"]) == ("False", "ModelLoading")
     assert found["message"] == "3.10 of 15.20 GB (20%) of hf://org/model are fetched"
@@ -194,40 +194,40 @@ def test_a_fetch_tells_how_far_it_is() -> None:
 
 def test_a_rollout_to_another_model_begins_with_its_fetch() -> None:
     cluster = change(settled(), model=NEWER)
-    cluster.look()
-    found = status.make_status(cluster.observe(at=NOW), cluster.look(), {})
+    cluster.reconcile()
+    found = status.make_status(cluster.observe(at=NOW), cluster.reconcile(), {})
     said = {each["type"]: (each["status"], each["reason"]) for each in found["conditions"]}
     assert said["Progressing"] == ("True", "ModelLoading")
     assert said["Ready"] == ("False", "ModelLoading")
     assert (said["GatewayReady"][0], said["Degraded"][0]) == ("True", "False")
 
 
-def test_a_fetch_that_meets_trouble_tells_it_beside_the_figures() -> None:
+def test_a_fetch_with_an_error_reports_it_with_its_progress() -> None:
     found = fetching(FetchProgress(1, 4, "ModelUnreachable: a.json: connection refused"))
     assert found["reason"] == "ModelUnreachable"
     assert found["message"].startswith("a.json: connection refused; 0.00 of 0.00 GB (25%)")
 
 
 @pytest.mark.parametrize("reason", ["ModelMissing", "ModelDenied", "ModelBroken", "NoSpace", "ModelUnreachable"])
-def test_an_ended_fetch_gives_its_reason(reason: str) -> None:
+def test_a_finished_fetch_reports_its_reason(reason: str) -> None:
     ended = {"exitCode": 1, "message": f'{{"log": 1}}\n{reason}: hf://org/model: so it is\n'}
     found = fetching(terminated=ended)
     assert (found["reason"], found["message"]) == (reason, "hf://org/model: so it is; the fetch tries again")
 
 
-def test_a_fetch_whose_image_is_missing_says_so() -> None:
+def test_a_fetch_without_its_image_reports_that() -> None:
     assert fetching(waiting={"reason": "ImagePullBackOff"})["reason"] == "ImagePull"
 
 
-def test_a_fetch_that_has_failed_without_a_word_is_crashing() -> None:
+def test_a_fetch_that_failed_without_a_message_is_reported_as_crashing() -> None:
     cluster = FakeCluster(deployment(model=ON_HUB))
-    cluster.look()
+    cluster.reconcile()
     cluster.end_job(cluster.names("Job")[0], "Failed")
     found = model_ready(cluster)
     assert (found["reason"], found["message"]) == ("Crashing", "the fetch has failed: its pod has failed")
 
 
-def test_a_model_that_is_fetched_is_ready_and_so_is_one_in_place() -> None:
+def test_a_fetched_model_and_a_model_on_a_volume_are_ready() -> None:
     assert model_ready(settled())["reason"] == "Fetched"
     cluster = FakeCluster(deployment())
     assert model_ready(cluster)["reason"] == "InPlace"
@@ -251,7 +251,7 @@ def pod(phase: str) -> Json:
     }
 
 
-def test_the_figures_are_those_of_the_pod_that_runs() -> None:
+def test_the_progress_is_that_of_the_running_pod() -> None:
     with HTTPServer(("127.0.0.1", 0), _Progress) as server:
         thread = Thread(target=server.handle_request)
         thread.start()
@@ -259,6 +259,6 @@ def test_the_figures_are_those_of_the_pod_that_runs() -> None:
         thread.join()
 
 
-def test_a_pod_that_does_not_answer_has_no_figures() -> None:
+def test_a_pod_that_does_not_answer_has_no_progress() -> None:
     assert probes.poll_fetch([pod("Running")], 9) is None
     assert probes.poll_fetch([pod("Succeeded")]) is None

@@ -31,7 +31,7 @@ def without_the_ca_between() -> Files:
 
 
 def pinned() -> Files:
-    """What others trust is the certificate itself."""
+    """Peers trust the certificate itself."""
     files = by_some_ca(begins_s=time.time())
     return files | {CA: files[CERTIFICATE]}
 
@@ -54,7 +54,7 @@ def with_another_ca_beside() -> Files:
         (by_some_ca(begins_s=BORN_S + DAY_S), "tls.crt is not valid before 2026-01-02 at 00:00 UTC"),
     ],
 )
-def test_what_others_would_refuse_is_told_by_secret_key_and_fact(files: Files, said: str) -> None:
+def test_a_certificate_that_peers_would_refuse_is_reported_with_secret_key_and_reason(files: Files, said: str) -> None:
     found = trouble(files)
     assert found is not None
     assert found.reason == "CertificateUnfit"
@@ -62,7 +62,7 @@ def test_what_others_would_refuse_is_told_by_secret_key_and_fact(files: Files, s
 
 
 @pytest.mark.parametrize("usages", [[SERVER], [CLIENT], [ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE]])
-async def test_others_refuse_what_is_not_for_servers_and_clients(
+async def test_peers_refuse_a_certificate_not_meant_for_both_servers_and_clients(
     usages: list[x509.ObjectIdentifier], tmp_path: Path
 ) -> None:
     files = by_some_ca(usages=usages, begins_s=time.time())
@@ -82,7 +82,7 @@ async def test_others_refuse_what_is_not_for_servers_and_clients(
     ],
     ids=["plain", "a CA between", "no usages named", "another CA beside", "pinned"],
 )
-async def test_what_others_take_is_no_trouble(files: Files, tmp_path: Path) -> None:
+async def test_a_certificate_that_peers_accept_is_no_problem(files: Files, tmp_path: Path) -> None:
     assert await ask(shown(files, tmp_path), shown(files, tmp_path)) == "here"
     assert trouble(files, time.time()) is None
 
@@ -95,14 +95,16 @@ async def test_what_others_take_is_no_trouble(files: Files, tmp_path: Path) -> N
         (30, "CertificateExpired", "ca.crt in the Secret team expired on 2026-01-31 at 00:00 UTC"),
     ],
 )
-def test_a_ca_that_ends_before_what_it_has_signed_is_told(at_day: int, reason: str | None, said: str) -> None:
+def test_a_ca_that_expires_before_the_certificate_it_signed_is_reported(
+    at_day: int, reason: str | None, said: str
+) -> None:
     found = trouble(by_some_ca(leaf_days=90, ca_days=30), BORN_S + at_day * DAY_S)
     assert (None if found is None else found.reason) == reason
     assert found is None or found.message.startswith(said)
 
 
 @pytest.mark.parametrize(("life_days", "quiet_days"), [(1, 0.8), (7, 5.8), (30, 24.9), (90, 75.9), (365, 350.9)])
-def test_so_long_as_a_certificate_of_any_life_may_still_be_renewed_it_is_no_trouble(
+def test_a_certificate_of_any_lifetime_is_no_problem_while_it_may_still_be_renewed(
     life_days: float, quiet_days: float
 ) -> None:
     files = by_some_ca(leaf_days=life_days, ca_days=3650)

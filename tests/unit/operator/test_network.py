@@ -1,4 +1,4 @@
-"""Who may reach whom, read out of the policies by the rules that a network plugin would follow."""
+"""The network policies allow exactly these connections, read by the rules of a network plugin."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def pod(role: str) -> Json:
 
 
 def can_reach(source: Json, target: Json, port: int, **spec: Any) -> bool:
-    """Whether a connection passes: allowed out of one pod, and into the other."""
+    """Return whether a connection passes: out of one pod, and into the other."""
     found = network.policies(deployment(**spec))
     return _passes(found, source, target, port, "egress", "to") and _passes(
         found, target, source, port, "ingress", "from"
@@ -50,11 +50,11 @@ def _selects(selector: Json, labels: Json) -> bool:
         ("stage", "stage", 43210),
     ],
 )
-def test_the_parts_reach_what_they_need(source: str, target: str, port: int) -> None:
+def test_each_part_reaches_the_parts_that_it_needs(source: str, target: str, port: int) -> None:
     assert can_reach(pod(source), pod(target), port)
 
 
-def test_clients_prometheus_and_the_operator_get_to_their_ports() -> None:
+def test_clients_prometheus_and_the_operator_reach_their_ports() -> None:
     assert can_reach(STRANGER, pod("gateway"), 8000)
     assert can_reach(STRANGER, pod("gateway"), 9090)
     assert can_reach(STRANGER, pod("scheduler"), 9090)
@@ -62,16 +62,16 @@ def test_clients_prometheus_and_the_operator_get_to_their_ports() -> None:
 
 
 @pytest.mark.parametrize(("target", "port"), [("pool", 6379), ("stage", 7000), ("stage", 43210), ("scheduler", 7002)])
-def test_strangers_do_not_get_in(target: str, port: int) -> None:
+def test_other_pods_cannot_connect_to_the_parts(target: str, port: int) -> None:
     assert not can_reach(STRANGER, pod(target), port)
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_nobody_gets_out(role: str) -> None:
+def test_no_part_connects_outside_the_deployment(role: str) -> None:
     assert not can_reach(pod(role), STRANGER, 443)
 
 
-def test_only_a_fetch_gets_out_and_only_the_operator_asks_it() -> None:
+def test_only_a_fetch_connects_outside_and_only_the_operator_polls_it() -> None:
     model = {"uri": "hf://org/model"}
     assert can_reach(pod("fetch"), STRANGER, 443, model=model)
     assert can_reach(OPERATOR, pod("fetch"), 9090, model=model)
@@ -79,25 +79,25 @@ def test_only_a_fetch_gets_out_and_only_the_operator_asks_it() -> None:
     assert not can_reach(pod("stage"), STRANGER, 443, model=model)
 
 
-def test_what_the_operator_calls_of_a_deployment_lets_it_in() -> None:
+def test_each_part_that_the_operator_calls_admits_the_operator() -> None:
     found = network.policies(deployment(model={"uri": "hf://org/model"}))
     rules = [rule for policy in found for rule in policy["spec"]["ingress"] if "from" in rule]
     of_operator = [rule for rule in rules if any(_selects(each["podSelector"], OPERATOR) for each in rule["from"])]
     let_in = {port["port"] for rule in of_operator for port in rule["ports"]}
-    assert let_in == {6379, 9090}  # tests/process/chart looks for the same in the chart's policy
+    assert let_in == {6379, 9090}  # tests/process/chart checks the same in the chart's policy
 
 
-def test_gateways_do_not_reach_the_engine() -> None:
+def test_gateways_cannot_connect_to_the_engine() -> None:
     assert not can_reach(pod("gateway"), pod("stage"), 7000)
 
 
-def test_an_external_pool_may_be_anywhere() -> None:
+def test_an_external_pool_may_have_any_address() -> None:
     external = {"external": {"urlSecret": {"name": "redis"}}}
     assert can_reach(pod("gateway"), STRANGER, 6380, pool=external)
     assert not can_reach(pod("stage"), STRANGER, 6380, pool=external)
 
 
-def test_stages_in_the_network_of_their_nodes_are_reached_without_a_selector() -> None:
+def test_stages_in_the_host_network_are_reached_without_a_selector() -> None:
     worker = {"hostNetwork": True}
     assert can_reach(pod("scheduler"), STRANGER, 7000, worker=worker)
     assert can_reach(STRANGER, pod("scheduler"), 7002, worker=worker)

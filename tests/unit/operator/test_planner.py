@@ -1,4 +1,4 @@
-"""From a spec and what is there to what has to be done."""
+"""A spec and the observed state become a plan of actions."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ def deleted(decided: ReconcilePlan) -> list[str]:
     return [action.name for action in decided.actions if isinstance(action, Delete)]
 
 
-def test_five_lines_become_a_pool_a_gateway_and_a_group() -> None:
+def test_a_five_line_resource_becomes_a_pool_a_gateway_and_a_group() -> None:
     cluster = settled(deployment())
     [group] = cluster.names("StatefulSet", "stage")
     assert cluster.names("StatefulSet") == [group, f"{group}-scheduler", "shop-pool"]
@@ -41,11 +41,11 @@ def test_five_lines_become_a_pool_a_gateway_and_a_group() -> None:
     assert cluster.names("Service") == ["shop", group, f"{group}-scheduler", "shop-pool"]
 
 
-def test_a_second_look_changes_nothing() -> None:
-    assert settled(deployment(replicas=2)).look().actions == ()
+def test_a_second_reconcile_changes_nothing() -> None:
+    assert settled(deployment(replicas=2)).reconcile().actions == ()
 
 
-def test_replicas_come_and_go_without_touching_the_others() -> None:
+def test_replicas_are_added_and_removed_without_changing_the_others() -> None:
     cluster = settled(deployment(replicas=1))
     [first] = cluster.names("StatefulSet", "stage")
     change(cluster, replicas=3).settle()
@@ -57,18 +57,18 @@ def test_replicas_come_and_go_without_touching_the_others() -> None:
     assert cluster.names("Deployment") == ["shop-gateway"]
 
 
-def test_a_group_that_goes_loses_its_scheduler_before_its_stages() -> None:
+def test_a_removed_group_loses_its_scheduler_before_its_stages() -> None:
     cluster = settled(deployment(replicas=1))
     [group] = cluster.names("StatefulSet", "stage")
-    first = change(cluster, replicas=0).look()
+    first = change(cluster, replicas=0).reconcile()
     assert deleted(first) == [f"{group}-scheduler"]
     cluster.add_pod(f"{group}-scheduler-0", {names.GROUP_LABEL: group, names.ROLE_LABEL: "scheduler"})
-    assert not deleted(cluster.look())  # it still drains
+    assert not deleted(cluster.reconcile())  # it still drains
     del cluster.objects["Pod", f"{group}-scheduler-0"]
-    assert group in deleted(cluster.look())
+    assert group in deleted(cluster.reconcile())
 
 
-def test_another_shape_is_another_revision_and_is_rolled_out() -> None:
+def test_another_parallelism_is_another_revision_and_is_rolled_out() -> None:
     cluster = settled(deployment())
     [old] = cluster.names("StatefulSet", "stage")
     plans = change(cluster, parallelism={"stages": 2}).settle()
@@ -81,63 +81,63 @@ def test_another_shape_is_another_revision_and_is_rolled_out() -> None:
 
 def test_a_batch_size_changes_no_pod_and_reaches_all_schedulers_at_once() -> None:
     cluster = settled(deployment(replicas=2))
-    decided = change(cluster, replicas=2, scheduler={"maxBatchSize": 4}).look()
+    decided = change(cluster, replicas=2, scheduler={"maxBatchSize": 4}).reconcile()
     assert [each["kind"] for each in applied(decided)] == ["ConfigMap"]
     assert [action.pod for action in decided.actions if isinstance(action, Nudge)] == cluster.names("Pod", "scheduler")
-    assert cluster.look().actions == ()
+    assert cluster.reconcile().actions == ()
 
 
 def test_a_policy_changes_schedulers_only_and_one_at_a_time() -> None:
     cluster = settled(deployment(replicas=2))
     before = cluster.names("StatefulSet", "stage")
-    first = change(cluster, replicas=2, scheduler={"prefetch": 0}).look()
+    first = change(cluster, replicas=2, scheduler={"prefetch": 0}).reconcile()
     [changed] = applied(first)
     # Its pod is replaced: until it serves again the other one stays as it is.
     pod = f"{changed['metadata']['name']}-0"
     cluster.add_pod(pod, changed["spec"]["template"]["metadata"]["labels"], is_ready=False)
-    assert not applied(cluster.look())
+    assert not applied(cluster.reconcile())
     cluster.start()
-    assert len(applied(cluster.look())) == 1
+    assert len(applied(cluster.reconcile())) == 1
     assert cluster.names("StatefulSet", "stage") == before
 
 
-def test_a_group_that_cannot_serve_does_not_hold_up_an_edit_of_schedulers() -> None:
+def test_a_group_that_cannot_serve_does_not_delay_an_edit_of_schedulers() -> None:
     cluster = settled(deployment(replicas=3))
     dead = cluster.names("StatefulSet", "stage")[0]
     cluster.make_unready(f"{dead}-0")
     cluster.make_unready(f"{dead}-scheduler-0")
-    changed = applied(change(cluster, replicas=3, scheduler={"prefetch": 0}).look())
+    changed = applied(change(cluster, replicas=3, scheduler={"prefetch": 0}).reconcile())
     assert len(changed) == 2  # its own, and one of those that serve
     cluster.make_unready(f"{changed[1]['metadata']['name']}-0")
-    assert not applied(cluster.look())  # the last one goes on until the second serves again
+    assert not applied(cluster.reconcile())  # the last one goes on until the second serves again
     changed_pod = f"{changed[1]['metadata']['name']}-0"
     cluster.add_pod(changed_pod, cluster.objects["Pod", changed_pod]["metadata"]["labels"])
-    assert len(applied(cluster.look())) == 1
+    assert len(applied(cluster.reconcile())) == 1
 
 
 def test_an_edit_after_which_no_group_forms_stops_at_the_first() -> None:
     cluster = settled(deployment(replicas=3))
-    [changed] = applied(change(cluster, replicas=3, scheduler={"prefetch": 0}).look())
+    [changed] = applied(change(cluster, replicas=3, scheduler={"prefetch": 0}).reconcile())
     cluster.make_unready(f"{changed['metadata']['name']}-0")
     cluster.now_s += 10_000
-    assert not applied(cluster.look())
+    assert not applied(cluster.reconcile())
 
 
 def test_as_many_schedulers_change_at_a_time_as_groups_may_be_missing() -> None:
     rollout = {"maxUnavailable": 2}
     cluster = settled(deployment(replicas=3, rollout=rollout))
-    decided = change(cluster, replicas=3, rollout=rollout, scheduler={"prefetch": 0}).look()
+    decided = change(cluster, replicas=3, rollout=rollout, scheduler={"prefetch": 0}).reconcile()
     assert len(applied(decided)) == 2
 
 
-def test_what_the_spec_does_not_need_any_more_goes() -> None:
+def test_objects_that_the_spec_no_longer_needs_are_deleted() -> None:
     cluster = settled(deployment(gateway={"ingress": {"host": "shop.example"}}))
     assert cluster.names("Ingress") == ["shop"]
     change(cluster).settle()
     assert cluster.names("Ingress") == []
 
 
-def test_volumes_stay_for_as_long_as_the_resource_does() -> None:
+def test_volumes_are_kept_as_long_as_the_resource_exists() -> None:
     cluster = settled(deployment())
     external = {"external": {"urlSecret": {"name": "redis", "key": "url"}}}
     change(cluster, pool=external).settle()
@@ -145,11 +145,11 @@ def test_volumes_stay_for_as_long_as_the_resource_does() -> None:
     assert cluster.names("PersistentVolumeClaim") == ["shop-pool"]
 
 
-def test_what_somebody_has_changed_is_written_again_and_what_he_added_stays() -> None:
+def test_fields_that_a_user_changed_are_written_again_and_added_fields_stay() -> None:
     cluster = settled(deployment())
     cluster.objects["Deployment", "shop-gateway"]["spec"]["replicas"] = 7
     cluster.objects["Service", "shop"]["spec"]["sessionAffinity"] = "ClientIP"
-    [action] = cluster.look().actions
+    [action] = cluster.reconcile().actions
     assert isinstance(action, Apply)
     assert action.reason == "somebody has changed spec.replicas"
 
@@ -165,7 +165,7 @@ def test_what_somebody_has_changed_is_written_again_and_what_he_added_stays() ->
     ],
     ids=["revision lost", "model lost", "no number", "many lost"],
 )
-def test_labels_that_somebody_has_edited_cost_no_group(part: str, edit: dict[str, str | None]) -> None:
+def test_edited_labels_do_not_delete_a_group(part: str, edit: dict[str, str | None]) -> None:
     cluster = settled(deployment(replicas=2))
     name, _ = cluster.names("StatefulSet", part)
     labels = cluster.objects["StatefulSet", name]["metadata"]["labels"]
@@ -179,24 +179,24 @@ def test_labels_that_somebody_has_edited_cost_no_group(part: str, edit: dict[str
     assert cluster.names("StatefulSet") == groups
 
 
-def test_redis_starts_anew_when_its_users_have_another_password() -> None:
+def test_redis_restarts_when_its_users_have_another_password() -> None:
     cluster = settled(deployment())
     cluster.pool_secret = {"data": {"users.acl": "b3RoZXI="}}
-    [changed] = applied(cluster.look())
+    [changed] = applied(cluster.reconcile())
     assert changed["metadata"]["name"] == "shop-pool"
-    assert cluster.look().actions == ()
+    assert cluster.reconcile().actions == ()
 
 
-def test_the_parts_wait_for_the_secret_of_an_external_pool_and_stay_when_it_is_gone() -> None:
+def test_the_parts_wait_for_the_secret_of_an_external_pool_and_are_kept_when_it_is_gone() -> None:
     cluster = FakeCluster(deployment(pool={"external": {"urlSecret": {"name": "redis"}}}))
     cluster.pool_secret = None
-    cluster.look()
+    cluster.reconcile()
     assert (cluster.names("StatefulSet"), cluster.names("Deployment")) == ([], [])
     cluster.pool_secret = {"data": {"url": "", "password": ""}}
     cluster.settle()
     assert (len(cluster.names("StatefulSet")), cluster.names("Deployment")) == (2, ["shop-gateway"])
     cluster.pool_secret = None
-    assert cluster.look().actions == ()
+    assert cluster.reconcile().actions == ()
 
 
 def test_the_pools_volume_is_never_asked_to_shrink_or_to_change_its_class() -> None:
@@ -218,7 +218,7 @@ def test_the_owner_of_a_volume_follows_the_deletion_policy() -> None:
     assert cluster.objects[claim]["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
 
 
-def test_suspend_takes_groups_and_gateways_and_leaves_the_pool() -> None:
+def test_suspend_removes_groups_and_gateways_and_keeps_the_pool() -> None:
     cluster = settled(deployment(replicas=2))
     change(cluster, replicas=2, suspend=True).settle()
     assert cluster.names("StatefulSet") == ["shop-pool"]
@@ -242,11 +242,11 @@ def test_a_model_that_is_wanted_again_becomes_the_newest_again() -> None:
     [first] = cluster.names("StatefulSet", "stage")
     before = generation(cluster, first)
     cluster.now_s += 10
-    change(cluster, model={"uri": "pvc://models/other"}).look()
+    change(cluster, model={"uri": "pvc://models/other"}).reconcile()
     [other] = [name for name in cluster.names("StatefulSet", "stage") if name != first]
     newer = generation(cluster, other)
     assert newer > before
-    change(cluster).look()  # the revert comes while both are there
+    change(cluster).reconcile()  # the revert comes while both are there
     newest = generation(cluster, first)
     assert newest > newer
     cluster.now_s += 10
@@ -255,15 +255,15 @@ def test_a_model_that_is_wanted_again_becomes_the_newest_again() -> None:
 
 
 @pytest.mark.parametrize("problem", [None, "no answer"], ids=["at once", "when the pool answers"])
-def test_another_model_comes_into_force_also_where_the_clock_went_back_and_no_group_is_left(
+def test_another_model_comes_into_force_even_if_the_clock_went_back_and_no_group_is_left(
     problem: str | None,
 ) -> None:
     cluster = FakeCluster(deployment())
     in_force = int(cluster.now_s) + 1000
     cluster.pool = PoolStatus(problem=problem, generation=None if problem else in_force)
-    cluster.look()
+    cluster.reconcile()
     cluster.pool = PoolStatus(generation=in_force)
-    cluster.look()
+    cluster.reconcile()
     [group] = cluster.names("StatefulSet", "stage")
     assert generation(cluster, group) == in_force + 1
     cluster.now_s += 10
@@ -271,7 +271,7 @@ def test_another_model_comes_into_force_also_where_the_clock_went_back_and_no_gr
     assert generation(cluster, group) == in_force + 1
 
 
-def test_an_edit_that_does_not_concern_the_model_keeps_its_generation() -> None:
+def test_an_edit_of_other_fields_keeps_the_generation_of_the_model() -> None:
     cluster = settled(deployment())
     before = generation(cluster, cluster.names("StatefulSet", "stage")[0])
     cluster.now_s += 1000
@@ -279,35 +279,35 @@ def test_an_edit_that_does_not_concern_the_model_keeps_its_generation() -> None:
     assert generation(cluster, cluster.names("StatefulSet", "stage")[0]) == before
 
 
-def test_pods_of_a_lost_node_are_ended_without_it_but_never_the_pools() -> None:
+def test_pods_of_a_lost_node_are_force_deleted_but_never_the_pools() -> None:
     cluster = settled(deployment())
     for kind, name in list(cluster.objects):
         if kind == "Pod":
             cluster.objects[kind, name]["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"
-    assert not [action for action in cluster.look().actions if action.name.startswith("shop-pool")]
+    assert not [action for action in cluster.reconcile().actions if action.name.startswith("shop-pool")]
     cluster.lost_nodes = frozenset({"node-1"})
-    forced = [action for action in cluster.look().actions if isinstance(action, Delete) and action.is_forced]
+    forced = [action for action in cluster.reconcile().actions if isinstance(action, Delete) and action.is_forced]
     assert sorted(action.name.rpartition("-")[0].partition("shop-")[2][:7] for action in forced)
     assert "shop-pool-0" not in [action.name for action in forced]
     assert len(forced) == 3
 
 
-def test_without_a_right_to_read_nodes_a_pod_that_its_lost_node_does_not_end_is_ended() -> None:
+def test_without_the_right_to_read_nodes_a_pod_stuck_on_a_lost_node_is_force_deleted() -> None:
     cluster = settled(deployment())
     [stage] = cluster.names("Pod", "stage")
     pod = cluster.objects["Pod", stage]
     pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"
     cluster.now_s = BORN_S + 121
-    assert stage not in deleted(cluster.look())  # nothing says that its node is lost
+    assert stage not in deleted(cluster.reconcile())  # nothing says that its node is lost
     taken = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
     pod["status"]["conditions"].append(taken)
     cluster.now_s = BORN_S + 119
-    assert stage not in deleted(cluster.look())
+    assert stage not in deleted(cluster.reconcile())
     cluster.now_s = BORN_S + 121
-    assert stage in deleted(cluster.look())
+    assert stage in deleted(cluster.reconcile())
 
 
-def test_drift_names_the_path_and_knows_what_the_api_server_rewrites() -> None:
+def test_drift_names_the_path_and_ignores_fields_that_the_api_server_rewrites() -> None:
     wanted = {"spec": {"cpu": "1000m", "memory": "1Gi", "empty": {}, "list": [{"a": 1}]}}
     there = {"spec": {"cpu": "1", "memory": "1073741824", "list": [{"a": 1, "b": 2}]}, "status": {}}
     assert drift(wanted, there) is None
@@ -317,7 +317,7 @@ def test_drift_names_the_path_and_knows_what_the_api_server_rewrites() -> None:
     assert drift({"spec": {"list": []}}, there) == "spec.list"
 
 
-def test_network_policies_come_and_go_with_the_operators_setting() -> None:
+def test_network_policies_are_created_and_deleted_with_the_operators_setting() -> None:
     cluster = settled(deployment())
     assert cluster.names("NetworkPolicy") == []
     cluster.settle(replace(RELEASE, has_network_policies=True))
@@ -326,12 +326,12 @@ def test_network_policies_come_and_go_with_the_operators_setting() -> None:
     assert cluster.names("NetworkPolicy") == []
 
 
-def test_policies_let_groups_of_before_work_until_they_are_gone_from_the_network_of_their_nodes() -> None:
+def test_policies_admit_older_groups_in_the_host_network_until_they_are_gone() -> None:
     cluster = FakeCluster(deployment(worker={"hostNetwork": True}))
     with_policies = replace(RELEASE, has_network_policies=True)
     cluster.settle(with_policies)
     before = cluster.objects["NetworkPolicy", "shop-scheduler"]["spec"]
-    change(cluster, worker={"hostNetwork": False}).look(with_policies)
+    change(cluster, worker={"hostNetwork": False}).reconcile(with_policies)
     assert cluster.objects["NetworkPolicy", "shop-scheduler"]["spec"] == before
     cluster.settle(with_policies)
     assert cluster.objects["NetworkPolicy", "shop-scheduler"]["spec"] != before

@@ -13,7 +13,7 @@ from orca.operator.plan.children import finish
 from orca.operator.reconcile import observe, reconcile
 from support.operator.clusters import RELEASE
 from support.operator.deployments import deployment
-from support.operator.paper_api import PaperApi, paper_api
+from support.operator.fake_api_server import FakeApiServer, fake_api_server
 
 SHOP = deployment()
 SECRET = "/api/v1/namespaces/ns/secrets/shop-pool"
@@ -36,44 +36,44 @@ def with_text(secret: Json, **texts: str) -> Json:
 
 
 def of_release_before(secret: Json) -> Json:
-    """It called one command less, and one that nobody calls any more."""
+    """Return the secret of the previous release: one command less, and one that is no longer used."""
     return with_text(secret, users_acl=text(secret).replace("+zrangebyscore", "+zlexcount"))
 
 
-def look(paper: PaperApi, cluster: Cluster) -> list[str]:
-    """One look. Returns: what of the pool was written."""
-    begin = len(paper.said)
+def reconcile_once(fake: FakeApiServer, cluster: Cluster) -> list[str]:
+    """Reconcile once. Returns: the written objects of the pool."""
+    begin = len(fake.said)
     reconcile(cluster, observe(cluster, RELEASE, SHOP, frozenset()), {}, Refusals(time.monotonic))
-    return [path for method, path, _ in paper.said[begin:] if method == "PATCH" and path in (SECRET, REDIS)]
+    return [path for method, path, _ in fake.said[begin:] if method == "PATCH" and path in (SECRET, REDIS)]
 
 
-def test_redis_is_given_the_rights_that_an_upgrade_adds_and_is_restarted_behind_them_once() -> None:
-    with paper_api() as (paper, cluster):
-        assert look(paper, cluster) == [REDIS]
-        new = paper.objects[SECRET]
-        paper.objects[SECRET] = of_release_before(new)
-        marks = paper.objects[REDIS]["spec"]["template"]["metadata"]["annotations"]
+def test_redis_gets_the_rights_that_an_upgrade_adds_and_then_restarts_once() -> None:
+    with fake_api_server() as (fake, cluster):
+        assert reconcile_once(fake, cluster) == [REDIS]
+        new = fake.objects[SECRET]
+        fake.objects[SECRET] = of_release_before(new)
+        marks = fake.objects[REDIS]["spec"]["template"]["metadata"]["annotations"]
         before = marks[names.USERS_ANNOTATION]
-        assert look(paper, cluster) == [SECRET]
-        assert text(paper.objects[SECRET], "password") == text(new, "password")
-        assert set(text(paper.objects[SECRET]).split()) == {*text(new).split(), "+zlexcount"}
-        assert look(paper, cluster) == [REDIS]
-        marks = paper.objects[REDIS]["spec"]["template"]["metadata"]["annotations"]
+        assert reconcile_once(fake, cluster) == [SECRET]
+        assert text(fake.objects[SECRET], "password") == text(new, "password")
+        assert set(text(fake.objects[SECRET]).split()) == {*text(new).split(), "+zlexcount"}
+        assert reconcile_once(fake, cluster) == [REDIS]
+        marks = fake.objects[REDIS]["spec"]["template"]["metadata"]["annotations"]
         assert marks[names.USERS_ANNOTATION] != before
-        assert look(paper, cluster) == []
+        assert reconcile_once(fake, cluster) == []
 
 
 def test_a_secret_that_cannot_be_written_leaves_redis_as_it_is() -> None:
-    with paper_api() as (paper, cluster):
-        look(paper, cluster)
-        paper.objects[SECRET] = of_release_before(paper.objects[SECRET])
-        paper.refuses["PATCH", "secrets/shop-pool"] = 403, "policies forbid it"
-        assert look(paper, cluster) == look(paper, cluster) == [SECRET]
-        [told] = [each for each in paper.status("shop")["conditions"] if each["type"] == "Accepted"]
+    with fake_api_server() as (fake, cluster):
+        reconcile_once(fake, cluster)
+        fake.objects[SECRET] = of_release_before(fake.objects[SECRET])
+        fake.refuses["PATCH", "secrets/shop-pool"] = 403, "policies forbid it"
+        assert reconcile_once(fake, cluster) == reconcile_once(fake, cluster) == [SECRET]
+        [told] = [each for each in fake.status("shop")["conditions"] if each["type"] == "Accepted"]
         assert "policies forbid it" in told["message"]
 
 
-def test_operators_of_two_releases_do_not_undo_each_others_rights() -> None:
+def test_operators_of_two_releases_keep_each_others_rights() -> None:
     older = of_release_before(drawn())
     renewed = credentials.renewed_pool_secret(SHOP, older)
     assert renewed is not None
@@ -82,7 +82,7 @@ def test_operators_of_two_releases_do_not_undo_each_others_rights() -> None:
     assert set(text(older).split()) <= set(text(renewed).split())
 
 
-def test_users_of_others_stay() -> None:
+def test_redis_users_that_others_added_are_kept() -> None:
     secret = of_release_before(drawn())
     his = "user me on >word ~* +@read"
     renewed = credentials.renewed_pool_secret(SHOP, with_text(secret, users_acl=f"{his}\n{text(secret)}"))
@@ -91,14 +91,14 @@ def test_users_of_others_stay() -> None:
     assert [line.split()[1] for line in text(renewed).splitlines()] == ["me", "default", "orca"]
 
 
-def test_the_password_in_the_users_file_is_that_of_the_secret() -> None:
+def test_the_users_file_has_the_password_of_the_secret() -> None:
     renewed = credentials.renewed_pool_secret(SHOP, with_text(drawn(), password="another\n"))
     assert renewed is not None
     assert (text(renewed, "password"), renewed["metadata"]["uid"]) == ("another\n", "uid-9")
     assert "#" + hashlib.sha256(b"another").hexdigest() in text(renewed).split()
 
 
-def test_a_secret_that_no_operator_has_made_or_that_has_no_password_stays_as_it_is() -> None:
+def test_a_secret_without_a_password_or_from_another_writer_stays_unchanged() -> None:
     secret = of_release_before(drawn())
     metadata = {key: value for key, value in secret["metadata"].items() if key != "labels"}
     for odd in ({"metadata": metadata}, {"data": {}}, {"data": {"password": "/w=="}}):

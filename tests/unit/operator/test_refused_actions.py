@@ -1,4 +1,4 @@
-"""What the API server refuses is tried again less and less often."""
+"""Actions that the API server refuses are retried less and less often."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def apply(name: str = "shop") -> Apply:
 
 
 def is_tried(refusals: Refusals, action: Action, of: OrcaDeployment = SHOP) -> bool:
-    """One look, in which it is refused if it is tried."""
+    """Reconcile once, and refuse the action if it is tried."""
     refusals.begin(of, [action])
     if refusals.waiting(of, action) is not None:
         return False
@@ -33,7 +33,7 @@ def is_tried(refusals: Refusals, action: Action, of: OrcaDeployment = SHOP) -> b
     return True
 
 
-def test_each_refusal_makes_the_next_try_later_up_to_a_bound() -> None:
+def test_each_refusal_delays_the_next_try_up_to_a_bound() -> None:
     clock = Clock()
     refusals = Refusals(clock)
     tries = []
@@ -45,7 +45,7 @@ def test_each_refusal_makes_the_next_try_later_up_to_a_bound() -> None:
     assert tries[-1] - tries[-2] == WAIT_MAX_S
 
 
-def test_another_spec_another_object_or_another_operator_tries_at_once() -> None:
+def test_a_changed_spec_a_changed_object_or_a_new_operator_tries_at_once() -> None:
     refusals = Refusals(Clock())
     assert is_tried(refusals, apply())
     assert not is_tried(refusals, apply())
@@ -54,7 +54,7 @@ def test_another_spec_another_object_or_another_operator_tries_at_once() -> None
     assert is_tried(Refusals(Clock()), apply())
 
 
-def test_what_differs_by_the_clock_only_waits_as_well() -> None:
+def test_an_action_that_differs_only_by_time_waits_too() -> None:
     clock = Clock()
     shop = FakeCluster(deployment())
     refusals = Refusals(clock)
@@ -73,7 +73,7 @@ def is_scheduler(action: Action) -> bool:
     return names.GENERATION_LABEL in labels
 
 
-def test_what_is_not_wanted_any_more_is_forgotten() -> None:
+def test_refusals_of_actions_that_are_no_longer_planned_are_forgotten() -> None:
     refusals = Refusals(Clock())
     is_tried(refusals, apply())
     refusals.begin(SHOP, [])
@@ -82,7 +82,7 @@ def test_what_is_not_wanted_any_more_is_forgotten() -> None:
     assert is_tried(refusals, apply())
 
 
-def test_deletes_nudges_and_certificates_wait_too() -> None:
+def test_refused_deletes_nudges_and_certificates_wait_too() -> None:
     refusals = Refusals(Clock())
     for action in (Delete("Pod", "p", "uid", "gone"), Nudge("p", "uid", {}, "new"), IssueCertificate("it ends", None)):
         assert is_tried(refusals, action)

@@ -9,7 +9,7 @@ from orca.operator.domain.groups import Group
 from orca.operator.plan.rollout import Bounds, RolloutMove, next_move
 
 
-class World:
+class Simulation:
     """Groups as a cluster would have them: each move makes one new group ready, or lets one that leaves be gone."""
 
     def __init__(self, *groups: Group, bounds: Bounds, wanted: str, room: int = 100) -> None:
@@ -55,7 +55,7 @@ class World:
         return False
 
     def run(self) -> None:
-        """To the end, with the floor checked behind each step."""
+        """Run the rollout to its end, and check the minimum of serving groups after each step."""
         for _ in range(1000):
             before = self.ready
             has_decided = self.decide()
@@ -83,68 +83,68 @@ def bounds(replicas: int, surge: int = 1, unavailable: int = 0) -> Bounds:
     ("there", "replicas", "surge", "unavailable"),
     [case for case in itertools.product(range(4), range(4), range(3), range(3)) if case[2] or case[3]],
 )
-def test_every_rollout_and_change_of_scale_ends_as_wanted(
+def test_every_rollout_and_change_of_scale_reaches_the_wanted_state(
     there: int, replicas: int, surge: int, unavailable: int
 ) -> None:
-    world = World(*serving("old", there), bounds=bounds(replicas, surge, unavailable), wanted="new")
-    world.run()
-    assert sorted(world.groups) == [f"new-{i}" for i in range(replicas)]
-    assert world.ready == replicas
+    simulation = Simulation(*serving("old", there), bounds=bounds(replicas, surge, unavailable), wanted="new")
+    simulation.run()
+    assert sorted(simulation.groups) == [f"new-{i}" for i in range(replicas)]
+    assert simulation.ready == replicas
 
 
-def test_groups_come_one_at_a_time() -> None:
-    world = World(bounds=bounds(3), wanted="new")
-    assert world.decide()
-    assert not world.decide()  # its pods have found no node yet
-    world.move()
-    assert world.decide()
+def test_groups_are_created_one_at_a_time() -> None:
+    simulation = Simulation(bounds=bounds(3), wanted="new")
+    assert simulation.decide()
+    assert not simulation.decide()  # its pods have found no node yet
+    simulation.move()
+    assert simulation.decide()
 
 
-def test_a_surplus_goes_from_the_top() -> None:
+def test_surplus_groups_are_removed_from_the_highest_ordinal() -> None:
     decided = next_move(serving("new", 3), "new", bounds(1))
     assert decided == RolloutMove(None, ("new-2", "new-1"))
 
 
-def test_a_surplus_that_does_not_serve_goes_first() -> None:
+def test_surplus_groups_that_do_not_serve_are_removed_first() -> None:
     broken, *others = serving("new", 3)
     assert next_move([replace(broken, is_ready=False), *others], "new", bounds(2)).remove == ("new-0",)
 
 
 def test_without_room_for_the_surge_one_group_may_be_missing() -> None:
-    world = World(*serving("old", 2), bounds=bounds(2), wanted="new", room=2)
-    world.run()
-    assert sorted(world.groups) == ["new-0", "new-1"]
-    assert any(decided.is_squeezed for decided in world.steps)
+    simulation = Simulation(*serving("old", 2), bounds=bounds(2), wanted="new", room=2)
+    simulation.run()
+    assert sorted(simulation.groups) == ["new-0", "new-1"]
+    assert any(decided.is_squeezed for decided in simulation.steps)
 
 
-def test_a_revert_keeps_what_serves_and_takes_back_what_came() -> None:
+def test_a_revert_keeps_serving_groups_and_removes_new_ones() -> None:
     newcomer = Group(name="new-0", revision="new", ordinal=0)
-    world = World(*serving("old", 2), newcomer, bounds=bounds(2), wanted="old")
-    world.run()
-    assert sorted(world.groups) == ["old-0", "old-1"]
-    assert all(decided.remove == ("new-0",) for decided in world.steps[:1])
+    simulation = Simulation(*serving("old", 2), newcomer, bounds=bounds(2), wanted="old")
+    simulation.run()
+    assert sorted(simulation.groups) == ["old-0", "old-1"]
+    assert all(decided.remove == ("new-0",) for decided in simulation.steps[:1])
 
 
-def test_an_edit_in_mid_rollout_leaves_a_server_standing() -> None:
+def test_an_edit_during_a_rollout_keeps_one_group_serving() -> None:
     old, middle = serving("old", 1), [Group(name="middle-0", revision="middle", ordinal=0)]
-    world = World(*old, *middle, bounds=bounds(1), wanted="new")
-    assert world.decide()
-    assert not world.groups["old-0"].is_leaving
-    world.run()
-    assert sorted(world.groups) == ["new-0"]
+    simulation = Simulation(*old, *middle, bounds=bounds(1), wanted="new")
+    assert simulation.decide()
+    assert not simulation.groups["old-0"].is_leaving
+    simulation.run()
+    assert sorted(simulation.groups) == ["new-0"]
 
 
 def test_broken_groups_of_an_old_revision_do_not_block_the_new_one() -> None:
     broken = [replace(group, is_ready=False) for group in serving("old", 3)]
-    world = World(*broken, bounds=bounds(2, surge=0, unavailable=1), wanted="new")
-    world.run()
-    assert sorted(world.groups) == ["new-0", "new-1"]
+    simulation = Simulation(*broken, bounds=bounds(2, surge=0, unavailable=1), wanted="new")
+    simulation.run()
+    assert sorted(simulation.groups) == ["new-0", "new-1"]
 
 
-def test_a_group_that_leaves_keeps_its_ordinal() -> None:
+def test_a_terminating_group_keeps_its_ordinal() -> None:
     leaving = Group(name="new-0", revision="new", ordinal=0, is_leaving=True)
     assert next_move([leaving], "new", bounds(1)).create == 1
 
 
-def test_nothing_is_done_when_all_is_as_wanted() -> None:
+def test_nothing_is_done_in_the_wanted_state() -> None:
     assert next_move(serving("new", 2), "new", bounds(2)) == RolloutMove()

@@ -37,7 +37,7 @@ def condition(shop: SlotsShop, decided: ReconcilePlan, kind: str) -> tuple[str, 
     [{"replicas": 1}, {"replicas": 3}, {"replicas": 2, "rollout": {"maxSurge": 0, "maxUnavailable": 1}}],
     ids=["one", "three", "two-in-turn"],
 )
-def test_fewer_and_more_slots_take_effect_and_nothing_is_lost(seed: int, spec: dict[str, Any]) -> None:
+def test_fewer_and_more_slots_take_effect_without_losing_requests(seed: int, spec: dict[str, Any]) -> None:
     shop = SlotsShop(seed, **given(4096, **spec))
     for slots in (1024, 2048, 1000, 4096):
         shop.change(**given(slots, **spec))
@@ -48,14 +48,14 @@ def test_fewer_and_more_slots_take_effect_and_nothing_is_lost(seed: int, spec: d
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(8))
-def test_edits_on_the_way_and_of_other_things_with_it_lose_nothing(seed: int) -> None:
+def test_further_edits_during_a_slots_change_lose_nothing(seed: int) -> None:
     shop = SlotsShop(seed, **given(4096))
     for slots in (1024, 2048, None, 1024, 4096, 2048):
         stages, replicas = shop.chance.choice((1, 2)), shop.chance.choice((1, 2, 3))
         shop.change(**given(slots, replicas=replicas, parallelism={"stages": stages}))
         for _ in range(shop.chance.randrange(25)):
             shop.move()
-            shop.look()
+            shop.reconcile()
     shop.settle()
     assert (shop.promised, shop.lost) == (2048, 0)
 
@@ -68,30 +68,30 @@ def begun(slots: int | None = 1024, *needs: int, **spec: Any) -> SlotsShop:
     return shop
 
 
-def test_the_door_is_told_first_and_schedulers_change_when_the_last_larger_request_has_ended() -> None:
+def test_the_pool_gets_the_lower_bound_first_and_schedulers_change_after_the_last_larger_request() -> None:
     shop = begun(1024, 2000, 3000, 100)
-    assert promises(shop.look()) == [1024]
-    assert shop.look().actions == ()
+    assert promises(shop.reconcile()) == [1024]
+    assert shop.reconcile().actions == ()
     assert shop.slots() == [4096]
     said = "groups stay as they are for 2 requests that may need more than kvSlots 1024, up to 3000"
     for kind in ("SchedulerReady", "Progressing", "Ready"):
-        assert condition(shop, shop.look(), kind) == ("True", "SlotsAreNeeded", said)
-    assert condition(shop, shop.look(), "Degraded")[0] == "False"
+        assert condition(shop, shop.reconcile(), kind) == ("True", "SlotsAreNeeded", said)
+    assert condition(shop, shop.reconcile(), "Degraded")[0] == "False"
     shop.needs = [100]
-    shop.look()
+    shop.reconcile()
     assert shop.slots() == [1024]
-    assert condition(shop, shop.look(), "Ready")[:2] == ("False", "SchedulersChanging")
+    assert condition(shop, shop.reconcile(), "Ready")[:2] == ("False", "SchedulersChanging")
 
 
-def test_nothing_changes_in_the_look_that_tells_the_door_though_no_request_was_larger_before_it() -> None:
+def test_the_reconcile_that_lowers_the_bound_changes_no_scheduler_even_without_larger_requests() -> None:
     shop = begun(1024, 100)
-    assert promises(shop.look()) == [1024]
+    assert promises(shop.reconcile()) == [1024]
     assert shop.slots() == [4096]
-    assert condition(shop, shop.look(), "Progressing")[0] == "True"
+    assert condition(shop, shop.reconcile(), "Progressing")[0] == "True"
     assert shop.slots() == [1024]
 
 
-def test_what_no_group_that_is_there_could_run_holds_nothing_up() -> None:
+def test_a_request_that_no_existing_group_could_run_delays_nothing() -> None:
     shop = SlotsShop(**given(4096))
     shop.needs = [3000]
     for spec in (given(4096, replicas=0), given(2048, replicas=0), given(2048)):
@@ -100,10 +100,10 @@ def test_what_no_group_that_is_there_could_run_holds_nothing_up() -> None:
     assert (3000 in shop.needs, shop.formed()) == (True, [2048])
     shop.change(**given(1024, replicas=3))
     shop.settle()
-    assert condition(shop, shop.look(), "SchedulerReady") == ("True", "Formed", "3 groups are formed")
+    assert condition(shop, shop.reconcile(), "SchedulerReady") == ("True", "Formed", "3 groups are formed")
 
 
-def test_who_needs_more_is_asked_only_while_some_group_has_more() -> None:
+def test_larger_requests_are_counted_only_while_some_group_has_more_slots() -> None:
     shop = SlotsShop(**given(1024, replicas=2))
 
     def asked() -> int | None:
@@ -123,31 +123,31 @@ def test_who_needs_more_is_asked_only_while_some_group_has_more() -> None:
     assert asked() == 1024
 
 
-def test_only_groups_stay_that_can_hold_a_larger_request() -> None:
+def test_only_groups_that_can_hold_a_larger_request_are_kept() -> None:
     shop = begun(1024, 3000, replicas=2)
-    shop.look()
+    shop.reconcile()
     shop.schedulers()[0]["metadata"]["annotations"][names.SLOTS_ANNOTATION] = "2048"
-    decided = shop.look()
+    decided = shop.reconcile()
     assert (sorted(shop.slots()), len(decided.slots.held)) == ([1024, 4096], 1)
 
 
-def test_a_scheduler_that_restarts_meanwhile_forms_with_its_old_slots() -> None:
+def test_a_scheduler_that_restarts_during_the_change_forms_with_its_old_slots() -> None:
     shop = begun()
-    shop.look()
+    shop.reconcile()
     shop.restart()
-    shop.look()
+    shop.reconcile()
     shop.form()
     assert shop.formed() == [4096]
     shop.end()
-    shop.look()
+    shop.reconcile()
     assert shop.slots() == [1024]
 
 
-def test_a_new_shape_waits_with_the_slots_and_the_old_groups_stay() -> None:
+def test_a_new_parallelism_waits_for_the_slots_change_and_the_old_groups_are_kept() -> None:
     shop = begun(1024, 2000, parallelism={"stages": 1})
     shop.change(**given(1024, parallelism={"stages": 2}))
     for _ in range(3):
-        decided = shop.look()
+        decided = shop.reconcile()
     assert (shop.slots(), len(decided.groups)) == ([4096], 1)
     assert condition(shop, decided, "Ready")[:2] == ("False", "SlotsAreNeeded")
     shop.needs.clear()
@@ -155,11 +155,11 @@ def test_a_new_shape_waits_with_the_slots_and_the_old_groups_stay() -> None:
     assert shop.lost == 0
 
 
-def test_a_group_that_was_never_there_is_not_made_while_larger_requests_run() -> None:
+def test_no_new_group_is_created_while_larger_requests_run() -> None:
     shop = begun()
     shop.change(**given(1024, replicas=3))
-    shop.look()
-    shop.look()
+    shop.reconcile()
+    shop.reconcile()
     assert shop.slots() == [4096]
     shop.needs.clear()
     shop.settle()
@@ -167,53 +167,53 @@ def test_a_group_that_was_never_there_is_not_made_while_larger_requests_run() ->
 
 
 @pytest.mark.parametrize("spec", [{"replicas": 0}, {"suspend": True}], ids=["none", "suspended"])
-def test_no_groups_at_all_are_given_at_once(spec: dict[str, Any]) -> None:
+def test_scaling_to_no_groups_takes_effect_at_once(spec: dict[str, Any]) -> None:
     shop = begun()
-    shop.look()
+    shop.reconcile()
     shop.change(**given(1024, **spec))
-    shop.look()
+    shop.reconcile()
     assert shop.slots() == []
 
 
-def test_a_pool_that_does_not_answer_keeps_the_groups_and_is_told_when_it_does() -> None:
+def test_the_groups_are_kept_while_the_pool_does_not_answer_and_the_bound_is_written_later() -> None:
     shop = begun(1024, 100)
     shop.pool_problem = "no answer"
     for _ in range(3):
-        assert shop.look().actions == ()
-    assert condition(shop, shop.look(), "Progressing")[:2] == ("True", "SlotsAreNeeded")
+        assert shop.reconcile().actions == ()
+    assert condition(shop, shop.reconcile(), "Progressing")[:2] == ("True", "SlotsAreNeeded")
     shop.pool_problem = None
-    assert promises(shop.look()) == [1024]
+    assert promises(shop.reconcile()) == [1024]
     shop.settle()
 
 
-def test_a_group_that_gives_all_of_its_memory_may_be_needed_too() -> None:
+def test_a_group_whose_slots_follow_from_its_memory_may_be_needed_too() -> None:
     shop = SlotsShop(**given(None))
     shop.needs = [3000]
     shop.change(**given(2048))
-    shop.look()
-    shop.look()
+    shop.reconcile()
+    shop.reconcile()
     assert (shop.promised, shop.slots()) == (2048, [MEMORY])
 
 
 @pytest.mark.parametrize(("length", "promised"), [(None, 1024), (3000, 3000), (512, 1024)])
-def test_without_a_number_the_promise_rises_to_what_is_there_whatever_memory_is_free(
+def test_without_a_number_in_the_spec_the_promise_rises_to_the_slots_that_are_always_available(
     length: int | None, promised: int
 ) -> None:
     shop = SlotsShop(length=length, **given(1024))
     shop.change(**given(None))
     shop.settle()
     assert (shop.promised, shop.formed()) == (promised, [MEMORY])
-    assert shop.look().slots == SlotsChange()
+    assert shop.reconcile().slots == SlotsChange()
 
 
-def test_a_longer_model_is_promised_when_all_groups_have_it() -> None:
+def test_a_longer_context_is_promised_when_all_groups_have_it() -> None:
     shop = SlotsShop(length=512, **given(None, replicas=2))
     shop.promised = 512
     shop.length = 1024
     shop.restart()
-    assert promises(shop.look()) == []
+    assert promises(shop.reconcile()) == []
     shop.form()
-    assert promises(shop.look()) == [1024]
+    assert promises(shop.reconcile()) == [1024]
 
 
 def test_more_slots_are_promised_when_all_groups_have_them() -> None:
@@ -221,30 +221,30 @@ def test_more_slots_are_promised_when_all_groups_have_them() -> None:
     shop.change(**given(2048, replicas=2))
     told = []
     while shop.formed() != [2048, 2048]:
-        told += promises(shop.look())
+        told += promises(shop.reconcile())
         shop.restart()
-        told += promises(shop.look())  # what is formed has more, and one is not
+        told += promises(shop.reconcile())  # what is formed has more, and one is not
         shop.form()
     assert (told, shop.promised) == ([], 1024)
-    while not promises(shop.look()):
+    while not promises(shop.reconcile()):
         assert shop.promised == 1024
     assert shop.promised == 2048
 
 
-def test_a_scheduler_that_has_not_yet_ended_for_its_new_slots_has_not_formed_with_them() -> None:
+def test_a_scheduler_that_has_not_yet_restarted_has_not_formed_with_its_new_slots() -> None:
     cluster = FakeCluster(deployment(**given(1024, replicas=2)))
     cluster.settle()
     in_force = {"revision": "r1", "generation": int(BORN_S) + 1}
     cluster.deployment = deployment(generation=2, **given(2048, replicas=2))
     cluster.pool = PoolStatus(**in_force, promised_slots=1024, offered_slots=1024)
-    cluster.look()
+    cluster.reconcile()
     cluster.start()
-    cluster.look()
+    cluster.reconcile()
     # What the pool says of the first one, asked when the second had given its seat back.
     cluster.pool = PoolStatus(**in_force, promised_slots=1024, offered_slots=2048)
-    assert promises(cluster.look()) == []
+    assert promises(cluster.reconcile()) == []
     cluster.start()
-    assert promises(cluster.look()) == [2048]
+    assert promises(cluster.reconcile()) == [2048]
 
 
 def test_no_more_is_promised_than_the_groups_offer_to_one_request() -> None:
@@ -252,12 +252,12 @@ def test_no_more_is_promised_than_the_groups_offer_to_one_request() -> None:
     cluster.settle()
     in_force = {"revision": "r1", "generation": int(BORN_S) + 1}
     cluster.pool = PoolStatus(**in_force, promised_slots=512, offered_slots=1024)
-    assert promises(cluster.look()) == [1024]
+    assert promises(cluster.reconcile()) == [1024]
     cluster.pool = PoolStatus(**in_force, promised_slots=1024, offered_slots=1024)
-    assert cluster.look().actions == ()
+    assert cluster.reconcile().actions == ()
     cluster.pool = PoolStatus(**in_force, promised_slots=512, offered_slots=None)
-    decided = cluster.look()
-    assert (decided.actions, decided.slots.is_open) == ((), True)  # the next look may know
+    decided = cluster.reconcile()
+    assert (decided.actions, decided.slots.is_open) == ((), True)  # the next reconcile may know
 
 
 def broken(shop: SlotsShop, **container: Any) -> None:
@@ -268,55 +268,55 @@ def broken(shop: SlotsShop, **container: Any) -> None:
     pod["status"]["containerStatuses"] = [{"name": "scheduler", "ready": False, "restartCount": 1, **container}]
 
 
-def test_a_group_that_can_never_serve_with_its_slots_does_not_keep_better_ones_from_coming() -> None:
+def test_a_group_that_can_never_serve_with_its_slots_does_not_block_its_replacement() -> None:
     shop = begun(2048, 1500, 3000)
-    shop.look()
+    shop.reconcile()
     broken(shop, lastState={"terminated": {"exitCode": 2, "message": "slots: 4096 are wanted"}})
-    shop.look()
+    shop.reconcile()
     assert shop.slots() == [2048]
-    assert condition(shop, shop.look(), "SchedulerReady")[:2] == ("False", "BadConfiguration")
+    assert condition(shop, shop.reconcile(), "SchedulerReady")[:2] == ("False", "BadConfiguration")
     while shop.formed() != [2048]:
         shop.restart()
         shop.form()
-    assert condition(shop, shop.look(), "SchedulerReady") == ("True", "Formed", "1 groups are formed")
+    assert condition(shop, shop.reconcile(), "SchedulerReady") == ("True", "Formed", "1 groups are formed")
 
 
-def test_a_group_that_does_not_come_up_in_its_time_is_waited_for_no_more() -> None:
+def test_a_group_that_does_not_start_within_its_startup_time_is_no_longer_waited_for() -> None:
     shop = begun()
-    shop.look()
+    shop.reconcile()
     broken(shop, state={"running": {}})
     shop.cluster.now_s = BORN_S + shop.cluster.deployment.spec.startup_seconds
-    shop.look()
+    shop.reconcile()
     assert shop.slots() == [4096]
     shop.cluster.now_s += 1
-    shop.look()
+    shop.reconcile()
     assert shop.slots() == [1024]
 
 
-def test_the_time_in_which_there_was_no_pool_is_no_time_in_which_a_group_could_have_come_up() -> None:
+def test_time_without_a_pool_does_not_count_as_startup_time_of_a_group() -> None:
     shop = begun(1024, 3000)
-    shop.look()
+    shop.reconcile()
     shop.restart()
     shop.pool_problem = "no answer"
     shop.cluster.now_s = BORN_S + 2 * shop.cluster.deployment.spec.startup_seconds
-    shop.look()
+    shop.reconcile()
     assert shop.slots() == [4096]
     shop.pool_problem = None
     [condition] = shop.cluster.objects["Pod", "shop-pool-0"]["status"]["conditions"]
     condition["lastTransitionTime"] = datetime.fromtimestamp(shop.cluster.now_s, UTC).isoformat()
     shop.cluster.now_s += shop.cluster.deployment.spec.startup_seconds
-    shop.look()
+    shop.reconcile()
     assert (shop.slots(), shop.lost) == ([4096], 0)
     shop.cluster.now_s += 1
-    shop.look()
+    shop.reconcile()
     assert shop.slots() == [1024]
 
 
-def test_another_model_has_a_promise_of_its_own_and_does_not_wait() -> None:
+def test_another_model_has_its_own_promise_and_does_not_wait() -> None:
     shop = begun()
     shop.change(model={"uri": "file:///other"}, **given(1024))
     for _ in range(3):
-        assert promises(shop.look()) == []
+        assert promises(shop.reconcile()) == []
         assert 4096 in shop.slots()
     assert sorted(shop.slots()) == [1024, 4096]
 
@@ -325,14 +325,14 @@ OTHER = {"model": {"uri": "file:///other"}}
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_another_image_with_the_same_weights_and_fewer_slots_waits_as_if_the_model_had_stayed(seed: int) -> None:
+def test_a_new_image_with_the_same_weights_and_fewer_slots_waits_for_larger_requests(seed: int) -> None:
     shop = SlotsShop(seed, **given(4096))
     shop.is_one_revision = True
     shop.needs = [2000]
     shop.change(**given(1024, **OTHER))
     for _ in range(10):
         shop.restart()
-        shop.look()
+        shop.reconcile()
         shop.form()
     assert shop.promised == 1024
     assert sorted(shop.slots()) == [1024, 4096]
@@ -341,26 +341,26 @@ def test_another_image_with_the_same_weights_and_fewer_slots_waits_as_if_the_mod
     assert (shop.promised, shop.formed(), shop.lost) == (1024, [1024], 0)
 
 
-def test_the_door_of_a_model_that_has_no_groups_left_is_not_told_of_another_ones_slots() -> None:
+def test_a_model_without_groups_does_not_get_the_promise_of_another_model() -> None:
     shop = SlotsShop(**given(4096))
     for spec in (given(4096, replicas=0), given(1024, replicas=0, **OTHER), given(1024, **OTHER)):
         shop.change(**spec)
         shop.cluster.now_s += 10
         for _ in range(3):
-            assert promises(shop.look()) == []
+            assert promises(shop.reconcile()) == []
             shop.form()
     assert (shop.promised, shop.slots()) == (4096, [1024])
 
 
-def test_a_model_that_came_back_without_its_groups_is_told_of_its_slots_when_one_of_them_lives() -> None:
+def test_a_model_that_came_back_without_groups_gets_its_promise_when_one_is_alive() -> None:
     shop = SlotsShop(**given(4096))
     for spec in (given(4096, replicas=0), given(1024, replicas=0, **OTHER), given(1024)):
         shop.change(**spec)
         shop.cluster.now_s += 10
         for _ in range(3):
-            assert promises(shop.look()) == []
+            assert promises(shop.reconcile()) == []
     shop.form()
     assert shop.formed() == []  # less than what is promised
-    assert promises(shop.look()) == [1024]
+    assert promises(shop.reconcile()) == [1024]
     shop.form()
     assert shop.formed() == [1024]

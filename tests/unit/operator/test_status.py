@@ -1,4 +1,4 @@
-"""What a status says of what was seen."""
+"""The status reports what was observed."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,11 +25,11 @@ def cluster_of(**spec: Any) -> FakeCluster:
 
 
 def told(cluster: FakeCluster, before: Json | None = None, now: str = NOW) -> Json:
-    return status.make_status(cluster.observe(at=now), cluster.look(), before or {})
+    return status.make_status(cluster.observe(at=now), cluster.reconcile(), before or {})
 
 
 def plan(cluster: FakeCluster) -> ReconcilePlan:
-    """What a look would do, not done."""
+    """Return the plan of a reconcile without applying it."""
     return make_plan(cluster.observed)
 
 
@@ -38,26 +38,26 @@ def condition(found: Json, kind: str) -> tuple[str, str]:
     return each["status"], each["reason"]
 
 
-def test_all_is_well() -> None:
+def test_a_healthy_deployment_has_all_conditions_true() -> None:
     found = told(cluster_of(replicas=2))
     assert condition(found, "Ready") == ("True", "Serving")
     assert condition(found, "Progressing") == ("False", "Complete")
     assert found["groups"] == {"total": 2, "ready": 2, "desired": 2, "updated": 2, "summary": "2/2"}
 
 
-def test_no_replicas_is_a_service_that_holds_what_it_accepts() -> None:
+def test_without_replicas_the_service_accepts_and_keeps_requests() -> None:
     assert condition(told(cluster_of(replicas=0)), "Ready") == ("True", "Holding")
 
 
 def forming(**spec: object) -> FakeCluster:
-    """One whose only group has served, and forms anew."""
+    """Return a cluster whose only group has served, and forms again."""
     cluster = cluster_of(**spec)
     [scheduler] = cluster.names("Pod", "scheduler")
     cluster.make_unready(scheduler)
     return cluster
 
 
-def test_a_group_that_forms_is_on_its_way_and_not_degraded() -> None:
+def test_a_forming_group_is_progressing_and_not_degraded() -> None:
     cluster = forming()
     found = told(cluster)
     assert condition(found, "SchedulerReady") == ("False", "GroupForming")
@@ -74,7 +74,7 @@ def test_a_group_that_does_not_form_in_its_startup_time_is_degraded() -> None:
 def test_a_rollout_is_ready_only_when_the_wanted_revision_serves() -> None:
     cluster = cluster_of()
     cluster.deployment = deployment(generation=2, parallelism={"stages": 2})
-    cluster.look()
+    cluster.reconcile()
     found = told(cluster)
     assert condition(found, "Ready")[0] == "False"
     assert condition(found, "Progressing") == ("True", "RollingOut")
@@ -105,49 +105,49 @@ def test_an_edit_is_not_ready_before_it_is_in_force(edit: Json, part: str) -> No
     assert condition(told(cluster), "Ready") == ("True", "Serving")
 
 
-def test_what_a_controller_has_not_seen_yet_is_not_taken_for_done() -> None:
+def test_a_change_that_its_controller_has_not_observed_is_not_complete() -> None:
     cluster = cluster_of()
     cluster.deployment = deployment(generation=2, gateway={"replicas": 2}, scheduler={"prefetch": 0})
-    cluster.look()  # it writes; the pods of before still serve
+    cluster.reconcile()  # it writes; the pods of before still serve
     found = told(cluster)
     assert condition(found, "GatewayReady") == ("False", "GatewaysChanging")
     assert condition(found, "SchedulerReady") == ("False", "SchedulersChanging")
 
 
-def test_a_scheduler_that_waits_for_its_turn_to_change_is_not_as_wanted() -> None:
+def test_a_scheduler_that_waits_for_its_update_is_not_up_to_date() -> None:
     cluster = cluster_of()
     [scheduler] = cluster.names("StatefulSet", "scheduler")
-    waits = replace(cluster.look(), held=frozenset({("StatefulSet", scheduler)}))
+    waits = replace(cluster.reconcile(), held=frozenset({("StatefulSet", scheduler)}))
     found = status.make_status(cluster.observe(at=NOW), waits, {})
     assert condition(found, "SchedulerReady") == ("False", "SchedulersChanging")
 
 
 def status_without_keys(cluster: FakeCluster) -> Json:
-    """Of a cluster whose gateways are told of a Secret that is not there."""
+    """Return the status of a cluster whose gateways need a missing Secret."""
     cluster.deployment = deployment(generation=2, gateway={"apiKeysSecret": {"name": "team"}})
-    cluster.look()
+    cluster.reconcile()
     problem = replace(cluster.observe(at=NOW), keys_problem="there is no Secret team")
-    return status.make_status(problem, cluster.look(), {})
+    return status.make_status(problem, cluster.reconcile(), {})
 
 
-def test_a_missing_secret_of_keys_is_what_keeps_new_gateways_from_starting() -> None:
+def test_a_missing_secret_of_api_keys_is_reported_as_what_new_gateways_wait_for() -> None:
     cluster = cluster_of()
     found = status_without_keys(cluster)
     assert condition(found, "GatewayReady") == ("False", "SecretMissing")
     assert condition(found, "Degraded") == ("True", "SecretMissing")
 
 
-def test_ready_names_what_is_broken_before_what_is_on_its_way() -> None:
+def test_ready_names_broken_parts_before_progressing_ones() -> None:
     cluster = forming()
     found = status_without_keys(cluster)
     assert condition(found, "SchedulerReady") == ("False", "GroupForming")
     assert condition(found, "Ready") == ("False", "SecretMissing")
 
 
-def test_gateways_that_cannot_be_replaced_are_not_ready_and_say_why() -> None:
+def test_gateways_that_cannot_be_replaced_are_not_ready_with_a_reason() -> None:
     cluster = cluster_of()
     cluster.deployment = deployment(generation=2, images={"gateway": "gateway:2"})
-    cluster.look()
+    cluster.reconcile()
     gateway = cluster.objects["Deployment", "shop-gateway"]
     gateway["status"] = {"observedGeneration": 2, "replicas": 2, "updatedReplicas": 1, "availableReplicas": 1}
     cluster.add_pod("shop-gateway-1", gateway["spec"]["template"]["metadata"]["labels"], is_ready=False)
@@ -158,13 +158,13 @@ def test_gateways_that_cannot_be_replaced_are_not_ready_and_say_why() -> None:
     assert condition(found, "Degraded") == ("True", "ImagePull")
 
 
-def test_a_fight_over_a_field_does_not_take_readiness_away() -> None:
+def test_a_field_that_another_writer_changes_back_does_not_affect_readiness() -> None:
     cluster = cluster_of()
     cluster.objects["Service", "shop"]["spec"]["selector"] = {"app": "his"}
     assert condition(told(cluster), "Ready") == ("True", "Serving")
 
 
-def test_a_pool_that_does_not_answer_is_said_with_its_reason() -> None:
+def test_a_pool_that_does_not_answer_is_reported_with_the_reason() -> None:
     cluster = cluster_of()
     cluster.pool = PoolStatus(problem="connection refused")
     found = told(cluster)
@@ -188,7 +188,7 @@ def test_times_change_only_with_the_condition() -> None:
     assert (times["PoolReady"], times["Ready"], times["GatewayReady"]) == (LATER, LATER, NOW)
 
 
-def test_what_the_api_server_refuses_is_told_beside_what_was_seen() -> None:
+def test_refusals_of_the_api_server_are_reported_with_the_observed_state() -> None:
     cluster = cluster_of()
     cluster.deployment = deployment(generation=2, gateway={"ingress": {}})
     decided, seen = plan(cluster), cluster.observe(at=NOW)
@@ -199,7 +199,7 @@ def test_what_the_api_server_refuses_is_told_beside_what_was_seen() -> None:
     assert condition(found, "GatewayReady") == ("True", "Serving")
 
 
-def test_a_volume_that_cannot_grow_is_told_and_what_is_there_goes_on() -> None:
+def test_a_volume_that_cannot_grow_is_reported_and_running_parts_continue() -> None:
     cluster = cluster_of()
     cluster.deployment = deployment(generation=2, pool={"managed": {"storageGiB": 20}})
     decided, seen = plan(cluster), cluster.observe(at=NOW)
@@ -216,7 +216,7 @@ def test_a_refused_spec_is_neither_accepted_nor_ready() -> None:
     assert condition(found, "Ready") == ("False", "BadSpec")
 
 
-def test_a_refused_spec_takes_nothing_away_of_what_is_known() -> None:
+def test_a_refused_spec_keeps_the_other_conditions() -> None:
     before = told(cluster_of(replicas=2))
     found = status.refused_status(2, "BadSpec", "no", before, seconds(LATER))
     kept = ("selector", "groups", "currentRevision", "updateRevision", "url")
@@ -238,7 +238,7 @@ def reason(of: Json) -> str | None:
     return None if trouble is None else trouble.reason
 
 
-def test_each_trouble_has_its_word() -> None:
+def test_each_problem_has_its_reason() -> None:
     unplaced = pod(conditions=[{"type": "PodScheduled", "status": "False", "message": "0/1 nodes"}])
     assert reason(unplaced) == "NoCapacity"
     assert reason(container(state={"waiting": {"reason": "ImagePullBackOff"}})) == "ImagePull"
@@ -251,7 +251,7 @@ def test_each_trouble_has_its_word() -> None:
     assert reason(pod()) is None
 
 
-def test_a_trouble_names_pod_and_container_and_the_last_words() -> None:
+def test_a_problem_names_pod_container_and_the_last_log_lines() -> None:
     ended = {"exitCode": 2, "message": "first\nsetting slots: 0 is not 1 or more\n"}
     trouble = problems.of_pod(container(lastState={"terminated": ended}))
     assert trouble is not None
@@ -277,14 +277,14 @@ def test_a_pod_that_waits_for_a_volume_on_another_node_says_so() -> None:
     assert told_of_gateway("node-2", "ReadWriteMany") == ("False", "GatewayStarting")
 
 
-def test_what_needs_a_person_is_said_before_what_may_pass() -> None:
+def test_problems_that_need_a_user_are_reported_before_transient_ones() -> None:
     crash = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {"exitCode": 1}}}
     found = problems.worst([container(**crash), container(state={"waiting": {"reason": "ErrImagePull"}}), pod()])
     assert found is not None
     assert found.reason == "ImagePull"
 
 
-def test_the_trouble_of_a_pod_that_goes_is_no_longer_told() -> None:
+def test_the_problem_of_a_terminating_pod_is_no_longer_reported() -> None:
     ended = {"exitCode": 2, "message": "no such model", "reason": "Error"}
     containers = [{"name": "gateway", "ready": False, "restartCount": 1, "state": {"terminated": ended}}]
     pod: Json = {"metadata": {"name": "p"}, "status": {"containerStatuses": containers}}

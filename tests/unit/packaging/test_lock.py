@@ -18,7 +18,7 @@ PYTHONS = ["3.11", "3.12"]
 
 
 def wanted(extras: list[str], groups: list[str]) -> list[Requirement]:
-    """What pyproject.toml asks for, extras of our own resolved."""
+    """Return the dependencies in pyproject.toml, with the extras of the project resolved."""
     texts = list(PROJECT["dependencies"]) if extras else []
     queue = list(extras)
     while queue:
@@ -66,7 +66,7 @@ def pins(lock: str, python: str) -> dict[str, str]:
     ],
     ids=LOCKS,
 )
-def test_a_lock_holds_a_fitting_version_of_all_that_pyproject_asks_for(
+def test_a_lock_has_a_fitting_version_of_every_dependency_in_pyproject(
     lock: str, extras: list[str], groups: list[str], python: str
 ) -> None:
     locked = pins(lock, python)
@@ -78,7 +78,7 @@ def test_a_lock_holds_a_fitting_version_of_all_that_pyproject_asks_for(
 
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("lock", LOCKS[1:])
-def test_the_smaller_locks_are_parts_of_the_one_for_development(lock: str, python: str) -> None:
+def test_the_smaller_locks_are_subsets_of_the_development_lock(lock: str, python: str) -> None:
     assert pins(lock, python).items() <= pins("dev", python).items()
 
 
@@ -97,7 +97,7 @@ def test_a_lock_names_no_index_and_no_path_of_the_machine_that_made_it(lock: str
 
 
 @pytest.mark.parametrize("role", ["gateway", "scheduler", "operator", "fetch"])
-def test_only_the_worker_brings_torch(role: str) -> None:
+def test_only_the_workers_lock_has_torch(role: str) -> None:
     heavy = {"torch", "triton", "numpy", "transformers"}
     assert heavy & pins(role, "3.11").keys() == set()
     assert "torch" in pins("worker", "3.11")

@@ -40,7 +40,7 @@ requests = st.builds(
 
 @settings(max_examples=60)
 @given(requests)
-def test_a_request_survives_its_body(request: Request) -> None:
+def test_a_request_is_decoded_as_it_was_encoded(request: Request) -> None:
     body = codec.pack_body(request)
     assert codec.unpack_body(body, arrival=request.arrival, submitted_ms=request.submitted_ms) == request
 
@@ -54,14 +54,14 @@ def test_choices_that_share_a_prompt_are_packed_as_each_alone(prompts: list[Requ
 
 @settings(max_examples=100)
 @given(st.builds(Token, ids, st.none() | logprobs, st.lists(logprobs, max_size=3).map(tuple)))
-def test_a_token_survives_its_bytes_and_fits_its_reservation(token: Token) -> None:
+def test_a_token_is_decoded_as_it_was_encoded_and_fits_its_reservation(token: Token) -> None:
     value = codec.pack_token(token)
     assert codec.unpack_token(value) == token
     if token.logprob is not None and not token.prompt_logprobs:
         assert len(value) <= codec.token_bytes(SamplingParams(logprobs=len(token.logprob.top)))
 
 
-def test_an_end_survives_its_fields() -> None:
+def test_an_end_is_decoded_as_it_was_encoded() -> None:
     for stop in (None, "a\n stop", 50_256, ""):
         end = End(FinishReason.STOP, 3, stop)
         assert codec.unpack_end(b"stop", b"3", codec.pack_stop(end)) == end

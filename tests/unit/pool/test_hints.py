@@ -36,12 +36,12 @@ async def test_a_lost_hint_costs_the_poll_interval_at_most() -> None:
         await hints.wait_for_work(REVISION, LONG_S)
 
 
-async def test_who_begins_to_read_may_have_missed_anything() -> None:
+async def test_a_new_reader_may_have_missed_any_hint() -> None:
     with Hints(poll_s=LONG_S).log_news({}) as news:
         assert await news.wait(LONG_S) is None
 
 
-async def test_what_was_told_is_forgotten_when_messages_may_have_been_missed() -> None:
+async def test_hints_are_dropped_after_messages_may_have_been_missed() -> None:
     hints = Hints(poll_s=0.02)
     with begun(hints.log_news({"a.0": 8})) as news:
         hints.publish_log("a.0", 9)
@@ -53,7 +53,7 @@ async def test_what_was_told_is_forgotten_when_messages_may_have_been_missed() -
         assert news.length_before("b.0") == 0
 
 
-async def test_what_was_told_of_a_log_just_before_its_reader_came_is_known_then() -> None:
+async def test_a_hint_just_before_its_reader_arrived_is_used() -> None:
     hints = Hints(poll_s=LONG_S)
     with begun(hints.log_news({})) as news:
         for number in range(20_100):
@@ -71,7 +71,7 @@ async def test_a_wait_that_is_ended_before_it_begins_returns_at_once_and_once() 
         assert time.monotonic() - start > 0.04
 
 
-async def test_a_waiter_that_is_cancelled_leaves_nothing_behind() -> None:
+async def test_a_cancelled_waiter_leaves_no_state() -> None:
     hints = Hints(poll_s=LONG_S)
     waiter = asyncio.create_task(hints.wait_for_work(REVISION, LONG_S))
     await asyncio.sleep(0)
@@ -84,7 +84,7 @@ async def test_a_waiter_that_is_cancelled_leaves_nothing_behind() -> None:
     assert SETTINGS.hint_poll_ms <= 1000
 
 
-def test_entries_that_follow_on_what_was_read_are_told_and_others_are_to_be_read() -> None:
+def test_entries_in_a_hint_are_used_only_if_they_follow_what_was_read() -> None:
     cursors = {"a.0": 2}
     hints = Hints(poll_s=LONG_S)
     with begun(hints.log_news(cursors)) as news:
@@ -97,7 +97,7 @@ def test_entries_that_follow_on_what_was_read_are_told_and_others_are_to_be_read
 
 
 @pytest.mark.parametrize("told", [[(4, "14")], [(3, ""), (4, "14")], [(3, "13"), (5, "15")], [(3, "13"), (4, "")]])
-def test_where_an_entry_was_not_told_the_log_is_read(told: list[tuple[int, str]]) -> None:
+def test_the_log_is_read_if_an_entry_had_no_hint(told: list[tuple[int, str]]) -> None:
     hints = Hints(poll_s=LONG_S)
     with begun(hints.log_news({"a.0": 2})) as news:
         for entries, content in told:
@@ -106,7 +106,7 @@ def test_where_an_entry_was_not_told_the_log_is_read(told: list[tuple[int, str]]
 
 
 @pytest.mark.parametrize("uses_contents", [True, False])
-async def test_what_is_told_is_heeded_only_where_it_is_as_good_as_read(*, uses_contents: bool) -> None:
+async def test_entries_in_a_hint_are_used_only_if_they_are_as_durable_as_a_read(*, uses_contents: bool) -> None:
     hints = Hints(poll_s=LONG_S)
     subscription = Subscription(Connection, "news", hints, uses_contents=uses_contents)
     subscription._wants_logs = True

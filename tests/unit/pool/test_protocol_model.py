@@ -1,13 +1,14 @@
 """The protocol holds under seeded walks, and each of its rules is needed: without it a walk finds a broken promise.
 
-A failure prints its seed: `World(seed).walk()` repeats it. The rules of the pool are taken away by subclasses (see
-pool_model_rules), those of the parts around it by name (see pool_model.World).
+A failure prints its seed: `Simulation(seed).walk()` repeats it. The rules of the pool are taken away by subclasses (see
+pool_model_rules), those of the parts around it by name (see pool_model.Simulation).
 """
 
 import pytest
 
 from orca.pool.memory.pool import MemoryPool
-from support.pool.protocol.model import World
+from support.pool.protocol.faults import FaultSettings
+from support.pool.protocol.model import Simulation
 from support.pool.protocol.rules import (
     CALL_RULES,
     POISON_RULES,
@@ -25,31 +26,30 @@ from support.pool.protocol.rules import (
     TimeRunsBackwards,
 )
 from support.pool.protocol.stages import Violation
-from support.pool.protocol.weather import Weather
 
 
-def walk(seed: int, weather: Weather | None = None) -> None:
+def walk(seed: int, faults: FaultSettings | None = None) -> None:
     try:
-        World(seed, weather=weather).walk()
+        Simulation(seed, faults=faults).walk()
     except Violation as violation:
         pytest.fail(f"seed {seed}: {violation}")
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("start", range(0, 80, 20))
-def test_no_walk_breaks_a_promise(start: int) -> None:
+def test_no_random_walk_violates_a_guarantee(start: int) -> None:
     for seed in range(start, start + 20):
         walk(seed)
 
 
-def test_a_walk_that_once_found_a_broken_promise_keeps_it_now() -> None:
+def test_a_walk_that_once_found_a_violation_finds_none_now() -> None:
     walk(9980)  # a join order came twice, to a stage and to the process that took its place
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("start", range(0, 20_000, 1000))
-def test_no_walk_of_many_breaks_a_promise(start: int) -> None:
+def test_none_of_many_random_walks_violates_a_guarantee(start: int) -> None:
     for seed in range(start, start + 1000):
         walk(seed)
 
@@ -63,28 +63,28 @@ RARELY_NEEDED = {
     TimeRunsBackwards,
 }
 """Many walks go by until one finds a broken promise."""
-# Rules that only show in rare weather.
-FAIL_OVERS = Weather(faults=("crash", "fail_over", "freeze", "sync", "fail_over"), has_replica=True)
-CRASHES = Weather(faults=("crash", "double"), fault_rate=0.02)
-REPLACEMENTS = Weather(
+# Rules that only show in rare faults.
+FAIL_OVERS = FaultSettings(faults=("crash", "fail_over", "freeze", "sync", "fail_over"), has_replica=True)
+CRASHES = FaultSettings(faults=("crash", "double"), fault_rate=0.02)
+REPLACEMENTS = FaultSettings(
     faults=("crash", "freeze", "double", "scale_away", "replace", "replace"), fault_rate=0.04, has_next_revision=True
 )
-PROMISES = Weather(faults=("crash", "freeze", "drain", "restate", "restate"), fault_rate=0.04)
-POISON = Weather(faults=("crash", "freeze", "double", "break_stage", "drain"), fault_rate=0.02, poison_rate=0.3)
-CROWDED = Weather(faults=("crash", "freeze", "double", "drain"), fault_rate=0.02, large_prompt=50)
-BROKEN_FROM_OUTSIDE = Weather(faults=("break_stage",), fault_rate=0.3, repeat_rate=0.0, poison_rate=0.1)
-RESTARTED_STAGES = Weather(faults=("break_stage",), fault_rate=0.03)
+PROMISES = FaultSettings(faults=("crash", "freeze", "drain", "restate", "restate"), fault_rate=0.04)
+POISON = FaultSettings(faults=("crash", "freeze", "double", "break_stage", "drain"), fault_rate=0.02, poison_rate=0.3)
+CROWDED = FaultSettings(faults=("crash", "freeze", "double", "drain"), fault_rate=0.02, large_prompt=50)
+BROKEN_FROM_OUTSIDE = FaultSettings(faults=("break_stage",), fault_rate=0.3, repeat_rate=0.0, poison_rate=0.1)
+RESTARTED_STAGES = FaultSettings(faults=("break_stage",), fault_rate=0.03)
 
 
 def finds_violation(
     pool_class: type[MemoryPool],
     without: frozenset[str] = frozenset(),
-    weather: Weather | None = None,
+    faults: FaultSettings | None = None,
     seeds: int = 400,
 ) -> bool:
     for seed in range(seeds):
         try:
-            World(seed, pool_class=pool_class, without=without, weather=weather).walk()
+            Simulation(seed, pool_class=pool_class, without=without, faults=faults).walk()
         except Violation:
             return True
     return False
@@ -97,60 +97,60 @@ def finds_violation(
 )
 def test_each_rule_of_the_pool_is_needed(pool_class: type[MemoryPool]) -> None:
     needs_fail_over = pool_class in (CallIdNotCompared, AppendsBehindGaps)
-    assert finds_violation(pool_class, weather=FAIL_OVERS if needs_fail_over else None)
+    assert finds_violation(pool_class, faults=FAIL_OVERS if needs_fail_over else None)
 
 
 @pytest.mark.parametrize("pool_class", CALL_RULES, ids=lambda rule: rule.__name__)
-def test_each_rule_about_who_is_served_and_what_a_repeated_call_does_is_needed(pool_class: type[MemoryPool]) -> None:
+def test_each_rule_about_order_and_repeated_calls_is_needed(pool_class: type[MemoryPool]) -> None:
     # A pool that never fails over keeps what an owner sent before, and sees no gap. A mark outlives nothing where only
     # one group can hold its request.
     weathers = {GapsCostNoClaim: FAIL_OVERS, MarksOutliveSeats: CROWDED}
-    assert finds_violation(pool_class, weather=weathers.get(pool_class), seeds=100)
+    assert finds_violation(pool_class, faults=weathers.get(pool_class), seeds=100)
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("start", range(0, 40, 20))
-def test_no_walk_in_which_revisions_replace_each_other_breaks_a_promise(start: int) -> None:
+def test_no_random_walk_with_replaced_revisions_violates_a_guarantee(start: int) -> None:
     for seed in range(start, start + 20):
         walk(seed, REPLACEMENTS)
 
 
 @pytest.mark.parametrize("pool_class", REVISION_RULES, ids=lambda rule: rule.__name__)
 def test_each_rule_of_the_revisions_is_needed(pool_class: type[MemoryPool]) -> None:
-    assert finds_violation(pool_class, weather=REPLACEMENTS)
+    assert finds_violation(pool_class, faults=REPLACEMENTS)
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("start", range(0, 40, 20))
-def test_no_walk_in_which_other_slots_are_promised_breaks_a_promise(start: int) -> None:
+def test_no_random_walk_with_changing_slots_violates_a_guarantee(start: int) -> None:
     for seed in range(start, start + 20):
         walk(seed, PROMISES)
 
 
 @pytest.mark.parametrize("pool_class", PROMISE_RULES, ids=lambda rule: rule.__name__)
 def test_each_rule_of_the_promised_slots_is_needed(pool_class: type[MemoryPool]) -> None:
-    assert finds_violation(pool_class, weather=PROMISES)
+    assert finds_violation(pool_class, faults=PROMISES)
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("start", range(0, 80, 20))
-def test_requests_that_break_every_stage_end_with_an_error_and_take_no_other_with_them(start: int) -> None:
+def test_requests_that_break_every_stage_end_with_an_error_and_end_no_other(start: int) -> None:
     for seed in range(start, start + 20):
         walk(seed, POISON)
 
 
 @pytest.mark.parametrize("pool_class", POISON_RULES, ids=lambda rule: rule.__name__)
 def test_each_rule_against_poison_is_needed(pool_class: type[MemoryPool]) -> None:
-    assert finds_violation(pool_class, weather=POISON)
+    assert finds_violation(pool_class, faults=POISON)
 
 
-def test_suspects_that_run_in_company_take_others_with_them() -> None:
+def test_suspects_that_run_with_others_end_innocent_requests() -> None:
     assert finds_violation(MemoryPool, frozenset({"suspects run alone"}), POISON)
 
 
 @pytest.mark.slow
-def test_blame_for_deaths_from_outside_ends_innocent_requests() -> None:
-    assert not finds_violation(MemoryPool, weather=BROKEN_FROM_OUTSIDE, seeds=40)
+def test_blame_for_external_deaths_ends_innocent_requests() -> None:
+    assert not finds_violation(MemoryPool, faults=BROKEN_FROM_OUTSIDE, seeds=40)
     assert finds_violation(MemoryPool, frozenset({"outside is innocent"}), BROKEN_FROM_OUTSIDE)
 
 

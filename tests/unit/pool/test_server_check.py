@@ -1,4 +1,4 @@
-"""Whether new work is accepted, by what looks at the server show."""
+"""New work is accepted depending on the state of the server."""
 
 from typing import Any, cast
 
@@ -49,7 +49,7 @@ class Server:
         return True
 
 
-async def test_an_fsync_that_hangs_closes_the_door_until_it_ends() -> None:
+async def test_a_hanging_fsync_refuses_new_work_until_it_ends() -> None:
     server = Server()
     await server.look_at(0.0, 0.5, fsync=1)
     assert await server.is_open()
@@ -59,7 +59,7 @@ async def test_an_fsync_that_hangs_closes_the_door_until_it_ends() -> None:
     assert await server.is_open()
 
 
-async def test_short_fsyncs_that_looks_meet_by_chance_close_nothing() -> None:
+async def test_short_fsyncs_seen_by_chance_refuse_nothing() -> None:
     server = Server()
     await server.look_at(0.0, fsync=1)
     await server.look_at(0.5, fsync=0)
@@ -68,13 +68,13 @@ async def test_short_fsyncs_that_looks_meet_by_chance_close_nothing() -> None:
     assert await server.is_open()
 
 
-async def test_who_accepts_loss_is_not_kept_out_by_a_disk() -> None:
+async def test_a_deployment_that_accepts_loss_is_not_stopped_by_a_disk() -> None:
     server = Server(PoolSettings(accepts_loss=True))
     await server.look_at(0.0, 0.5, 1.0, fsync=1)
     assert await server.is_open()
 
 
-async def test_each_reconnect_is_a_look_and_nothing_else_is() -> None:
+async def test_each_reconnect_checks_the_server_and_nothing_else_does() -> None:
     server = Server()
     await server.is_open()
     await server.is_open()
@@ -89,7 +89,7 @@ async def test_each_reconnect_is_a_look_and_nothing_else_is() -> None:
     ("name", "value"),
     [("redis_version", "6.0.9"), ("maxmemory_policy", "allkeys-lru"), ("aof_enabled", 0), ("maxmemory", 1 << 20)],
 )
-async def test_a_server_that_is_not_fit_any_more_gets_no_new_work(name: str, value: Any) -> None:
+async def test_a_server_that_no_longer_qualifies_gets_no_new_work(name: str, value: Any) -> None:
     server = Server()
     await server.check.check()
     server.info[name] = value

@@ -13,70 +13,80 @@ from orca.scheduler.engines.simulated_engine import CostModel
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
 from orca.scheduler.policy.request_level import RequestLevelPolicy
 from orca.scheduler.settings import BatchingSettings
-from support.scheduler.scheduler_world import World, a_request, a_shape, a_world, serving, tokens_at_least, virtually
+from support.scheduler.scheduler_simulation import (
+    Simulation,
+    a_request,
+    a_shape,
+    a_simulation,
+    serving,
+    tokens_at_least,
+    virtually,
+)
 
 SLOW = CostModel(step_us=10_000)
 
 
-async def running_world(
+async def running_simulation(
     choices: SchedulingOptions, requests: int, first: int = 4, **of: Any
-) -> tuple[World, GroupScheduler]:
-    """One group that runs so many requests of 20 tokens, in batches of `first`; the world takes those of `choices`."""
-    world = a_world(choices=choices, **of)
-    group = world.add_group(a_shape(slots=1024), cost=SLOW)
-    world.start(group)
-    await serving(world, group)
+) -> tuple[Simulation, GroupScheduler]:
+    """Run that many requests of 20 tokens in batches of `first`; the simulation takes `choices`."""
+    simulation = a_simulation(choices=choices, **of)
+    group = simulation.add_group(a_shape(slots=1024), cost=SLOW)
+    simulation.start(group)
+    await serving(simulation, group)
     assert group.scheduler is not None
     group.scheduler.set_batch_bounds(first, None)
     for number in range(requests):
-        await world.submit(a_request(f"r{number}", new=20))
-    return world, group.scheduler
+        await simulation.submit(a_request(f"r{number}", new=20))
+    return simulation, group.scheduler
 
 
-def batch_sizes(world: World) -> list[int]:
-    return [len(record.rows) for record in world.groups["g0"].records]
+def batch_sizes(simulation: Simulation) -> list[int]:
+    return [len(record.rows) for record in simulation.groups["g0"].records]
 
 
 @virtually
-async def test_a_larger_batch_is_in_force_from_the_next_step_on() -> None:
-    world, scheduler = await running_world(SchedulingOptions(max_batch_size=4), 4, first=1)
-    await tokens_at_least(world, "r0.0", 3)
-    assert set(batch_sizes(world)) == {1}
+async def test_a_larger_batch_size_applies_from_the_next_step() -> None:
+    simulation, scheduler = await running_simulation(SchedulingOptions(max_batch_size=4), 4, first=1)
+    await tokens_at_least(simulation, "r0.0", 3)
+    assert set(batch_sizes(simulation)) == {1}
     scheduler.set_batch_bounds(4, None)
-    await tokens_at_least(world, "r3.0", 3)
-    assert max(batch_sizes(world)) == 4
-    await world.stop()
+    await tokens_at_least(simulation, "r3.0", 3)
+    assert max(batch_sizes(simulation)) == 4
+    await simulation.stop()
 
 
 @virtually
-async def test_a_smaller_batch_ends_nothing_and_the_oldest_go_on() -> None:
-    world, scheduler = await running_world(SchedulingOptions(max_batch_size=4), 4)
-    await tokens_at_least(world, "r3.0", 3)
+async def test_a_smaller_batch_size_ends_no_request_and_the_oldest_continue() -> None:
+    simulation, scheduler = await running_simulation(SchedulingOptions(max_batch_size=4), 4)
+    await tokens_at_least(simulation, "r3.0", 3)
     scheduler.set_batch_bounds(1, None)
-    before = len(world.groups["g0"].records)
-    await tokens_at_least(world, "r0.0", 20)
+    before = len(simulation.groups["g0"].records)
+    await tokens_at_least(simulation, "r0.0", 20)
     # One step of the old size may be on its way.
-    assert set(batch_sizes(world)[before + 1 :]) == {1}
+    assert set(batch_sizes(simulation)[before + 1 :]) == {1}
     for number in range(4):
-        await tokens_at_least(world, f"r{number}.0", 20)
-    await world.stop()
+        await tokens_at_least(simulation, f"r{number}.0", 20)
+    await simulation.stop()
 
 
 @virtually
 async def test_the_new_bounds_outlive_the_epoch() -> None:
-    world, scheduler = await running_world(SchedulingOptions(max_batch_size=4), 0)
+    simulation, scheduler = await running_simulation(SchedulingOptions(max_batch_size=4), 0)
     scheduler.set_batch_bounds(3, 8)
-    await world.stop()
+    await simulation.stop()
     assert scheduler._options.max_batch_size == 3
 
 
 @virtually
 async def test_bounds_that_the_policy_cannot_keep_are_refused_and_change_nothing() -> None:
-    world, scheduler = await running_world(SchedulingOptions(max_batch_size=2), 0, first=2, policy=RequestLevelPolicy())
+    simulation, scheduler = await running_simulation(
+        SchedulingOptions(max_batch_size=2), 0, first=2, policy=RequestLevelPolicy()
+    )
     with pytest.raises(SettingError, match="max_batch_tokens"):
         scheduler.set_batch_bounds(4, 16)
     assert scheduler._options.max_batch_size == 2
-    await world.stop()
+    await simulation.stop()
 
 
 class Told:
@@ -96,7 +106,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_changed_file_is_taken_over_once(path: Path) -> None:
+def test_a_changed_file_is_applied_once(path: Path) -> None:
     told = Told()
     file = BoundsFile(path, BatchingSettings())
     assert file.bounds.max_batch_size == 4

@@ -1,4 +1,4 @@
-"""When a scheduler says that its group is not formed."""
+"""A scheduler reports that its group has not formed."""
 
 import logging
 
@@ -30,7 +30,7 @@ def watched() -> Watched:
     return Watched()
 
 
-def test_a_first_start_that_lasts_is_a_warning(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_first_start_is_a_warning(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
     assert watched.after(29) == 29
     assert caplog.records == []
     watched.after(1)
@@ -38,7 +38,7 @@ def test_a_first_start_that_lasts_is_a_warning(watched: Watched, caplog: pytest.
     assert "not been formed for 30 s: it forms for the first time" in caplog.text
 
 
-def test_a_group_that_broke_and_stays_broken_is_an_error_with_its_reason(
+def test_a_group_that_stays_broken_is_an_error_with_its_reason(
     watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     watched.told.formed(EPOCH, 16, "")
@@ -54,13 +54,15 @@ def test_a_group_that_broke_and_stays_broken_is_an_error_with_its_reason(
     )
 
 
-def test_it_is_said_again_whenever_the_time_has_doubled(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_message_is_repeated_whenever_the_time_has_doubled(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
     for _ in range(250):
         watched.after(1)
     assert [record.getMessage().split()[7] for record in caplog.records] == ["30", "60", "120", "240"]
 
 
-def test_a_group_that_is_formed_again_counts_anew(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_that_has_formed_again_restarts_the_time(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
     watched.after(40)
     watched.told.formed(EPOCH, 16, "")
     watched.told.broke(EPOCH, "a rank died")
@@ -70,14 +72,14 @@ def test_a_group_that_is_formed_again_counts_anew(watched: Watched, caplog: pyte
     assert len(caplog.records) == 2
 
 
-def test_a_stand_by_has_no_group_to_miss(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_standby_reports_no_missing_group(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(100):
         watched.told.stood_by()
         watched.after(1)
     assert caplog.records == []
 
 
-def test_it_is_ready_while_the_group_is_formed_and_says_why_when_it_is_not(watched: Watched) -> None:
+def test_readiness_follows_the_formed_group_and_gives_the_reason_otherwise(watched: Watched) -> None:
     assert watched.formation.ready_page().status == 503
     watched.told.formed(EPOCH, 16, "")
     assert watched.formation.ready_page().status == 200
@@ -87,6 +89,6 @@ def test_it_is_ready_while_the_group_is_formed_and_says_why_when_it_is_not(watch
     assert (page.status, page.body) == (503, b'{"ready":false,"for_seconds":7,"reason":"stage 1 is gone"}')
 
 
-def test_a_stand_by_is_not_ready(watched: Watched) -> None:
+def test_a_standby_is_not_ready(watched: Watched) -> None:
     watched.told.stood_by()
     assert watched.formation.ready_page().status == 503

@@ -30,21 +30,21 @@ async def channel(stage: FakeStage) -> AsyncIterator[aio.Channel]:
     await server.stop(grace=None)
 
 
-async def test_a_call_that_a_bad_link_swallowed_is_repeated(stage: FakeStage, channel: aio.Channel) -> None:
+async def test_a_call_lost_on_a_broken_link_is_repeated(stage: FakeStage, channel: aio.Channel) -> None:
     stage.refusals = [grpc.StatusCode.UNAVAILABLE] * 3
     await StepDelivery(grpc_links.stage_stub(channel), STEP).wait_until_taken()
     assert stage.steps == [1]
     assert stage.refusals == []
 
 
-async def test_a_stage_that_refuses_a_step_is_asked_once(stage: FakeStage, channel: aio.Channel) -> None:
+async def test_a_step_that_a_stage_refuses_is_sent_once(stage: FakeStage, channel: aio.Channel) -> None:
     stage.refusals = [grpc.StatusCode.DEADLINE_EXCEEDED] * 2
     with pytest.raises(EngineError, match="did not take step 1: DEADLINE_EXCEEDED"):
         await StepDelivery(grpc_links.stage_stub(channel), STEP).wait_until_taken()
     assert len(stage.refusals) == 1
 
 
-async def test_a_stage_in_another_epoch_says_in_which(stage: FakeStage, channel: aio.Channel) -> None:
+async def test_a_stage_in_another_epoch_reports_which_one(stage: FakeStage, channel: aio.Channel) -> None:
     stage.status.epoch.number = 7
     with pytest.raises(EngineError, match="is in epoch 7, not 1"):
         await StepDelivery(grpc_links.stage_stub(channel), STEP).wait_until_taken()

@@ -8,7 +8,7 @@ from orca.core.domain.step import Claim, Epoch, NewRequest
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import next_batch
 from orca.scheduler.policy.state import NOTHING, GroupRequest, GroupState, Phase
-from support.scheduler.scheduler_world import a_request, batches, lengths, schedule_all, some_limits
+from support.scheduler.scheduler_simulation import a_request, batches, lengths, schedule_all, some_limits
 
 EPOCH = Epoch(1, "test")
 
@@ -118,7 +118,7 @@ def test_an_older_request_that_arrives_late_and_does_not_fit_does_not_stop_runni
     assert [run_once(state, limits) for _ in range(3)] == ["young", "young", "oldyoungest"]
 
 
-def test_an_older_request_that_arrives_late_goes_before_younger_ones_when_it_fits() -> None:
+def test_an_older_request_that_arrives_late_precedes_younger_ones_if_it_fits() -> None:
     limits = some_limits(max_batch_size=1)
     state = a_state(*named("B", "C"))
     run_once(state, limits)
@@ -151,7 +151,7 @@ def test_prefetch_leaves_the_token_to_the_stages_until_it_has_been_read() -> Non
     assert known.rows[0].token == 41
 
 
-def test_prefetch_frees_in_the_step_behind_the_last_one_that_held_the_request() -> None:
+def test_prefetch_frees_slots_one_step_after_the_last_one_that_held_the_request() -> None:
     limits = some_limits(prefetch=1, max_batch_size=1)
     steps = schedule_all(IterationPolicy(), limits, [a_request("A", new=1), a_request("B", new=1)])
     assert [(step.freed, len(step.new)) for step in steps] == [((), 1), ((1,), 1), ((2,), 0)]
@@ -186,7 +186,7 @@ def test_a_chunk_draws_a_token_only_when_it_holds_the_end_of_the_prompt() -> Non
     ]
 
 
-def test_a_prompt_that_finds_no_tokens_left_stops_younger_prompts_but_no_increments() -> None:
+def test_a_prompt_without_tokens_left_stops_younger_prompts_but_no_increments() -> None:
     limits = some_limits(stages=2, max_batch_size=3, max_batch_tokens=4)
     state = GroupState()
     state.add(a_request("C", prompt=1, new=9, arrival=3), Claim(1, "c"))
@@ -201,7 +201,7 @@ def suspected(state: GroupState, name: str, arrival: int, **sizes: int) -> Group
     return state.add(a_request(name, arrival=arrival, **sizes), Claim(1, "c"), is_alone=True)
 
 
-def test_who_must_run_alone_does_so_one_after_the_other_while_others_pause_with_their_slots() -> None:
+def test_requests_that_must_run_alone_run_one_by_one_while_others_keep_their_slots() -> None:
     limits, state = some_limits(max_batch_size=4), GroupState()
     state.add(a_request("A", arrival=1, new=9), Claim(1, "c"))
     assert run_once(state, limits) == "A"
@@ -214,7 +214,7 @@ def test_who_must_run_alone_does_so_one_after_the_other_while_others_pause_with_
     assert state.reserved == 3 * before
 
 
-def test_who_must_run_alone_and_finds_no_slots_waits_as_others_do_and_is_not_overtaken() -> None:
+def test_a_request_that_must_run_alone_waits_for_slots_and_is_not_overtaken() -> None:
     limits, state = some_limits(slots=20), GroupState()
     state.add(a_request("A", arrival=1, prompt=3, new=9), Claim(1, "c"))
     suspected(state, "B", arrival=2, prompt=3, new=9)
@@ -222,7 +222,7 @@ def test_who_must_run_alone_and_finds_no_slots_waits_as_others_do_and_is_not_ove
     assert [run_once(state, limits) for _ in range(10)] == ["A"] * 9 + ["B"]
 
 
-def test_an_older_request_that_finds_no_slots_is_not_overtaken_by_who_must_run_alone() -> None:
+def test_a_request_that_must_run_alone_does_not_overtake_an_older_waiting_request() -> None:
     limits, state = some_limits(slots=20), GroupState()
     state.add(a_request("A", arrival=1, prompt=3, new=2), Claim(1, "c"))
     run_once(state, limits)
@@ -232,7 +232,7 @@ def test_an_older_request_that_finds_no_slots_is_not_overtaken_by_who_must_run_a
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
-def test_no_step_is_out_beside_that_of_one_who_must_run_alone(prefetch: int) -> None:
+def test_no_other_step_is_in_flight_beside_a_request_that_must_run_alone(prefetch: int) -> None:
     limits, state = some_limits(stages=2, max_batch_size=1, prefetch=prefetch), GroupState()
     for arrival, name in enumerate("AB", 1):
         state.add(a_request(name, arrival=arrival, new=9), Claim(1, "c"))

@@ -1,4 +1,4 @@
-"""How requests of a running loop end, on virtual time: by their tokens, by cancel, by their deadline."""
+"""Requests of a running loop end on virtual time: by their tokens, by cancel, by their deadline."""
 
 import asyncio
 
@@ -7,11 +7,11 @@ from orca.pool.records import Caller, CommitEntry
 from orca.scheduler.dependencies import LoopTimings
 from orca.scheduler.engines.simulated_engine import CostModel
 from orca.scheduler.loop import SchedulingOptions
-from support.scheduler.scheduler_world import (
+from support.scheduler.scheduler_simulation import (
     REVISION,
     a_request,
     a_shape,
-    a_world,
+    a_simulation,
     by_index,
     tokens_at_least,
     virtually,
@@ -20,14 +20,14 @@ from support.scheduler.scheduler_world import (
 
 @virtually
 async def test_eos_ends_a_request_and_is_the_last_token_of_its_log() -> None:
-    world = a_world(tokens=by_index(lambda index: 9 if index == 2 else 5), eos=(9,))
-    world.start(world.add_group(a_shape()))
-    await world.submit(a_request("A", new=8))
-    await world.submit(a_request("B", new=4, ignore_eos=True))
-    await world.submit(a_request("C", new=8, min_tokens=3))
-    await world.submit(a_request("D", new=8, stop_token_ids=(5,), min_tokens=1))
-    await world.finish()
-    a, b, c, d = [await world.log_of(f"{name}.0") for name in "ABCD"]
+    simulation = a_simulation(tokens=by_index(lambda index: 9 if index == 2 else 5), eos=(9,))
+    simulation.start(simulation.add_group(a_shape()))
+    await simulation.submit(a_request("A", new=8))
+    await simulation.submit(a_request("B", new=4, ignore_eos=True))
+    await simulation.submit(a_request("C", new=8, min_tokens=3))
+    await simulation.submit(a_request("D", new=8, stop_token_ids=(5,), min_tokens=1))
+    await simulation.finish()
+    a, b, c, d = [await simulation.log_of(f"{name}.0") for name in "ABCD"]
     assert (a[0], a[1].reason, a[1].stop) == ([5, 5, 9], FinishReason.STOP, None)
     assert (len(b[0]), b[1].reason) == (4, FinishReason.LENGTH)
     assert (len(c[0]), c[1].reason) == (8, FinishReason.LENGTH), "the only EOS came before min_tokens"
@@ -49,78 +49,78 @@ class LettersText:
 
 
 @virtually
-async def test_a_stop_string_ends_a_request_also_when_its_beginning_was_written_by_another_owner() -> None:
-    world = a_world(tokens=by_index(int), make_stop_string_matcher=LettersText)
-    group = world.add_group(a_shape(), cost=CostModel(step_us=100_000))
-    world.start(group)
-    await world.submit(a_request("A", new=20, stop=("defg",)))
-    await tokens_at_least(world, "A.0", 5)
-    await world.crash(group)
-    world.start(group)
-    await world.finish()
-    tokens, end = await world.log_of("A.0")
+async def test_a_stop_string_that_began_under_another_owner_ends_a_request() -> None:
+    simulation = a_simulation(tokens=by_index(int), make_stop_string_matcher=LettersText)
+    group = simulation.add_group(a_shape(), cost=CostModel(step_us=100_000))
+    simulation.start(group)
+    await simulation.submit(a_request("A", new=20, stop=("defg",)))
+    await tokens_at_least(simulation, "A.0", 5)
+    await simulation.crash(group)
+    simulation.start(group)
+    await simulation.finish()
+    tokens, end = await simulation.log_of("A.0")
     assert tokens == [0, 1, 2, 3, 4, 5, 6]
     assert end is not None
     assert (end.reason, end.stop) == (FinishReason.STOP, "defg")
 
 
 @virtually
-async def test_a_log_that_another_release_wrote_past_its_end_ends_behind_what_is_there() -> None:
+async def test_a_log_that_another_release_wrote_past_its_end_ends_after_its_last_entry() -> None:
     """Clients have it: to end before it is refused, and would be tried again for ever."""
-    world = a_world(eos=(2,))
-    await world.pool.set_revision(REVISION, 1)
-    await world.submit(a_request("A", new=8))
+    simulation = a_simulation(eos=(2,))
+    await simulation.pool.set_revision(REVISION, 1)
+    await simulation.submit(a_request("A", new=8))
     older = Caller(group="g9", process="older", revision=REVISION)
-    await world.pool.enter(older, 1, reported_epoch=0)
-    (claimed,) = (await world.pool.claim(older, 2, free_slots=64, total_slots=64, block_tokens=1, most=1)).claimed
+    await simulation.pool.enter(older, 1, reported_epoch=0)
+    (claimed,) = (await simulation.pool.claim(older, 2, free_slots=64, total_slots=64, block_tokens=1, most=1)).claimed
     written = (Token(5), Token(2), Token(6))
-    await world.pool.commit([CommitEntry(request_id="A.0", claim=claimed.claim, index=0, tokens=written)])
-    await world.pool.leave(older)
-    group = world.add_group(a_shape())
-    world.start(group)
-    await world.finish()
-    assert await world.log_of("A.0") == ([5, 2, 6], End(FinishReason.STOP, 3))
+    await simulation.pool.commit([CommitEntry(request_id="A.0", claim=claimed.claim, index=0, tokens=written)])
+    await simulation.pool.leave(older)
+    group = simulation.add_group(a_shape())
+    simulation.start(group)
+    await simulation.finish()
+    assert await simulation.log_of("A.0") == ([5, 2, 6], End(FinishReason.STOP, 3))
     assert [record for record in group.records if record.rows] == []
 
 
 @virtually
 async def test_a_cancelled_request_stops_as_soon_as_a_commit_is_refused() -> None:
-    world = a_world(timings=LoopTimings(heartbeat_s=2.0))
-    group = world.add_group(a_shape(), cost=CostModel(step_us=10_000))
-    world.start(group)
-    await world.submit(a_request("A", new=60))
-    await tokens_at_least(world, "A.0", 3)
-    await world.pool.cancel("A")
+    simulation = a_simulation(timings=LoopTimings(heartbeat_s=2.0))
+    group = simulation.add_group(a_shape(), cost=CostModel(step_us=10_000))
+    simulation.start(group)
+    await simulation.submit(a_request("A", new=60))
+    await tokens_at_least(simulation, "A.0", 3)
+    await simulation.pool.cancel("A")
     await asyncio.sleep(0.025)
     assert group.scheduler is not None
     assert group.scheduler.load().running == 0
-    await world.finish()
+    await simulation.finish()
 
 
 @virtually
 async def test_a_cancelled_request_stops_within_a_heartbeat_also_when_it_has_nothing_to_commit() -> None:
-    world = a_world(choices=SchedulingOptions(max_batch_size=1, prefetch=0))
-    group = world.add_group(a_shape(stages=2), cost=CostModel(step_us=1_000_000))
-    world.start(group)
-    await world.submit(a_request("A", new=5))
+    simulation = a_simulation(choices=SchedulingOptions(max_batch_size=1, prefetch=0))
+    group = simulation.add_group(a_shape(stages=2), cost=CostModel(step_us=1_000_000))
+    simulation.start(group)
+    await simulation.submit(a_request("A", new=5))
     await asyncio.sleep(0.5)
-    await world.pool.cancel("A")
+    await simulation.pool.cancel("A")
     await asyncio.sleep(0.6)
     assert group.scheduler is not None
     assert group.scheduler.state is not None
     assert [entry.is_ended for entry in group.scheduler.state.requests] == [True]
-    await world.finish()
+    await simulation.finish()
 
 
 @virtually
 async def test_a_request_whose_deadline_passes_while_it_runs_gives_its_slots_back() -> None:
-    world = a_world()
-    group = world.add_group(a_shape(), cost=CostModel(step_us=50_000))
-    world.start(group)
-    await world.submit(a_request("A", new=40, deadline_ms=1_000))
-    await world.finish()
-    tokens, end = await world.log_of("A.0")
+    simulation = a_simulation()
+    group = simulation.add_group(a_shape(), cost=CostModel(step_us=50_000))
+    simulation.start(group)
+    await simulation.submit(a_request("A", new=40, deadline_ms=1_000))
+    await simulation.finish()
+    tokens, end = await simulation.log_of("A.0")
     assert end is not None
     assert end.reason is FinishReason.DEADLINE_EXCEEDED
     assert 10 <= len(tokens) <= 30
-    assert world.clock.wall_ms() < 2_500
+    assert simulation.clock.wall_ms() < 2_500

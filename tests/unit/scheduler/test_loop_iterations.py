@@ -1,4 +1,4 @@
-"""What the loop runs and when, on virtual time: joins, leaves, successors, and commits beside the steps."""
+"""The loop's iterations on virtual time: joins, leaves, successors, and commits beside the steps."""
 
 import asyncio
 import random
@@ -15,12 +15,12 @@ from orca.scheduler.engines.simulated_engine import CostModel
 from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.observer import IterationLogFile
 from orca.scheduler.policy.iteration import IterationPolicy
-from support.scheduler.scheduler_world import (
+from support.scheduler.scheduler_simulation import (
     Group,
-    World,
+    Simulation,
     a_request,
     a_shape,
-    a_world,
+    a_simulation,
     batches,
     schedule_all,
     serving,
@@ -33,14 +33,14 @@ from support.scheduler.scheduler_world import (
 
 @virtually
 async def test_a_late_request_joins_and_an_early_one_leaves_while_others_run() -> None:
-    world = a_world()
-    group = world.add_group(a_shape())
-    world.start(group)
-    await world.submit(a_request("A", new=20))
-    await world.submit(a_request("B", new=4))
-    await tokens_at_least(world, "B.0", 2)
-    await world.submit(a_request("C", new=3))
-    await world.finish()
+    simulation = a_simulation()
+    group = simulation.add_group(a_shape())
+    simulation.start(group)
+    await simulation.submit(a_request("A", new=20))
+    await simulation.submit(a_request("B", new=4))
+    await tokens_at_least(simulation, "B.0", 2)
+    await simulation.submit(a_request("C", new=3))
+    await simulation.finish()
 
     a, b, c = (steps_of(group, name) for name in ("A.0", "B.0", "C.0"))
     assert a == list(range(a[0], a[0] + 20)), "A runs in every iteration"
@@ -50,12 +50,12 @@ async def test_a_late_request_joins_and_an_early_one_leaves_while_others_run() -
 
 @virtually
 async def test_the_successor_of_a_request_that_ends_by_length_starts_in_the_very_next_step() -> None:
-    world = a_world(choices=SchedulingOptions(max_batch_size=1))
-    group = world.add_group(a_shape(), cost=CostModel(step_us=50_000))
-    world.start(group)
+    simulation = a_simulation(choices=SchedulingOptions(max_batch_size=1))
+    group = simulation.add_group(a_shape(), cost=CostModel(step_us=50_000))
+    simulation.start(group)
     for name in "ABC":
-        await world.submit(a_request(name, new=2))
-    await world.finish()
+        await simulation.submit(a_request(name, new=2))
+    await simulation.finish()
     names = ["".join(row.request_id[0] for row in record.rows) for record in group.records]
     assert names == ["A", "A", "B", "B", "C", "C", ""]
     assert group.records[2].freed == ("A.0",)
@@ -63,42 +63,42 @@ async def test_the_successor_of_a_request_that_ends_by_length_starts_in_the_very
 
 @virtually
 async def test_a_request_that_waits_for_slots_starts_in_the_step_that_frees_them() -> None:
-    world = a_world()
-    group = world.add_group(a_shape(slots=16))
-    world.start(group)
+    simulation = a_simulation()
+    group = simulation.add_group(a_shape(slots=16))
+    simulation.start(group)
     for name in "AB":
-        await world.submit(a_request(name, prompt=8, new=4))
-    await world.finish()
+        await simulation.submit(a_request(name, prompt=8, new=4))
+    await simulation.finish()
     assert steps_of(group, "A.0") + steps_of(group, "B.0") == list(range(1, 9))
     assert {group.records[i + 1].submitted_ns - group.records[i].returned_ns for i in range(8)} == {0}
 
 
 @virtually
-async def test_a_place_that_an_early_end_leaves_is_taken_while_other_batches_are_still_in_flight() -> None:
-    world = a_world(tokens=lambda request_id, index: int(request_id == "A.0" and index == 1), eos=(1,))
-    world.choices = SchedulingOptions(max_batch_size=1)
-    group = world.add_group(a_shape(stages=2), cost=CostModel(step_us=100_000))
-    await world.queue_up(a_request(name, new=5) for name in "ABC")
-    world.start(group)
-    await world.finish()
+async def test_a_place_freed_by_an_early_end_is_filled_while_other_batches_are_in_flight() -> None:
+    simulation = a_simulation(tokens=lambda request_id, index: int(request_id == "A.0" and index == 1), eos=(1,))
+    simulation.choices = SchedulingOptions(max_batch_size=1)
+    group = simulation.add_group(a_shape(stages=2), cost=CostModel(step_us=100_000))
+    await simulation.queue_up(a_request(name, new=5) for name in "ABC")
+    simulation.start(group)
+    await simulation.finish()
     names = "".join(row.request_id[0] for record in group.records for row in record.rows)
     assert names[:6] == "ABABCB", "C takes the turn that A left, before B has returned"
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_with_early_ends_too_the_batches_are_those_of_algorithm_1_though_the_pool_has_to_be_asked(seed: int) -> None:
+def test_batches_are_those_of_algorithm_1_with_early_ends_and_claims_from_the_pool(seed: int) -> None:
     chance = random.Random(seed)
     stages, max_batch_size = chance.choice((1, 1, 2)), chance.randint(1, 3)
     requests = [a_request(name, new=chance.randint(1, 7)) for name in "ABCDEFG"]
     lasts = {request.id: chance.randint(0, 8) for request in requests}  # index of the token that ends it early
 
     async def looped() -> list[str]:
-        world = a_world(tokens=lambda name, index: int(index == lasts[name]), eos=(1,), delay_ms=0.5)
-        world.choices = SchedulingOptions(max_batch_size=max_batch_size)
-        group = world.add_group(a_shape(stages=stages, slots=4096), cost=CostModel(step_us=30_000))
-        await world.queue_up(requests)
-        world.start(group)
-        await world.finish()
+        simulation = a_simulation(tokens=lambda name, index: int(index == lasts[name]), eos=(1,), delay_ms=0.5)
+        simulation.choices = SchedulingOptions(max_batch_size=max_batch_size)
+        group = simulation.add_group(a_shape(stages=stages, slots=4096), cost=CostModel(step_us=30_000))
+        await simulation.queue_up(requests)
+        simulation.start(group)
+        await simulation.finish()
         return ["".join(row.request_id[0] for row in record.rows) for record in group.records if record.rows]
 
     limits = some_limits(stages=stages, max_batch_size=max_batch_size)
@@ -107,17 +107,17 @@ def test_with_early_ends_too_the_batches_are_those_of_algorithm_1_though_the_poo
 
 
 @virtually
-async def test_steps_go_on_while_a_pool_that_is_due_to_answer_a_claim_does_not() -> None:
-    world = a_world(
+async def test_steps_continue_while_the_answer_to_a_claim_is_late() -> None:
+    simulation = a_simulation(
         tokens=lambda name, index: int(name == "A.0" and index == 1), eos=(1,), timings=LoopTimings(flush_s=5.0)
     )
-    world.choices = SchedulingOptions(max_batch_size=2)
-    group = world.add_group(a_shape(slots=4096), cost=CostModel(step_us=10_000))
-    await world.queue_up(a_request(name, new=12) for name in "ABC")
-    world.start(group)
-    await tokens_at_least(world, "B.0", 1)
-    world.delay_calls(group, 400.0)
-    await world.finish()
+    simulation.choices = SchedulingOptions(max_batch_size=2)
+    group = simulation.add_group(a_shape(slots=4096), cost=CostModel(step_us=10_000))
+    await simulation.queue_up(a_request(name, new=12) for name in "ABC")
+    simulation.start(group)
+    await tokens_at_least(simulation, "B.0", 1)
+    simulation.delay_calls(group, 400.0)
+    await simulation.finish()
     steps_of_b = [record for record in group.records if record.rows and record.rows[-1].request_id == "B.0"]
     gaps_ms = [(after.submitted_ns - before.returned_ns) / 1e6 for before, after in pairwise(steps_of_b)]
     assert [gap for gap in gaps_ms if gap > 1] == [LoopTimings().claim_s * 1000], "one step waits, and not for long"
@@ -125,41 +125,41 @@ async def test_steps_go_on_while_a_pool_that_is_due_to_answer_a_claim_does_not()
 
 @virtually
 async def test_an_idle_scheduler_starts_a_request_at_once_when_the_pool_hints_at_it() -> None:
-    world = a_world(timings=LoopTimings(work_s=60.0))
-    group = world.add_group(a_shape())
-    world.start(group)
-    await serving(world, group)
+    simulation = a_simulation(timings=LoopTimings(work_s=60.0))
+    group = simulation.add_group(a_shape())
+    simulation.start(group)
+    await serving(simulation, group)
     await asyncio.sleep(10)
-    submitted_ns = world.clock.monotonic_ns()
-    await world.submit(a_request("A", new=1))
-    await world.finish()
+    submitted_ns = simulation.clock.monotonic_ns()
+    await simulation.submit(a_request("A", new=1))
+    await simulation.finish()
     assert group.records[0].submitted_ns - submitted_ns < 1_000_000
 
 
 @virtually
-async def test_commits_are_never_waited_for_by_steps() -> None:
-    world = a_world(delay_ms=100.0, timings=LoopTimings(flush_s=5.0))
-    group = world.add_group(a_shape(), cost=CostModel(step_us=1_000))
-    world.start(group)
-    await world.submit(a_request("A", new=20))
-    await world.finish()
+async def test_steps_never_wait_for_commits() -> None:
+    simulation = a_simulation(delay_ms=100.0, timings=LoopTimings(flush_s=5.0))
+    group = simulation.add_group(a_shape(), cost=CostModel(step_us=1_000))
+    simulation.start(group)
+    await simulation.submit(a_request("A", new=20))
+    await simulation.finish()
     took_ns = group.records[19].returned_ns - group.records[0].submitted_ns
     assert round(took_ns / 1e6) == 20, "twenty steps of a millisecond, though a commit takes a hundred"
-    assert (await world.log_of("A.0"))[0] == world.expected(world.submitted["A.0"])[0]
+    assert (await simulation.log_of("A.0"))[0] == simulation.expected(simulation.submitted["A.0"])[0]
 
 
 @virtually
-async def test_within_the_interval_of_commits_only_first_tokens_and_ends_go_out() -> None:
-    world = a_world(timings=LoopTimings(commit_s=0.1))
-    commits = commits_of(world)
-    group = world.add_group(a_shape(), cost=CostModel(step_us=10_000))
-    world.start(group)
-    await serving(world, group)
-    await world.submit(a_request("A", new=19))
-    await world.submit(a_request("B", new=7))
-    await tokens_at_least(world, "B.0", 7)
-    await world.submit(a_request("C", new=30))
-    await world.finish()
+async def test_within_the_commit_interval_only_first_tokens_and_ends_are_sent() -> None:
+    simulation = a_simulation(timings=LoopTimings(commit_s=0.1))
+    commits = commits_of(simulation)
+    group = simulation.add_group(a_shape(), cost=CostModel(step_us=10_000))
+    simulation.start(group)
+    await serving(simulation, group)
+    await simulation.submit(a_request("A", new=19))
+    await simulation.submit(a_request("B", new=7))
+    await tokens_at_least(simulation, "B.0", 7)
+    await simulation.submit(a_request("C", new=30))
+    await simulation.finish()
     written = [commit for commit in commits if commit]
     assert written[0] == [("A.0", 0, 1), ("B.0", 0, 1)]
     assert written[1] == [("B.0", 1, 6)], "its end, with what it wrote before; A waits"
@@ -168,16 +168,16 @@ async def test_within_the_interval_of_commits_only_first_tokens_and_ends_go_out(
     first, end = written[3][0], written[4][0]
     assert (first[0], end[0]) == ("A.0", "A.0")
     assert first[2] + end[2] == 18
-    for request in world.submitted.values():
-        assert (await world.log_of(request.id))[0] == world.expected(request)[0]
+    for request in simulation.submitted.values():
+        assert (await simulation.log_of(request.id))[0] == simulation.expected(request)[0]
 
 
 @virtually
-async def test_who_has_waited_for_long_waits_for_the_interval_too_as_long_as_others_wait_for_a_place() -> None:
-    world, commits = await one_place(commit_s=0.1)
-    await world.queue_up(a_request(name, new=new) for name, new in (("A", 400), ("B", 25), ("C", 25)))
-    await world.queue_up([a_request("S", new=25, deadline_ms=60_000), a_request("D", new=25)])
-    await world.finish()
+async def test_a_first_token_that_waited_long_also_waits_for_the_interval_while_others_queue() -> None:
+    simulation, commits = await one_place(commit_s=0.1)
+    await simulation.queue_up(a_request(name, new=new) for name, new in (("A", 400), ("B", 25), ("C", 25)))
+    await simulation.queue_up([a_request("S", new=25, deadline_ms=60_000), a_request("D", new=25)])
+    await simulation.finish()
     firsts = {entry[0]: entry[2] for commit in commits for entry in commit if entry[1] == 0}
     assert firsts["A.0"] == 1, "it came just now"
     assert firsts["B.0"] > 1, "it has waited for four seconds, and others wait behind it"
@@ -185,15 +185,15 @@ async def test_who_has_waited_for_long_waits_for_the_interval_too_as_long_as_oth
     assert firsts["D.0"] == 1, "nobody waits behind it"
     [end] = [commit for commit in commits for entry in commit if entry[0] == "B.0" and sum(entry[1:]) == 25]
     assert [entry[0] for entry in end] == ["B.0", "C.0"], "its end comes with what the next one has by then"
-    for request in world.submitted.values():
-        assert (await world.log_of(request.id))[0] == world.expected(request)[0]
+    for request in simulation.submitted.values():
+        assert (await simulation.log_of(request.id))[0] == simulation.expected(request)[0]
 
 
 @virtually
-async def test_while_requests_wait_for_a_place_the_interval_is_twice_as_long() -> None:
-    world, commits = await one_place(commit_s=0.1)
-    await world.queue_up([a_request("A", new=100), a_request("B", new=100)])
-    await world.finish()
+async def test_while_requests_queue_the_commit_interval_doubles() -> None:
+    simulation, commits = await one_place(commit_s=0.1)
+    await simulation.queue_up([a_request("A", new=100), a_request("B", new=100)])
+    await simulation.finish()
     sizes = {name: [entry[2] for commit in commits for entry in commit if entry[0] == name] for name in ("A.0", "B.0")}
     while_b_waits, with_nobody_behind = (set(sizes[name][1:-1]) for name in ("A.0", "B.0"))  # in steps of 10 ms
     assert while_b_waits
@@ -203,53 +203,53 @@ async def test_while_requests_wait_for_a_place_the_interval_is_twice_as_long() -
 
 
 @virtually
-async def test_a_scheduler_that_stops_waits_for_no_interval() -> None:
-    world = a_world(timings=LoopTimings(commit_s=3600.0))
-    group = world.add_group(a_shape(), cost=CostModel(step_us=10_000))
-    world.start(group)
-    await serving(world, group)
-    await world.submit(a_request("A", new=40))
-    await tokens_at_least(world, "A.0", 1)
+async def test_a_stopping_scheduler_does_not_wait_for_the_commit_interval() -> None:
+    simulation = a_simulation(timings=LoopTimings(commit_s=3600.0))
+    group = simulation.add_group(a_shape(), cost=CostModel(step_us=10_000))
+    simulation.start(group)
+    await serving(simulation, group)
+    await simulation.submit(a_request("A", new=40))
+    await tokens_at_least(simulation, "A.0", 1)
     await asyncio.sleep(0.1)
-    before_ns = world.clock.monotonic_ns()
-    assert len((await world.log_of("A.0"))[0]) == 1, "the rest waits for the interval"
-    await world.stop()
-    assert world.clock.monotonic_ns() - before_ns < 1_000_000_000
-    tokens, _ = await world.log_of("A.0")
+    before_ns = simulation.clock.monotonic_ns()
+    assert len((await simulation.log_of("A.0"))[0]) == 1, "the rest waits for the interval"
+    await simulation.stop()
+    assert simulation.clock.monotonic_ns() - before_ns < 1_000_000_000
+    tokens, _ = await simulation.log_of("A.0")
     assert len(tokens) == len(steps_of(group, "A.0")) > 10
 
 
-async def one_place(commit_s: float) -> tuple[World, list[list[tuple[str, int, int]]]]:
-    """A world whose one group runs a request at a time, in steps of 10 ms, and gets its `commits_of`."""
-    world = a_world(timings=LoopTimings(commit_s=commit_s))
-    world.choices = SchedulingOptions(max_batch_size=1)
-    commits = commits_of(world)
-    group = world.add_group(a_shape(slots=4096, max_model_len=4096), cost=CostModel(step_us=10_000))
-    world.start(group)
-    await serving(world, group)
-    return world, commits
+async def one_place(commit_s: float) -> tuple[Simulation, list[list[tuple[str, int, int]]]]:
+    """A simulation whose one group runs a request at a time, in steps of 10 ms, and gets its `commits_of`."""
+    simulation = a_simulation(timings=LoopTimings(commit_s=commit_s))
+    simulation.choices = SchedulingOptions(max_batch_size=1)
+    commits = commits_of(simulation)
+    group = simulation.add_group(a_shape(slots=4096, max_model_len=4096), cost=CostModel(step_us=10_000))
+    simulation.start(group)
+    await serving(simulation, group)
+    return simulation, commits
 
 
-def commits_of(world: World) -> list[list[tuple[str, int, int]]]:
-    """Gets the commits of the world's schedulers from now on: of each entry the request, first index and tokens."""
+def commits_of(simulation: Simulation) -> list[list[tuple[str, int, int]]]:
+    """Collect the commits of the schedulers from now on: the request, first index and tokens of each entry."""
     commits: list[list[tuple[str, int, int]]] = []
-    commit = world.pool.commit
+    commit = simulation.pool.commit
 
     async def recorded(entries: list[CommitEntry]) -> list[CommitAnswer]:
         commits.append([(entry.request_id, entry.index, len(entry.tokens)) for entry in entries])
         return await commit(entries)
 
-    world.pool.commit = recorded  # type: ignore[method-assign, assignment]
+    simulation.pool.commit = recorded  # type: ignore[method-assign, assignment]
     return commits
 
 
 def test_the_iteration_log_file_has_a_line_for_each_step(tmp_path: Any) -> None:
     async def main() -> Group:
-        world = a_world()
-        group = world.add_group(a_shape())
-        world.start(group)
-        await world.submit(a_request("A", prompt=3, new=2))
-        await world.finish()
+        simulation = a_simulation()
+        group = simulation.add_group(a_shape())
+        simulation.start(group)
+        await simulation.submit(a_request("A", prompt=3, new=2))
+        await simulation.finish()
         return group
 
     group = virtual_time.run(main())

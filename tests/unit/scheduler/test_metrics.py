@@ -1,4 +1,4 @@
-"""What a scrape of the scheduler shows after known work."""
+"""The scheduler's metrics after known work."""
 
 import asyncio
 
@@ -7,18 +7,18 @@ from orca.pool.records import CommitAnswer
 from orca.scheduler.engines import virtual_time
 from orca.scheduler.metrics import SchedulerMetrics
 from orca.scheduler.observer import Observers, SchedulerLoad
-from support.scheduler.scheduler_world import World, a_request, by_index
+from support.scheduler.scheduler_simulation import Simulation, a_request, by_index
 
 
 def a_run_of_two_requests(metrics: SchedulerMetrics) -> None:
     async def main() -> None:
-        world = World(tokens=by_index(bool), eos=(1,))
-        group = world.add_group(EngineShape(stages=1, slots=64, block_tokens=4, max_model_len=64))
-        world.start(group)
-        await world.submit(a_request("A", prompt=5, new=9))
-        await world.submit(a_request("B", prompt=3, new=1))
-        await world.finish()
-        for request in world.submitted.values():
+        simulation = Simulation(tokens=by_index(bool), eos=(1,))
+        group = simulation.add_group(EngineShape(stages=1, slots=64, block_tokens=4, max_model_len=64))
+        simulation.start(group)
+        await simulation.submit(a_request("A", prompt=5, new=9))
+        await simulation.submit(a_request("B", prompt=3, new=1))
+        await simulation.finish()
+        for request in simulation.submitted.values():
             metrics.claimed(request, 0)
         for record in group.records:
             metrics.iterated(record)
@@ -83,7 +83,7 @@ def test_the_load_is_read_at_each_scrape() -> None:
     assert 'orca_kv_cache_usage_perc{group="g0"} 0.25' in text
 
 
-def test_an_unformed_group_uses_nothing_and_says_for_how_long() -> None:
+def test_an_unformed_group_uses_nothing_and_reports_its_age() -> None:
     metrics = SchedulerMetrics("g0", wall_ms=lambda: 0)
     metrics.watch(SchedulerLoad, unformed_s=lambda: 12.5)
     values = [

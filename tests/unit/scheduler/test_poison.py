@@ -1,6 +1,6 @@
 """Requests that break every engine which runs them, in the real loop on virtual time: they end, and nobody else does.
 
-A failure of a random world names its seed; `run_poisoned_world(seed)` repeats it.
+A failure of a random simulation names its seed; `run_poisoned_simulation(seed)` repeats it.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import Policy
 from orca.scheduler.policy.request_level import RequestLevelPolicy
 from support.effort import tries
-from support.scheduler.scheduler_world import World, a_request, a_shape, a_world, virtually
+from support.scheduler.scheduler_simulation import Simulation, a_request, a_shape, a_simulation, virtually
 
 SEEDS = range(7_000_000, 7_000_000 + tries(150))
 INNOCENT = 1_000
-# A claim that got a token further before its death begins the count anew: pipelined steps bring it to a few more.
+# A claim that got a token further before its death restarts the count: pipelined steps bring it to a few more.
 DEATHS_MAX = 2 * FAILURES_MAX
 
 
@@ -50,10 +50,10 @@ class Poison:
         return request_id if index >= self.fatal.get(request_id, INNOCENT) else None
 
 
-async def check_ends(world: World, fatal: dict[str, int]) -> None:
-    for request_id, request in world.submitted.items():
-        tokens, end = await world.log_of(request_id)
-        expected, reason = world.expected(request)
+async def check_ends(simulation: Simulation, fatal: dict[str, int]) -> None:
+    for request_id, request in simulation.submitted.items():
+        tokens, end = await simulation.log_of(request_id)
+        expected, reason = simulation.expected(request)
         if request_id in fatal:
             assert end == End(FinishReason.ERROR, len(tokens)), request_id
             assert tokens == expected[: len(tokens)]
@@ -64,20 +64,20 @@ async def check_ends(world: World, fatal: dict[str, int]) -> None:
 
 
 @virtually
-async def test_a_poisoned_request_ends_with_an_error_and_its_neighbours_with_their_tokens() -> None:
-    world, poison = a_world(), Poison({"B.0": 2})
-    group = world.add_group(a_shape(), faults=poison)
-    world.start(group)
+async def test_a_poisoned_request_ends_with_an_error_and_the_others_with_their_tokens() -> None:
+    simulation, poison = a_simulation(), Poison({"B.0": 2})
+    group = simulation.add_group(a_shape(), faults=poison)
+    simulation.start(group)
     for name in "ABC":
-        await world.submit(a_request(name, new=6))
-    await world.finish()
-    await check_ends(world, poison.fatal)
+        await simulation.submit(a_request(name, new=6))
+    await simulation.finish()
+    await check_ends(simulation, poison.fatal)
     assert len(poison.crashes["B.0"]) <= FAILURES_MAX + 1, "the first one followed two commits and is not counted"
 
 
 @virtually
-async def test_a_suspect_runs_alone_until_its_first_commit_and_then_in_company() -> None:
-    world = a_world(delay_ms=20.0)
+async def test_a_suspect_runs_alone_until_its_first_commit_and_then_with_others() -> None:
+    simulation = a_simulation(delay_ms=20.0)
     crashes = 0
 
     def faults(step: Step) -> StepFault | None:
@@ -85,13 +85,13 @@ async def test_a_suspect_runs_alone_until_its_first_commit_and_then_in_company()
         crashes += bool(step.rows)
         return StepFault.CRASH if step.rows and crashes <= 2 else None
 
-    group = world.add_group(a_shape(), faults=faults, cost=CostModel(step_us=10_000))
-    world.start(group)
-    await world.submit(a_request("A", new=40))
-    await world.until(lambda: is_blamed(group.logs[0].failed, 2))
-    await world.submit(a_request("B", new=4))
-    await world.finish()
-    await check_ends(world, {})
+    group = simulation.add_group(a_shape(), faults=faults, cost=CostModel(step_us=10_000))
+    simulation.start(group)
+    await simulation.submit(a_request("A", new=40))
+    await simulation.until(lambda: is_blamed(group.logs[0].failed, 2))
+    await simulation.submit(a_request("B", new=4))
+    await simulation.finish()
+    await check_ends(simulation, {})
     assert group.logs[0].alone == ["A.0"]
     names = ["".join(row.request_id[0] for row in record.rows) for record in group.records if record.rows]
     assert names[0] == "A"
@@ -99,24 +99,26 @@ async def test_a_suspect_runs_alone_until_its_first_commit_and_then_in_company()
 
 
 @virtually
-async def test_many_suspects_are_acquitted_one_after_the_other_and_go_on_together() -> None:
-    """In a prompt and a step each; were the group emptied for each, fifteen would take their 60 s in turn."""
-    world = a_world(choices=SchedulingOptions(max_batch_size=16, prefetch=1))
+async def test_many_suspects_are_acquitted_one_by_one_and_continue_together() -> None:
+    """Each suspect takes a prompt and one step; if the group were emptied for each, fifteen would take their 60 s in
+    turn.
+    """
+    simulation = a_simulation(choices=SchedulingOptions(max_batch_size=16, prefetch=1))
     shape = a_shape(slots=8192, max_model_len=1024)
 
     def breaks_twice(step: Step) -> StepFault | None:
         return StepFault.CRASH if step.rows and step.epoch.number <= 2 else None
 
-    group = world.add_group(shape, faults=breaks_twice, cost=CostModel(step_us=20_000))
-    await world.pool.set_revision("r1", 1)
+    group = simulation.add_group(shape, faults=breaks_twice, cost=CostModel(step_us=20_000))
+    await simulation.pool.set_revision("r1", 1)
     for name in "ABCDEFGHIJKLMNO":
-        await world.submit(a_request(name, new=200))
-    world.start(group)
+        await simulation.submit(a_request(name, new=200))
+    simulation.start(group)
     start_s = asyncio.get_running_loop().time()
-    await world.finish()
+    await simulation.finish()
     assert asyncio.get_running_loop().time() - start_s < 8
     assert len(group.logs[0].alone) == 15
-    await check_ends(world, {})
+    await check_ends(simulation, {})
 
 
 async def is_blamed(failed: list[str], times: int) -> bool:
@@ -124,55 +126,55 @@ async def is_blamed(failed: list[str], times: int) -> bool:
 
 
 @virtually
-async def test_a_death_from_outside_blames_nobody_however_often_it_comes() -> None:
-    world = a_world()
+async def test_deaths_with_an_external_cause_blame_no_request() -> None:
+    simulation = a_simulation()
     faults = iter([StepFault.DEATH] * (2 * FAILURES_MAX))
-    group = world.add_group(a_shape(), faults=lambda step: next(faults, None))  # noqa: ARG005 - shape of the argument
-    world.start(group)
-    await world.submit(a_request("A", new=4))
-    await world.finish()
+    group = simulation.add_group(a_shape(), faults=lambda step: next(faults, None))  # noqa: ARG005 - shape of the argument
+    simulation.start(group)
+    await simulation.submit(a_request("A", new=4))
+    await simulation.finish()
     assert (group.logs[0].failed, group.logs[0].alone) == ([], [])
-    await check_ends(world, {})
+    await check_ends(simulation, {})
 
 
 @virtually
 async def test_a_request_that_only_waited_in_the_group_is_not_blamed() -> None:
-    world = a_world(choices=SchedulingOptions(max_batch_size=1))
+    simulation = a_simulation(choices=SchedulingOptions(max_batch_size=1))
     poison = Poison({"A.0": 0})
-    group = world.add_group(a_shape(stages=2), faults=poison, cost=CostModel(step_us=5_000))
-    await world.pool.set_revision("r1", 1)
+    group = simulation.add_group(a_shape(stages=2), faults=poison, cost=CostModel(step_us=5_000))
+    await simulation.pool.set_revision("r1", 1)
     for name in "ABCD":
-        await world.submit(a_request(name, prompt=20, new=8))
-    world.start(group)
-    await world.finish()
-    await check_ends(world, poison.fatal)
+        await simulation.submit(a_request(name, prompt=20, new=8))
+    simulation.start(group)
+    await simulation.finish()
+    await check_ends(simulation, poison.fatal)
     assert "D.0" not in group.logs[0].failed
 
 
 @virtually
-async def test_a_scheduler_that_dies_with_its_engine_blames_nobody() -> None:
-    world, poison = a_world(), Poison({"A.0": 0})
-    group = world.add_group(a_shape(), faults=poison, cost=CostModel(step_us=100_000))
-    world.start(group)
-    await world.submit(a_request("A"))
-    await world.until(lambda: has_crashed(poison, 1))
-    await world.crash(group)
-    world.start(group)
-    await world.finish()
+async def test_a_scheduler_that_dies_with_its_engine_blames_no_request() -> None:
+    simulation, poison = a_simulation(), Poison({"A.0": 0})
+    group = simulation.add_group(a_shape(), faults=poison, cost=CostModel(step_us=100_000))
+    simulation.start(group)
+    await simulation.submit(a_request("A"))
+    await simulation.until(lambda: has_crashed(poison, 1))
+    await simulation.crash(group)
+    simulation.start(group)
+    await simulation.finish()
     assert len(poison.crashes["A.0"]) == FAILURES_MAX + 1
-    await check_ends(world, poison.fatal)
+    await check_ends(simulation, poison.fatal)
 
 
 async def has_crashed(poison: Poison, times: int) -> bool:
     return sum(map(len, poison.crashes.values())) >= times
 
 
-async def run_poisoned_world(seed: int) -> None:
+async def run_poisoned_simulation(seed: int) -> None:
     chance = random.Random(seed)
     policy: Policy = (
         IterationPolicy() if chance.random() < 0.7 else RequestLevelPolicy(microbatch_size=chance.choice([None, 1, 2]))
     )
-    world = World(
+    simulation = Simulation(
         tokens=seeded_tokens(chance.randrange(1000), chance.choice([8, 30])),
         choices=SchedulingOptions(max_batch_size=chance.randint(1, 4), prefetch=chance.randint(0, 1)),
         policy=policy,
@@ -183,21 +185,21 @@ async def run_poisoned_world(seed: int) -> None:
     poison = Poison({})
     for number in range(chance.randint(1, 2)):
         shape = a_shape(stages=chance.randint(1, 3), slots=chance.choice([32, 96]), max_model_len=32)
-        world.start(world.add_group(shape, name=f"g{number}", faults=poison, cost=CostModel(step_us=2_000)))
+        simulation.start(simulation.add_group(shape, name=f"g{number}", faults=poison, cost=CostModel(step_us=2_000)))
     for number in range(chance.randint(3, 10)):
         request = a_request(f"r{number}", prompt=chance.randint(1, 16), new=chance.randint(1, 12))
         if chance.random() < 0.25:
             poison.fatal[request.id] = chance.randrange(request.max_new_tokens)
-        await world.submit(request)
-    await world.finish()
-    await check_ends(world, poison.fatal)
+        await simulation.submit(request)
+    await simulation.finish()
+    await check_ends(simulation, poison.fatal)
     assert all(len(ended) <= DEATHS_MAX for ended in poison.crashes.values()), poison.crashes
 
 
-def test_in_any_world_poison_ends_and_all_others_get_the_models_tokens() -> None:
+def test_in_every_simulation_poisoned_requests_end_and_all_others_get_the_models_tokens() -> None:
     for seed in SEEDS:
         try:
-            virtual_time.run(run_poisoned_world(seed))
+            virtual_time.run(run_poisoned_simulation(seed))
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise

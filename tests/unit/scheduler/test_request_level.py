@@ -15,7 +15,15 @@ from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, Policy
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
 from orca.scheduler.policy.state import GroupState
-from support.scheduler.scheduler_world import World, a_request, batches, by_index, lengths, schedule_all, some_limits
+from support.scheduler.scheduler_simulation import (
+    Simulation,
+    a_request,
+    batches,
+    by_index,
+    lengths,
+    schedule_all,
+    some_limits,
+)
 
 ALL = Habits()
 
@@ -38,13 +46,13 @@ def test_figure_3_computes_the_ended_request_in_iterations_3_and_4() -> None:
     assert draws(steps) == [[True, True], [True, True], [True, False], [True, False]]
 
 
-def test_without_the_habit_the_ended_request_of_figure_3_leaves_but_nobody_joins() -> None:
+def test_without_computing_ended_requests_one_leaves_the_batch_of_figure_3_but_none_joins() -> None:
     requests = [*FIGURE_3, a_request("3", prompt=2, new=1)]
     steps = schedule_all(baseline(computes_ended=False), some_limits(max_batch_size=2), requests)
     assert batches(steps) == ["12", "12", "1", "1", "3"]
 
 
-def test_a_request_that_waits_joins_only_after_the_whole_batch() -> None:
+def test_a_waiting_request_joins_only_after_the_whole_batch() -> None:
     requests = [a_request("A", new=1), a_request("B", new=3), a_request("C", new=1)]
     assert batches(schedule_all(baseline(), some_limits(max_batch_size=2), requests)) == ["AB", "AB", "AB", "C"]
 
@@ -82,7 +90,7 @@ def test_microbatches_take_turns_in_a_fixed_order() -> None:
     assert batches(schedule_all(baseline(2), limits, requests)) == ["AB", "CD", "AB", "CD", "E", "E"]
 
 
-def test_without_splitting_whole_batches_follow_each_other_through_the_pipeline() -> None:
+def test_without_microbatches_whole_batches_follow_each_other_through_the_pipeline() -> None:
     limits = some_limits(stages=2, max_batch_size=2)
     requests = [a_request(name, new=2) for name in "ABCD"]
     assert batches(schedule_all(baseline(splits_batch=False), limits, requests)) == ["AB", "CD", "AB", "CD"]
@@ -102,7 +110,7 @@ def test_prefetch_does_not_change_the_batches(prefetch: int) -> None:
     assert batches(schedule_all(baseline(2), limits, requests)) == batches(expected)
 
 
-def test_a_batch_gets_a_number_that_no_batch_of_the_epoch_had_before() -> None:
+def test_each_batch_of_an_epoch_gets_a_new_number() -> None:
     state, limits = GroupState(), some_limits()
     numbers = []
     for arrival in (1, 2, 3):
@@ -119,20 +127,20 @@ def test_a_batch_gets_a_number_that_no_batch_of_the_epoch_had_before() -> None:
 
 
 def worker_chart(policy: Policy, limits: BatchLimits, requests: list[Request]) -> list[str]:
-    """What each worker of a simulated pipeline does in each unit of time: batches by name, "." while it is idle."""
+    """Return the work of each worker of a simulated pipeline per time unit: batches by name, "." while it is idle."""
 
     async def main() -> list[str]:
         choices = SchedulingOptions(max_batch_size=limits.max_batch_size)
-        world = World(tokens=by_index(lambda _: 1), choices=choices, policy=policy)
+        simulation = Simulation(tokens=by_index(lambda _: 1), choices=choices, policy=policy)
         shape = EngineShape(stages=3, slots=64, block_tokens=1, max_model_len=16)
-        group = world.add_group(shape, cost=CostModel(step_us=1000))
+        group = simulation.add_group(shape, cost=CostModel(step_us=1000))
         group.engine.stage_times = []
-        await world.pool.set_revision("r1", 1)
-        await world.pool.promise_slots("r1", 64)
+        await simulation.pool.set_revision("r1", 1)
+        await simulation.pool.promise_slots("r1", 64)
         for request in requests:
-            await world.submit(request)
-        world.start(group)
-        await world.finish()
+            await simulation.submit(request)
+        simulation.start(group)
+        await simulation.finish()
         names = {
             record.step: "".join(row.request_id[0] for row in record.rows) for record in group.records if record.rows
         }
@@ -167,17 +175,19 @@ def test_figure_8b_fastertransformer_leaves_bubbles_between_the_microbatches_a_a
 def test_results_reach_the_pool_only_when_the_whole_batch_has_ended() -> None:
     async def main(holds_results: bool) -> int:
         policy = baseline(holds_results=holds_results, reserves_full_length=False)
-        world = World(tokens=by_index(lambda _: 1), policy=policy, choices=SchedulingOptions(max_batch_size=2))
+        simulation = Simulation(
+            tokens=by_index(lambda _: 1), policy=policy, choices=SchedulingOptions(max_batch_size=2)
+        )
         shape = EngineShape(stages=1, slots=64, block_tokens=1, max_model_len=64)
-        group = world.add_group(shape, cost=CostModel(step_us=100_000))
-        world.start(group)
-        await world.submit(a_request("A", new=2))
-        await world.submit(a_request("B", new=9))
+        group = simulation.add_group(shape, cost=CostModel(step_us=100_000))
+        simulation.start(group)
+        await simulation.submit(a_request("A", new=2))
+        await simulation.submit(a_request("B", new=9))
         await asyncio.sleep(0.75)
-        early = len((await world.log_of("A.0"))[0])
-        await world.finish()
-        assert (await world.log_of("A.0"))[0] == [1, 1]
-        assert (await world.log_of("B.0"))[0] == [1] * 9
+        early = len((await simulation.log_of("A.0"))[0])
+        await simulation.finish()
+        assert (await simulation.log_of("A.0"))[0] == [1, 1]
+        assert (await simulation.log_of("B.0"))[0] == [1] * 9
         return early
 
     assert virtual_time.run(main(holds_results=True)) == 0

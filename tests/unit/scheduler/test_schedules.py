@@ -16,7 +16,7 @@ from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, Policy
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
 from support.effort import tries
-from support.scheduler.scheduler_world import a_request, schedule_all
+from support.scheduler.scheduler_simulation import a_request, schedule_all
 
 EXAMPLES = tries(300)
 
@@ -58,7 +58,7 @@ def early_ends(seed: int) -> Callable[[Request, int], bool]:
 
 @settings(max_examples=EXAMPLES)
 @given(requests=some_requests(), limits=limits_for(), policy=policies, seed=st.integers(0, 99), ends=st.booleans())
-def test_every_request_runs_to_its_end_and_no_limit_is_passed(
+def test_every_request_runs_to_its_end_and_no_limit_is_exceeded(
     requests: list[Request], limits: BatchLimits, policy: Policy, seed: int, ends: bool
 ) -> None:
     steps = schedule_all(policy, limits, requests, **({"ends": early_ends(seed)} if ends else {}))
@@ -87,7 +87,7 @@ def test_without_early_ends_prefetch_does_not_change_the_sequence_of_batches(
 
 @settings(max_examples=EXAMPLES)
 @given(requests=some_requests(), limits=limits_for(), seed=st.integers(0, 99))
-def test_whoever_arrived_earlier_has_run_the_same_number_of_iterations_or_more(
+def test_an_earlier_request_has_run_at_least_as_many_iterations(
     requests: list[Request], limits: BatchLimits, seed: int
 ) -> None:
     steps = schedule_all(IterationPolicy(), limits, requests, ends=early_ends(seed))
@@ -106,7 +106,7 @@ def test_whoever_arrived_earlier_has_run_the_same_number_of_iterations_or_more(
     order=st.permutations(range(1, 10)),
     limits=limits_for() | limits_for(chunks=True),
 )
-def test_older_requests_that_arrive_late_lead_to_no_deadlock_and_pass_younger_ones_that_wait(
+def test_older_requests_that_arrive_late_cause_no_deadlock_and_precede_younger_waiting_ones(
     requests: list[Request], turns: list[int], order: list[int], limits: BatchLimits
 ) -> None:
     arrivals = {request.id: arrival for request, arrival in zip(requests, order, strict=False)}

@@ -50,7 +50,7 @@ def test_an_unknown_variable_stops_the_start() -> None:
         parse_pool_settings({"ORCA_POOL_DEPTH": "9"})
 
 
-def test_the_pools_bounds_come_from_the_variables_that_every_part_is_given() -> None:
+def test_the_pools_bounds_come_from_variables_common_to_all_parts() -> None:
     assert parse_pool_settings({"ORCA_POOL_MAX_QUEUED": "7"}).max_queued == 7
 
 
@@ -62,12 +62,12 @@ def test_the_pools_bounds_come_from_the_variables_that_every_part_is_given() -> 
         ("CALL_TIMEOUT_MS", "3000", r"call_timeout_ms \(3000\) must be below seat_lease_ms \(3000\)"),
     ],
 )
-def test_times_under_which_no_seat_or_reader_lasts_are_refused(name: str, value: str, reason: str) -> None:
+def test_lease_times_too_short_for_a_seat_or_a_reader_are_refused(name: str, value: str, reason: str) -> None:
     with pytest.raises(SettingError, match=reason):
         parse_pool_settings({f"ORCA_POOL_{name}": value})
 
 
-def test_policies_are_made_with_the_habits_that_were_left_on() -> None:
+def test_policies_get_the_habits_that_are_switched_on() -> None:
     assert parse_settings(NEEDED, {}).make_policy() == IterationPolicy()
     flags = [*NEEDED, "--policy", "request_level", "--microbatch-size", "2", "--without-habits", "computes_ended"]
     expected = RequestLevelPolicy(microbatch_size=2, habits=Habits(computes_ended=False))

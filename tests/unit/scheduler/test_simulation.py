@@ -1,8 +1,8 @@
-"""The real loop, pool and policies on virtual time, over thousands of seeded worlds with faults.
+"""The real loop, pool and policies on virtual time, over thousands of seeded simulations with faults.
 
-Each world checks on the way: the group's state after every step, what the simulated stages accept, all limits. And at
-the end: every request ended exactly once with exactly the model's tokens, no slot is reserved, nothing hangs. A failure
-names its seed; `run_world(seed)` repeats it.
+Each simulation checks on the way: the group's state after every step, what the simulated stages accept, all limits. At
+the end it checks that every request ended exactly once with exactly the model's tokens, no slot is reserved, and
+nothing hangs. A failure names its seed; `run_simulation(seed)` repeats it.
 """
 
 import asyncio
@@ -25,20 +25,20 @@ from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import Policy
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
 from support.effort import tries
-from support.scheduler.scheduler_world import World, a_request
+from support.scheduler.scheduler_simulation import Simulation, a_request
 
 SEEDS_PER_TEST = tries(150)
 EOS = 0
 
 
-def random_world(chance: random.Random) -> World:
+def random_simulation(chance: random.Random) -> Simulation:
     max_batch_size = chance.randint(1, 4)
     policy: Policy = IterationPolicy()
     max_batch_tokens = max_batch_size + chance.randint(1, 8) if chance.random() < 0.3 else None
     if chance.random() < 0.2:
         habits = Habits(**{name: chance.random() < 0.5 for name in Habits.__dataclass_fields__})
         policy, max_batch_tokens = RequestLevelPolicy(microbatch_size=chance.choice([None, 1, 2]), habits=habits), None
-    return World(
+    return Simulation(
         tokens=seeded_tokens(chance.randrange(1000), chance.choice([8, 30])),
         eos=(EOS,) if chance.random() < 0.7 else (),
         choices=SchedulingOptions(
@@ -51,8 +51,8 @@ def random_world(chance: random.Random) -> World:
     )
 
 
-def add_random_group(world: World, name: str, *, is_faulty: bool, slots: int) -> None:
-    chance = world.chance
+def add_random_group(simulation: Simulation, name: str, *, is_faulty: bool, slots: int) -> None:
+    chance = simulation.chance
     faults_left = chance.randint(1, 4) if is_faulty else 0
 
     def faults(step: Step) -> StepFault | None:  # noqa: ARG001 - the engine's shape
@@ -67,77 +67,77 @@ def add_random_group(world: World, name: str, *, is_faulty: bool, slots: int) ->
 
     shape = EngineShape(stages=chance.randint(1, 3), slots=slots, block_tokens=4, max_model_len=32)
     cost = CostModel(step_us=chance.choice([0, 500, 5_000]), token_us=chance.choice([0, 100]))
-    world.start(world.add_group(shape, name=name, cost=cost, faults=faults, refuses=refuses))
+    simulation.start(simulation.add_group(shape, name=name, cost=cost, faults=faults, refuses=refuses))
 
 
-async def submit_at_random(world: World, *, cancels: bool) -> set[str]:
+async def submit_at_random(simulation: Simulation, *, cancels: bool) -> set[str]:
     """Submit a dozen requests over some time. Returns: the parents that were cancelled."""
-    chance, cancelled = world.chance, set()
+    chance, cancelled = simulation.chance, set()
     for number in range(chance.randint(3, 12)):
         request = a_request(
             f"r{number}", prompt=chance.randint(1, 16), new=chance.randint(1, 12), ignore_eos=chance.random() < 0.2
         )
-        await world.submit(request)
+        await simulation.submit(request)
         if chance.random() < 0.5:
             await asyncio.sleep(chance.random() * 0.05)
         if cancels and chance.random() < 0.3:
             cancelled.add(parent := f"r{chance.randint(0, number)}")
-            await world.pool.cancel(parent)
+            await simulation.pool.cancel(parent)
     return cancelled
 
 
-async def crash_at_random(world: World) -> None:
+async def crash_at_random(simulation: Simulation) -> None:
     """Let schedulers die and be started again, for a while."""
-    for _ in range(world.chance.randint(1, 3)):
-        await asyncio.sleep(world.chance.random() * 0.3)
-        group = world.chance.choice(list(world.groups.values()))
-        await world.crash(group)
-        await asyncio.sleep(world.chance.choice([0.0, 0.5, 4.0]))
-        world.start(group)
+    for _ in range(simulation.chance.randint(1, 3)):
+        await asyncio.sleep(simulation.chance.random() * 0.3)
+        group = simulation.chance.choice(list(simulation.groups.values()))
+        await simulation.crash(group)
+        await asyncio.sleep(simulation.chance.choice([0.0, 0.5, 4.0]))
+        simulation.start(group)
 
 
-async def check_ends(world: World, cancelled: set[str]) -> None:
-    for request_id, request in world.submitted.items():
-        tokens, end = await world.log_of(request_id)
-        expected, reason = world.expected(request)
+async def check_ends(simulation: Simulation, cancelled: set[str]) -> None:
+    for request_id, request in simulation.submitted.items():
+        tokens, end = await simulation.log_of(request_id)
+        expected, reason = simulation.expected(request)
         assert end is not None
         assert end.count == len(tokens)
         if end.reason is FinishReason.CANCELLED:
             assert request.parent in cancelled
             assert tokens == expected[: len(tokens)]
         elif end.reason is FinishReason.ERROR:
-            # Chance hit it so often that it counts as poison: one in some thousand worlds.
-            assert world.pool.state.records[request_id].failures == FAILURES_MAX
+            # Chance hit it so often that it counts as poison: one in some thousand simulations.
+            assert simulation.pool.state.records[request_id].failures == FAILURES_MAX
             assert tokens == expected[: len(tokens)]
         else:
             assert (tokens, end.reason) == (expected, reason), request_id
 
 
-async def run_world(seed: int, *, groups: int = 1, faults: bool = False, crashes: bool = False) -> World:
+async def run_simulation(seed: int, *, groups: int = 1, faults: bool = False, crashes: bool = False) -> Simulation:
     chance = random.Random(seed)
-    world = random_world(chance)
-    world.loss = chance.choice([0.0, 0.02, 0.1]) if faults else 0.0
+    simulation = random_simulation(chance)
+    simulation.loss = chance.choice([0.0, 0.02, 0.1]) if faults else 0.0
     slots = chance.choice([32, 48, 96])
     for number in range(groups):
-        add_random_group(world, f"g{number}", is_faulty=faults, slots=slots)
-    crashing = asyncio.create_task(crash_at_random(world)) if crashes else None
-    cancelled = await submit_at_random(world, cancels=faults)
+        add_random_group(simulation, f"g{number}", is_faulty=faults, slots=slots)
+    crashing = asyncio.create_task(crash_at_random(simulation)) if crashes else None
+    cancelled = await submit_at_random(simulation, cancels=faults)
     if crashing is not None:
         await crashing
-    await world.finish()
-    await check_ends(world, cancelled)
-    return world
+    await simulation.finish()
+    await check_ends(simulation, cancelled)
+    return simulation
 
 
-def in_worlds(seeds: range, **kinds: object) -> list[World]:
-    worlds = []
+def in_simulations(seeds: range, **kinds: object) -> list[Simulation]:
+    simulations = []
     for seed in seeds:
         try:
-            worlds.append(virtual_time.run(run_world(seed, **kinds)))  # type: ignore[arg-type]
+            simulations.append(virtual_time.run(run_simulation(seed, **kinds)))  # type: ignore[arg-type]
         except BaseException as error:
             error.add_note(f"seed {seed}, {kinds}")
             raise
-    return worlds
+    return simulations
 
 
 def seeds(test: int) -> range:
@@ -147,41 +147,41 @@ def seeds(test: int) -> range:
 
 
 def test_without_faults_every_request_ends_once_with_the_models_tokens() -> None:
-    for world in in_worlds(seeds(1)):
-        (group,) = world.groups.values()
+    for simulation in in_simulations(seeds(1)):
+        (group,) = simulation.groups.values()
         ends = [request_id for log in group.logs for request_id in log.ends]
-        assert Counter(ends) == Counter(list(world.submitted)), "an end was decided twice or never"
+        assert Counter(ends) == Counter(list(simulation.submitted)), "an end was decided twice or never"
 
 
-def test_slow_lost_and_dying_steps_refused_epochs_lost_calls_and_cancels_lose_and_repeat_nothing() -> None:
-    in_worlds(seeds(2), faults=True)
+def test_failing_steps_epochs_calls_and_cancels_lose_and_repeat_nothing() -> None:
+    in_simulations(seeds(2), faults=True)
 
 
-def test_dead_schedulers_lose_and_repeat_nothing_whoever_claims_their_requests() -> None:
-    in_worlds(seeds(3), groups=2, crashes=True)
+def test_dead_schedulers_lose_and_repeat_nothing() -> None:
+    in_simulations(seeds(3), groups=2, crashes=True)
 
 
 def test_dead_schedulers_of_groups_with_faults_lose_and_repeat_nothing() -> None:
-    in_worlds(seeds(4), groups=2, crashes=True, faults=True)
+    in_simulations(seeds(4), groups=2, crashes=True, faults=True)
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize("crashes", [False, True])
-def test_many_more_worlds_lose_and_repeat_nothing(groups: int, crashes: bool) -> None:
-    in_worlds(range(10_000_000, 10_003_000), groups=groups, crashes=crashes, faults=True)
+def test_many_more_simulations_lose_and_repeat_nothing(groups: int, crashes: bool) -> None:
+    in_simulations(range(10_000_000, 10_003_000), groups=groups, crashes=crashes, faults=True)
 
 
-def test_inside_a_group_whoever_arrived_earlier_has_run_the_same_number_of_iterations_or_more() -> None:
+def test_within_a_group_an_earlier_request_has_run_at_least_as_many_iterations() -> None:
     for seed in seeds(5):
-        world = virtual_time.run(run_world(seed))
-        if world.choices.max_batch_tokens is None and isinstance(world.policy, IterationPolicy):
-            check_order(world, seed)
+        simulation = virtual_time.run(run_simulation(seed))
+        if simulation.choices.max_batch_tokens is None and isinstance(simulation.policy, IterationPolicy):
+            check_order(simulation, seed)
 
 
-def check_order(world: World, seed: int) -> None:
-    (group,) = world.groups.values()
+def check_order(simulation: Simulation, seed: int) -> None:
+    (group,) = simulation.groups.values()
     records = [record for record in group.records if record.rows]
     last = {row.request_id: record.step for record in records for row in record.rows}
     runs: Counter[str] = Counter()
@@ -189,15 +189,15 @@ def check_order(world: World, seed: int) -> None:
         runs.update(row.request_id for row in record.rows)
         # A request that has run and will run again; those that have not come yet are not in the pool.
         alive = [request_id for request_id in runs if last[request_id] > record.step]
-        alive.sort(key=lambda request_id: world.submitted[request_id].arrival)
+        alive.sort(key=lambda request_id: simulation.submitted[request_id].arrival)
         counts = [runs[request_id] for request_id in alive]
         assert all(older >= younger for older, younger in pairwise(counts)), f"seed {seed}, step {record.step}"
 
 
 def test_two_runs_with_one_seed_take_the_same_steps() -> None:
     def steps(seed: int) -> list[object]:
-        world = virtual_time.run(run_world(seed, groups=2, crashes=True, faults=True))
-        return [(r.step, r.rows, r.submitted_ns) for group in world.groups.values() for r in group.records]
+        simulation = virtual_time.run(run_simulation(seed, groups=2, crashes=True, faults=True))
+        return [(r.step, r.rows, r.submitted_ns) for group in simulation.groups.values() for r in group.records]
 
     for seed in seeds(6)[:10]:
         assert steps(seed) == steps(seed)

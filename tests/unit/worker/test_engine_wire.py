@@ -70,19 +70,19 @@ results = st.builds(
 
 @settings(max_examples=60)
 @given(steps)
-def test_a_step_comes_back_equal(step: Step) -> None:
+def test_a_step_is_decoded_as_it_was_encoded(step: Step) -> None:
     message = pb.StepMessage.FromString(wire.step_to_wire(step).SerializeToString())
     assert wire.step_from_wire(message) == step
 
 
 @settings(max_examples=60)
 @given(results)
-def test_a_result_comes_back_equal(result: StepResult) -> None:
+def test_a_result_is_decoded_as_it_was_encoded(result: StepResult) -> None:
     message = pb.ResultMessage.FromString(wire.result_to_wire(result).SerializeToString())
     assert wire.result_from_wire(message) == result
 
 
-def test_stop_strings_stay_with_the_scheduler() -> None:
+def test_stop_strings_are_not_sent_to_stages() -> None:
     sampling = SamplingParams(stop=("\n\n",), seed=3)
     new = NewRequest(
         handle=1,
@@ -100,11 +100,12 @@ def test_stop_strings_stay_with_the_scheduler() -> None:
 
 DECIDE_TOKENS = ("SamplingParams", "NewRequest", "Row", "StepMessage", "Logprob", "Sampled", "ResultMessage")
 CONTRACTS = {1: "0f215eb45354dfa7"}
-"""What the messages that decide tokens looked like under each number, by digest. Whoever changes one adds a line and
-raises wire.CONTRACT: a stage drops fields that it does not know, and would compute something else."""
+"""Digests of the messages that decide tokens, by contract number. To change one, add a line and raise wire.CONTRACT: a
+stage drops fields that it does not know, and would compute something else.
+"""
 
 
-def test_a_change_of_the_messages_that_decide_tokens_raises_the_contract() -> None:
+def test_a_change_of_messages_that_decide_tokens_raises_the_contract_number() -> None:
     messages = [pb.DESCRIPTOR.message_types_by_name[name] for name in DECIDE_TOKENS]
     fields = [
         (message.name, field.name, field.number, field.type, field.is_repeated, field.has_presence)
@@ -114,7 +115,7 @@ def test_a_change_of_the_messages_that_decide_tokens_raises_the_contract() -> No
     assert CONTRACTS[wire.CONTRACT] == sha256(repr(fields).encode()).hexdigest()[:16]
 
 
-def test_a_release_that_tells_no_contract_means_the_first() -> None:
+def test_a_release_without_a_contract_number_has_the_first() -> None:
     if wire.CONTRACT == 1:
         wire.require_same_contract(0, "stage 0")
     with pytest.raises(EngineError, match=f"stage 0 is of another release: it has contract 99 .* {wire.CONTRACT}$"):

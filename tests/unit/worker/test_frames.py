@@ -32,7 +32,7 @@ async def heard(stream: FrameStream[RankFrameKind]) -> list[RankFrame]:
         return [frame async for frame in stream.frames()]
 
 
-def test_what_a_rank_said_before_it_ended_with_frames_unread_is_heard(run: Callable[..., Any], pair: Pair) -> None:
+def test_frames_of_a_rank_that_ended_with_unread_input_are_received(run: Callable[..., Any], pair: Pair) -> None:
     ours, theirs = pair
 
     async def session() -> list[RankFrame]:
@@ -45,9 +45,7 @@ def test_what_a_rank_said_before_it_ended_with_frames_unread_is_heard(run: Calla
     assert run(session()) == [(RankFrameKind.REFUSED, b"config.json says so")]
 
 
-def test_what_a_rank_said_before_it_ended_is_heard_though_a_write_found_it_gone(
-    run: Callable[..., Any], pair: Pair
-) -> None:
+def test_frames_of_an_ended_rank_are_received_even_after_a_write_failed(run: Callable[..., Any], pair: Pair) -> None:
     ours, theirs = pair
 
     async def session() -> list[RankFrame]:
@@ -62,7 +60,7 @@ def test_what_a_rank_said_before_it_ended_is_heard_though_a_write_found_it_gone(
     assert run(session()) == [(RankFrameKind.REFUSED, b"config.json says so")]
 
 
-def test_frames_come_whole_however_their_bytes_come_and_a_cut_one_is_dropped(
+def test_frames_are_reassembled_from_any_chunks_and_a_truncated_one_is_dropped(
     run: Callable[..., Any], pair: Pair
 ) -> None:
     ours, theirs = pair
@@ -94,7 +92,7 @@ def test_more_than_the_socket_holds_is_delivered_in_order_as_the_rank_reads(
     assert run(session()) == [(RankFrameKind.STEP, payload) for payload in payloads]
 
 
-def test_what_is_written_behind_the_end_of_the_link_is_dropped(run: Callable[..., Any], pair: Pair) -> None:
+def test_frames_written_after_the_end_of_the_link_are_dropped(run: Callable[..., Any], pair: Pair) -> None:
     ours, theirs = pair
 
     async def session() -> None:
@@ -121,7 +119,7 @@ def test_a_frame_of_an_unknown_kind_is_an_error(run: Callable[..., Any], pair: P
 
 
 @pytest.mark.parametrize("unsent_bytes", [0, 100_000, 200_000, 300_000, 5_000_000])
-def test_a_socket_goes_over_with_its_frame_behind_all_that_is_unsent(
+def test_a_socket_is_passed_with_its_frame_after_all_unsent_ones(
     run: Callable[..., Any], pair: Pair, unsent_bytes: int
 ) -> None:
     ours, theirs = pair
@@ -149,7 +147,7 @@ def test_a_socket_goes_over_with_its_frame_behind_all_that_is_unsent(
             rank.take_socket()
 
 
-def test_a_socket_waits_for_room_that_others_have_taken(run: Callable[..., Any], pair: Pair) -> None:
+def test_a_socket_waits_until_the_buffer_has_room(run: Callable[..., Any], pair: Pair) -> None:
     ours, theirs = pair
     rank = FrameSocket(theirs, RankFrameKind, takes_sockets=True)
 
@@ -180,7 +178,7 @@ def _read_to_link(rank: FrameSocket[RankFrameKind]) -> RankFrame | None:
     return frame
 
 
-def test_what_has_arrived_is_not_lost_when_others_read_on(run: Callable[..., Any], pair: Pair) -> None:
+def test_received_bytes_are_not_lost_when_the_link_is_handed_over(run: Callable[..., Any], pair: Pair) -> None:
     ours, theirs = pair
     theirs.sendall(STOP + REFUSED + REFUSED[:7])
 
@@ -203,7 +201,7 @@ def test_a_reader_refuses_a_frame_that_is_too_long(pair: Pair) -> None:
         FrameSocket(ours, RankFrameKind, frame_bytes_max=1 << 20).read()
 
 
-def test_who_waits_for_a_peer_that_does_not_read_is_woken_by_the_end(run: Callable[..., Any], pair: Pair) -> None:
+def test_a_writer_blocked_by_a_slow_peer_is_woken_by_the_end(run: Callable[..., Any], pair: Pair) -> None:
     ours, theirs = pair
 
     async def session() -> None:

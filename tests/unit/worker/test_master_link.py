@@ -38,7 +38,7 @@ def ends(inbox: Inbox) -> Iterator[tuple[FrameSocket[LinkFrameKind], MasterLink]
 Ends = tuple[FrameSocket[LinkFrameKind], MasterLink]
 
 
-def test_steps_come_with_their_time_and_results_go_back(ends: Ends, inbox: Inbox) -> None:
+def test_steps_arrive_with_their_time_and_results_are_sent_back(ends: Ends, inbox: Inbox) -> None:
     master, link = ends
     master.write(encode(LinkFrameKind.STEP, STEP))
     kind, payload = inbox.next()
@@ -49,7 +49,7 @@ def test_steps_come_with_their_time_and_results_go_back(ends: Ends, inbox: Inbox
     assert master.read() == (LinkFrameKind.RESULT, b"a result")
 
 
-def test_what_was_read_before_the_link_was_handed_on_is_heard_first(inbox: Inbox) -> None:
+def test_frames_read_before_the_handover_are_received_first(inbox: Inbox) -> None:
     ours, theirs = socket.socketpair()
     whole = encode(LinkFrameKind.STEP, STEP)
     link = MasterLink(theirs, 1, whole[:9], inbox)
@@ -60,7 +60,7 @@ def test_what_was_read_before_the_link_was_handed_on_is_heard_first(inbox: Inbox
         link.end()
 
 
-def test_who_waits_for_a_master_that_does_not_read_is_woken_by_the_end(ends: Ends) -> None:
+def test_a_writer_blocked_by_a_slow_master_is_woken_by_the_end(ends: Ends) -> None:
     _, link = ends
     sending = threading.Thread(target=link.send, args=(bytes(50_000_000),))
     sending.start()
@@ -71,7 +71,7 @@ def test_who_waits_for_a_master_that_does_not_read_is_woken_by_the_end(ends: End
     assert not sending.is_alive()
 
 
-def test_only_the_first_end_is_told_and_results_behind_it_are_dropped(ends: Ends) -> None:
+def test_only_the_first_end_is_sent_and_later_results_are_dropped(ends: Ends) -> None:
     master, link = ends
     link.send(b"a result")
     link.end("epoch 2 begins")
@@ -81,7 +81,7 @@ def test_only_the_first_end_is_told_and_results_behind_it_are_dropped(ends: Ends
     assert [master.read(), master.read(), master.read()] == heard
 
 
-def test_a_link_whose_master_is_gone_lets_go_of_its_socket_and_takes_results_for_nobody(inbox: Inbox) -> None:
+def test_a_link_without_its_master_closes_its_socket_and_drops_results(inbox: Inbox) -> None:
     ours, theirs = socket.socketpair()
     link = MasterLink(theirs, 1, b"", inbox)
     link.start()

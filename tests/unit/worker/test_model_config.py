@@ -33,7 +33,7 @@ def read(folder: Path, values: dict[str, Any]) -> Any:
     return load_config(folder)
 
 
-def test_absent_keys_mean_what_transformers_takes_them_to_mean(tmp_path: Path) -> None:
+def test_absent_keys_have_the_defaults_of_transformers(tmp_path: Path) -> None:
     config = llama(tmp_path)
     assert (config.num_kv_heads, config.head_dim, config.norm_eps) == (4, 8, 1e-6)
     assert (config.is_tied, config.has_qkv_bias, config.rope.kind, config.rope.theta) == (False, False, "default", 1e4)
@@ -45,7 +45,7 @@ def test_absent_keys_mean_what_transformers_takes_them_to_mean(tmp_path: Path) -
     assert (opt.embedding_dim, opt.norms_first, opt.has_final_norm, opt.activation) == (32, True, True, "relu")
 
 
-def test_old_and_new_names_of_rope_options_say_the_same(tmp_path: Path) -> None:
+def test_old_and_new_names_of_rope_options_are_equivalent(tmp_path: Path) -> None:
     scaling = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0, "original_max_position_embeddings": 64}
     new = llama(tmp_path, rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **scaling}, dtype="bfloat16")
     old = llama(tmp_path, rope_theta=5e5, rope_scaling={"type": "llama3", **scaling}, torch_dtype="bfloat16")
@@ -99,7 +99,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_built_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_unsupported_options_are_refused_by_name(name: str, tmp_path: Path) -> None:
     values, reason = REFUSED[name]
     with pytest.raises(ModelError) as refused:
         read(tmp_path, values)
@@ -108,5 +108,5 @@ def test_what_is_not_built_is_refused_by_name(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("value", [None, False, "", [], {}])
-def test_unknown_keys_that_say_nothing_are_passed_over(tmp_path: Path, value: Any) -> None:
+def test_unknown_keys_without_effect_are_ignored(tmp_path: Path, value: Any) -> None:
     assert llama(tmp_path, something_new=value) == llama(tmp_path)

@@ -42,7 +42,7 @@ def eight_processors(monkeypatch: pytest.MonkeyPatch) -> None:
         "v1 without a limit",
     ],
 )
-def test_processors_are_those_of_the_process_or_of_the_tightest_group_around_it(
+def test_processors_are_limited_by_affinity_and_the_tightest_cgroup(
     tmp_path: Path, own: str, files: dict[str, str], processors: int
 ) -> None:
     written = {"proc/self/cgroup": own} | {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
@@ -52,5 +52,5 @@ def test_processors_are_those_of_the_process_or_of_the_tightest_group_around_it(
     assert available_processors(tmp_path) == processors
 
 
-def test_the_ranks_of_a_stage_divide_them() -> None:
+def test_the_ranks_of_a_stage_divide_the_processors() -> None:
     assert WorkerSettings(model="/m", tensor=4).threads_per_rank == available_processors() // 4

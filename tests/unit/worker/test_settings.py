@@ -9,7 +9,7 @@ from orca.worker.service import main
 from orca.worker.settings import WorkerSettings, parse_settings
 
 
-def test_flags_go_before_variables_and_variables_before_defaults() -> None:
+def test_flags_override_variables_and_variables_override_defaults() -> None:
     variables = {"ORCA_WORKER_MODEL": "/models/a", "ORCA_WORKER_STAGES": "4", "ORCA_WORKER_TENSOR": "2", "HOME": "/"}
     settings = parse_settings(["--stages", "3", "--memory-share", "0.25"], variables)
     expected = dataclasses.replace(WorkerSettings(model="/models/a"), stages=3, tensor=2, memory_share=0.25)
@@ -37,17 +37,17 @@ def test_flags_go_before_variables_and_variables_before_defaults() -> None:
         (["--max-model-len", "0"], "--max-model-len"),
     ],
 )
-def test_a_bad_setting_is_named(flags: list[str], name: str) -> None:
+def test_a_bad_setting_is_refused_by_name(flags: list[str], name: str) -> None:
     with pytest.raises(SettingError, match=f"setting.*{name}"):
         parse_settings(["--model", "/m", *flags], {})
 
 
-def test_an_unknown_flag_is_named_and_where_the_others_are_listed() -> None:
+def test_an_unknown_flag_is_refused_with_a_pointer_to_the_help() -> None:
     with pytest.raises(SettingError, match=r"unrecognized arguments: --unheard-of 1 \(--help lists the options\)"):
         parse_settings(["--model", "/m", "--unheard-of", "1"], {})
 
 
-def test_a_misspelt_variable_is_named() -> None:
+def test_a_misspelt_variable_is_refused_by_name() -> None:
     with pytest.raises(SettingError, match="ORCA_WORKER_STAGE5"):
         parse_settings(["--model", "/m"], {"ORCA_WORKER_STAGE5": "2"})
 
@@ -62,14 +62,14 @@ def test_a_bad_setting_ends_the_service_with_status_2(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == "setting --stages: 0 is not 1 or more\n"
 
 
-def test_a_bad_variable_is_named_as_it_is_spelt() -> None:
+def test_a_bad_variable_is_refused_by_its_spelling() -> None:
     with pytest.raises(SettingError, match=r"^setting ORCA_WORKER_STAGES: 0 is not 1 or more$"):
         parse_settings(["--model", "/m"], {"ORCA_WORKER_STAGES": "0"})
     with pytest.raises(SettingError, match=r"^setting --stages: -1 is"):
         parse_settings(["--model", "/m", "--stages", "-1"], {"ORCA_WORKER_STAGES": "0"})
 
 
-def test_an_interface_that_the_machine_does_not_have_ends_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_network_interface_stops_the_start(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "/m", "--network-interface", "none0"]) == 2
     assert "--network-interface: 'none0' is not an interface of this machine: lo" in capsys.readouterr().err
 

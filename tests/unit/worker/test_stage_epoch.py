@@ -40,7 +40,7 @@ def joined() -> tuple[StageEpoch, NextStage]:
 
 
 async def failure(epoch: StageEpoch) -> str:
-    """What a reader of its results is told."""
+    """Return the error that a reader of the epoch's results gets."""
     with pytest.raises(EngineError) as caught:
         await asyncio.wait_for(anext(epoch.results.read(0)), 30)
     return str(caught.value)
@@ -54,7 +54,7 @@ async def test_a_step_that_the_next_stage_refuses_ends_the_epoch_as_a_broken_lin
     assert epoch.cause is FailureCause.LINK
 
 
-async def test_a_handing_over_that_fails_as_nobody_foresaw_ends_the_epoch(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unexpected_error_while_passing_a_step_on_ends_the_epoch(caplog: pytest.LogCaptureFixture) -> None:
     epoch, following = joined()
     epoch.forward(pb.StepMessage(number=1))
     following.answer.set_exception(ValueError("no message"))
@@ -62,7 +62,7 @@ async def test_a_handing_over_that_fails_as_nobody_foresaw_ends_the_epoch(caplog
     assert "forwarding a step failed" in caplog.messages
 
 
-async def test_an_epoch_that_is_over_waits_for_no_step_that_is_under_way() -> None:
+async def test_an_ended_epoch_waits_for_no_step_in_flight() -> None:
     epoch, following = joined()
     epoch.forward(pb.StepMessage(number=1))
     await asyncio.sleep(0)
@@ -74,7 +74,7 @@ async def test_an_epoch_that_is_over_waits_for_no_step_that_is_under_way() -> No
     assert following.is_closed
 
 
-async def test_an_epoch_that_breaks_while_it_is_formed_says_so() -> None:
+async def test_an_epoch_that_breaks_while_it_forms_reports_the_error() -> None:
     epoch = StageEpoch(EPOCH)
     epoch.require_alive()
     epoch.end("epoch 4 begins", FailureCause.OUTSIDE)

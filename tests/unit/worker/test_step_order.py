@@ -20,18 +20,18 @@ def opened() -> StepOrder:
     return order
 
 
-async def test_a_step_runs_once_however_often_it_is_sent() -> None:
+async def test_a_repeated_step_runs_once() -> None:
     order = opened()
     verdicts = [await order.admit(EPOCH, 1, 1.0) for _ in range(3)]
     assert verdicts == [StepVerdict.ACCEPTED, StepVerdict.ALREADY_DONE, StepVerdict.ALREADY_DONE]
 
 
-async def test_the_holder_is_part_of_the_epoch() -> None:
+async def test_the_seat_holder_is_part_of_the_epoch() -> None:
     assert await opened().admit(Epoch(3, "scheduler-b"), 1, 1.0) is StepVerdict.WRONG_EPOCH
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_overtaking_and_repeated_calls_run_in_the_order_of_their_numbers(seed: int) -> None:
+async def test_reordered_and_repeated_calls_run_in_the_order_of_their_numbers(seed: int) -> None:
     order = opened()
     ran: list[int] = []
 
@@ -45,14 +45,14 @@ async def test_overtaking_and_repeated_calls_run_in_the_order_of_their_numbers(s
     assert ran == list(range(1, 30))
 
 
-async def test_a_gap_that_nobody_fills_ends_the_call_at_its_deadline() -> None:
+async def test_a_gap_that_is_not_filled_ends_the_call_at_its_deadline() -> None:
     order = opened()
     with pytest.raises(TimeoutError):
         await order.admit(EPOCH, 2, 0.01)
     assert order.last == 0
 
 
-async def test_calls_that_wait_for_a_gap_learn_that_the_epoch_ended() -> None:
+async def test_calls_that_wait_for_a_gap_fail_when_the_epoch_ends() -> None:
     order = opened()
     waiting = asyncio.ensure_future(order.admit(EPOCH, 2, 5.0))
     await asyncio.sleep(0)
@@ -81,7 +81,7 @@ async def read(log: ResultLog, after: int, count: int) -> list[int]:
     return numbers
 
 
-async def test_a_reader_that_comes_back_reads_on_where_it_was() -> None:
+async def test_a_reader_that_reconnects_continues_where_it_stopped() -> None:
     log = ResultLog()
     for number in (1, 2, 3):
         log.append(result(number))
@@ -89,7 +89,7 @@ async def test_a_reader_that_comes_back_reads_on_where_it_was() -> None:
     assert await read(log, 2, 1) == [3]
 
 
-async def test_a_reader_waits_for_results_that_are_not_there_yet() -> None:
+async def test_a_reader_waits_for_results_that_have_not_arrived() -> None:
     log = ResultLog()
     reading = asyncio.ensure_future(read(log, 0, 2))
     for number in (1, 2):
@@ -98,7 +98,7 @@ async def test_a_reader_waits_for_results_that_are_not_there_yet() -> None:
     assert await asyncio.wait_for(reading, 30) == [1, 2]
 
 
-async def test_a_reader_gets_what_is_there_before_it_learns_why_the_epoch_ended() -> None:
+async def test_a_reader_gets_existing_results_before_the_end_of_the_epoch() -> None:
     log = ResultLog()
     log.append(result(1))
     log.end("rank 0 died")

@@ -74,7 +74,7 @@ def fewest_syncs(tasks: int, edges: Sequence[Edge], streams: Sequence[int]) -> i
 
 
 def matchings(tasks: int, edges: Sequence[Edge]) -> Iterator[list[int | None]]:
-    """Of each task the one that its edge leads to."""
+    """Yield all matchings: for each task the one that its edge leads to."""
     for size in range(len(edges) + 1):
         for chosen in combinations(edges, size):
             matched = dict(chosen)
@@ -83,14 +83,14 @@ def matchings(tasks: int, edges: Sequence[Edge]) -> Iterator[list[int | None]]:
 
 
 def is_path(tasks: int, edges: Sequence[Edge], streams: Sequence[int]) -> bool:
-    """Whether each stream's tasks follow each other along edges."""
+    """Return whether each stream's tasks follow each other along edges."""
     inside = sum(streams[a] == streams[b] for a, b in edges)
     return inside == tasks - len(set(streams))
 
 
 @settings(max_examples=EXAMPLES)
 @given(dag=dags(tasks_max=9))
-def test_the_minimum_equivalent_graph_keeps_who_reaches_whom_and_can_spare_no_edge(dag: tuple[int, list[Edge]]) -> None:
+def test_the_minimum_equivalent_graph_keeps_reachability_and_needs_every_edge(dag: tuple[int, list[Edge]]) -> None:
     tasks, edges = dag
     kept = reduced(tasks, edges)
     assert set(kept) <= set(edges)
@@ -123,7 +123,7 @@ def test_theorem_2_matchings_are_the_assignments_of_maximum_concurrency_whose_st
     assert set(mapped) == {streams for streams in concurrent(tasks, edges) if is_path(tasks, kept, streams)}
 
 
-def test_theorem_2_does_not_reach_streams_that_leave_out_a_task_between() -> None:
+def test_theorem_2_does_not_cover_streams_that_skip_a_task_of_a_path() -> None:
     """0 -> 1 -> 2 with 0 and 2 on one stream: no two tasks are without a path, and no matching has these streams."""
     chain = [(0, 1), (1, 2)]
     assert (0, 1, 0) in concurrent(3, chain)
@@ -155,7 +155,7 @@ def test_theorem_4_no_assignment_of_maximum_concurrency_needs_fewer_synchronisat
 
 @settings(max_examples=EXAMPLES)
 @given(dag=dags(tasks_max=30))
-def test_streams_that_end_are_used_again_at_no_cost(dag: tuple[int, list[Edge]]) -> None:
+def test_ended_streams_are_reused_without_synchronisation(dag: tuple[int, list[Edge]]) -> None:
     tasks, edges = dag
     children = minimum_equivalent_graph(tasks, edges)
     paths, assignment = streams_of(maximum_matching(children)), assign_streams(tasks, edges)
@@ -185,7 +185,7 @@ def test_branches_in_each_layer_share_their_streams() -> None:
 
 @settings(max_examples=EXAMPLES)
 @given(dag=dags(tasks_max=30))
-def test_no_matching_is_larger(dag: tuple[int, list[Edge]]) -> None:
+def test_the_matching_is_maximum(dag: tuple[int, list[Edge]]) -> None:
     tasks, edges = dag
     children: list[list[int]] = [[] for _ in range(tasks)]
     is_edge = np.zeros((tasks, tasks), dtype=np.int8)
@@ -198,14 +198,14 @@ def test_no_matching_is_larger(dag: tuple[int, list[Edge]]) -> None:
     assert len(found) == np.count_nonzero(maximum_bipartite_matching(csr_array(is_edge)) >= 0)
 
 
-def test_two_tasks_without_a_path_and_one_that_needs_both() -> None:
+def test_two_independent_tasks_and_one_that_needs_both_get_two_streams() -> None:
     """The example of section 3.3.2: A and B run beside each other, and C follows one of them on its stream."""
     assignment = assign_streams(3, [(0, 2), (1, 2)])
     assert assignment.streams == (0, 1, 0)
     assert assignment.syncs == ((1, 2),)
 
 
-def test_an_attention_block_by_hand() -> None:
+def test_an_attention_block_gets_the_hand_computed_streams() -> None:
     """norm 0, query 1, key 2, value 3, cache 4, attention 5, residual 6, which also needs what came before the norm.
 
     0 -> 4 and 0 -> 6 say nothing new. A matching has four of the other 8 edges: one of those that leave 0, one of the
@@ -219,7 +219,7 @@ def test_an_attention_block_by_hand() -> None:
     assert len(assignment.syncs) == 4
 
 
-def test_a_way_as_long_as_the_graph_is_turned() -> None:
+def test_an_augmenting_path_as_long_as_the_graph_is_found() -> None:
     """Each left task but the last takes the first of its two children, which the last one needs: all must move on."""
     left = 1500
     children = [[left + each, left + each + 1] for each in range(left - 1)] + [[left]]

@@ -1,4 +1,4 @@
-"""What the chain model is for: after a fault in what the stages keep, the tokens are no longer those of the oracle."""
+"""The chain model detects faults: after a fault in the state of the stages, the tokens differ from the oracle's."""
 
 import random
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class FaultyChain(Chain):
         super().run(step)
 
     def places(self, stage: int, rank: int, handle: int, begin: int, end: int) -> TokenSlots:
-        """Where a rank keeps positions begin .. end - 1 of a request."""
+        """Return the slots where a rank keeps positions begin .. end - 1 of a request."""
         holder = self.stages[stage][rank]
         table = holder.cache.tables[holder._requests.by_handle[handle].line]
         return TokenSlots.of_positions(table, begin, end, holder.cache.block_tokens)
@@ -98,7 +98,7 @@ def run(chain: Chain, asks: list[Ask]) -> None:
 
 
 def agreements(model: ChainModel, ask: Ask, output: list[int]) -> list[bool]:
-    """Where an output is what the oracle says."""
+    """Return the positions at which an output equals the oracle's."""
     expected = expected_tokens(model, ask.prompt, NEW_TOKENS, seed=ask.params.seed, temperature=ask.params.temperature)
     return [token == right for token, right in zip(output, expected, strict=True)]
 
@@ -232,7 +232,7 @@ def test_a_stage_with_the_weights_of_another_revision_makes_all_tokens_wrong(
     assert_wrong_from(0, agreements(model, asks[0], asks[0].output))
 
 
-def test_of_hundreds_of_random_faults_each_shows_within_two_tokens(folder: Path, model: ChainModel) -> None:
+def test_each_of_hundreds_of_random_faults_changes_a_token_within_two(folder: Path, model: ChainModel) -> None:
     draw = random.Random(8)
     asks = some_asks(300)
 

@@ -52,7 +52,7 @@ def expected(model: ChainModel, ask: Ask) -> list[int]:
     ("stages", "tensor", "chunk", "feeds_tokens"),
     [(1, 1, None, False), (2, 1, 3, True), (3, 1, 5, True), (1, 2, None, True), (3, 2, 4, False), (2, 4, 7, True)],
 )
-def test_any_stages_ranks_chunks_and_fed_tokens_give_the_tokens_of_the_oracle(
+def test_any_stages_ranks_chunks_and_prefetch_give_the_tokens_of_the_oracle(
     folder: Path, model: ChainModel, stages: int, tensor: int, chunk: int | None, feeds_tokens: bool
 ) -> None:
     asks = some_asks(60, seed=10 * stages + tensor)
@@ -62,7 +62,7 @@ def test_any_stages_ranks_chunks_and_fed_tokens_give_the_tokens_of_the_oracle(
     assert [ask.output for ask in asks] == [expected(model, ask) for ask in asks]
 
 
-def test_a_restart_from_prompt_and_log_goes_on_with_the_tokens_of_the_oracle(folder: Path, model: ChainModel) -> None:
+def test_a_restart_from_prompt_and_log_continues_with_the_tokens_of_the_oracle(folder: Path, model: ChainModel) -> None:
     asks = some_asks(60, seed=3)
     for place, ask in enumerate(asks):
         output = expected(model, ask)

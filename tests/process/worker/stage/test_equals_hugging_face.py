@@ -86,7 +86,7 @@ def test_prompts_in_chunks_give_the_same_output(family: str, chunk: int, models:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("stages", "tensor"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_steps_that_draw_nothing_give_the_same_output(family: str, stages: int, tensor: int, models: Any) -> None:
-    """Of a prompt that is alone, in chunks, all but the last one."""
+    """All chunks of a single prompt but the last one draw nothing."""
     model = models(family)
     chain = Chain(model.folder, stages=stages, tensor=tensor)
     for chunk in (1, 4):
@@ -167,7 +167,7 @@ def test_layers_whose_kernels_run_together_give_the_same_output(
         ("gpt2", {"packs": OneDnnLinear}),
     ],
 )
-def test_layers_that_are_more_than_kernels_do_not_run_together(
+def test_layers_with_other_operations_than_kernels_do_not_run_together(
     family: str, options: dict[str, Any], models: Any
 ) -> None:
     chain = Chain(models(family).folder, **{"packs": PanelLinear} | options)
@@ -175,7 +175,7 @@ def test_layers_that_are_more_than_kernels_do_not_run_together(
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mistral"])
-def test_a_request_that_starts_again_from_its_log_goes_on_as_before(family: str, models: Any) -> None:
+def test_a_request_restarted_from_its_log_continues_as_before(family: str, models: Any) -> None:
     model = models(family)
     asks = random_asks(model.vocab_size, 6, seed=10, new_max=NEW_MAX)
     for ask in asks:

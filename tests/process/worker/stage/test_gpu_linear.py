@@ -50,7 +50,7 @@ def norm_of(width: int, dtype: torch.dtype) -> Norm:
 
 
 def largest_of(linear: Linear, norm: Norm, x: Tensor) -> float:
-    """Of the numbers that are rounded: the outputs, with their bias or without."""
+    """Return the largest output before rounding, with the bias or without."""
     outputs = [each.apply(norm, x).abs().max() for each in (linear, Linear(linear.weight))]
     return float(max(outputs))
 
@@ -64,7 +64,7 @@ def assert_alike(one: Tensor, other: Tensor, *, largest: float) -> None:
     assert (one.float() - other.float()).abs().max() <= 4 * torch.finfo(one.dtype).eps * largest
 
 
-def test_outputs_of_normed_rows(pair: tuple[GpuLinear, Linear], dtype: torch.dtype) -> None:
+def test_gpu_linear_of_normalised_rows_equals_the_reference(pair: tuple[GpuLinear, Linear], dtype: torch.dtype) -> None:
     x, norm = some(ROWS, INPUTS, dtype=dtype, seed=5), norm_of(INPUTS, dtype)
     ours, plain = pair
     assert torch.equal(ours(x), plain(x))
@@ -74,7 +74,7 @@ def test_outputs_of_normed_rows(pair: tuple[GpuLinear, Linear], dtype: torch.dty
 
 
 @pytest.mark.parametrize("has_norm_behind", [False, True])
-def test_outputs_that_are_added(has_norm_behind: bool, pair: tuple[GpuLinear, Linear], dtype: torch.dtype) -> None:
+def test_gpu_linear_adds_its_outputs(has_norm_behind: bool, pair: tuple[GpuLinear, Linear], dtype: torch.dtype) -> None:
     x, norm = some(ROWS, INPUTS, dtype=dtype, seed=5), norm_of(OUTPUTS, dtype)
     one, other = (some(ROWS, OUTPUTS, dtype=dtype, seed=6) for _ in range(2))
     ours, plain = pair
@@ -88,7 +88,7 @@ def test_outputs_that_are_added(has_norm_behind: bool, pair: tuple[GpuLinear, Li
 
 
 @pytest.mark.parametrize("has_norm_behind", [False, True])
-def test_outputs_that_were_summed_over_ranks(has_norm_behind: bool, dtype: torch.dtype) -> None:
+def test_gpu_linear_takes_outputs_summed_over_ranks(has_norm_behind: bool, dtype: torch.dtype) -> None:
     outputs, norm = some(ROWS, OUTPUTS, dtype=dtype, seed=5), norm_of(OUTPUTS, dtype)
     one, other = (some(ROWS, OUTPUTS, dtype=dtype, seed=6) for _ in range(2))
     weight = some(OUTPUTS, INPUTS, dtype=dtype, seed=1)
@@ -100,16 +100,16 @@ def test_outputs_that_were_summed_over_ranks(has_norm_behind: bool, dtype: torch
 
 
 @pytest.mark.parametrize("activation", Activation)
-def test_outputs_through_an_activation(
+def test_gpu_linear_applies_an_activation(
     activation: Activation, pair: tuple[GpuLinear, Linear], dtype: torch.dtype
 ) -> None:
-    """Whose slope is below 1.13."""
+    """Activations whose slope is below 1.13."""
     x, norm = some(ROWS, INPUTS, dtype=dtype, seed=5), norm_of(INPUTS, dtype)
     ours, plain = (each.apply_activated(norm, x, activation) for each in pair)
     assert_alike(ours, plain, largest=1.13 * largest_of(pair[1], norm, x))
 
 
-def test_gated_outputs(pair: tuple[GpuLinear, Linear], dtype: torch.dtype) -> None:
+def test_gpu_linear_applies_a_gate(pair: tuple[GpuLinear, Linear], dtype: torch.dtype) -> None:
     """An error of one factor is as many times as large as the other, up to 1.1 times each."""
     x, norm = some(ROWS, INPUTS, dtype=dtype, seed=5), norm_of(INPUTS, dtype)
     ours, plain = (each.apply_gated(norm, x) for each in pair)
@@ -118,7 +118,7 @@ def test_gated_outputs(pair: tuple[GpuLinear, Linear], dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("is_turned", [False, True])
 @pytest.mark.parametrize("is_normed", [False, True])
-def test_outputs_that_are_kept(
+def test_gpu_linear_writes_its_outputs_to_the_cache(
     is_turned: bool, is_normed: bool, pair: tuple[GpuLinear, Linear], dtype: torch.dtype
 ) -> None:
     """Turned numbers are sums of two. Outputs are larger than the weights of their heads' norms, which makes no error

@@ -75,7 +75,7 @@ def test_tokens_are_those_of_plain_kernels_and_of_the_hosts_sampler(
 
 
 @pytest.mark.usefixtures("gpu")
-def test_most_steps_are_recorded_and_the_device_draws(folder: Path) -> None:
+def test_most_steps_are_recorded_and_sampled_on_the_device(folder: Path) -> None:
     chain = Chain(folder, packs=True, feeds_tokens=True)
     [[stage]] = chain.stages
     assert isinstance(stage._sampler, DeviceSampler)
@@ -86,7 +86,7 @@ def test_most_steps_are_recorded_and_the_device_draws(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpu")
-def test_log_probabilities_are_told_though_the_device_draws(folder: Path) -> None:
+def test_log_probabilities_are_reported_even_if_the_device_samples(folder: Path) -> None:
     asking = tuple(replace(each, logprobs=2) for each in SAMPLED)
     found = served(folder, asking)
     with use_kernels("cuda" if torch.cuda.is_available() else "cpu", PlainKernels()):
@@ -102,7 +102,7 @@ def test_log_probabilities_are_told_though_the_device_draws(folder: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpu")
-def test_a_request_goes_on_behind_its_log_as_it_would_have(folder: Path) -> None:
+def test_a_request_continued_from_its_log_gets_the_same_tokens(folder: Path) -> None:
     whole = served(folder, SAMPLED)
     again = [Ask(ask.prompt, ask.max_new_tokens, ask.params, log=ask.output[:3]) for ask in whole]
     serve(Chain(folder, packs=True), again)

@@ -146,7 +146,7 @@ def case(request: pytest.FixtureRequest) -> tuple[str, int]:
 
 @pytest.fixture(scope="module")
 def folder(case: tuple[str, int], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a model with two layers."""
+    """Write the checkpoint of a model with two layers."""
     family, options = MODELS[case[0]]
     layers = {"n_layer" if family == "gpt2" else "num_hidden_layers": 2}
     return tiny_checkpoint(family, tmp_path_factory.mktemp(case[0]), **layers, **options)
@@ -172,7 +172,7 @@ def test_logits_are_those_of_plain_kernels(ours: Run, folder: Path, tensor: int)
 
 
 @pytest.mark.sampled(4)
-def test_what_steps_launch_is_compiled_before(ours: Run) -> None:
+def test_kernels_of_steps_are_compiled_ahead(ours: Run) -> None:
     assert ours.meanwhile
     assert ours.meanwhile <= ours.before
 

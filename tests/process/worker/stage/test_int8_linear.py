@@ -61,7 +61,7 @@ def test_a_product_of_bytes_equals_one_of_floats_for_any_number_of_rows(has_bias
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_of_zeros_gives_the_bias_and_one_that_is_no_number_stays_none(kind: type[Linear]) -> None:
+def test_a_row_of_zeros_gives_the_bias_and_a_row_of_nan_stays_nan(kind: type[Linear]) -> None:
     bias = torch.randn(20)
     y = kind(torch.randn(20, 64), bias)(torch.tensor([[0.0], [torch.nan], [torch.inf], [1.0]]).repeat(1, 64))
     assert torch.equal(y[0], bias)
@@ -89,7 +89,7 @@ def test_weights_of_half_precision_are_timed_with_the_rows_that_they_get(monkeyp
 
 
 @pytest.mark.parametrize(("bytes_us", "best"), [(950, Int8PanelLinear), (850, OneDnnInt8Linear)])
-def test_bytes_are_multiplied_where_that_is_a_tenth_faster(
+def test_int8_products_are_used_if_they_are_a_tenth_faster(
     bytes_us: int, best: type[Linear], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(int8_linear, "can_multiply_bytes", lambda: True)
@@ -105,7 +105,7 @@ def test_bytes_are_multiplied_where_that_is_a_tenth_faster(
 
 
 def middling_checkpoint(folder: Path) -> Path:
-    """Of weights large enough that their layouts are timed, of whole panels on any processor."""
+    """Write a checkpoint with weights large enough that their layouts are timed, of whole panels on any processor."""
     return tiny_checkpoint("llama", folder, hidden_size=384, intermediate_size=640, vocab_size=192)
 
 
@@ -118,7 +118,7 @@ def test_a_model_takes_a_quarter_of_the_memory(tmp_path: Path) -> None:
 
 
 @needs_bytes
-def test_the_log_says_which_layouts_a_model_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_the_layouts_of_a_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = middling_checkpoint(tmp_path)
     with caplog.at_level(logging.INFO, logger="orca.worker"):
         model = load_stage(folder, quantization="int8")
@@ -129,7 +129,7 @@ def test_the_log_says_which_layouts_a_model_has(tmp_path: Path, caplog: pytest.L
         assert any(message.startswith(said) for message in caplog.messages)
 
 
-def test_where_sums_of_bytes_overflow_there_are_only_panels_and_nothing_is_timed(
+def test_if_int8_sums_overflow_only_panels_are_used_and_nothing_is_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(build, "can_multiply_bytes", lambda: False)

@@ -32,7 +32,7 @@ def slots(kv: KVCache, handle: int, tokens: int) -> list[int]:
     return kv.slots_of(np.full(tokens, line), np.arange(tokens)).tolist()
 
 
-def test_blocks_are_taken_as_tokens_come_and_not_before() -> None:
+def test_blocks_are_allocated_as_tokens_arrive_and_not_before() -> None:
     kv = cache()
     kv.reserve(7, 10)
     assert (kv.slots_reserved, kv.slots_in_use) == (12, 0)
@@ -42,7 +42,7 @@ def test_blocks_are_taken_as_tokens_come_and_not_before() -> None:
         kv.check()
 
 
-def test_slots_in_use_may_be_asked_for_by_another_thread() -> None:
+def test_slots_in_use_may_be_read_by_another_thread() -> None:
     """A rank's heartbeat does: an error would end it, and the rank."""
     kv, seen, is_over = cache(), set[int](), False
 
@@ -76,7 +76,7 @@ def test_positions_keep_their_slots_while_a_request_grows() -> None:
     assert slots(kv, 1, 12)[:3] == before
 
 
-def test_freed_blocks_serve_others_and_freeing_twice_is_fine() -> None:
+def test_freed_blocks_are_reused_and_freeing_twice_is_allowed() -> None:
     kv = cache(slots=8)
     kv.reserve(1, 8)
     first = set(slots(kv, 1, 8))
@@ -113,7 +113,7 @@ def test_slots_are_whole_blocks() -> None:
         cache(slots=30)
 
 
-def test_no_slot_is_ever_shared_in_a_long_life() -> None:
+def test_no_slot_is_shared_in_a_long_random_run() -> None:
     kv, draw = cache(slots=64), random.Random(2)
     lengths: dict[int, int] = {}
     limits: dict[int, int] = {}
@@ -153,7 +153,7 @@ def test_extending_names_the_block_of_the_last_position() -> None:
     assert [kv.extend(1, tokens) for tokens in (1, 4, 5, 12)] == [kv.tables[0, place] for place in (0, 0, 1, 2)]
 
 
-def test_memory_is_what_the_slots_take_in_every_layer() -> None:
+def test_memory_is_the_size_of_the_slots_in_every_layer() -> None:
     assert cache().bytes == 32 * 2 * (2 * 3 * 5) * 4
 
 
@@ -163,7 +163,7 @@ def resident_bytes() -> int:
     return int(line.split()[1]) << 10
 
 
-def test_memory_is_taken_only_for_slots_that_were_written() -> None:
+def test_memory_is_resident_only_for_written_slots() -> None:
     before = resident_bytes()
     kv = KVCache(
         num_layers=2,

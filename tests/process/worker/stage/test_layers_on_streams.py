@@ -18,7 +18,7 @@ from support.worker.stream_programs import are_equal, clones, random_order, run_
 
 @pytest.fixture(autouse=True)
 def _plain_kernels() -> Iterator[None]:
-    """Of kernels that run on a CPU, only those can be traced that PyTorch calls."""
+    """Use kernels that can be traced: of those that run on a CPU, only PyTorch's own calls."""
     with use_kernels("cpu", PlainKernels()):
         yield
 
@@ -32,7 +32,7 @@ class InAnyOrder:
         self._layers = layers
         self._edges = edges
         self.outcomes: list[bool] = []
-        """Of each step, whether both gave the same output and cache."""
+        """One entry for each step: whether both gave the same output and cache."""
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         before = clones([x, *step.caches])
@@ -67,7 +67,7 @@ def outcomes_of(folder: Path, vocab_size: int, edges: Callable[[TaskGraph], Sequ
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "vocab_size"), [("gpt2", 211), ("mistral", 197), ("qwen3", 191)])
-def test_steps_have_the_same_effects_in_any_order_that_keeps_to_the_edges(
+def test_steps_have_the_same_effects_in_any_order_that_respects_the_edges(
     family: str, vocab_size: int, tmp_path: Path
 ) -> None:
     outcomes = outcomes_of(tiny_checkpoint(family, tmp_path), vocab_size, lambda graph: graph.edges)

@@ -30,7 +30,7 @@ def checkpoint(folder: Path, dtype: torch.dtype = torch.float32) -> Checkpoint:
 
 
 def resident_bytes(kind: str = "RssFile") -> int:
-    """Of mapped files in this process's memory, or RssAnon: of what it has written."""
+    """Return the bytes of mapped files in this process's memory, or RssAnon: the bytes that it has written."""
     found = re.search(rf"{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) << 10
@@ -38,7 +38,7 @@ def resident_bytes(kind: str = "RssFile") -> int:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_was_read_does_not_stay_in_memory(folder: Path, dtype: torch.dtype) -> None:
+def test_pages_that_were_read_do_not_stay_in_memory(folder: Path, dtype: torch.dtype) -> None:
     files = checkpoint(folder, dtype)
     before = resident_bytes()
     for place in range(NUMBER):
@@ -48,7 +48,7 @@ def test_what_was_read_does_not_stay_in_memory(folder: Path, dtype: torch.dtype)
     assert files.bytes_read == NUMBER * ROWS * COLUMNS * 4
 
 
-def test_a_part_is_given_back_too_and_the_rest_read_later(folder: Path) -> None:
+def test_pages_of_a_partly_read_file_are_released_and_the_rest_read_later(folder: Path) -> None:
     files = checkpoint(folder)
     for rows in ((0, 300), (300, ROWS)):
         for columns in (None, (5, 900)):
@@ -62,7 +62,7 @@ def test_a_part_is_given_back_too_and_the_rest_read_later(folder: Path) -> None:
 @pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("layout", [Linear, PanelLinear])
 def test_a_layout_holds_no_part_of_the_file(folder: Path, layout: type[Linear], is_transposed: bool) -> None:
-    """After `give_back` nothing of the model may look at the file any more: it could be another one by then."""
+    """Nothing of the model may read the file after `give_back`: the file may be another one by then."""
     files = checkpoint(folder)
     outputs, inputs = (COLUMNS, ROWS) if is_transposed else (ROWS, COLUMNS)
     layout(torch.ones(outputs, inputs))(torch.ones(1, inputs))  # reads libraries and code
@@ -92,7 +92,7 @@ def test_an_embedding_holds_no_part_of_the_file(folder: Path, layout: type[Linea
 
 @pytest.mark.skipif(loader._MALLOC_TRIM is None, reason="only glibc is asked to give memory back")
 @pytest.mark.parametrize("is_last", [False, True])
-def test_what_was_freed_on_the_way_leaves_the_heap(
+def test_memory_freed_while_loading_is_returned_by_the_heap(
     folder: Path, is_last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.empty(28 << 20, dtype=torch.uint8)  # from here on the C library takes what is smaller from its heap

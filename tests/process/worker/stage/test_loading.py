@@ -61,7 +61,7 @@ def test_memory_of_the_weights_is_what_was_read(original: Path) -> None:
         assert model.weight_bytes == model.bytes_read
 
 
-def test_tied_weights_are_held_once_where_both_ends_are_on_one_rank(tmp_path: Path) -> None:
+def test_tied_weights_are_held_once_if_both_ends_are_on_one_rank(tmp_path: Path) -> None:
     folder = tiny_checkpoint("qwen2", tmp_path)
     table = 4 * 193 * 28
     both, first, last = (
@@ -79,7 +79,7 @@ def test_tied_weights_are_held_once_where_both_ends_are_on_one_rank(tmp_path: Pa
 @pytest.mark.parametrize(
     ("family", "options"), [("gpt2", {}), ("opt", {"ffn_dim": 52}), ("qwen2", {"intermediate_size": 52})]
 )
-def test_a_large_table_lies_in_the_panels_of_its_head_alone_and_the_output_is_the_same(
+def test_a_large_tied_table_is_held_only_as_panels_of_the_head_with_the_same_output(
     family: str,
     options: dict[str, Any],
     stored: torch.dtype,
@@ -141,12 +141,12 @@ def test_splits_that_do_not_divide_compute_the_same(original: Path) -> None:
         (Shard(tensor=7), "6 attention heads cannot be split over 7 ranks"),
     ],
 )
-def test_more_parts_than_there_are_things_are_refused(original: Path, shard: Shard, reason: str) -> None:
+def test_more_parts_than_layers_or_heads_are_refused(original: Path, shard: Shard, reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
         load(original, shard)
 
 
-def test_ranks_without_a_group_are_refused(original: Path) -> None:
+def test_ranks_without_a_process_group_are_refused(original: Path) -> None:
     with pytest.raises(ModelError, match="2 ranks in a stage need a tensor group"):
         load_stage(original, Shard(tensor=2))
 
@@ -159,7 +159,7 @@ def test_progress_rises_to_a_thousand(original: Path) -> None:
     assert len(set(heard)) > 5
 
 
-def test_progress_is_heard_after_every_read_however_small(original: Path) -> None:
+def test_progress_is_reported_after_every_read(original: Path) -> None:
     heard: list[int] = []
     load(original, on_progress=heard.append)
     assert len(heard) == len(load_file(original / "model.safetensors")) + 1  # and once at the end
@@ -216,7 +216,7 @@ def test_a_tensor_that_does_not_fit_the_config_is_refused_by_name(folder: Path, 
 
 
 @pytest.mark.parametrize("tensor", [1, 2])
-def test_a_head_that_is_not_the_embedding_that_it_is_tied_to_is_refused(tensor: int, tmp_path: Path) -> None:
+def test_a_head_that_differs_from_its_tied_embedding_is_refused(tensor: int, tmp_path: Path) -> None:
     folder = tiny_checkpoint("qwen2", tmp_path)
     path = folder / "model.safetensors"
     tensors = load_file(path)
@@ -233,20 +233,20 @@ def test_a_head_that_is_not_the_embedding_that_it_is_tied_to_is_refused(tensor: 
             load(folder, shard)
 
 
-def test_a_file_cut_short_is_refused(folder: Path) -> None:
+def test_a_truncated_file_is_refused(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ModelError, match="not a whole safetensors file"):
         load(folder)
 
 
-def test_frequencies_and_masks_that_old_checkpoints_carry_are_passed_over(folder: Path) -> None:
+def test_frequencies_and_masks_in_old_checkpoints_are_ignored(folder: Path) -> None:
     path = folder / "model.safetensors"
     save_file(load_file(path) | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(5)}, path)
     load(folder)
 
 
-def test_names_without_the_outer_prefix_are_found(tmp_path: Path) -> None:
+def test_tensors_without_the_outer_prefix_are_found(tmp_path: Path) -> None:
     folder = tiny_checkpoint("gpt2", tmp_path)
     path = folder / "model.safetensors"
     before = load(folder).weight_bytes
@@ -264,8 +264,8 @@ def test_a_packed_weight_is_right_for_any_number_of_rows(kind: type[Linear], has
         torch.testing.assert_close(packed(x), plain(x), atol=1e-5, rtol=1e-5)
 
 
-def test_a_rank_alone_exchanges_nothing_whatever_it_is_given(folder: Path) -> None:
-    """What it computes may then wait for the end of a block (Stage): nothing may look at it before."""
+def test_a_single_rank_exchanges_nothing(folder: Path) -> None:
+    """Its results may wait for the end of a block (Stage): nothing may read them before."""
     model = load_stage(folder, group=TensorLink(1, RankProgress()), packs=False)
     assert isinstance(model.group, SingleRank)
 
@@ -282,7 +282,7 @@ def test_each_shape_is_timed_once_and_the_choice_is_logged(
     assert [record.message.split(";")[0] for record in caplog.records] == [said]
 
 
-def test_a_layout_that_is_slow_is_timed_once_and_the_others_take_the_best_of_their_turns() -> None:
+def test_a_slow_layout_is_timed_once_and_the_others_take_their_best_time() -> None:
     """One run of the slow one takes longer than a candidate has, one of the quick one a hundredth of that."""
     now = 0.0
 
@@ -321,7 +321,7 @@ def test_other_layouts_than_panels_cost_what_they_take_out_of_a_block(
     assert layout_choice.fastest_layout(torch.randn(64, 32), None, is_together=True) is best
 
 
-def test_layouts_of_weights_that_run_apart_anyway_are_compared_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layouts_of_weights_that_run_separately_are_compared_directly(monkeypatch: pytest.MonkeyPatch) -> None:
     times_s = {Linear: 60e-6, PanelLinear: 80e-6}
     monkeypatch.setattr(
         layout_choice, "best_times_s", lambda candidates, _x: [times_s.get(type(each), 1.0) for each in candidates]
@@ -329,7 +329,7 @@ def test_layouts_of_weights_that_run_apart_anyway_are_compared_as_they_are(monke
     assert layout_choice.fastest_layout(torch.randn(64, 32), None) is Linear
 
 
-def test_a_head_of_which_a_part_was_timed_is_packed_whole() -> None:
+def test_a_head_that_was_timed_in_part_is_packed_completely() -> None:
     weight, x = torch.randn(17000, 16), torch.randn(3, 16)
     torch.testing.assert_close(LayoutChooser().linear(weight)(x), x @ weight.t(), atol=1e-5, rtol=1e-5)
 

@@ -30,21 +30,21 @@ def edit(folder: Path, name: str = "config.json", **values: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_a_folder_tells_its_name_limits_and_special_tokens(original: Path) -> None:
+def test_a_folder_gives_its_name_limits_and_special_tokens(original: Path) -> None:
     info = load_model_info(original)
     assert (info.name, info.architecture, info.dtype) == ("tiny", "llama", "float32")
     assert (info.vocab_size, info.max_model_len, info.num_layers) == (199, 96, 3)
     assert (info.bos_token_id, info.eos_token_ids) == (0, (1,))
 
 
-def test_reading_it_takes_no_torch() -> None:
+def test_reading_a_folder_needs_no_torch() -> None:
     import subprocess
 
     code = "import sys, orca.core.domain.model; sys.exit('torch' in sys.modules or 'safetensors' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_generation_config_says_how_a_request_ends_before_config_does(folder: Path) -> None:
+def test_generation_config_overrides_config_for_the_end_of_a_request(folder: Path) -> None:
     edit(folder, "generation_config.json", eos_token_id=[9, 4, 9])
     assert load_model_info(folder).eos_token_ids == (4, 9)
     edit(folder, "generation_config.json", eos_token_id=[4, 199, 50_000])
@@ -82,7 +82,7 @@ def _flip_a_weight(folder: Path) -> None:
     ],
     ids=["config", "generation-config", "tokenizer", "weights"],
 )
-def test_whatever_decides_outputs_is_part_of_the_revision(folder: Path, change: Callable[[Path], None]) -> None:
+def test_everything_that_decides_outputs_is_part_of_the_revision(folder: Path, change: Callable[[Path], None]) -> None:
     before = load_model_info(folder).revision
     change(folder)
     assert load_model_info(folder).revision != before
@@ -96,7 +96,7 @@ def test_the_quantization_is_part_of_the_revision(original: Path) -> None:
     assert load_model_info(original, quantization="int8").revision != load_model_info(original).revision
 
 
-def test_a_large_file_is_sampled_and_not_read_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_is_sampled_and_not_read_completely(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orca.core.domain.model._WHOLE_FILE_BYTES", 1000)
     monkeypatch.setattr("orca.core.domain.model._PIECES", 5)
     monkeypatch.setattr("orca.core.domain.model._PIECE_BYTES", 8)
@@ -156,7 +156,7 @@ def test_weights_of_another_length_are_refused_before_any_process_starts(folder:
         count_parameters(folder)
 
 
-def test_a_header_that_ends_nowhere_is_refused(folder: Path) -> None:
+def test_a_truncated_header_is_refused(folder: Path) -> None:
     header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,1e400]}}'
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(ModelError, match="its header cannot be read"):
@@ -210,7 +210,7 @@ def test_a_quantization_that_is_not_served_is_refused(original: Path) -> None:
         load_model_info(original, quantization="int4")
 
 
-def test_a_tokenizer_is_asked_for_only_where_one_is_needed(folder: Path) -> None:
+def test_a_tokenizer_is_required_only_if_it_is_needed(folder: Path) -> None:
     assert tokenizer_file(folder) == folder / "tokenizer.json"
     (folder / "tokenizer.json").unlink()
     load_model_info(folder)

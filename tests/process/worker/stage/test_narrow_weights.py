@@ -31,7 +31,7 @@ def every_number(dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_every_number_of_half_precision_is_kept_as_it_is(dtype: torch.dtype) -> None:
+def test_every_half_precision_number_is_kept_exactly(dtype: torch.dtype) -> None:
     weight, x = every_number(dtype), torch.eye(64)
     kept = PanelLinear(weight.to(dtype), dtype=torch.float32)
     assert kept.weight.dtype == dtype
@@ -60,10 +60,10 @@ def all_in_float32(tensors: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("widen", [one_in_float32, all_in_float32])
-def test_files_that_have_float32_among_them_stay_in_float32(
+def test_files_with_some_float32_tensors_stay_in_float32(
     widen: Callable[[dict[str, Tensor]], None], tmp_path: Path
 ) -> None:
-    """What a rank needs is compiled before it reads any number, so it cannot depend on these."""
+    """The kernels of a rank are compiled before it reads any number, so they cannot depend on the numbers."""
     file = tiny_checkpoint("llama", tmp_path, stored=torch.bfloat16) / "model.safetensors"
     tensors = load_file(file)
     widen(tensors)
@@ -84,7 +84,7 @@ def test_files_that_have_float32_among_them_stay_in_float32(
         (torch.bfloat16, "float32", "int8", torch.int8),
     ],
 )
-def test_the_kernels_that_are_made_ahead_are_those_of_the_weights(
+def test_the_kernels_compiled_ahead_are_those_of_the_weights(
     family: str,
     stored: torch.dtype,
     dtype: str,

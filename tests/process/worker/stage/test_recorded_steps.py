@@ -108,7 +108,7 @@ def test_layers_are_called_once_for_steps_of_many_sizes(tmp_path: Path) -> None:
     assert {layer.calls for layer in counted} == {2}
 
 
-def test_steps_that_tell_of_prompts_or_are_long_are_not_recorded(
+def test_steps_that_report_prompts_or_are_long_are_not_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuRecorder, "chunk_tokens_max", 32)
@@ -122,7 +122,7 @@ def test_steps_that_tell_of_prompts_or_are_long_are_not_recorded(
     assert set(stage._recorded._recordings) == {RecordingSize(32, None), RecordingSize(32, 32)}
 
 
-def test_a_prompt_that_was_told_of_is_no_reason_any_more(tmp_path: Path) -> None:
+def test_a_prompt_that_was_reported_does_not_prevent_recording(tmp_path: Path) -> None:
     chain = Chain(tiny_checkpoint("gpt2", tmp_path), packs=PanelLinear)
     [[stage]] = chain.stages
     assert stage._recorded is not None
@@ -146,7 +146,7 @@ def test_stages_in_the_middle_record_chunks(chunk: int, tmp_path: Path) -> None:
     assert outputs[0] == outputs[1]
 
 
-def test_a_step_of_a_size_that_was_there_runs_no_operation_of_pytorch(tmp_path: Path) -> None:
+def test_a_step_of_a_recorded_size_runs_no_pytorch_operation(tmp_path: Path) -> None:
     chain = Chain(tiny_checkpoint("llama", tmp_path), packs=PanelLinear)
     [[stage]] = chain.stages
     steps = list[list[str]]()
@@ -181,7 +181,7 @@ def test_few_recordings_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert set(stage._recorded._recordings) == {RecordingSize(CpuRecorder.chunk_tokens_max, None)}
 
 
-def test_what_is_passed_to_the_next_stage_outlives_the_next_step(tmp_path: Path) -> None:
+def test_activations_for_the_next_stage_outlive_the_next_step(tmp_path: Path) -> None:
     chain = Chain(tiny_checkpoint("llama", tmp_path), packs=PanelLinear, stages=2)
     [[first], [last]] = chain.stages
     asks = asks_of(199)
@@ -205,7 +205,7 @@ def test_what_is_passed_to_the_next_stage_outlives_the_next_step(tmp_path: Path)
     assert [ask.output for ask in asks] == [ask.output for ask in alone]
 
 
-def test_a_recording_that_reads_memory_that_is_given_up_is_made_anew(tmp_path: Path) -> None:
+def test_a_recording_that_reads_released_memory_is_recorded_again(tmp_path: Path) -> None:
     """Tables grow with the requests and the longest of them."""
     chain = Chain(tiny_checkpoint("gpt2", tmp_path), packs=PanelLinear, block_tokens=1)
     [[stage]] = chain.stages
@@ -220,7 +220,7 @@ def test_a_recording_that_reads_memory_that_is_given_up_is_made_anew(tmp_path: P
 
 
 @pytest.mark.parametrize("chunk", [None, 4])
-def test_a_head_that_is_no_kernel_runs_behind_the_recording(chunk: int | None, tmp_path: Path) -> None:
+def test_a_head_that_is_no_kernel_runs_after_the_recording(chunk: int | None, tmp_path: Path) -> None:
     folder = tiny_checkpoint("llama", tmp_path)
     outputs = []
     for has_kernel in (True, False):
@@ -249,8 +249,8 @@ class PlainHead:
         return self._head(x.clone(), step)
 
 
-def test_a_stage_that_is_given_up_takes_its_cache_with_it(tmp_path: Path) -> None:
-    """Without the garbage collector: the next epoch's cache wants the memory at once."""
+def test_a_dropped_stage_frees_its_cache(tmp_path: Path) -> None:
+    """The cache is freed without the garbage collector: the next epoch's cache needs the memory at once."""
     chain = Chain(tiny_checkpoint("gpt2", tmp_path), packs=PanelLinear)
     serve(chain, asks_of(211), max_batch_size=4)
     cache = weakref.ref(chain.stages[0][0].cache)

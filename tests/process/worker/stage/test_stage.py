@@ -61,7 +61,7 @@ def reference_scores(reference: Any, tokens: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("stages", "tensor", "chunk"), [(1, 1, None), (2, 1, 3), (1, 2, None), (2, 2, 5)])
-def test_log_probabilities_of_output_and_prompt_are_the_references(
+def test_log_probabilities_of_output_and_prompt_equal_the_reference(
     folder: Path, reference: Any, stages: int, tensor: int, chunk: int | None
 ) -> None:
     params = SamplingParams(temperature=0.0, logprobs=3, prompt_logprobs=2)
@@ -117,7 +117,7 @@ def test_prompt_log_probabilities_do_not_depend_on_how_many_rows_are_computed_at
     assert max(len(each) for each in whole) > 13
 
 
-def test_prompt_log_probabilities_take_no_logits_of_the_whole_prompt(folder: Path) -> None:
+def test_prompt_log_probabilities_need_no_logits_of_the_whole_prompt(folder: Path) -> None:
     model = load_stage(folder, packs=False)
     head, rows = model.head, list[int]()
     assert head is not None
@@ -141,10 +141,12 @@ def test_prompt_log_probabilities_take_no_logits_of_the_whole_prompt(folder: Pat
 
 
 @pytest.mark.parametrize("packs", [False, PanelLinear], ids=["plain", "panels"])
-def test_log_probabilities_of_a_long_prompt_move_the_mark_of_a_rank_again_and_again(
+def test_log_probabilities_of_a_long_prompt_report_progress_repeatedly(
     folder: Path, packs: bool | type[Linear]
 ) -> None:
-    """Of a small model with a large vocabulary they take longer than all layers: to stand still is to hang."""
+    """Log probabilities of a small model with a large vocabulary take longer than all layers. A rank without progress
+    counts as hanging.
+    """
     model, progress, marks = load_stage(folder, packs=packs), RankProgress(), list[int]()
     head = model.head
     assert head is not None
@@ -210,7 +212,7 @@ class WatchedLayer:
         self._layer.keep(x, step)
 
 
-def test_prompt_log_probabilities_are_not_told_again_after_a_restart(folder: Path) -> None:
+def test_prompt_log_probabilities_are_not_reported_again_after_a_restart(folder: Path) -> None:
     ask = Ask([5, 6, 7], 4, SamplingParams(temperature=0.0, prompt_logprobs=0), log=[8])
     serve(Chain(folder), [ask])
     assert [one.index for one in ask.sampled] == [1, 2, 3]
@@ -253,12 +255,12 @@ def test_a_seed_gives_the_same_tokens_in_every_layout_batch_and_chunking(folder:
         assert seeded_outputs(folder, **layout) == alone, layout
 
 
-def test_a_seed_goes_on_as_it_would_have_after_a_restart(folder: Path) -> None:
+def test_a_seed_continues_with_the_same_tokens_after_a_restart(folder: Path) -> None:
     whole = [output for output in seeded_outputs(folder) if len(output) > 3]
     assert seeded_outputs(folder, log=3) == whole
 
 
-def test_min_tokens_keeps_eos_and_stop_ids_away_and_then_lets_them_come(folder: Path) -> None:
+def test_min_tokens_suppresses_eos_and_stop_ids_and_then_allows_them(folder: Path) -> None:
     params = SamplingParams(
         temperature=0.0, min_tokens=3, stop_token_ids=(2,), logit_bias=((1, 1e4), (2, 1e5)), ignore_eos=True
     )
@@ -313,7 +315,7 @@ def test_plans_may_be_laid_out_before_earlier_steps_have_run(folder: Path) -> No
     assert tokens == asked.output
 
 
-def test_tokens_fed_for_requests_that_are_gone_are_passed_over(folder: Path) -> None:
+def test_tokens_for_freed_requests_are_ignored(folder: Path) -> None:
     chain = Chain(folder, feeds_tokens=True)
     stage = chain.stages[0][0]
     stage.begin(step(new=(new(0), new(1)), rows=(Row(handle=1, start=0, count=3, sample=True),)))

@@ -59,7 +59,7 @@ def assigned(graph: TaskGraph) -> StreamAssignment:
 
 
 def needed(graph: TaskGraph) -> list[set[int]]:
-    """Of each task what must have run, and the beginning."""
+    """Return for each task the tasks that must have run before it, and the beginning."""
     before: list[set[int]] = [{BEGINNING} for _ in graph.tasks]
     for first, then in sorted(graph.edges, key=lambda edge: edge[1]):
         before[then] |= before[first] | {first}
@@ -182,7 +182,7 @@ def beside_a_sum(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     return remembered(remembered(x)) * 2, y + z
 
 
-def test_what_tasks_make_is_kept_until_all_streams_have_joined() -> None:
+def test_outputs_of_tasks_are_kept_until_all_streams_have_joined() -> None:
     made.clear()
     device, graph = Watching(), trace(beside_a_sum, *program_inputs())
     run_on_streams(graph, assigned(graph), program_inputs(), device)
@@ -191,7 +191,7 @@ def test_what_tasks_make_is_kept_until_all_streams_have_joined() -> None:
     assert all(each.expired() for each in made)
 
 
-def test_of_one_stream_it_is_freed_before_the_last_task() -> None:
+def test_with_one_stream_outputs_are_freed_before_the_last_task() -> None:
     made.clear()
     device, graph = Watching(), trace(beside_a_sum, *program_inputs())
     run_on_streams(graph, one_stream(len(graph.tasks)), program_inputs(), device)

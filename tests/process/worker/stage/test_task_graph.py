@@ -1,4 +1,4 @@
-"""From functions to tasks that wait for each other: each hazard of memory, and that none is missing."""
+"""Functions become tasks that wait for each other: each memory hazard is an edge, and none is missing."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ def names_of(graph: TaskGraph) -> list[str]:
     return [str(node.target).removeprefix("aten.") for node in graph.tasks]
 
 
-def test_who_is_given_a_value_waits_for_its_maker() -> None:
+def test_a_task_that_takes_a_value_waits_for_its_producer() -> None:
     assert edges_of(lambda x, y: (x * y).sum()) == ((0, 1),)
 
 
@@ -46,7 +46,7 @@ def test_a_reader_waits_for_the_last_writer() -> None:
     assert edges_of(lambda x, y: (x.add_(y), x * 2)[1]) == ((0, 1),)
 
 
-def test_a_writer_waits_for_all_who_read_before_it() -> None:
+def test_a_writer_waits_for_all_earlier_readers() -> None:
     assert edges_of(lambda x, y: (x * y, x + y, x.zero_())) == ((0, 2), (1, 2))
 
 
@@ -82,7 +82,7 @@ def test_each_tensor_of_a_list_is_written(write: Callable[[Tensor, list[Tensor]]
     assert edges_of(lambda one, x, y: (write(one, [x, y]), x * 2, y * 2), one, x, y) == ((0, 1), (0, 2))
 
 
-def test_memory_that_the_function_reaches_without_being_given_it_is_known() -> None:
+def test_memory_reached_through_a_closure_is_tracked() -> None:
     """Each mention of a cache or a weight is a node of its own in the trace."""
     cache, weight = torch.zeros(4, 4), torch.ones(4, 4)
     assert edges_of(lambda x, _: (cache.copy_(x), weight * 2, cache[1] + weight)) == ((0, 2),)
@@ -105,7 +105,7 @@ def test_views_and_memory_that_is_not_yet_written_are_no_tasks() -> None:
     assert names_of(trace(function, *torch.ones(2, 4, 4))) == ["clone.default", "copy_.default"]
 
 
-def test_where_memory_is_filled_before_it_is_written_that_is_a_task() -> None:
+def test_filling_memory_before_it_is_written_is_a_task() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         assert edges_of(lambda x, _: torch.empty_like(x).copy_(x)) == ((0, 1),)
@@ -121,7 +121,7 @@ def test_where_memory_is_filled_before_it_is_written_that_is_a_task() -> None:
         (lambda x: torch.ops.higher_order.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "does not declare what it"),
     ],
 )
-def test_what_a_graph_does_not_tell_the_effects_of_is_refused(function: Program, reason: str) -> None:
+def test_operations_with_unknown_effects_are_refused(function: Program, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         trace(function, torch.ones(3))
 
@@ -137,7 +137,7 @@ accesses = st.builds(Access, *(st.frozensets(st.integers(1, 4), max_size=3) for 
 
 
 @given(tasks=st.lists(accesses, max_size=12))
-def test_hazards_order_just_those_who_touch_the_same_memory_one_of_them_writing(tasks: list[Access]) -> None:
+def test_hazards_order_exactly_the_tasks_that_share_memory_if_one_of_them_writes(tasks: list[Access]) -> None:
     pairs = [
         (a, b)
         for a, b in combinations(range(len(tasks)), 2)
@@ -148,7 +148,7 @@ def test_hazards_order_just_those_who_touch_the_same_memory_one_of_them_writing(
 
 
 def before(tasks: int, edges: Sequence[Edge]) -> list[set[int]]:
-    """Of each task all those that it follows."""
+    """Return for each task all tasks that it follows."""
     followed: list[set[int]] = [set() for _ in range(tasks)]
     for first, then in sorted(edges, key=operator.itemgetter(1)):
         followed[then] |= followed[first] | {first}
@@ -157,7 +157,7 @@ def before(tasks: int, edges: Sequence[Edge]) -> list[set[int]]:
 
 @settings(max_examples=tries(60))
 @given(program=programs(), seed=st.integers(0, 999))
-def test_a_program_has_the_same_effects_in_any_order_that_keeps_to_the_edges(program: Program, seed: int) -> None:
+def test_a_program_has_the_same_effects_in_any_order_that_respects_the_edges(program: Program, seed: int) -> None:
     graph = trace(program, *program_inputs())
     expected = program(*program_inputs())
     order = random_order(len(graph.tasks), graph.edges, seed)
@@ -165,7 +165,7 @@ def test_a_program_has_the_same_effects_in_any_order_that_keeps_to_the_edges(pro
 
 
 def layer_in_orders(edges: Callable[[TaskGraph], Sequence[Edge]]) -> list[bool]:
-    """Whether a layer that runs in so many random orders leaves its outputs and its cache as the layer itself does."""
+    """Return whether a layer run in random orders leaves the same outputs and cache as the layer itself."""
     plain, expected = TinyLayer(), layer_inputs()
     plain(*expected)
     outcomes = []
@@ -177,7 +177,7 @@ def layer_in_orders(edges: Callable[[TaskGraph], Sequence[Edge]]) -> list[bool]:
     return outcomes
 
 
-def test_a_layer_has_the_same_effects_in_any_order_that_keeps_to_the_edges() -> None:
+def test_a_layer_has_the_same_effects_in_any_order_that_respects_the_edges() -> None:
     assert all(layer_in_orders(lambda graph: graph.edges))
 
 

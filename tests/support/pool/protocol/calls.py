@@ -1,4 +1,4 @@
-"""What must be true of each call of a scheduler in the model's worlds, looked at while it runs.
+"""Guarantees of each call of a scheduler in the model's simulations, checked while it runs.
 
 The parts around the pool forgive much: what a scheduler was given and does not know, it gives back at its next
 heartbeat, and a commit compares claims. So a claim that runs twice, or a seat that two processes speak for, costs time
@@ -29,7 +29,7 @@ from orca.pool.records import (
 from support.pool.protocol.stages import Violation
 
 if TYPE_CHECKING:
-    from support.pool.protocol.model import World
+    from support.pool.protocol.model import Simulation
 
 
 @dataclass
@@ -42,11 +42,11 @@ class Served:
     claimed: tuple[int, ClaimAnswer] | None = None
 
 
-class CallPromises:
+class CallGuarantees:
     """Stands between the model's schedulers and the pool, and passes each call on. Its methods raise: Violation."""
 
-    def __init__(self, world: "World") -> None:
-        self.world = world
+    def __init__(self, simulation: "Simulation") -> None:
+        self.simulation = simulation
         self.served: dict[str, Served] = {}  # group -> its last word
         self.served_by_replica: dict[str, Served] = {}  # the same, as far as the pool's replica has it
 
@@ -58,7 +58,9 @@ class CallPromises:
         self.served = copy.deepcopy(self.served_by_replica)
 
     async def enter(self, caller: Caller, call: int, **arguments: Any) -> SeatEntered | SeatHeld:
-        answer: SeatEntered | SeatHeld = await self._run(caller, call, self.world.pool.enter(caller, call, **arguments))
+        answer: SeatEntered | SeatHeld = await self._run(
+            caller, call, self.simulation.pool.enter(caller, call, **arguments)
+        )
         if isinstance(answer, SeatEntered) and not self._has_run(caller, call):
             self.served[caller.group] = Served(caller.process, call, (call, answer))
         elif isinstance(answer, SeatEntered) and (call, answer) != self.served[caller.group].entered:
@@ -69,7 +71,7 @@ class CallPromises:
         self, caller: Caller, call: int, *, free_slots: int, total_slots: int, block_tokens: int, most: int
     ) -> ClaimAnswer:
         slots = {"free_slots": free_slots, "total_slots": total_slots, "block_tokens": block_tokens}
-        run = self.world.pool.claim(caller, call, most=most, **slots)
+        run = self.simulation.pool.claim(caller, call, most=most, **slots)
         answer: ClaimAnswer = await self._run(caller, call, run)
         if self._has_run(caller, call):
             self._check_repeated(caller, call, answer)
@@ -80,15 +82,15 @@ class CallPromises:
         return answer
 
     async def heartbeat(self, caller: Caller) -> Heartbeat:
-        answer = await self.world.pool.heartbeat(caller)
-        if self.world.pool.state.seats[caller.group].holder != caller.process:
+        answer = await self.simulation.pool.heartbeat(caller)
+        if self.simulation.pool.state.seats[caller.group].holder != caller.process:
             raise Violation(f"{caller.process} has not the seat and was told what group {caller.group} owns")
         return answer
 
     async def commit(self, entries: Sequence[CommitEntry]) -> list[CommitAnswer]:
-        answers = await self.world.pool.commit(entries)
+        answers = await self.simulation.pool.commit(entries)
         for entry, answer in zip(entries, answers, strict=True):
-            record = self.world.pool.state.records.get(entry.request_id)
+            record = self.simulation.pool.state.records.get(entry.request_id)
             if answer is CommitAnswer.NOT_YOURS and record is not None and _is_owned(record, entry.claim):
                 raise Violation(f"{entry.request_id} is not its owner's by the answer, and its owner's by the record")
         return answers
@@ -118,7 +120,7 @@ class CallPromises:
         return call in [answered[0] for answered in kept if answered]
 
     def _ownership(self, caller: Caller) -> tuple[Any, ...]:
-        pool = self.world.pool
+        pool = self.simulation.pool
         seat = pool.state.seats.get(caller.group)
         claims = {request_id: (record.state, record.number) for request_id, record in pool.state.records.items()}
         return (seat.holder, seat.epoch) if seat else None, claims
@@ -128,7 +130,7 @@ class CallPromises:
         if claimed is None or claimed[0] != call:
             raise Violation(f"{caller.process}: claim call {call} is over and was answered")
         first = [(given.request.id, given.claim) for given in claimed[1].claimed]
-        kept = [given for given in first if given[0] in self.world.pool.state.records]
+        kept = [given for given in first if given[0] in self.simulation.pool.state.records]
         if [(given.request.id, given.claim) for given in answer.claimed] != kept:
             raise Violation(f"{caller.process}: claim call {call} came again and was answered {answer}, not {first}")
 
@@ -137,10 +139,10 @@ class CallPromises:
     def _check_order(
         self, caller: Caller, answer: ClaimAnswer, *, free_slots: int, total_slots: int, block_tokens: int
     ) -> None:
-        """Whoever waits before the youngest that was given could not be served, and was not reserved for this group."""
+        """Check that requests older than the youngest claimed one did not fit, or were reserved for another group."""
         given = {claimed.request.id for claimed in answer.claimed}
         youngest = max((claimed.request.arrival for claimed in answer.claimed), default=0)
-        for record in sorted(self.world.pool.state.records.values(), key=lambda record: record.request.arrival):
+        for record in sorted(self.simulation.pool.state.records.values(), key=lambda record: record.request.arrival):
             request = record.request
             slots = slots_needed(request.max_total_tokens, block_tokens)
             if request.id in given:
@@ -152,13 +154,13 @@ class CallPromises:
 
     def _is_waiting(self, record: RequestRecord, revision: str) -> bool:
         deadline = record.request.deadline_wall_ms if record.log else record.request.first_deadline_wall_ms
-        is_over = deadline is not None and deadline <= self.world.clock.wall
+        is_over = deadline is not None and deadline <= self.simulation.clock.wall
         return record.state is OwnershipState.QUEUED and record.request.revision == revision and not is_over
 
     def _is_reserved(self, record: RequestRecord, asker: str) -> bool:
         """Is it reserved for another group, whose seat lives and is the one that it was reserved for?"""
         epoch, group = record.mark or (0, asker)
-        pool: MemoryPool = self.world.pool
+        pool: MemoryPool = self.simulation.pool
         lease = pool.state.leases.get(group)
         return (
             group != asker and lease is not None and lease > pool.state.awake and pool.state.seats[group].epoch == epoch

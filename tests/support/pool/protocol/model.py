@@ -24,12 +24,12 @@ from orca.pool.memory.pool import MemoryPool
 from orca.pool.records import OnDisconnect, Submission
 from orca.pool.settings import PoolSettings
 from support.pool.beds import REVISION, FakeClock, request
-from support.pool.protocol.calls import CallPromises
-from support.pool.protocol.door import Door
-from support.pool.protocol.promises import Client, Promises
+from support.pool.protocol.admission import AdmissionCheck
+from support.pool.protocol.calls import CallGuarantees
+from support.pool.protocol.faults import FaultSettings, draw_fault_settings
+from support.pool.protocol.guarantees import Client, Guarantees
 from support.pool.protocol.schedulers import BLOCK, Group, Message, Process, now
 from support.pool.protocol.stages import Stage, Violation
-from support.pool.protocol.weather import Weather, draw_weather
 
 EVENTS = 500
 SETTLE_ROUNDS = 700
@@ -38,7 +38,7 @@ RETIRE_MS = 10_000
 NEXT_REVISION = "r2"
 
 
-class World:
+class Simulation:
     """Everything there is, one random source, and the promises."""
 
     def __init__(
@@ -47,7 +47,7 @@ class World:
         *,
         pool_class: type[MemoryPool] = MemoryPool,
         without: frozenset[str] = frozenset(),
-        weather: Weather | None = None,
+        faults: FaultSettings | None = None,
     ) -> None:
         self.random = Random(seed)
         self.without = without
@@ -61,23 +61,23 @@ class World:
         self.generations = itertools.count(2)
         self.outage_until = 0
         self.is_quiet = False
-        self.weather = weather or draw_weather(self.random)
+        self.faults = faults or draw_fault_settings(self.random)
         self.drawn: dict[int, tuple[tuple[int, ...], Claim]] = {}
         self.clients: dict[str, Client] = {}
         self.poisoned: dict[str, int] = {}  # request -> length at which it breaks the stage that runs it
         self.timers: list[tuple[int, str]] = []  # a gateway's own cancel timers, where it has them
-        self.promises = Promises(self)
-        self.calls = CallPromises(self)
-        self.door = Door(self)
+        self.guarantees = Guarantees(self)
+        self.calls = CallGuarantees(self)
+        self.admission = AdmissionCheck(self)
         self.replica: MemoryPool | None = None
         self.groups: list[Group] = []
         self.generation = 1  # highest that reached the pool
         self.replaced_at: dict[str, int] = {}  # revision -> awake time at which another one became current
         now(self.pool.set_revision(REVISION, 1))
-        if self.weather.has_replica:
+        if self.faults.has_replica:
             self.sync()
         self.groups = [Group("a", 64, Stage(self)), Group("b", 64, Stage(self)), Group("big", 128, Stage(self))]
-        if self.weather.has_next_revision:
+        if self.faults.has_next_revision:
             self.groups.append(Group("next", 128, Stage(self), revision=NEXT_REVISION))
         for group in self.groups:
             self.start(group)
@@ -91,7 +91,7 @@ class World:
 
     def draw(self, history: tuple[int, ...], claim: Claim) -> int:
         """The next token after `history`; its value tells what it was computed from."""
-        salt = 0 if self.weather.is_exact else self.random.getrandbits(32)
+        salt = 0 if self.faults.is_exact else self.random.getrandbits(32)
         token = hash((history, salt)) & (2**62 - 1)
         self.drawn[token] = (history, claim)
         return token
@@ -102,13 +102,13 @@ class World:
         """Some hundred events with faults, then quiet until every request has ended. Raises: Violation."""
         for _ in range(EVENTS):
             self.event()
-            self.promises.check()
+            self.guarantees.check()
         self.settle()
 
     def event(self) -> None:
         roll = self.random.random()
-        if self.random.random() < self.weather.fault_rate:
-            getattr(self, self.random.choice(self.weather.faults))()
+        if self.random.random() < self.faults.fault_rate:
+            getattr(self, self.random.choice(self.faults.faults))()
         elif roll < 0.40:
             self.deliver()
         elif roll < 0.60:
@@ -132,10 +132,10 @@ class World:
         if message.is_for_pool and not self.is_pool_up:
             return  # nobody answers; the sender calls again
         chance = self.random.random()
-        if chance < self.weather.repeat_rate and not self.is_quiet:
+        if chance < self.faults.repeat_rate and not self.is_quiet:
             # It arrives once more, soon or when everybody has moved on.
             self.network.append(replace(message, due=self.time + self.random.choice((0, 500, 2_000, 5_000))))
-            if chance < self.weather.repeat_rate / 4:
+            if chance < self.faults.repeat_rate / 4:
                 return  # and only then
         if chance > 0.95 and not self.is_quiet:
             return  # lost
@@ -173,7 +173,7 @@ class World:
             readers = [(c.parent, c.reader) for c in self.clients.values() if c.gateway == gateway]
             now(self.pool.sweep())
             now(self.pool.renew(readers))
-            self.promises.check()
+            self.guarantees.check()
         self.read()
 
     def start(self, group: Group) -> None:
@@ -183,7 +183,7 @@ class World:
         if not self.is_pool_up or len(self.clients) >= 12:
             return
         parent = f"r{len(self.clients)}"
-        large = self.weather.large_prompt
+        large = self.faults.large_prompt
         size = self.random.choice((2, 3, 5, 8, large if self.random.random() < 0.3 else 8))
         deadline = self.random.choice((500, 60_000)) if self.random.random() < 0.1 else None
         prompt = (len(self.clients) + 1,) * (size if size == large else 3)
@@ -202,11 +202,11 @@ class World:
         try:
             now(self.pool.submit(submission))
         except (Overloaded, NeverFits) as refusal:
-            self.door.check(submission, refusal)
+            self.admission.check(submission, refusal)
             return
-        self.door.check(submission, None)
+        self.admission.check(submission, None)
         self.clients[client.request_id] = client
-        if self.weather.poison_rate and self.random.random() < self.weather.poison_rate:
+        if self.faults.poison_rate and self.random.random() < self.faults.poison_rate:
             self.poisoned[client.request_id] = len(prompt) + self.random.choice((0, 0, 1, 2))
         if self.random.random() < 0.3:
             # The gateway repeats the call: its reply was lost, or the first one is still on its way.
@@ -242,7 +242,7 @@ class World:
                 process.is_alive = False
 
     def replace(self) -> None:
-        """A group that has formed makes its revision the current one, under a generation drawn by whoever rolls out."""
+        """A group that has formed makes its revision the current one, under a generation that the rollout draws."""
         formed = [process for group in self.groups for process in group.alive if process.is_formed]
         if formed:
             process = self.random.choice(formed)
@@ -262,7 +262,7 @@ class World:
             self.replaced_at[before] = self.pool.state.awake
 
     def restate(self) -> None:
-        self.door.restate()
+        self.admission.restate()
 
     def freeze(self) -> None:
         if process := self._process():
@@ -302,7 +302,7 @@ class World:
         if self.replica is None:
             return
         self.pool = copy.deepcopy(self.replica, {id(self.clock): self.clock})
-        self.promises.forget_lost()
+        self.guarantees.forget_lost()
         self.calls.forget_lost()
 
     # clients
@@ -353,7 +353,7 @@ class World:
     # the end
 
     def settle(self) -> None:
-        """No more faults: messages arrive in order, somebody runs every group that is left, and all must end."""
+        """No more faults: messages arrive in order, every group that is left has a process, and all must end."""
         self.is_quiet = True
         self.outage_until = 0
         self.return_client()
@@ -369,7 +369,7 @@ class World:
             for _ in range(len(self.replies)):
                 self.reply()
             self.pass_time(100)
-            self.promises.check()
+            self.guarantees.check()
             if not self.open_requests() and self.time % 10 == 0:
                 return
         for group in self.groups:

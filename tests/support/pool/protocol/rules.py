@@ -93,7 +93,7 @@ class LeavingClosesNothing(MemoryPool):
 
 
 class ForgetsWhoHasLeftTooSoon(MemoryPool):
-    """Before the last call that a process sent may have come in."""
+    """A process is forgotten before the last call that it sent may have arrived."""
 
     async def sweep(self) -> None:
         since = self.state.awake - 1000
@@ -217,7 +217,7 @@ class BlamesNobody(MemoryPool):
 
 
 class BlamesAllOfTheGroup(MemoryPool):
-    """Whoever is in the group when its engine fails counts as on trial, whatever it has committed."""
+    """Every request of the group counts as on trial when its engine fails, whatever it has committed."""
 
     def _blame(self, group: str, blamed: Mapping[str, Claim]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         for request_id in blamed.keys() & self.state.own.get(group, {}).keys():
@@ -241,7 +241,7 @@ class YoungestFirst(MemoryPool):
 
 
 class MarksNothing(MemoryPool):
-    """Whatever is younger passes a request that does not fit now."""
+    """Younger requests overtake one that does not fit now."""
 
     def _may_mark(self, slots: int, total_slots: int) -> bool:
         return False
@@ -328,7 +328,7 @@ class OlderEntersRun(MemoryPool):
 
 
 class LoweredPromisesAreForgotten(MemoryPool):
-    """The door goes by what the first group stated."""
+    """Admission uses the promise of the first group."""
 
     async def set_promise(self, revision: str, slots: int, *, expected: int) -> int | None:
         return slots if revision in self.state.promises else None
@@ -361,7 +361,7 @@ class LoweredPromisesEndWhatWasAccepted(MemoryPool):
 
 
 class LatePromisesArePutInForce(MemoryPool):
-    """Whatever somebody else has stated since the caller looked."""
+    """A promise is put in force even if another one was set since the caller read it."""
 
     async def set_promise(self, revision: str, slots: int, *, expected: int) -> int | None:
         seen = self.state.promises.get(revision)

@@ -1,6 +1,6 @@
 """The model's scheduler side: a group's processes, and the messages between them, their stage and the pool.
 
-They follow the protocol's "what each side does with the answers"; see pool_model.py for the world around them.
+They follow the protocol's "what each side does with the answers"; see pool_model.py for the simulation around them.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ from support.pool.beds import REVISION
 from support.pool.protocol.stages import Stage, Step
 
 if TYPE_CHECKING:
-    from support.pool.protocol.model import World
+    from support.pool.protocol.model import Simulation
 
 BLOCK = 16
 RESEND_MS = 400
@@ -63,6 +63,8 @@ class Sequence:
 
 @dataclass
 class Group:
+    """A group with its stages and the processes of its scheduler."""
+
     name: str
     slots: int
     stage: Stage
@@ -78,8 +80,8 @@ class Group:
 class Process:
     """A scheduler process: enters, forms, claims, runs steps, commits one call at a time, gives back what it must."""
 
-    def __init__(self, world: "World", group: Group) -> None:
-        self.world, self.group = world, group
+    def __init__(self, simulation: "Simulation", group: Group) -> None:
+        self.simulation, self.group = simulation, group
         self.word = f"{group.name}-{len(group.processes) + 1}"
         self.caller = Caller(group=group.name, process=self.word, revision=group.revision)
         self.is_alive, self.is_leaving, self.has_left = True, False, False
@@ -105,17 +107,17 @@ class Process:
     # acting
 
     def tick(self) -> None:
-        world = self.world
-        if not self.is_alive or world.time < self.frozen_until:
+        simulation = self.simulation
+        if not self.is_alive or simulation.time < self.frozen_until:
             return
         for message, sent_at in list(self.open.values()):
-            if world.time - sent_at >= RESEND_MS:
+            if simulation.time - sent_at >= RESEND_MS:
                 self._send(message)
-        if world.time >= self.next_beat:
-            self.next_beat = world.time + 500
+        if simulation.time >= self.next_beat:
+            self.next_beat = simulation.time + 500
             self._beat()
         if self.is_leaving:
-            self._call("leave", lambda: world.pool.leave(self.caller))
+            self._call("leave", lambda: simulation.pool.leave(self.caller))
         elif self.epoch is None:
             self._enter()
         elif not self.is_formed:
@@ -127,8 +129,8 @@ class Process:
             self._commit()
 
     def _enter(self) -> None:
-        if self.world.time >= self.next_enter and "enter" not in self.open:
-            self.next_enter = self.world.time + 200
+        if self.simulation.time >= self.next_enter and "enter" not in self.open:
+            self.next_enter = self.simulation.time + 200
             self.calls += 1
             number, stage = self.calls, self.group.stage.epoch
             reported = stage.number if stage else 0
@@ -137,41 +139,43 @@ class Process:
             is_dead = not any(other.is_alive for other in others)
             self._call(
                 "enter",
-                lambda: self.world.calls.enter(
+                lambda: self.simulation.calls.enter(
                     self.caller, number, reported_epoch=reported, is_holder_dead=is_dead, blamed=blamed
                 ),
             )
 
     def _beat(self) -> None:
-        if self.world.is_pool_up:
-            now(self.world.pool.sweep())
+        if self.simulation.is_pool_up:
+            now(self.simulation.pool.sweep())
         if self.epoch is not None and "heartbeat" not in self.open:
             change = self.change
 
             async def beat() -> tuple[Heartbeat, int]:
-                return await self.world.calls.heartbeat(self.caller), change
+                return await self.simulation.calls.heartbeat(self.caller), change
 
             self._call("heartbeat", beat)
 
     def _claim(self) -> None:
-        if "claim" in self.open or self.world.random.random() < 0.5:
+        if "claim" in self.open or self.simulation.random.random() < 0.5:
             return
         self.calls += 1
         number = self.calls
         held = sum(sequence.slots for sequence in self.own.values())
         slots = {"free_slots": max(0, self.group.slots - held), "total_slots": self.group.slots}
-        self._call("claim", lambda: self.world.calls.claim(self.caller, number, block_tokens=BLOCK, most=4, **slots))
+        self._call(
+            "claim", lambda: self.simulation.calls.claim(self.caller, number, block_tokens=BLOCK, most=4, **slots)
+        )
 
     def _step(self) -> None:
         assert self.epoch is not None
-        if self.steps and self.world.time - self.step_sent_at > STEP_BOUND_MS:
+        if self.steps and self.simulation.time - self.step_sent_at > STEP_BOUND_MS:
             self._reenter()
             return
         ready = [s for s in self.own.values() if not s.is_over and s.asked < s.request.max_new_tokens - len(s.start)]
         if len(self.steps) >= 2 or not ready:
             return
         rows = ready[:3]
-        if "suspects run alone" not in self.world.without:
+        if "suspects run alone" not in self.simulation.without:
             if self.steps and any(s.is_alone for s in self.own.values()):
                 return
             rows = [s for s in ready if s.is_alone][:1] or rows
@@ -189,7 +193,7 @@ class Process:
         )
         self.freed = []
         self.steps[step.number] = step
-        self.step_sent_at = self.world.time
+        self.step_sent_at = self.simulation.time
         self._ask_stage(f"step {step.number}", lambda: self.group.stage.run(step))
 
     def _commit(self) -> None:
@@ -197,7 +201,7 @@ class Process:
             entries, self.entries = self.entries, []
 
             async def commit() -> list[tuple[CommitEntry, CommitAnswer]]:
-                return list(zip(entries, await self.world.calls.commit(entries), strict=True))
+                return list(zip(entries, await self.simulation.calls.commit(entries), strict=True))
 
             self._call("commit", commit)
 
@@ -208,7 +212,7 @@ class Process:
 
     def take(self, message: Message, answer: Any) -> None:
         """An answer arrives; one that nobody waits for any more is dropped."""
-        if not self.is_alive or self.world.time < self.frozen_until:
+        if not self.is_alive or self.simulation.time < self.frozen_until:
             return
         waiting = self.open.get(message.kind)
         if waiting is None or waiting[0].tag != message.tag:
@@ -255,18 +259,18 @@ class Process:
         unknown = {i: claim for i, claim in answer.owned.items() if i not in self.own}
         if not unknown:
             return
-        if "never adopt" in self.world.without:
+        if "never adopt" in self.simulation.without:
             for request_id, claim in unknown.items():
-                record = self.world.pool.state.records[request_id]
+                record = self.simulation.pool.state.records[request_id]
                 log = [token.id for token in record.log]
                 self.own[request_id] = Sequence(record.request, claim, log)
         else:
-            self._call("give back", lambda: self.world.pool.give_back(unknown))
+            self._call("give back", lambda: self.simulation.pool.give_back(unknown))
 
     def _take_result(self, answer: Any) -> None:
         if answer == "broke":
             self.blamed = dict(row for step in self.steps.values() for row in step.rows)
-        elif answer == "refused" and "outside is innocent" in self.world.without:
+        elif answer == "refused" and "outside is innocent" in self.simulation.without:
             self.blamed = {request_id: sequence.claim for request_id, sequence in self.own.items()}
         if answer in ("broke", "refused"):
             self._reenter()
@@ -275,7 +279,7 @@ class Process:
         if epoch != self.epoch or number not in self.steps:
             return
         self.results[number] = rows
-        in_order = "results in order" not in self.world.without
+        in_order = "results in order" not in self.simulation.without
         while self.results:
             number = self.taken + 1 if in_order else max(self.results)
             if number not in self.results:
@@ -320,12 +324,12 @@ class Process:
 
     def _call(self, kind: str, run: Callable[[], Awaitable[Any]]) -> None:
         if kind not in self.open:
-            self._send(Message(lambda: now(run()), self, kind, self.world.next_tag()))
+            self._send(Message(lambda: now(run()), self, kind, self.simulation.next_tag()))
 
     def _ask_stage(self, kind: str, run: Callable[[], Any]) -> None:
         if kind not in self.open:
-            self._send(Message(run, self, kind, self.world.next_tag(), is_for_pool=False))
+            self._send(Message(run, self, kind, self.simulation.next_tag(), is_for_pool=False))
 
     def _send(self, message: Message) -> None:
-        self.open[message.kind] = (message, self.world.time)
-        self.world.network.append(message)
+        self.open[message.kind] = (message, self.simulation.time)
+        self.simulation.network.append(message)

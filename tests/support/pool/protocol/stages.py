@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from orca.core.domain.step import Claim, Epoch
 
 if TYPE_CHECKING:
-    from support.pool.protocol.model import World
+    from support.pool.protocol.model import Simulation
 
 
 class Violation(Exception):
@@ -15,6 +15,8 @@ class Violation(Exception):
 
 @dataclass
 class Step:
+    """A step that a stage runs."""
+
     epoch: Epoch
     number: int
     new: list[tuple[str, Claim, list[int]]]
@@ -25,8 +27,8 @@ class Step:
 class Stage:
     """All stages of a group as one: state by (request, claim), steps in order of their numbers within an epoch."""
 
-    def __init__(self, world: "World") -> None:
-        self.world = world
+    def __init__(self, simulation: "Simulation") -> None:
+        self.simulation = simulation
         self.word = 1  # of the process; a restarted stage is another one
         self.epoch: Epoch | None = None
         self.kept: dict[tuple[str, Claim], list[int]] = {}
@@ -42,7 +44,7 @@ class Stage:
         Suppose that an order comes twice, the second time to the process's successor. The successor would run the
         epoch's steps again with other tokens, while the master has the results of some of them already.
         """
-        if word != self.word and "joins by process" not in self.world.without:
+        if word != self.word and "joins by process" not in self.simulation.without:
             return "refused"
         if self.epoch == epoch:
             return "joined"
@@ -52,9 +54,9 @@ class Stage:
         return "joined"
 
     def run(self, step: Step) -> Any:
-        if step.epoch != self.epoch and "stage epochs" not in self.world.without:
+        if step.epoch != self.epoch and "stage epochs" not in self.simulation.without:
             return "refused"
-        if "step numbers" not in self.world.without:
+        if "step numbers" not in self.simulation.without:
             if step.number in self.results:
                 return step.epoch, step.number, self.results[step.number]
             if step.number != len(self.results) + 1:
@@ -64,7 +66,7 @@ class Stage:
         for request_id, claim, tokens in step.new:
             self.kept[request_id, claim] = list(tokens)
         if any(self._is_fatal(key) for key in step.rows):
-            self.world.promises.broke(step.rows)
+            self.simulation.guarantees.broke(step.rows)
             self.crash()
             return "broke"
         rows = [(*key, self._draw(key)) for key in step.rows]
@@ -73,11 +75,11 @@ class Stage:
 
     def _is_fatal(self, key: tuple[str, Claim]) -> bool:
         """A poisoned request breaks the stage when it has come to the length that is fatal for it."""
-        return len(self.kept.get(key, ())) >= self.world.poisoned.get(key[0], 1_000)
+        return len(self.kept.get(key, ())) >= self.simulation.poisoned.get(key[0], 1_000)
 
     def _draw(self, key: tuple[str, Claim]) -> int:
         if key not in self.kept:
             raise Violation(f"a stage runs {key} without its state")
-        token = self.world.draw(tuple(self.kept[key]), key[1])
+        token = self.simulation.draw(tuple(self.kept[key]), key[1])
         self.kept[key].append(token)
         return token

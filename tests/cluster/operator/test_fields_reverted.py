@@ -8,10 +8,10 @@ import pytest
 
 from support.operator.api_server import ApiServer
 from support.operator.end_state import State, difference
+from support.operator.fake_nodes import FakeNodes
 from support.operator.fields import Field, fields, valid
-from support.operator.journeys import OF_THE_TEST, Journey, Traveller, creation, traveller
-from support.operator.lives import prepare
-from support.operator.paper_nodes import PaperNodes
+from support.operator.journeys import OF_THE_TEST, Journey, JourneyRunner, creation, journey_runner
+from support.operator.operator_runs import prepare
 from support.operator.recording_proxy import Moment
 from support.operator.shop import WITHIN_S
 from support.waiting import wait_until
@@ -25,17 +25,17 @@ SAMPLE = ("worker.sharedMemoryMiB", "scheduler.kvSlots", "gateway.limits.callsPe
 @pytest.fixture(scope="module")
 def resource(
     server: ApiServer, redis_login: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Traveller]:
+) -> Iterator[JourneyRunner]:
     prepare()
     folder = tmp_path_factory.mktemp("lives")
-    with PaperNodes(server, {"one": {}}), traveller(server, folder, "there-and-back", redis_login) as one:
+    with FakeNodes(server, {"one": {}}), journey_runner(server, folder, "there-and-back", redis_login) as one:
         # Slots wait for what a pool says.
         settle(one, creation(pool=OF_THE_TEST))
         yield one
 
 
 @pytest.mark.parametrize("field", [each for each in fields() if each.name in SAMPLE], ids=lambda field: field.name)
-def test_a_field_goes_there_and_back(resource: Traveller, field: Field) -> None:
+def test_a_field_takes_effect_and_can_be_reverted(resource: JourneyRunner, field: Field) -> None:
     start = children(resource)
     there = settle(resource, change(field, valid(field)[0]))
     assert difference(start, there), f"{field.name} changes nothing"
@@ -49,13 +49,13 @@ def change(field: Field, value: Any) -> Journey:
     return Journey(f"{field.name} = {value}", lambda shop: shop.edit(**spec))
 
 
-def settle(one: Traveller, journey: Journey) -> State:
+def settle(one: JourneyRunner, journey: Journey) -> State:
     one.make(journey, None, Moment.BEFORE)
     wait_until(one.is_at_rest, WITHIN_S, lambda: f"{journey.name}: {one.state()}")
     one.shop.wait_for("Accepted", "True", "Valid")
     return children(one)
 
 
-def children(one: Traveller) -> State:
+def children(one: JourneyRunner) -> State:
     """The resource itself has another generation each time."""
     return {name: each for name, each in one.state().items() if name != "OrcaDeployment"}

@@ -1,4 +1,4 @@
-"""How several processes share the tests: those that measure time run alone, and one that dies fails its test only."""
+"""Several processes share the tests: those that measure time run alone, and one that dies fails only its test."""
 
 import os
 import subprocess
@@ -68,7 +68,7 @@ def spans(folder: Path, kind: str) -> list[tuple[float, float]]:
     return [(float(began), float(ended)) for began, ended in texts]
 
 
-def test_nothing_else_runs_while_a_test_is_alone(tmp_path: Path) -> None:
+def test_no_other_test_runs_while_a_test_is_alone(tmp_path: Path) -> None:
     ran = run_tests(tmp_path, TIMED)
     assert "27 passed" in ran.stdout, ran.stdout
     alone, shared = spans(tmp_path, "alone"), spans(tmp_path, "shared")

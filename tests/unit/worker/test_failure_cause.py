@@ -1,4 +1,4 @@
-"""Whose doing a rank's failure was: from its exit status and the kernel's counts, and as a stage tells it."""
+"""The cause of a rank's failure: from its exit status and the kernel's counters, and as a stage reports it."""
 
 import signal
 from pathlib import Path
@@ -9,17 +9,17 @@ from orca.worker.controller.failure_cause import FailureCause, cause_of_death, o
 
 
 @pytest.mark.parametrize("status", [0, 1, 7, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE])
-def test_a_rank_that_ends_by_itself_dies_from_inside(status: int) -> None:
+def test_a_rank_that_exits_by_itself_has_an_internal_cause(status: int) -> None:
     assert cause_of_death(status, was_out_of_memory=False) is FailureCause.INSIDE
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_rank_dies_from_outside_unless_memory_ran_out(number: int) -> None:
+def test_a_killed_rank_has_an_external_cause_unless_memory_ran_out(number: int) -> None:
     assert cause_of_death(-number, was_out_of_memory=False) is FailureCause.OUTSIDE
     assert cause_of_death(-number, was_out_of_memory=True) is FailureCause.INSIDE
 
 
-def test_a_lost_link_explains_nothing_and_a_death_from_outside_explains_all_that_follows() -> None:
+def test_a_lost_link_explains_nothing_and_an_external_death_explains_all_later_failures() -> None:
     assert outweighs(FailureCause.INSIDE, FailureCause.LINK)
     assert outweighs(FailureCause.OUTSIDE, FailureCause.INSIDE)
     assert not outweighs(FailureCause.LINK, FailureCause.INSIDE)
@@ -44,5 +44,5 @@ def test_the_kernels_count_of_out_of_memory_kills_is_read(tmp_path: Path, own: s
     assert out_of_memory_kills(tmp_path) == 3
 
 
-def test_where_nobody_counts_there_were_no_out_of_memory_kills(tmp_path: Path) -> None:
+def test_without_a_counter_there_were_no_out_of_memory_kills(tmp_path: Path) -> None:
     assert out_of_memory_kills(tmp_path) == 0

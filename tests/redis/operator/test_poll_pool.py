@@ -1,4 +1,4 @@
-"""What a look asks a pool on Redis, and tells it."""
+"""The operator polls a pool on Redis and writes its promise."""
 
 import asyncio
 import base64
@@ -11,7 +11,7 @@ from orca.operator.cluster.probes import PromiseChanged, poll_pool, set_promise
 from orca.operator.domain.actions import PromiseSlots
 from orca.operator.domain.resource import Json
 from support.operator.deployments import deployment
-from support.operator.pool_hand import PoolHand
+from support.operator.pool_client import PoolClient
 
 LIMIT_S = 30.0
 
@@ -26,10 +26,10 @@ def promise(slots: int, *, expected: int) -> PromiseSlots:
     return PromiseSlots(revision="r1", slots=slots, expected=expected, reason="the spec says so")
 
 
-async def test_a_pool_says_who_needs_more_than_the_spec_gives_and_is_told_of_that(
+async def test_a_pool_counts_requests_above_the_spec_and_gets_the_new_promise(
     redis_login: dict[str, str], tmp_path: Path
 ) -> None:
-    pool, login = PoolHand(redis_login, "ns", tmp_path), secret(**redis_login)
+    pool, login = PoolClient(redis_login, "ns", tmp_path), secret(**redis_login)
 
     def begin() -> None:
         pool.form("r1", 7, slots=64)
@@ -47,8 +47,10 @@ async def test_a_pool_says_who_needs_more_than_the_spec_gives_and_is_told_of_tha
     assert (await poll_pool(EXTERNAL, login, 50)).promised_slots == 48
 
 
-async def test_a_pool_is_not_told_when_it_is_too_late(redis_login: dict[str, str], tmp_path: Path) -> None:
-    pool, login = PoolHand(redis_login, "ns", tmp_path), secret(**redis_login)
+async def test_a_promise_is_not_written_after_the_lease_or_the_time_limit(
+    redis_login: dict[str, str], tmp_path: Path
+) -> None:
+    pool, login = PoolClient(redis_login, "ns", tmp_path), secret(**redis_login)
     promised = await asyncio.to_thread(pool.form, "r1", 7, slots=64)
     told = promise(32, expected=promised)
     with pytest.raises(OrcaError, match="does not hold the Lease"):

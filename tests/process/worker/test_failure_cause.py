@@ -15,7 +15,7 @@ Start = Callable[..., Awaitable[list[Controller]]]
 
 
 async def cause_told(client: StageClient) -> int:
-    """What the stage says once its epoch has failed."""
+    """Return the cause that the stage reports after its epoch has failed."""
 
     async def is_told() -> bool:
         return bool((await client.status()).cause)
@@ -33,7 +33,7 @@ async def cause_told(client: StageClient) -> int:
     ],
     ids=["SIGSEGV", "SIGKILL", "SIGTERM"],
 )
-async def test_a_stage_tells_how_its_rank_died(start_controllers: Start, number: int, cause: int) -> None:
+async def test_a_stage_reports_how_its_rank_died(start_controllers: Start, number: int, cause: int) -> None:
     [controller] = await start_controllers("plain")
     client = StageClient([controller])
     await client.loaded()
@@ -53,7 +53,9 @@ async def test_a_stage_tells_how_its_rank_died(start_controllers: Start, number:
     ("script", "cause"),
     [("broken", pb.StatusReply.LINK), ("raises", pb.StatusReply.INSIDE), ("hangs", pb.StatusReply.INSIDE)],
 )
-async def test_a_stage_tells_why_its_rank_runs_no_more_steps(start_controllers: Start, script: str, cause: int) -> None:
+async def test_a_stage_reports_why_its_rank_runs_no_more_steps(
+    start_controllers: Start, script: str, cause: int
+) -> None:
     client = StageClient(await start_controllers(script, rank_silent_s=2.0))
     await client.loaded()
     await client.join(1)

@@ -29,7 +29,7 @@ def timed(*winners: type[Linear]) -> Callable[[Tensor, Tensor | None], type[Line
     return lambda weight, bias: next(left)  # noqa: ARG005 - the shape of a choice
 
 
-def test_a_layout_is_timed_at_the_first_start_and_taken_at_the_next(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_layout_is_timed_at_the_first_start_and_reused_at_the_next(caplog: pytest.LogCaptureFixture) -> None:
     assert remembered_layout(WEIGHT, None, timed(OneDnnLinear, OneDnnLinear)) is OneDnnLinear
     with caplog.at_level(logging.INFO, logger="orca.worker.weights.layout_cache"):
         assert remembered_layout(WEIGHT, None, timed()) is OneDnnLinear
@@ -53,7 +53,7 @@ def test_a_model_that_is_loaded_again_times_nothing(
     assert "microseconds" not in caplog.text
 
 
-def test_the_real_timing_is_remembered() -> None:
+def test_the_measured_layout_is_stored() -> None:
     kind = remembered_layout(WEIGHT, None)
     assert remembered_layout(WEIGHT, None, timed()) is kind
 
@@ -95,7 +95,7 @@ def test_another_number_of_threads_is_timed_for_itself() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"NoLayout"])
-def test_a_file_that_names_no_layout_is_written_anew(kept_kernels: Path, content: bytes) -> None:
+def test_a_file_without_a_valid_layout_is_replaced(kept_kernels: Path, content: bytes) -> None:
     remembered_layout(WEIGHT, None, timed(OneDnnLinear, OneDnnLinear))
     [file] = (path for path in kept_kernels.rglob("layouts/*"))
     file.write_bytes(content)
@@ -103,13 +103,13 @@ def test_a_file_that_names_no_layout_is_written_anew(kept_kernels: Path, content
     assert file.read_text() == "Linear"
 
 
-def test_each_start_times_once_where_nothing_can_be_kept(kept_kernels: Path) -> None:
+def test_without_a_writable_folder_each_start_times_once(kept_kernels: Path) -> None:
     (kept_kernels / "orca").touch()
     for _ in range(2):
         assert remembered_layout(WEIGHT, None, timed(OneDnnLinear)) is OneDnnLinear
 
 
-def test_a_layout_that_cannot_be_written_serves_this_start(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_layout_that_cannot_be_stored_is_used_for_this_start(caplog: pytest.LogCaptureFixture) -> None:
     kept_in = code.cache_folder()
     assert kept_in is not None
     (kept_in / "layouts").touch()

@@ -1,4 +1,4 @@
-"""When an answer of Redis may leave: by what it says of its append-only file, question by question."""
+"""An answer of Redis is released when its append-only file is known to be written."""
 
 import asyncio
 from collections.abc import Sequence
@@ -37,12 +37,12 @@ class Server:
         )
 
 
-def test_the_state_is_read_from_what_redis_says() -> None:
+def test_the_durability_state_is_read_from_redis_info() -> None:
     said = {"run_id": "a", "aof_last_write_status": "ok", "aof_current_size": 100, "aof_base_size": 10}
     assert AppendOnlyFileState.of(said | {"aof_pending_bio_fsync": 1}) == SYNCING
 
 
-def test_a_redis_without_a_file_holds_nothing_back() -> None:
+def test_without_an_append_only_file_no_answer_is_held_back() -> None:
     state = AppendOnlyFileState.of({"run_id": "a", "aof_last_write_status": "ok"})
     assert state.has_all_before(state)
 
@@ -54,19 +54,19 @@ def test_a_redis_without_a_file_holds_nothing_back() -> None:
         pytest.param(replace(SYNCING, bytes_written=101), 3, id="the file has grown"),
     ],
 )
-async def test_an_answer_is_settled_once_redis_has_written(now: AppendOnlyFileState, questions: int) -> None:
+async def test_an_answer_is_durable_once_redis_has_written(now: AppendOnlyFileState, questions: int) -> None:
     server = Server(SYNCING, SYNCING, now)
     await server.settling.wait_until_written("a")
     assert server.asked == questions
 
 
-async def test_one_question_is_enough_when_the_fsync_ends_before_it() -> None:
+async def test_one_poll_is_enough_when_the_fsync_ended_before_it() -> None:
     server = Server(replace(SYNCING, is_syncing=False))
     await server.settling.wait_until_written("a")
     assert server.asked == 1
 
 
-async def test_a_file_that_is_another_size_behind_a_rewrite_proves_nothing() -> None:
+async def test_another_file_size_after_a_rewrite_proves_nothing() -> None:
     rewritten = replace(SYNCING, bytes_written=200, base_bytes=200)
     server = Server(SYNCING, rewritten, rewritten, replace(rewritten, bytes_written=201))
     await server.settling.wait_until_written("a")
@@ -74,31 +74,31 @@ async def test_a_file_that_is_another_size_behind_a_rewrite_proves_nothing() -> 
 
 
 @pytest.mark.parametrize("change", [{"is_syncing": False}, {"bytes_written": 101}], ids=["no fsync", "grown"])
-async def test_a_redis_that_cannot_write_settles_nothing(change: dict[str, int]) -> None:
+async def test_a_redis_that_cannot_write_makes_nothing_durable(change: dict[str, int]) -> None:
     well = replace(SYNCING, is_syncing=False)
     server = Server(SYNCING, replace(SYNCING, can_write=False, **change), well)
     await server.settling.wait_until_written("a")
     assert server.asked == 3
 
 
-async def test_what_another_run_of_redis_says_is_no_proof() -> None:
+async def test_the_state_of_another_redis_run_is_no_proof() -> None:
     server = Server(SYNCING, replace(SYNCING, run="b", is_syncing=False))
     with pytest.raises(PoolUnavailable, match="restarted"):
         await server.settling.wait_until_written("a")
 
 
-async def test_a_write_that_does_not_come_in_time_is_an_outage() -> None:
+async def test_a_write_that_is_not_durable_in_time_is_an_outage() -> None:
     with pytest.raises(PoolUnavailable, match="in time"):
         await Server(SYNCING, timeout_s=0.05).settling.wait_until_written("a")
 
 
-async def test_all_who_wait_share_a_question() -> None:
+async def test_all_waiters_share_a_poll() -> None:
     server = Server(SYNCING, replace(SYNCING, is_syncing=False))
     assert await server.settle_many(100) == [None] * 100
     assert server.asked == 2
 
 
-async def test_a_question_that_was_asked_before_proves_nothing() -> None:
+async def test_a_poll_that_was_sent_earlier_proves_nothing() -> None:
     server = Server(replace(SYNCING, is_syncing=False))
     server.may_answer.clear()
     early = asyncio.create_task(server.settling.wait_until_written("a"))
@@ -112,13 +112,13 @@ async def test_a_question_that_was_asked_before_proves_nothing() -> None:
     assert server.asked == 2
 
 
-async def test_a_question_without_an_answer_fails_all_who_wait_and_nobody_after_them() -> None:
+async def test_a_failed_poll_fails_all_present_waiters_and_no_later_ones() -> None:
     server = Server(PoolUnavailable("away"), replace(SYNCING, is_syncing=False))
     assert [str(error) for error in await server.settle_many(3)] == ["away"] * 3
     await server.settling.wait_until_written("a")
 
 
-async def test_who_gives_up_keeps_nobody_else_from_being_told() -> None:
+async def test_a_cancelled_waiter_does_not_affect_the_others() -> None:
     server = Server(replace(SYNCING, is_syncing=False))
     one, other = (asyncio.create_task(server.settling.wait_until_written("a")) for _ in range(2))
     await asyncio.sleep(0)
@@ -127,7 +127,7 @@ async def test_who_gives_up_keeps_nobody_else_from_being_told() -> None:
     assert one.cancelled()
 
 
-async def test_nothing_is_asked_any_more_once_closed() -> None:
+async def test_nothing_is_polled_after_close() -> None:
     server = Server(SYNCING)
     waiting = asyncio.create_task(server.settling.wait_until_written("a"))
     await asyncio.sleep(0)

@@ -18,7 +18,7 @@ def step(tokens: int) -> Step:
     return Step(epoch=Epoch(1, "test"), number=1, new=(new_request(1, (1,) * tokens, 1),), rows=(row,))
 
 
-def test_layers_move_the_mark_when_they_have_run() -> None:
+def test_each_layer_reports_progress_after_it_has_run() -> None:
     progress = RankProgress()
     progress.at("computes")
     mark = progress.mark

@@ -15,7 +15,7 @@ from support.waiting import PATIENT_POOL
 T = TypeVar("T")
 
 
-class PoolHand:
+class PoolClient:
     """Each call on a connection of its own."""
 
     def __init__(self, login: Mapping[str, str], namespace: str, folder: Path, name: str = "shop") -> None:
@@ -43,14 +43,14 @@ class PoolHand:
         return self.do(lambda pool: pool.stats())
 
     def form(self, revision: str, generation: int, slots: int = 100) -> int:
-        """What a scheduler says when its group has formed. Returns: the promise in force."""
+        """Report a formed group, as a scheduler does. Returns: the promise in force."""
         promised = self.do(lambda pool: pool.promise_slots(revision, slots))
         assert self.do(lambda pool: pool.set_revision(revision, generation)) == revision
         return promised
 
     def serve(self, revision: str, slots: int) -> None:
-        """What a scheduler says while its group serves; for as long as its lease."""
-        caller = Caller(group="of-paper", process="of-paper", revision=revision)
+        """Report a serving group, as a scheduler does, for as long as its lease."""
+        caller = Caller(group="test-group", process="test-process", revision=revision)
 
         async def say(pool: RequestPool) -> None:
             await pool.enter(caller, 1, reported_epoch=0)

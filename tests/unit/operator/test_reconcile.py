@@ -1,4 +1,4 @@
-"""One look at a resource, against an API server of paper."""
+"""One reconcile of a resource, against a fake API server."""
 
 import time
 
@@ -11,27 +11,27 @@ from orca.operator.plan.children import finish, is_ours
 from orca.operator.reconcile import observe, reconcile
 from support.operator.clusters import RELEASE
 from support.operator.deployments import deployment
-from support.operator.paper_api import paper_api
+from support.operator.fake_api_server import fake_api_server
 
 NOBODY: frozenset[str] = frozenset()
 
 
-def test_no_secret_is_read_more_than_once_in_a_look() -> None:
-    with paper_api() as (paper, cluster):
+def test_no_secret_is_read_more_than_once_in_a_reconcile() -> None:
+    with fake_api_server() as (fake, cluster):
         first = observe(cluster, RELEASE, deployment(), NOBODY)
-        paper.said.clear()
+        fake.said.clear()
         second = observe(cluster, RELEASE, deployment(), NOBODY)
-    assert [path for _, path, _ in paper.said if "secrets" in path] == ["/api/v1/namespaces/ns/secrets"]
+    assert [path for _, path, _ in fake.said if "secrets" in path] == ["/api/v1/namespaces/ns/secrets"]
     assert first.pool_secret is not None
     assert second.pool_secret == first.pool_secret
 
 
 def test_the_secret_of_an_external_pool_is_read_by_its_name_and_may_be_missing() -> None:
     external = deployment(pool={"external": {"urlSecret": {"name": "redis"}}})
-    with paper_api() as (paper, cluster):
+    with fake_api_server() as (fake, cluster):
         assert observe(cluster, RELEASE, external, NOBODY).pool_secret is None
         secret = {"metadata": {"name": "redis"}, "data": {"url": ""}}
-        paper.objects["/api/v1/namespaces/ns/secrets/redis"] = secret
+        fake.objects["/api/v1/namespaces/ns/secrets/redis"] = secret
         assert observe(cluster, RELEASE, external, NOBODY).pool_secret == secret
 
 
@@ -47,69 +47,69 @@ def test_the_secret_of_an_external_pool_is_read_by_its_name_and_may_be_missing()
         ("Secret", [{"uid": "of-another", "controller": True}], False),
     ],
 )
-def test_only_what_belongs_to_the_resource_is_taken_for_its_own(kind: str, owners: list[Json], is_kept: bool) -> None:
+def test_only_objects_owned_by_the_resource_are_its_children(kind: str, owners: list[Json], is_kept: bool) -> None:
     of = {"kind": kind, "metadata": {"name": "x", "labels": names.labels("shop", "stage"), "ownerReferences": owners}}
     assert is_ours(deployment(), of) == is_kept
 
 
-def test_what_was_rendered_and_has_lost_its_owner_is_taken_up_again() -> None:
-    """As `kubectl delete --cascade=orphan` leaves it: nothing may restart when the resource is made again."""
+def test_a_rendered_object_that_lost_its_owner_reference_is_adopted_again() -> None:
+    """`kubectl delete --cascade=orphan` leaves such objects: nothing may restart when the resource is created again."""
     rendered = finish(deployment(), {"kind": "Service", "metadata": {"name": "x", "labels": {}}})
     orphan = {**rendered, "metadata": {**rendered["metadata"], "ownerReferences": []}}
     assert is_ours(deployment(), orphan)
 
 
-def test_what_bears_our_labels_and_is_not_ours_is_neither_deleted_nor_taken() -> None:
+def test_an_object_with_the_operators_labels_and_another_owner_is_neither_deleted_nor_adopted() -> None:
     labels = names.labels("shop", "gateway")
     his = [{"uid": "of-another", "controller": True}]
     services = "/api/v1/namespaces/ns/services"
-    with paper_api() as (paper, cluster):
+    with fake_api_server() as (fake, cluster):
         for name in ("shop", "extra"):
             metadata = {"name": name, "uid": name, "labels": labels, "ownerReferences": his}
-            paper.objects[f"{services}/{name}"] = {"metadata": metadata}
+            fake.objects[f"{services}/{name}"] = {"metadata": metadata}
         reconcile(cluster, observe(cluster, RELEASE, deployment(), NOBODY), {}, Refusals(time.monotonic))
-    assert [method for method, path, _ in paper.said if path.startswith(f"{services}/") and method == "DELETE"] == []
-    assert paper.calls("PATCH", "services/shop") == 0
+    assert [method for method, path, _ in fake.said if path.startswith(f"{services}/") and method == "DELETE"] == []
+    assert fake.calls("PATCH", "services/shop") == 0
 
 
 def without_ports(body: Json) -> Json:
-    """As a webhook writes one of the Services over."""
+    """Change one of the Services as a webhook does."""
     is_it = (body["kind"], body["metadata"].get("name")) == ("Service", "shop")
     return {**body, "spec": {**body["spec"], "ports": []}} if is_it else body
 
 
-def test_what_an_admission_changes_again_is_told_and_not_written_over_and_over() -> None:
-    with paper_api() as (paper, cluster):
-        paper.admits = without_ports
+def test_a_field_that_admission_changes_back_is_reported_and_not_written_repeatedly() -> None:
+    with fake_api_server() as (fake, cluster):
+        fake.admits = without_ports
         refusals = Refusals(time.monotonic)
         for _ in range(3):
             observed = observe(cluster, RELEASE, deployment(), NOBODY)
             reconcile(cluster, observed, {}, refusals)
-    assert paper.calls("PATCH", "/services/shop") == 1
-    [told] = [each for each in paper.status("shop")["conditions"] if each["type"] == "Accepted"]
+    assert fake.calls("PATCH", "/services/shop") == 1
+    [told] = [each for each in fake.status("shop")["conditions"] if each["type"] == "Accepted"]
     assert (told["status"], told["reason"]) == ("False", "Refused")
     assert "somebody changes spec.ports of Service shop " in told["message"]
 
 
-def test_keys_that_gateways_would_wait_for_are_missed() -> None:
+def test_a_missing_secret_of_api_keys_is_reported() -> None:
     named = deployment(gateway={"apiKeysSecret": {"name": "team"}})
-    with paper_api() as (paper, cluster):
+    with fake_api_server() as (fake, cluster):
         assert "no Secret team" in str(observe(cluster, RELEASE, named, NOBODY).keys_problem)
         secret = {"metadata": {"name": "team"}, "data": {"others": ""}}
-        paper.objects["/api/v1/namespaces/ns/secrets/team"] = secret
+        fake.objects["/api/v1/namespaces/ns/secrets/team"] = secret
         assert "no key keys" in str(observe(cluster, RELEASE, named, NOBODY).keys_problem)
         secret["data"]["keys"] = ""
         assert observe(cluster, RELEASE, named, NOBODY).keys_problem is None
 
 
-def test_what_was_refused_is_told_in_each_look_and_not_asked_in_each() -> None:
+def test_a_refused_action_is_reported_in_each_reconcile_and_not_tried_in_each() -> None:
     wanted, refusals = deployment(), Refusals(time.monotonic)
-    with paper_api() as (paper, cluster):
-        paper.refuses["PATCH", "services/shop"] = 403, "quota is used up"
+    with fake_api_server() as (fake, cluster):
+        fake.refuses["PATCH", "services/shop"] = 403, "quota is used up"
         for _ in range(3):
             reconcile(cluster, observe(cluster, RELEASE, wanted, NOBODY), {}, refusals)
-            status = paper.objects["/apis/orca-serving.io/v1alpha1/namespaces/ns/orcadeployments/shop/status"]["status"]
+            status = fake.objects["/apis/orca-serving.io/v1alpha1/namespaces/ns/orcadeployments/shop/status"]["status"]
             [accepted] = [each for each in status["conditions"] if each["type"] == "Accepted"]
             assert (accepted["status"], "quota is used up" in accepted["message"]) == ("False", True)
-    assert paper.calls("PATCH", "services/shop") == 1
-    assert paper.calls("PATCH", "deployments/shop-gateway") == 1
+    assert fake.calls("PATCH", "services/shop") == 1
+    assert fake.calls("PATCH", "deployments/shop-gateway") == 1

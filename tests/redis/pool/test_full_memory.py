@@ -32,7 +32,7 @@ SHAPES: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(params=[(kind, node) for kind in KINDS[1:] for node in (1024, 4096)], ids="{0[0]}-node-{0[1]}".format)
 async def small_bed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RedisBed]:
-    """On a Redis that is small; with nodes of streams as ours are set, and as Redis itself sets them."""
+    """Start a pool on a small Redis, with stream nodes as the product sets them and as Redis itself sets them."""
     kind, node_bytes = request.param
     options = ("--stream-node-max-bytes", str(node_bytes))
     with EmbeddedRedis(tmp_path, binary=redis_binary(kind), maxmemory_bytes=MAXMEMORY, options=options) as server:
@@ -70,13 +70,13 @@ def full_log(claimed: Claimed) -> CommitEntry:
     return CommitEntry(request_id=request.id, claim=claimed.claim, index=0, tokens=(first, *more), end=end)
 
 
-async def test_all_that_was_accepted_is_finished_in_full(small_bed: RedisBed) -> None:
+async def test_all_accepted_requests_finish_when_memory_is_full(small_bed: RedisBed) -> None:
     accepted, finished = await fill(small_bed), 0
     assert accepted > 1000
     scheduler = Scheduler(small_bed)
     await scheduler.enter()
     while owned := await scheduler.take(free_slots=10**9, total_slots=10**9, most=50):
-        # The file is written anew meanwhile, once.
+        # The file is rewritten once meanwhile.
         if not finished:
             await small_bed.redis.bgrewriteaof()
         answers = await small_bed.pool.commit([full_log(claimed) for claimed in owned.values()])

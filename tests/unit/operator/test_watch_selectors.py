@@ -1,4 +1,4 @@
-"""What the operator asks the API server to tell it of."""
+"""The operator's watches ask the API server only for the objects that it needs."""
 
 import kopf
 import pytest
@@ -9,18 +9,18 @@ from orca.operator.domain.resource import GROUP, PLURAL, VERSION
 
 
 def selectors(group: str, version: str, plural: str) -> list[str]:
-    """That go with each list and watch of a kind."""
+    """Return the label selectors of each list and watch of a kind."""
     watching = make_settings(is_namespaced=False).watching
     return watching.label_selectors.collect(kopf.Resource(group, version, plural))
 
 
 @pytest.mark.parametrize("kind", CHILDREN, ids=lambda kind: kind[2])
-def test_of_each_kind_of_children_only_those_of_resources_are_sent(kind: tuple[str, str, str]) -> None:
+def test_watches_of_child_kinds_select_only_children_of_resources(kind: tuple[str, str, str]) -> None:
     assert selectors(*kind) == [names.DEPLOYMENT_LABEL]
 
 
 @pytest.mark.parametrize(
     "kind", [(GROUP, VERSION, PLURAL), ("apiextensions.k8s.io", "v1", "customresourcedefinitions")]
 )
-def test_resources_and_their_definition_bear_no_label_and_are_all_sent(kind: tuple[str, str, str]) -> None:
+def test_watches_of_resources_and_their_definition_select_all(kind: tuple[str, str, str]) -> None:
     assert selectors(*kind) == []

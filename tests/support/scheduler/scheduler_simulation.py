@@ -1,4 +1,4 @@
-"""Builders for scheduler tests: requests, an unreliable pool, and a world that runs the real loop on virtual time."""
+"""Builders for scheduler tests: requests, an unreliable pool, and a simulation of the real loop on virtual time."""
 
 import asyncio
 import random
@@ -197,7 +197,7 @@ class Checks(IterationHistory):
 
 @dataclass
 class Group:
-    """One group of the world: its stages live on when its scheduler dies."""
+    """One group of the simulation: its stages live on when its scheduler dies."""
 
     name: str
     engine: SimulatedEngine
@@ -212,7 +212,7 @@ class Group:
 
 
 @dataclass(kw_only=True)
-class World:
+class Simulation:
     """A pool, groups, and the requests that were submitted. Make it inside a running virtual loop."""
 
     tokens: TokenSource
@@ -285,12 +285,12 @@ class World:
             await self.submit(request)
 
     def delay_calls(self, group: Group, delay_ms: float) -> None:
-        """From now on calls of the group's scheduler take so long each way at most."""
+        """Delay calls of the group's scheduler from now on, by at most this much each way."""
         assert group.scheduler is not None
         group.scheduler._dependencies.pool.__dict__["_delay_ms"] = delay_ms
 
     def lose_all_calls(self, group: Group) -> None:
-        """From now on nothing that the group's scheduler sends reaches the pool."""
+        """Lose all calls that the group's scheduler sends to the pool from now on."""
         assert group.scheduler is not None
         group.scheduler._dependencies.pool.__dict__["_loss"] = 1.0  # type: ignore[attr-defined]
 
@@ -349,7 +349,7 @@ class World:
         return [token.id for token in part.tokens], part.end
 
     def expected(self, request: Request) -> tuple[list[int], FinishReason]:
-        """What the request's log must be: the model's tokens up to EOS or length."""
+        """Return the expected log of the request: the model's tokens up to EOS or length."""
         tokens: list[int] = []
         for index in range(request.max_new_tokens):
             tokens.append(self.tokens(request.id, index))
@@ -368,15 +368,18 @@ def virtually(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
     return run
 
 
-def a_world(**changes: Any) -> World:
-    return World(**({"tokens": seeded_tokens(1)} | changes))
+def a_simulation(**changes: Any) -> Simulation:
+    """Return a simulation with these settings."""
+    return Simulation(**({"tokens": seeded_tokens(1)} | changes))
 
 
 def a_shape(**changes: int) -> EngineShape:
+    """Return the shape of an engine, with defaults for all that a test does not name."""
     return EngineShape(**({"stages": 1, "slots": 64, "block_tokens": 4, "max_model_len": 64} | changes))
 
 
 async def is_formed(group: Group) -> bool:
+    """Return whether the group has formed."""
     assert group.scheduler is not None
     return group.scheduler.is_serving
 
@@ -386,12 +389,15 @@ def steps_of(group: Group, request_id: str) -> list[int]:
     return [record.step for record in group.records if request_id in [row.request_id for row in record.rows]]
 
 
-async def serving(world: World, group: Group) -> None:
-    await world.until(lambda: is_formed(group))
+async def serving(simulation: Simulation, group: Group) -> None:
+    """Wait until the group serves."""
+    await simulation.until(lambda: is_formed(group))
 
 
-async def tokens_at_least(world: World, request_id: str, count: int) -> None:
+async def tokens_at_least(simulation: Simulation, request_id: str, count: int) -> None:
+    """Wait until a request has this many tokens."""
+
     async def are_there() -> bool:
-        return len((await world.log_of(request_id))[0]) >= count
+        return len((await simulation.log_of(request_id))[0]) >= count
 
-    await world.until(are_there)
+    await simulation.until(are_there)

@@ -1,4 +1,4 @@
-"""The life of one operator, in a process of its own (lives.py)."""
+"""One run of the operator, in a process of its own (operator_runs.py)."""
 
 import os
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from orca.operator import service
 LOG = "operator.log"
 
 
-def live(folder: str, options: Sequence[str]) -> None:
-    """Args: folder: to work in; what it says goes there."""
+def run_operator(folder: str, options: Sequence[str]) -> None:
+    """Run the operator in this process. Args: folder: its working directory, which gets its log."""
     os.chdir(folder)
     with Path(LOG).open("ab") as log:
         os.dup2(log.fileno(), 1)

@@ -1,4 +1,4 @@
-"""Nodes that are only objects, and a kubelet that runs nothing: it says of each pod that it runs, or what a test wants.
+"""Nodes that are only objects, with a fake kubelet: it reports that each pod runs, or what a test wants.
 
 The real controllers make the pods and the real scheduler gives them their nodes, so what the operator sees is what it
 sees in a cluster, without a container.
@@ -20,16 +20,15 @@ NOW = "2026-01-01T00:00:00Z"
 
 Json = dict[str, Any]
 Says = Callable[[Any], Json | None]
-"""Gets a pod and gives the status of its container, with the pod's phase where it has ended; None says that it is
-ready."""
+"""A function from a pod to the status of its container, with its phase if it has ended; None means ready."""
 
 
 def running(pod: Any) -> None:
-    """Everything runs."""
+    """Report that every pod runs."""
 
 
-class PaperNodes:
-    """A context: `with PaperNodes(server, {"a": {"nvidia.com/gpu": "2"}}) as nodes`."""
+class FakeNodes:
+    """Simulated nodes and their kubelet: `with FakeNodes(server, {"a": {"nvidia.com/gpu": "2"}}) as nodes`."""
 
     def __init__(self, server: ApiServer, nodes: Mapping[str, Mapping[str, str]]) -> None:
         """Args: nodes: what each has beside processors and memory."""
@@ -39,7 +38,7 @@ class PaperNodes:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.says: Says = running
 
-    def __enter__(self) -> "PaperNodes":
+    def __enter__(self) -> "FakeNodes":
         for name, resources in self._nodes.items():
             self.add(name, resources)
         self._thread.start()

@@ -80,7 +80,7 @@ async def are_held(url: str, connections: int) -> bool:
 
 @pytest.mark.parametrize("purpose", [CallPurpose.ONE_CLIENT, CallPurpose.READING])
 @pytest.mark.parametrize("call", FOR_ALL.values(), ids=FOR_ALL)
-async def test_what_serves_all_clients_does_not_wait_for_their_connections(
+async def test_calls_for_all_clients_do_not_wait_for_connections_of_single_clients(
     call: Callable[[RedisPool], Coroutine[Any, Any, Any]],
     purpose: CallPurpose,
     pool: RedisPool,
@@ -92,7 +92,7 @@ async def test_what_serves_all_clients_does_not_wait_for_their_connections(
             await call(pool)
 
 
-async def test_reading_for_one_client_holds_up_no_other_call(pool: RedisPool, own_redis: EmbeddedRedis) -> None:
+async def test_reading_for_one_client_delays_no_other_call(pool: RedisPool, own_redis: EmbeddedRedis) -> None:
     held = (pool._link.pipeline(("BLPOP", "nothing", 0), purpose=CallPurpose.READING) for _ in range(50))
     async with meanwhile(*held, pool.read_many({"a.0": 0}, for_all=False)):
         await until(lambda: are_held(own_redis.url, 2), limit_s=30)
@@ -136,7 +136,7 @@ async def test_a_call_cancelled_on_its_turn_or_before_passes_the_turn_on(own_red
         assert await lane.call(("ECHO", "an answer")) == [b"an answer"]
 
 
-async def test_a_call_cancelled_at_any_moment_leaves_its_answer_to_nobody(own_redis: EmbeddedRedis) -> None:
+async def test_the_answer_of_a_cancelled_call_goes_to_no_other_call(own_redis: EmbeddedRedis) -> None:
     async with lane_of(own_redis, 1) as lane:
         for moment in range(60):
             if moment % 2:  # so that it connects first
@@ -156,7 +156,7 @@ async def test_an_error_among_answers_is_raised_and_the_next_call_gets_its_own(o
         assert await lane.call(("ECHO", "next"), ("ECHO", "after")) == [b"next", b"after"]
 
 
-async def test_a_connection_that_was_closed_meanwhile_is_made_anew(own_redis: EmbeddedRedis) -> None:
+async def test_a_connection_that_was_closed_meanwhile_is_reopened(own_redis: EmbeddedRedis) -> None:
     async with lane_of(own_redis, 1) as lane, Redis.from_url(own_redis.url) as redis:
         await lane.call(("CLIENT", "SETNAME", "lane"))
         [client] = [each for each in await redis.client_list() if each["name"] == "lane"]
@@ -165,7 +165,7 @@ async def test_a_connection_that_was_closed_meanwhile_is_made_anew(own_redis: Em
         assert await lane.call(("ECHO", "an answer")) == [b"an answer"]
 
 
-async def test_calls_under_way_fail_when_their_lane_is_closed(own_redis: EmbeddedRedis) -> None:
+async def test_calls_in_flight_fail_when_their_connection_is_closed(own_redis: EmbeddedRedis) -> None:
     async with lane_of(own_redis, 1) as lane:
         call = asyncio.create_task(lane.call(("BLPOP", "nothing", 0)))
         await until(lambda: are_held(own_redis.url, 1), limit_s=30)
@@ -176,7 +176,7 @@ async def test_calls_under_way_fail_when_their_lane_is_closed(own_redis: Embedde
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def test_a_connection_that_was_reset_is_an_outage_once_and_is_made_anew(
+def test_a_connection_that_was_reset_is_one_outage_and_is_reopened(
     run: Callable[[Coroutine[Any, Any, None]], None],
 ) -> None:
     async def reset() -> None:
@@ -221,7 +221,7 @@ async def test_a_master_that_became_a_replica_is_an_outage(own_redis: EmbeddedRe
     assert await pool.set_revision("r2", 2) == "r2"
 
 
-def test_what_info_says_is_read_by_name() -> None:
+def test_redis_info_is_read_by_name() -> None:
     said = b"# Server\r\nredis_version:7.4\r\nexecutable:/caf\xe9:x\r\nslave0:\r\n\r\n# Memory\r\nmaxmemory:0\r\nlag:-1"
     assert read_info(said) == {
         "redis_version": "7.4",

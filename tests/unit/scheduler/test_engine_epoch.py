@@ -57,9 +57,7 @@ async def first_result(engine: GrpcEngine) -> StepResult:
     return await asyncio.wait_for(anext(engine.results()), 30)
 
 
-async def test_a_step_is_waited_for_beyond_its_bound_while_a_stage_is_at_work(
-    stage: FakeStage, engine: GrpcEngine
-) -> None:
+async def test_a_step_may_exceed_its_bound_while_a_stage_makes_progress(stage: FakeStage, engine: GrpcEngine) -> None:
     asked = 0
 
     def answer_late() -> None:
@@ -84,7 +82,9 @@ async def test_a_stage_of_another_release_forms_no_group_and_is_not_asked_to_joi
     assert stage.joins == []
 
 
-async def test_a_step_is_lost_when_no_stage_has_moved_for_its_bound(stage: FakeStage, engine: GrpcEngine) -> None:
+async def test_a_step_is_lost_when_no_stage_has_made_progress_for_its_bound(
+    stage: FakeStage, engine: GrpcEngine
+) -> None:
     await engine.form(EPOCH)
     stage.status.still_ms = 400
     await engine.submit(Step(epoch=EPOCH, number=1))
@@ -92,7 +92,7 @@ async def test_a_step_is_lost_when_no_stage_has_moved_for_its_bound(stage: FakeS
         await first_result(engine)
 
 
-def test_the_bound_of_a_step_runs_from_its_submit_and_from_the_last_move_whichever_is_later() -> None:
+def test_the_bound_of_a_step_starts_at_its_submit_or_at_the_last_progress() -> None:
     bound = StepTimeout(1_000)
     bound.submit(1, now_us=5_000)
     assert bound.left_us(now_us=5_300, still_us=9_000) == 700
@@ -100,7 +100,7 @@ def test_the_bound_of_a_step_runs_from_its_submit_and_from_the_last_move_whichev
     assert bound.left_us(now_us=9_000, still_us=1_000) == 0
 
 
-def test_after_a_step_came_back_the_bound_is_the_next_ones() -> None:
+def test_after_a_result_the_bound_is_that_of_the_next_step() -> None:
     bound = StepTimeout(1_000)
     bound.submit(1, now_us=0)
     bound.submit(2, now_us=800)
@@ -110,7 +110,7 @@ def test_after_a_step_came_back_the_bound_is_the_next_ones() -> None:
     assert bound.oldest is None
 
 
-async def test_a_stream_that_keeps_breaking_is_opened_again_ever_more_slowly(
+async def test_a_stream_that_keeps_breaking_is_reopened_with_growing_pauses(
     stage: FakeStage, engine: GrpcEngine
 ) -> None:
     stage.breaks_streams = True
@@ -120,12 +120,12 @@ async def test_a_stream_that_keeps_breaking_is_opened_again_ever_more_slowly(
     assert stage.reads[4] - stage.reads[0] > 0.7
 
 
-def test_the_pause_before_a_stream_is_opened_again_is_bounded_and_partly_drawn() -> None:
+def test_the_pause_before_a_stream_is_reopened_is_bounded_and_partly_random() -> None:
     assert [mending_pause_s(broken, 1.0) for broken in (0, 1, 2, 5, 6, 10**6)] == [0.05, 0.1, 0.2, 1.6, 2.0, 2.0]
     assert mending_pause_s(3, 0.0) == mending_pause_s(3, 1.0) / 2
 
 
-async def test_a_stream_that_mended_goes_on_behind_the_last_result(stage: FakeStage, engine: GrpcEngine) -> None:
+async def test_a_reopened_stream_continues_after_the_last_result(stage: FakeStage, engine: GrpcEngine) -> None:
     stage.breaks_streams = True
     await engine.form(EPOCH)
     await engine.submit(Step(epoch=EPOCH, number=1))
@@ -135,7 +135,7 @@ async def test_a_stream_that_mended_goes_on_behind_the_last_result(stage: FakeSt
     assert (await first_result(engine)).number == 1
 
 
-async def test_a_stage_that_answers_under_another_word_has_restarted_and_ends_the_epoch(
+async def test_a_stage_with_another_process_id_has_restarted_and_ends_the_epoch(
     stage: FakeStage, engine: GrpcEngine
 ) -> None:
     await engine.form(EPOCH)
@@ -146,7 +146,7 @@ async def test_a_stage_that_answers_under_another_word_has_restarted_and_ends_th
         await first_result(engine)
 
 
-async def test_a_result_that_is_not_understood_ends_the_epoch(
+async def test_a_malformed_result_ends_the_epoch(
     stage: FakeStage, engine: GrpcEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     await engine.form(EPOCH)
@@ -157,7 +157,7 @@ async def test_a_result_that_is_not_understood_ends_the_epoch(
     assert "a task of the epoch failed" in caplog.messages
 
 
-async def test_a_cause_that_cannot_be_sought_ends_the_epoch_all_the_same() -> None:
+async def test_the_epoch_ends_even_if_the_cause_cannot_be_determined() -> None:
     class Unusable:
         """A client of a stage whose result stream ends at once, and whose status nobody can ask for."""
 
@@ -174,7 +174,7 @@ async def test_a_cause_that_cannot_be_sought_ends_the_epoch_all_the_same() -> No
 
 
 class EmptyStream:
-    """Of results."""
+    """A stream of results that has none."""
 
     def __aiter__(self) -> "EmptyStream":
         return self
@@ -186,7 +186,7 @@ class EmptyStream:
         pass
 
 
-async def test_a_wait_for_stages_that_fails_asks_none_of_them_any_more(stage: FakeStage) -> None:
+async def test_a_failed_wait_for_stages_polls_none_of_them_any_more(stage: FakeStage) -> None:
     other = FakeStage()
     server = await serve(other)
     for place, each in enumerate((stage, other)):
@@ -208,7 +208,7 @@ async def test_a_join_names_the_process_that_it_is_meant_for(stage: FakeStage, e
     assert list(stage.joins[0].processes) == ["first"]
 
 
-async def test_a_second_process_of_a_place_is_refused_while_the_first_one_answers(
+async def test_a_second_process_of_a_stage_is_refused_while_the_first_one_answers(
     stage: FakeStage, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = []
@@ -229,7 +229,7 @@ async def test_a_second_process_of_a_place_is_refused_while_the_first_one_answer
     assert told[0].detail == "a second process answers while the first lives"
 
 
-async def test_a_process_takes_the_place_of_one_that_has_fallen_silent(
+async def test_a_process_replaces_one_that_no_longer_answers(
     stage: FakeStage, server: aio.Server, engine: GrpcEngine
 ) -> None:
     await engine.form(EPOCH)
@@ -256,11 +256,11 @@ async def failure_told(stage: FakeStage, engine: GrpcEngine, *causes: "pb.Status
     return caught.value
 
 
-async def test_a_failure_is_from_inside_when_a_stage_says_so(stage: FakeStage, engine: GrpcEngine) -> None:
+async def test_a_failure_has_an_internal_cause_when_a_stage_reports_one(stage: FakeStage, engine: GrpcEngine) -> None:
     assert (await failure_told(stage, engine, pb.StatusReply.INSIDE)).is_from_inside
 
 
-async def test_a_neighbour_that_lost_its_link_is_heard_first_and_the_cause_waited_for(
+async def test_the_cause_is_waited_for_when_a_neighbour_first_reports_a_lost_link(
     stage: FakeStage, engine: GrpcEngine
 ) -> None:
     lost = pb.StatusReply.LINK
@@ -268,13 +268,13 @@ async def test_a_neighbour_that_lost_its_link_is_heard_first_and_the_cause_waite
 
 
 @pytest.mark.parametrize("cause", [pb.StatusReply.OUTSIDE, pb.StatusReply.LINK, pb.StatusReply.CAUSE_UNSPECIFIED])
-async def test_a_kill_and_a_failure_that_nobody_explains_are_from_outside(
+async def test_a_kill_and_an_unexplained_failure_have_an_external_cause(
     stage: FakeStage, engine: GrpcEngine, cause: "pb.StatusReply.Cause"
 ) -> None:
     assert not (await failure_told(stage, engine, cause)).is_from_inside
 
 
-async def test_a_lost_step_is_from_inside_while_all_stages_answer(stage: FakeStage, engine: GrpcEngine) -> None:
+async def test_a_lost_step_has_an_internal_cause_while_all_stages_answer(stage: FakeStage, engine: GrpcEngine) -> None:
     await engine.form(EPOCH)
     stage.status.still_ms = 400
     await engine.submit(Step(epoch=EPOCH, number=1))
@@ -283,7 +283,7 @@ async def test_a_lost_step_is_from_inside_while_all_stages_answer(stage: FakeSta
     assert caught.value.is_from_inside
 
 
-async def test_a_stage_that_has_restarted_died_from_outside(stage: FakeStage, engine: GrpcEngine) -> None:
+async def test_a_restarted_stage_has_an_external_cause(stage: FakeStage, engine: GrpcEngine) -> None:
     await engine.form(EPOCH)
     await engine.submit(Step(epoch=EPOCH, number=1))
     stage.status.process = "second"
@@ -292,7 +292,7 @@ async def test_a_stage_that_has_restarted_died_from_outside(stage: FakeStage, en
     assert not caught.value.is_from_inside
 
 
-async def test_a_step_that_is_submitted_while_the_cause_is_sought_is_refused_with_it(
+async def test_a_step_submitted_while_the_cause_is_determined_is_refused_with_that_cause(
     stage: FakeStage, engine: GrpcEngine
 ) -> None:
     stage.aborts_streams = True

@@ -1,4 +1,4 @@
-"""Processes import their parts without looking for garbage meanwhile, and look for it afterwards."""
+"""Processes import their parts with garbage collection off, and switch it on afterwards."""
 
 import subprocess
 import sys
@@ -41,27 +41,27 @@ def run(folder: Path, content: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
 
 
-def test_a_part_is_imported_without_a_search_and_runs_with_them(tmp_path: Path) -> None:
+def test_a_part_is_imported_without_garbage_collection_and_runs_with_it(tmp_path: Path) -> None:
     ended = run(tmp_path, MODULE)
     assert (ended.stdout, ended.returncode) == ("False True True 5 --flag\n", 0)
 
 
-def test_nothing_is_left_out_when_the_process_ends(tmp_path: Path) -> None:
+def test_nothing_stays_frozen_when_the_process_ends(tmp_path: Path) -> None:
     at_end = "import atexit, gc\natexit.register(lambda: print(gc.get_freeze_count()))\n"
     assert run(tmp_path, at_end + "def main(argv): pass").stdout == "0\n"
 
 
-def test_what_there_is_can_be_left_out_and_garbage_goes_before(tmp_path: Path) -> None:
+def test_existing_objects_can_be_frozen_after_a_collection(tmp_path: Path) -> None:
     assert run(tmp_path, LEAVES_OUT).stdout == "True True True\n"
 
 
-def test_a_part_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
+def test_a_part_that_cannot_be_imported_reports_why(tmp_path: Path) -> None:
     ended = run(tmp_path, "import a_library_that_is_not_there")
     assert ended.returncode == 1
     assert "No module named 'a_library_that_is_not_there'" in ended.stderr
 
 
-def test_a_module_that_is_there_already_freezes_nothing() -> None:
+def test_an_already_imported_module_freezes_nothing() -> None:
     # Python 3.12 begins with some hundred objects that are left out.
     code = (
         "import gc, json; from orca.core.process.gc_freeze import import_frozen; "
@@ -72,5 +72,5 @@ def test_a_module_that_is_there_already_freezes_nothing() -> None:
     assert ended.stdout == "0 True\n"
 
 
-def test_what_is_imported_is_the_module() -> None:
+def test_the_import_returns_the_module() -> None:
     assert import_frozen("orca.core.process.gc_freeze").import_frozen is import_frozen

@@ -1,4 +1,4 @@
-"""What is long is rendered while the loop goes on: whole answers of many choices or long ones, and echoed prompts."""
+"""Long answers are rendered while the event loop runs: many choices, long texts, and echoed prompts."""
 
 import asyncio
 from dataclasses import replace
@@ -29,18 +29,18 @@ def choices(count: int, tokens: int) -> tuple[list[Request], list[tuple[list[Tok
 
 
 @pytest.mark.parametrize(("count", "tokens"), [(50, 3), (2, 50 * INLINE_TOKENS)])
-async def test_others_have_their_turn_while_an_answer_is_rendered(count: int, tokens: int) -> None:
+async def test_the_event_loop_runs_other_work_while_an_answer_is_rendered(count: int, tokens: int) -> None:
     requests, logs = choices(count, tokens)
     assert await turns_during(write_answer(requests, RENDERING, logs, READING)) >= 20
 
 
-async def test_a_long_text_is_what_it_is_beside_the_loop_or_in_it() -> None:
+async def test_a_long_text_is_the_same_rendered_in_a_thread_or_in_the_event_loop() -> None:
     [request], [(tokens, end)] = choices(1, 2 * INLINE_TOKENS)
     beside = await write_text(request, RENDERING, tokens, end, READING)
     assert beside == text_so_far(request, RENDERING, tokens, end, READING)
 
 
-async def test_a_whole_answer_has_its_choices_in_their_order() -> None:
+async def test_a_whole_answer_has_its_choices_in_order() -> None:
     requests, logs = choices(3, 2)
     logs[1] = choices(1, 2 * INLINE_TOKENS)[1][0]
     answer = orjson.loads(await write_answer(requests, RENDERING, logs, READING))
@@ -48,7 +48,7 @@ async def test_a_whole_answer_has_its_choices_in_their_order() -> None:
     assert len(answer["choices"][1]["text"]) > len(answer["choices"][2]["text"])
 
 
-async def test_others_have_their_turn_while_first_events_echo_long_prompts_which_go_out_one_by_one() -> None:
+async def test_the_event_loop_runs_other_work_while_long_prompts_are_echoed_one_by_one() -> None:
     prompt = (ids("the fox ") * 20 * INLINE_TOKENS)[: 20 * INLINE_TOKENS]
     requests = [replace(make_request(choice=choice, logprobs=1, prompt_logprobs=1), prompt=prompt) for choice in (0, 1)]
     rendering = replace(RENDERING, echo=True)

@@ -1,4 +1,4 @@
-"""The pool's door in the model's worlds: what is promised there is let in, and all else is refused."""
+"""The pool's admission in the model's simulations: requests within the promise are accepted, all others refused."""
 
 from typing import TYPE_CHECKING
 
@@ -9,14 +9,14 @@ from support.pool.protocol.schedulers import now
 from support.pool.protocol.stages import Violation
 
 if TYPE_CHECKING:
-    from support.pool.protocol.model import World
+    from support.pool.protocol.model import Simulation
 
 
-class Door:
-    """Compares each answer to a submission with what was promised last."""
+class AdmissionCheck:
+    """Compares each answer to a submission with the promise in force."""
 
-    def __init__(self, world: "World") -> None:
-        self.world = world
+    def __init__(self, simulation: "Simulation") -> None:
+        self.simulation = simulation
         self.promise = REVISION, 1 << 31  # revision and slots, as they were stated last
 
     def check(self, submission: Submission, refusal: NeverFits | Overloaded | None) -> None:
@@ -29,15 +29,15 @@ class Door:
             raise Violation(f"{submission.parent} was accepted though {self.promise} is promised")
 
     def restate(self) -> None:
-        """Whoever rolls out other groups lowers or raises what is promised, and asks for whom it then waits.
+        """Lower or raise the promise, as a rollout of other groups does, and count the requests that it waits for.
 
         It may have looked before somebody else did the same.
         """
-        pool, slots = self.world.pool, self.world.random.choice((8, 16, 64, 128))
+        pool, slots = self.simulation.pool, self.simulation.random.choice((8, 16, 64, 128))
         revision = pool.state.revision
         assert revision is not None
         promised = now(pool.promise_slots(revision, 128))
-        expected = self.world.random.choice((promised, promised, 8))
+        expected = self.simulation.random.choice((promised, promised, 8))
         answer = now(pool.set_promise(revision, slots, expected=expected))
         slots = slots if expected == promised else promised
         if answer != slots:

@@ -1,4 +1,4 @@
-"""What the operator asks a pool and tells it, and what it says of one that it cannot ask."""
+"""The operator polls a pool and writes to it, and reports one that it cannot reach."""
 
 import asyncio
 import base64
@@ -18,7 +18,7 @@ from orca.operator.domain.resource import Json
 from orca.operator.reconcile import reconcile
 from support.operator.clusters import observation
 from support.operator.deployments import deployment
-from support.operator.paper_api import paper_api
+from support.operator.fake_api_server import fake_api_server
 
 LIMIT_S = 30.0
 
@@ -43,7 +43,7 @@ def promise(slots: int, *, expected: int) -> PromiseSlots:
         (secret(url="redis://me:word@redis:6379/0"), "its URL holds a user or password"),
     ],
 )
-async def test_a_secret_that_does_not_lead_to_a_pool_is_told_with_the_reason(of: Json | None, problem: str) -> None:
+async def test_a_secret_that_does_not_lead_to_a_pool_is_reported_with_the_reason(of: Json | None, problem: str) -> None:
     found = (await poll_pool(EXTERNAL, of, None)).problem
     assert found is not None
     assert problem in found
@@ -66,7 +66,7 @@ async def odd_redis(reply: bytes) -> AsyncIterator[Json]:
 
 
 @pytest.mark.parametrize("reply", ["ERR unknown command 'EVALSHA'", "MOVED 1234 10.0.0.7:6379"])
-async def test_a_reply_that_the_pool_has_no_word_for_is_told_and_ends_no_look(reply: str) -> None:
+async def test_an_unexpected_redis_reply_is_reported_and_ends_no_reconcile(reply: str) -> None:
     async with odd_redis(f"-{reply}\r\n".encode()) as login:
         problem = (await poll_pool(EXTERNAL, login, None)).problem
         with pytest.raises(OrcaError, match=reply.split()[-1]):
@@ -75,7 +75,7 @@ async def test_a_reply_that_the_pool_has_no_word_for_is_told_and_ends_no_look(re
     assert reply.split()[-1] in problem
 
 
-def test_a_pool_that_cannot_be_told_is_told_again_and_until_then_nothing_changes(
+def test_a_failed_write_to_the_pool_is_retried_and_until_then_nothing_changes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     wanted = deployment(pool={"external": {"urlSecret": {"name": "redis"}}}, scheduler={"kvSlots": 48})
@@ -84,10 +84,10 @@ def test_a_pool_that_cannot_be_told_is_told_again_and_until_then_nothing_changes
         set_promise(wanted, login, promise(48, expected=64), within_s=lambda: LIMIT_S)
     observed = observation(wanted, pool_secret=login, pool=PoolStatus(revision="r1", generation=1, promised_slots=64))
     caplog.set_level(logging.WARNING, "orca.operator")
-    with paper_api() as (paper, cluster):
+    with fake_api_server() as (fake, cluster):
         assert reconcile(cluster, observed, {}, Refusals(time.monotonic))
     assert "the promise did not reach the pool" in caplog.text
-    [told] = [each for each in paper.status("shop")["conditions"] if each["type"] == "PoolReady"]
+    [told] = [each for each in fake.status("shop")["conditions"] if each["type"] == "PoolReady"]
     assert (told["status"], told["reason"]) == ("False", "PoolNotTold")
     assert "127.0.0.1" in told["message"]
-    assert [path.rpartition("/")[2] for method, path, _ in paper.said if method == "PATCH"] == ["status"]
+    assert [path.rpartition("/")[2] for method, path, _ in fake.said if method == "PATCH"] == ["status"]

@@ -1,4 +1,4 @@
-"""When a prefetched step goes out: by what steps took, and on the real loop in virtual time."""
+"""A prefetched step is sent at an estimated time: from measured steps, and on the real loop in virtual time."""
 
 import asyncio
 from itertools import pairwise
@@ -10,12 +10,12 @@ from orca.scheduler.engines.simulated_engine import CostModel
 from orca.scheduler.epoch.prefetch_timer import PrefetchTimer
 from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.state import NOTHING, Batch, BatchRow, GroupState, StepInFlight
-from support.scheduler.scheduler_world import (
+from support.scheduler.scheduler_simulation import (
     Group,
-    World,
+    Simulation,
     a_request,
     a_shape,
-    a_world,
+    a_simulation,
     serving,
     steps_of,
     tokens_at_least,
@@ -26,7 +26,7 @@ MS = 1_000_000
 
 
 def a_step(submitted_ms: int, *counts: int) -> StepInFlight:
-    """Of so many tokens of each request."""
+    """Return a step with that many tokens of each request."""
     state = GroupState()
     entries = [state.add(a_request(arrival=i), Claim(1, "p/1")) for i in range(len(counts))]
     rows = tuple(BatchRow(entry, 0, count, sample=True) for entry, count in zip(entries, counts, strict=True))
@@ -42,61 +42,61 @@ def after(*taken_ms: int) -> PrefetchTimer:
     return pace
 
 
-def test_a_step_is_due_before_its_predecessor_returns_by_the_way_to_the_stage() -> None:
+def test_a_step_is_due_before_the_previous_result_by_the_travel_time_to_the_stage() -> None:
     assert after(10).due_ns(a_step(120, 1)) == (120 + 10 - 2) * MS
 
 
-def test_a_predecessor_that_went_out_early_began_when_the_one_before_it_was_read() -> None:
+def test_a_step_sent_early_began_when_the_step_before_it_was_read() -> None:
     assert after(10).due_ns(a_step(95, 1)) == (100 + 10 - 2) * MS
 
 
-def test_nothing_is_known_before_a_step_was_read_and_then_nothing_of_prompts() -> None:
+def test_no_estimate_exists_before_the_first_result_and_none_of_prompts_after_it() -> None:
     assert PrefetchTimer().due_ns(a_step(10, 1)) == 0
     assert after(10).due_ns(a_step(120, 1, 8)) == 0
 
 
-def test_behind_a_step_that_computes_nothing_the_next_one_is_due_at_once() -> None:
+def test_after_a_step_that_computes_nothing_the_next_one_is_due_at_once() -> None:
     assert after(10).due_ns(a_step(120)) == 0
 
 
-def test_prompts_take_more_by_their_tokens() -> None:
+def test_prompts_take_longer_in_proportion_to_their_tokens() -> None:
     pace = after(10)
     pace.read(a_step(100, 1, 41), 130 * MS)  # 20 ms for 40 tokens more
     assert pace.due_ns(a_step(200, 1, 1, 21)) == (200 + 10 + 10 - 2) * MS
 
 
-def test_shorter_steps_are_believed_at_once_and_longer_ones_slowly() -> None:
+def test_estimates_follow_shorter_steps_at_once_and_longer_ones_slowly() -> None:
     shorter, longer = after(10, 10, 4, 4, 4, 4, 4, 4), after(10, 10, 40)
     assert shorter.due_ns(a_step(200, 1)) < (200 + 4.2 - 2) * MS
     assert longer.due_ns(a_step(200, 1)) < (200 + 12 - 2) * MS
 
 
-def test_the_way_is_measured_by_steps_that_compute_nothing() -> None:
+def test_the_travel_time_is_measured_by_steps_that_compute_nothing() -> None:
     pace = after(10)
     for at_ms in range(200, 260, 10):
         pace.read(a_step(at_ms), (at_ms + 5) * MS)
     assert pace.due_ns(a_step(300, 1)) == pytest.approx((300 + 10 - 5) * MS, abs=0.1 * MS)
 
 
-async def two_running(choices: SchedulingOptions) -> tuple[World, Group]:
+async def two_running(choices: SchedulingOptions) -> tuple[Simulation, Group]:
     """Steps of 50 ms, of two requests, which have run for some."""
-    world = a_world(choices=choices)
-    group = world.add_group(a_shape(), cost=CostModel(step_us=50_000, token_us=0))
-    world.start(group)
-    await serving(world, group)
+    simulation = a_simulation(choices=choices)
+    group = simulation.add_group(a_shape(), cost=CostModel(step_us=50_000, token_us=0))
+    simulation.start(group)
+    await serving(simulation, group)
     for name in "AB":
-        await world.submit(a_request(name, new=20))
-    await tokens_at_least(world, "B.0", 6)
-    return world, group
+        await simulation.submit(a_request(name, new=20))
+    await tokens_at_least(simulation, "B.0", 6)
+    return simulation, group
 
 
 @virtually
 async def test_a_request_that_arrives_while_a_step_runs_is_in_the_next_one_and_no_stage_waits() -> None:
-    world, group = await two_running(SchedulingOptions(prefetch=1))
+    simulation, group = await two_running(SchedulingOptions(prefetch=1))
     await asyncio.sleep(0.020)
     running = group.records[-1].step + 1
-    await world.submit(a_request("C", new=1))
-    await world.finish()
+    await simulation.submit(a_request("C", new=1))
+    await simulation.finish()
     assert steps_of(group, "C.0") == [running + 1]
     records = [record for record in group.records if record.rows]
     ends = [record.returned_ns for record in records]
@@ -107,8 +107,8 @@ async def test_a_request_that_arrives_while_a_step_runs_is_in_the_next_one_and_n
 
 @virtually
 async def test_a_full_batch_is_prefetched_at_once() -> None:
-    world, group = await two_running(SchedulingOptions(prefetch=1, max_batch_size=2))
-    await world.finish()
+    simulation, group = await two_running(SchedulingOptions(prefetch=1, max_batch_size=2))
+    await simulation.finish()
     records = [record for record in group.records if record.rows]
     out = [earlier.returned_ns == later.submitted_ns for earlier, later in zip(records[4:], records[6:], strict=False)]
     assert out

@@ -1,4 +1,4 @@
-"""What must stay true in the model's worlds, looked at after each event: the logs, their ends, and what clients saw."""
+"""Guarantees of the protocol, checked after each event: the logs, their ends, and what clients saw."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from orca.pool.records import OwnershipState
 from support.pool.protocol.stages import Violation
 
 if TYPE_CHECKING:
-    from support.pool.protocol.model import World
+    from support.pool.protocol.model import Simulation
 
 
 @dataclass
@@ -34,11 +34,11 @@ class Client:
         return f"{self.parent}/{self.connection}"
 
 
-class Promises:
+class Guarantees:
     """Compares each log with what it was, with the tokens that were drawn, and with what its client saw."""
 
-    def __init__(self, world: "World") -> None:
-        self.world = world
+    def __init__(self, simulation: "Simulation") -> None:
+        self.simulation = simulation
         self.checked: dict[str, tuple[int, int, End | None]] = {}  # request -> entries, last claim number, end
         self.trials: dict[str, tuple[int, int]] = {}  # request -> its last claim, tokens it had by then
         self.failures: dict[str, int] = {}
@@ -46,13 +46,13 @@ class Promises:
     def forget_lost(self) -> None:
         """The pool has failed over: what its replica did not have never happened."""
         for request_id, (_, number, _) in list(self.checked.items()):
-            record = self.world.pool.state.records[request_id]
+            record = self.simulation.pool.state.records[request_id]
             self.checked[request_id] = (record.entries, min(number, record.number), record.end)
 
     def broke(self, rows: Sequence[tuple[str, Claim]]) -> None:
         """A stage broke while it ran these; some may be there under claims that are over."""
         for request_id, claim in rows:
-            record = self.world.pool.state.records.get(request_id)
+            record = self.simulation.pool.state.records.get(request_id)
             if record is None or Claim(record.number, record.call) != claim:
                 continue
             if len(rows) > 1 and record.is_alone and record.is_on_trial:
@@ -60,20 +60,20 @@ class Promises:
 
     def check(self) -> None:
         """Raises: Violation."""
-        for client in self.world.clients.values():
+        for client in self.simulation.clients.values():
             self._check_log(client)
-        for process in (process for group in self.world.groups for process in group.processes if process.has_left):
-            seat = self.world.pool.state.seats.get(process.group.name)
-            if seat is not None and seat.holder == process.word and self.world.replica is None:
+        for process in (process for group in self.simulation.groups for process in group.processes if process.has_left):
+            seat = self.simulation.pool.state.seats.get(process.group.name)
+            if seat is not None and seat.holder == process.word and self.simulation.replica is None:
                 raise Violation(f"{process.word} has drained and holds a seat")
-        for group in self.world.groups:
-            for record in self.world.pool.state.own.get(group.name, {}).values():
+        for group in self.simulation.groups:
+            for record in self.simulation.pool.state.own.get(group.name, {}).values():
                 if record.request.revision != group.revision:
                     raise Violation(f"group {group.name} of {group.revision} owns {record.request.id}")
-        self.world.pool.state.check()
+        self.simulation.pool.state.check()
 
     def _check_log(self, client: Client) -> None:
-        record = self.world.pool.state.records.get(client.request_id)
+        record = self.simulation.pool.state.records.get(client.request_id)
         if record is None:
             if client.request_id in self.checked and self.checked[client.request_id][2] is not None:
                 return  # forgotten after its retention
@@ -83,13 +83,13 @@ class Promises:
         if record.entries < entries or (end is not None and (record.end != end or record.entries != entries)):
             raise Violation(f"{client.request_id}: a log shrank or went on behind its end")
         for index in range(entries, len(tokens)):
-            history, claim = self.world.drawn[tokens[index]]
+            history, claim = self.simulation.drawn[tokens[index]]
             if history != (*record.request.prompt, *tokens[:index]):
                 raise Violation(f"{client.request_id}: token {index} was computed after something else than the log")
             # An engine that is exact draws the same token under each claim, so its value does not name the claim.
-            if not self.world.weather.is_exact and claim.number < number:
+            if not self.simulation.faults.is_exact and claim.number < number:
                 raise Violation(f"{client.request_id}: token {index} comes from claim {claim.number} after {number}")
-            number = max(number, 0 if self.world.weather.is_exact else claim.number)
+            number = max(number, 0 if self.simulation.faults.is_exact else claim.number)
         if record.writers != sorted(record.writers):
             raise Violation(f"{client.request_id}: an older claim has written behind a newer one: {record.writers}")
         self._check_blame(record, len(tokens))
@@ -113,20 +113,20 @@ class Promises:
         if end.count != len(tokens):
             raise Violation(f"{client.request_id}: the end counts {end.count} of {len(tokens)} tokens")
         # A jump of the clock may pass for a second.
-        away_ms = 0 if client.gateway else self.world.time - client.away_since + 1000 * self.world.jumps
-        is_away = away_ms >= self.world.pool.settings.resume_grace_ms
+        away_ms = 0 if client.gateway else self.simulation.time - client.away_since + 1000 * self.simulation.jumps
+        is_away = away_ms >= self.simulation.pool.settings.resume_grace_ms
         if end.reason is FinishReason.CANCELLED and not (client.is_cancel_asked or is_away):
             raise Violation(f"{client.request_id} was cancelled though its client reads it")
         if end.reason is FinishReason.MODEL_REPLACED and not self._is_retired(client):
             raise Violation(f"{client.request_id} ended before its revision was retired")
-        if end.reason is FinishReason.ERROR and client.request_id not in self.world.poisoned:
+        if end.reason is FinishReason.ERROR and client.request_id not in self.simulation.poisoned:
             raise Violation(f"{client.request_id} ended as poison and is innocent")
         deadlines = ("deadline_ms",) if tokens else ("deadline_ms", "first_token_deadline_ms")
         if end.reason is FinishReason.DEADLINE_EXCEEDED and client.deadline not in deadlines:
             raise Violation(f"{client.request_id} ended by a deadline that does not hold for it")
 
     def _is_retired(self, client: Client) -> bool:
-        pool = self.world.pool
+        pool = self.simulation.pool
         revision = pool.state.records[client.request_id].request.revision
-        replaced_at = self.world.replaced_at.get(revision, pool.state.awake)
+        replaced_at = self.simulation.replaced_at.get(revision, pool.state.awake)
         return revision != pool.state.revision and pool.state.awake - replaced_at >= pool.settings.retire_ms

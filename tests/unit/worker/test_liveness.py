@@ -18,7 +18,7 @@ SETTINGS = WorkerSettings(model="/m")  # 5 s, and 60 s while loading
 
 
 def signs(**told: object) -> RankLiveness:
-    """Of a healthy idle rank, unless told otherwise."""
+    """Return the signs of a healthy idle rank, unless the test says otherwise."""
     healthy: dict[str, object] = {"is_loaded": True, "silent_s": 0.2, "still_s": 0.2, "is_waiting": True, "units": 1}
     return RankLiveness(**(healthy | {"doing": "computes"} | told))  # type: ignore[arg-type]
 
@@ -32,7 +32,7 @@ def signs(**told: object) -> RankLiveness:
         signs(is_loaded=False, is_waiting=False, silent_s=59.0, still_s=59.0),
     ],
 )
-def test_a_rank_that_idles_works_or_loads_within_its_bounds_lives(alive: RankLiveness) -> None:
+def test_a_rank_that_idles_works_or_loads_within_its_bounds_is_kept(alive: RankLiveness) -> None:
     assert liveness_failure(alive, SETTINGS) is None
 
 
@@ -50,7 +50,7 @@ def test_a_rank_that_is_silent_or_stands_still_past_its_bound_is_killed(hung: Ra
     assert re.search(reason, liveness_failure(hung, SETTINGS) or "lives")
 
 
-def test_a_rank_that_computes_while_it_loads_gets_on_but_a_heartbeat_is_too_little() -> None:
+def test_computing_counts_as_progress_of_loading_but_a_heartbeat_does_not() -> None:
     told = {"now": 0.0, "computed_s": 0.0}
     rank = RankProcess(
         0,
@@ -65,7 +65,7 @@ def test_a_rank_that_computes_while_it_loads_gets_on_but_a_heartbeat_is_too_litt
         assert rank.state.liveness.still_s == still_s
 
 
-def test_the_processor_time_of_a_process_is_told_and_is_none_when_there_is_no_process() -> None:
+def test_the_cpu_time_of_a_process_is_none_without_the_process() -> None:
     before = cpu_time_s(os.getpid())
     while cpu_time_s(os.getpid()) < before + 0.05:
         pass
@@ -73,14 +73,14 @@ def test_the_processor_time_of_a_process_is_told_and_is_none_when_there_is_no_pr
     assert cpu_time_s(None) == 0.0
 
 
-def test_a_stage_stands_still_since_the_last_of_its_ranks_moved_and_never_while_one_works() -> None:
+def test_a_stage_is_stalled_since_its_last_rank_made_progress_and_never_while_one_works() -> None:
     assert stage_still_s([signs(still_s=9.0), signs(still_s=3.0)]) == 3.0
     assert stage_still_s([signs(still_s=9.0), signs(still_s=3.0, is_waiting=False)]) == 0.0
     assert stage_still_s([signs(still_s=9.0), signs(still_s=9.0, is_loaded=False)]) == 0.0
     assert stage_still_s([]) == 0.0
 
 
-def test_a_wait_of_a_first_step_counts_for_a_part_of_its_time() -> None:
+def test_a_wait_during_a_first_step_counts_for_a_part_of_its_time() -> None:
     assert stage_still_s([signs(still_s=24.0, units=12)]) == 2.0
 
 
@@ -96,7 +96,7 @@ def step(tokens: int) -> Step:
     return Step(epoch=Epoch(1, "test"), number=1, new=(new_request(1, (1,) * tokens, 1),), rows=(row,))
 
 
-def test_a_layer_has_the_bound_for_each_1024_tokens_and_more_in_the_first_step_of_a_process() -> None:
+def test_a_layers_bound_grows_per_1024_tokens_and_in_the_first_step_of_a_process() -> None:
     progress = RankProgress()
     units = []
     for tokens in (1, 1, 1024, 1025, 5000):
@@ -115,7 +115,7 @@ def test_a_step_without_rows_is_no_first_step() -> None:
     assert progress.units == 12
 
 
-def test_a_wait_for_another_rank_is_none_of_its_own_and_its_end_moves_the_mark() -> None:
+def test_a_wait_for_another_rank_is_not_its_own_stall_and_its_end_is_progress() -> None:
     progress = RankProgress()
     progress.at("computes")
     mark = progress.mark
@@ -125,7 +125,7 @@ def test_a_wait_for_another_rank_is_none_of_its_own_and_its_end_moves_the_mark()
     assert progress.mark == mark + 1
 
 
-def test_a_wait_that_fails_is_remembered_as_one_so_that_the_other_rank_is_asked_why() -> None:
+def test_a_failed_wait_is_recorded_so_that_the_other_rank_gives_the_cause() -> None:
     progress = RankProgress()
     progress.at("computes")
     with pytest.raises(RuntimeError), progress.waiting():

@@ -1,4 +1,4 @@
-"""What goes wrong in the model's worlds, and how often."""
+"""Faults of the model's simulations, and their rates."""
 
 from dataclasses import dataclass
 from random import Random
@@ -10,8 +10,8 @@ FAULTS = (
 
 
 @dataclass(frozen=True)
-class Weather:
-    """What goes wrong in a world, and how often."""
+class FaultSettings:
+    """The faults of a simulation, and their rates."""
 
     faults: tuple[str, ...] = FAULTS
     fault_rate: float = 0.04  # per event
@@ -27,8 +27,9 @@ class Weather:
     poison_rate: float = 0.0
 
 
-def draw_weather(random: Random) -> Weather:
-    return Weather(
+def draw_fault_settings(random: Random) -> FaultSettings:
+    """Draw the faults of a simulation."""
+    return FaultSettings(
         faults=tuple(random.sample(FAULTS, random.randint(2, len(FAULTS)))),
         fault_rate=random.choice((0.01, 0.04, 0.1)),
         repeat_rate=random.choice((0.0, 0.1, 0.4)),

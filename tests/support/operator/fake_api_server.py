@@ -18,7 +18,7 @@ _MADE = {"generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"}
 _PLURALS = {kind.plural for kind in KINDS.values()}
 
 
-class PaperApi:
+class FakeApiServer:
     """Objects by path. It checks nothing and runs no controllers."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class PaperApi:
         self.admits: Callable[[Json], Json] = lambda body: body  # what an admission makes of a body
 
     def status(self, name: str) -> Json:
-        """Of an OrcaDeployment, as last written."""
+        """Return the status of an OrcaDeployment, as last written."""
         found = [body for _, path, body in self.said if path.endswith(f"/{name}/status") and body is not None]
         told: Json = found[-1]["status"]
         return told
@@ -66,9 +66,9 @@ class PaperApi:
 
 
 @contextmanager
-def paper_api(write_s: Callable[[], float] = lambda: math.inf) -> Iterator[tuple[PaperApi, Cluster]]:
+def fake_api_server(write_s: Callable[[], float] = lambda: math.inf) -> Iterator[tuple[FakeApiServer, Cluster]]:
     """The server, and the operator's way to it. Args: write_s: as of the cluster."""
-    paper = PaperApi()
+    fake = FakeApiServer()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -76,7 +76,7 @@ def paper_api(write_s: Callable[[], float] = lambda: math.inf) -> Iterator[tuple
 
         def handle_any(self) -> None:
             content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status, answer = paper.answer(self.command, urlsplit(self.path).path, json.loads(content or b"null"))
+            status, answer = fake.answer(self.command, urlsplit(self.path).path, json.loads(content or b"null"))
             written = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(written)))
@@ -95,6 +95,6 @@ def paper_api(write_s: Callable[[], float] = lambda: math.inf) -> Iterator[tuple
         configuration.host = f"http://127.0.0.1:{server.server_port}"
         try:
             with client.ApiClient(configuration) as api:
-                yield paper, Cluster(api, write_s=write_s)
+                yield fake, Cluster(api, write_s=write_s)
         finally:
             server.shutdown()

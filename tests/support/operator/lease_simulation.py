@@ -17,23 +17,24 @@ DURATION_S = 15
 
 
 def terms(identity: str) -> LeaseTerms:
+    """Return the terms of an operator with this identity."""
     return LeaseTerms(namespace="system", name="orca", identity=identity, duration_s=DURATION_S)
 
 
-def paper_lease(identity: str, *, version: str = "1", **spec: Any) -> Json:
-    """As the API server would give it."""
+def lease_object(identity: str, *, version: str = "1", **spec: Any) -> Json:
+    """Return the Lease as the API server returns it."""
     metadata = {"name": "orca", "namespace": "system", "resourceVersion": version}
     return {"metadata": metadata, "spec": {"holderIdentity": identity, "leaseDurationSeconds": DURATION_S, **spec}}
 
 
-class Calm(random.Random):
-    """Nothing goes wrong by itself."""
+class NoFaults(random.Random):
+    """A random source with which no fault happens by itself."""
 
     def random(self) -> float:
         return 0.99
 
 
-class LeaseWorld:
+class LeaseSimulation:
     """`step` lets one operator do something. What it was allowed to write may be on its way until its time is over."""
 
     def __init__(self, chance: random.Random) -> None:
@@ -54,10 +55,10 @@ class LeaseWorld:
         free = [name for name in OPERATORS if name not in self._busy]
         if free:
             self._act(self.chance.choice(free))
-        self._look()
+        self._observe()
 
     def meanwhile(self) -> None:
-        """In the middle of a call of one of them: mostly a moment, sometimes longer than the Lease lasts."""
+        """Let time pass during a call of an operator: mostly a moment, sometimes longer than the Lease lasts."""
         if len(self._busy) == len(OPERATORS) or self.chance.random() > 0.3:
             return
         for _ in range(self.chance.choice([1, 3, 30])):
@@ -93,9 +94,9 @@ class LeaseWorld:
     def begin(self, name: str) -> Leadership:
         """Each on a clock of its own."""
         offset_s = self.chance.randrange(1_000_000)
-        return Leadership(PaperLeases(self), terms(name), lambda: self.now_s + offset_s)
+        return Leadership(FakeLeases(self), terms(name), lambda: self.now_s + offset_s)
 
-    def _look(self) -> None:
+    def _observe(self) -> None:
         """All holders begin a write now, which takes all of the time that it may."""
         for name, leadership in self._operators.items():
             if not leadership.is_held:
@@ -112,16 +113,16 @@ class LeaseWorld:
             self._writes[name] = self.now_s + leadership.write_s()
 
 
-class PaperLeases(Leases):
+class FakeLeases(Leases):
     """An API server that keeps one Lease, and refuses writes of an old version."""
 
-    def __init__(self, world: LeaseWorld) -> None:
+    def __init__(self, simulation: LeaseSimulation) -> None:
         self.is_away = False
-        self._world = world
+        self._simulation = simulation
 
     def read(self, *_: str) -> Json | None:
         self._suffer()
-        found = orjson.loads(orjson.dumps(self._world.stored))
+        found = orjson.loads(orjson.dumps(self._simulation.stored))
         self._suffer()
         return found
 
@@ -132,18 +133,18 @@ class PaperLeases(Leases):
         return self._write(lease, lease["metadata"]["resourceVersion"])
 
     def _write(self, lease: Json, version: str | None) -> Json:
-        world = self._world
+        simulation = self._simulation
         self._suffer()
-        stored = world.stored
+        stored = simulation.stored
         if version != (None if stored is None else stored["metadata"]["resourceVersion"]):
             raise ApiServerError(409, "it has changed")
         new = str(int(version or 0) + 1)
         written = orjson.dumps({**lease, "metadata": {**lease["metadata"], "resourceVersion": new}})
-        world.stored = orjson.loads(written)
+        simulation.stored = orjson.loads(written)
         self._suffer()
-        return orjson.loads(orjson.dumps(world.stored))
+        return orjson.loads(orjson.dumps(simulation.stored))
 
     def _suffer(self) -> None:
-        self._world.meanwhile()
-        if self.is_away or self._world.chance.random() < 0.05:
+        self._simulation.meanwhile()
+        if self.is_away or self._simulation.chance.random() < 0.05:
             raise ApiServerError(0, "the connection is gone")

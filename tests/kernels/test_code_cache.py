@@ -27,7 +27,7 @@ def _kept(home: Path) -> dict[Path, int]:
 )
 @pytest.mark.timeout(1250)  # twice the limit of a run, where nothing is kept
 @pytest.mark.skipif(cache_folder() is None, reason="no code can be kept here")
-def test_kernels_of_kept_code_pass_their_tests(tests: list[str], tmp_path: Path) -> None:
+def test_kernels_loaded_from_the_code_cache_pass_their_tests(tests: list[str], tmp_path: Path) -> None:
     kept_in = cache_folder()
     assert kept_in is not None
     # A copy: other tests compile kernels meanwhile, which is no reason for another run. What they write just now may be

@@ -1,4 +1,4 @@
-"""A pool whose counts are told by the test."""
+"""A pool whose counts the test sets."""
 
 import asyncio
 from typing import Any
@@ -9,6 +9,7 @@ from orca.pool.records import PoolStats
 
 
 def stats(*, queued: int = 0, ended_ever: int = 0, queued_max: int = 100, **fields: Any) -> PoolStats:
+    """Return counts of a pool, with defaults for all that a test does not name."""
     rest = {"owned": 0, "ended": 0, "queued_prompt_tokens": 0, "oldest_wait_ms": 0, "bytes_reserved": 0, "bytes_max": 1}
     rest |= {
         "revision": None,
@@ -27,7 +28,9 @@ def stats(*, queued: int = 0, ended_ever: int = 0, queued_max: int = 100, **fiel
     return PoolStats(**{**rest, **fields}, queued=queued, ended_ever=ended_ever, queued_max=queued_max)
 
 
-class ToldPool(MemoryPool):
+class ScriptedPool(MemoryPool):
+    """Stands in for a pool: `stats` returns, or raises, what the test has set, when the test allows it."""
+
     def __init__(self, told: PoolStats | Exception) -> None:
         super().__init__(self)
         self.told = told
