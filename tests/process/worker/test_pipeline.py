@@ -27,7 +27,12 @@ from orca.worker.rank.local_engine import LocalEngine
 from support.worker.priority import ahead_of_others, waited_s
 from support.worker.scheduled import Scheduled, a_request, alone
 
-pytestmark = pytest.mark.alone
+
+def measures_time(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test whose result depends on the machine: `make prove` runs it, and no other test meanwhile."""
+    marked: Callable[..., None] = pytest.mark.prove(pytest.mark.alone(test))
+    return marked
+
 
 STAGES = 3
 DELAY_MS = 30
@@ -98,7 +103,13 @@ class Run:
 
 @pytest.fixture(scope="module")
 def run(start_stages: Callable[..., Stages]) -> Run:
-    """Six requests in batches of two: AB, CD, EF, AB, ...; another run when the machine was busy with other work."""
+    """Run six requests in batches of two: AB, CD, EF, AB, ..."""
+    return asyncio.run(_run(start_stages(STAGES, 1, "--delay-ms", str(DELAY_MS))))
+
+
+@pytest.fixture(scope="module")
+def quiet_run(start_stages: Callable[..., Stages]) -> Run:
+    """Run them again when the machine was busy with other work."""
     group = start_stages(STAGES, 1, "--delay-ms", str(DELAY_MS))
     for _ in range(ATTEMPTS):
         run = asyncio.run(_run(group))
@@ -143,31 +154,39 @@ def test_a_batch_is_on_one_stage_after_the_other_and_a_stage_on_one_batch_at_a_t
         assert all(first["end_ns"] <= second["start_ns"] for first, second in pairwise(log))
 
 
-def test_all_stages_compute_at_the_same_time_each_another_batch(run: Run) -> None:
+@measures_time
+def test_all_stages_compute_at_the_same_time_each_another_batch(quiet_run: Run) -> None:
     together_ms = []
     for step in range(WARM_UP, STEPS - STAGES):
-        lines = [log[step + STAGES - 1 - stage] for stage, log in enumerate(run.stages)]
+        lines = [log[step + STAGES - 1 - stage] for stage, log in enumerate(quiet_run.stages)]
         assert len({tuple(line["handles"]) for line in lines}) == STAGES
         together_ms.append((min(line["end_ns"] for line in lines) - max(line["start_ns"] for line in lines)) / 1e6)
     assert statistics.median(together_ms) > DELAY_MS / 2, "for most of a step; the machine may disturb some"
 
 
-def test_the_control_message_of_each_step_reaches_the_last_stage_before_the_first_has_computed_it(run: Run) -> None:
-    assert run.is_told_early
+@measures_time
+def test_the_control_message_of_each_step_reaches_the_last_stage_before_the_first_has_computed_it(
+    quiet_run: Run,
+) -> None:
+    assert quiet_run.is_told_early
 
 
-def test_no_stage_has_a_bubble_between_a_batch_and_its_next_step(run: Run) -> None:
+@measures_time
+def test_no_stage_has_a_bubble_between_a_batch_and_its_next_step(quiet_run: Run) -> None:
     # A hop that hardly any step had to wait for is none.
     quicker_ms = {
-        hop: statistics.quantiles(times, n=4)[0] for hop, times in run.hops_ms().items() if len(times) > STAGES
+        hop: statistics.quantiles(times, n=4)[0] for hop, times in quiet_run.hops_ms().items() if len(times) > STAGES
     }
     assert max(quicker_ms.values()) < HOP_MAX_MS, quicker_ms
 
 
-def test_every_stage_is_idle_under_a_tenth_of_the_time_after_warm_up(run: Run) -> None:
-    if run.idle_share >= IDLE_MAX and run.waited_share > WAITED_SHARE_MAX:
-        pytest.skip(f"the machine is busy: {ATTEMPTS} runs, waits for a processor {run.waited_share:.2f} of the time")
-    assert run.idle_share < IDLE_MAX, f"waits for a processor: {run.waited_share:.2f} of the time"
+@measures_time
+def test_every_stage_is_idle_under_a_tenth_of_the_time_after_warm_up(quiet_run: Run) -> None:
+    if quiet_run.idle_share >= IDLE_MAX and quiet_run.waited_share > WAITED_SHARE_MAX:
+        pytest.skip(
+            f"the machine is busy: {ATTEMPTS} runs, waits for a processor {quiet_run.waited_share:.2f} of the time"
+        )
+    assert quiet_run.idle_share < IDLE_MAX, f"waits for a processor: {quiet_run.waited_share:.2f} of the time"
 
 
 def _idle_share(log: Log) -> float:

@@ -20,7 +20,7 @@ from support.worker.stage_client import Phase, StageClient, code_of
 Start = Callable[..., Awaitable[list[Controller]]]
 # A scripted rank beats twenty times a second: two seconds of silence are a freeze even where the machine is busy.
 SILENT_S = 2.0
-NOTICED_S = 15.0
+NOTICED_S = 60.0
 
 
 @pytest.fixture

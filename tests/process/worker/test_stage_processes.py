@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -137,10 +136,9 @@ async def test_a_killed_rank_is_an_engine_error_at_once_and_its_peers_live_on(
     await engine.form(group.next_epoch())
     [survivor] = group.rank_pids(1)
     [victim] = group.rank_pids(0)
-    killed = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     error = await error_of(next_result(engine))
-    assert time.monotonic() - killed < 3.0
+    assert "sent nothing" not in str(error), "its death is noticed, not its silence"
     assert "stage 0" in str(error)
     epoch = group.next_epoch()
     await engine.form(epoch)  # waits until the new rank has loaded
