@@ -162,7 +162,7 @@ async def test_the_background_and_cancelling_on_disconnect_contradict_each_other
 async def test_a_wish_for_disconnects_that_there_is_none_of_is_refused_in_words() -> None:
     async with rig() as one:
         _, error = await one.error("/v1/completions", **BODY, on_disconnect="explode")
-        assert error["message"] == "on_disconnect: must be 'cancel' or 'keep'"
+        assert error["message"] == "on_disconnect: must be 'cancel' or 'keep', not 'explode'"
 
 
 async def test_the_result_of_a_failed_call_is_its_error() -> None:
