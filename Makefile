@@ -11,7 +11,7 @@ LINTED = .ci services operator kernels charts tests e2e
 .PHONY: help run quick test check-slow prove test-times e2e cluster-ready images cluster-up cluster-down check static docs docs-serve reference reference-check format format-check lint types house-rules imports proto proto-check figures figures-check lock
 
 help:  ## list these targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: .venv/.installed-local  ## install, then serve the small model on http://127.0.0.1:8000
 	@exec .venv/bin/orca up $(ARGS)
@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # One computing thread per process: the tests start many processes and measure none.
 quick test check-slow prove: export OMP_NUM_THREADS ?= 1
 # The set for development holds what these tests need; without it a small one is enough, which no PyTorch is part of.
-quick: $(or $(wildcard .venv/.installed-dev),.venv/.installed-quick)  ## run the tests that need only Python, in under a minute
+quick: $(or $(wildcard .venv/.installed-dev),.venv/.installed-quick)  ## run the tests that need only Python, in about a minute
 	@$(PYTEST) -o testpaths=tests/unit -m "not slow and not prove" --junitxml $(TIMES)/quick.xml $(ARGS); status=$$?; \
 	  echo "make quick left out tests/process (PyTorch, child processes), tests/redis (a Redis server), tests/cluster (a" \
 	    "Kubernetes API server) and tests/kernels (compilers): make test"; exit $$status
@@ -43,7 +43,7 @@ test-times:  ## print the slowest 30 tests of the last make test, and the sum of
 # The scenarios run in the network of a cluster of their own, which has no way out of this machine. It is taken away behind
 # them, also when they fail; its logs stay until the next one.
 CLUSTER = PYTHONPATH=e2e .venv/bin/python -m cluster
-e2e: .venv/.installed-dev  ## run the end-to-end tests on a Kubernetes of our own (root, Debian; first time 30 minutes)
+e2e: .venv/.installed-dev  ## run the end-to-end tests on a Kubernetes of our own (root, Debian, cgroups v1; first time 30 minutes)
 ifneq ($(ORCA_E2E_CONTEXT),)
 # A cluster that somebody has: nothing of our own is started or ended, and nothing needs root (e2e/cluster/README.md).
 	.venv/bin/python -m pytest --timeout 900 $(or $(ARGS),e2e)
@@ -54,7 +54,7 @@ else
 	@$(CLUSTER) exec -- .venv/bin/python -m pytest --timeout 900 $(or $(ARGS),e2e); status=$$?; $(CLUSTER) down --keep-logs; exit $$status
 endif
 
-cluster-ready: .venv/.installed-dev  ## build all that `make e2e` needs, and see that a cluster starts
+cluster-ready: .venv/.installed-dev  ## build all that `make e2e` needs, and see that a cluster starts (root, Debian, cgroups v1)
 	$(CLUSTER) binaries
 	$(CLUSTER) images
 	$(CLUSTER) keep
@@ -64,7 +64,7 @@ cluster-ready: .venv/.installed-dev  ## build all that `make e2e` needs, and see
 images: .venv/.installed-dev  ## build the images of services/Containerfile as localhost/orca-ROLE:dev
 	$(CLUSTER) images $(ARGS)
 
-cluster-up: .venv/.installed-dev  ## start that cluster and leave it:  make cluster-up ARGS="--nodes 3"
+cluster-up: .venv/.installed-dev  ## start that cluster and leave it (root, Debian, cgroups v1):  make cluster-up ARGS="--nodes 3"
 	$(CLUSTER) up $(ARGS)
 
 cluster-down: .venv/.installed-dev  ## end it

@@ -18,7 +18,7 @@ __all__ = ["redis_login"]
 def programs() -> dict[str, Path]:
     """The programs of an API server and its controllers, by name."""
     if not (ETCD.path.exists() and KUBERNETES.path.exists()):
-        pytest.skip("no Kubernetes API server is here: `make cluster-up` builds it into the cache in some minutes")
+        pytest.skip("no Kubernetes API server is here; to build it: cd e2e && ../.venv/bin/python -m cluster binaries")
     names = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
     return {name: KUBERNETES.folder / name for name in names} | {"etcd": ETCD.path}
 

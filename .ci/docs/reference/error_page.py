@@ -7,7 +7,7 @@ from pathlib import Path
 
 from orca.core.domain import errors as core_errors
 from orca.gateway import errors as gateway_errors
-from reference.tables import code, sentence, table
+from reference.tables import code, table
 
 GATEWAY = Path(gateway_errors.__file__).parent
 
@@ -19,13 +19,25 @@ Errors have OpenAI's shape:
 {"error": {"message": "...", "type": "invalid_request_error", "param": "max_tokens", "code": "never_fits"}}
 ```
 
-`param` names the field. `code` is a word for programs. Nothing of a refused call is kept. In a stream, an error is an
-event, and `[DONE]` is never sent after it.
+`param` names the field or header. If its value is wrong, the message begins with its name. `code` is a word for
+programs. Nothing of a refused call is kept. In a stream, an error is an event, and `[DONE]` is never sent after it.
 
-With 429 and 503, `Retry-After` says when to come back, and it grows with the backlog. With `x-should-retry: false`, the
-official clients do not try again: somebody wanted this end, or a second try would fail as well.
+With 429 and 503, `Retry-After` says when to come back, and it grows with the backlog. *No retry* means that the answer
+has `x-should-retry: false`. The official clients then do not try again: somebody wanted this end, or a second try would
+fail as well.
 
 """
+
+# Messages that the code takes from elsewhere, one for each code.
+_EXAMPLES = {
+    "invalid_cursor": "Last-Event-ID: 'x' is not an event id; examples are 0.12 and 0.end",
+    "invalid_value": "temperature: must be at most 2, not 3",
+    "unsupported_parameter": "tools: is not supported by this server",
+    "never_fits": "prompt and max_tokens need 600 slots, the engine has 512",
+    "queue_full": "the queue is full: at most 1000 requests may wait",
+    "pool_full": "the pool is full: requests accepted earlier reserve its 1073741824 bytes",
+    "revision_not_served": "the request is of revision bc077d0dbdcd04df, which this gateway does not serve",
+}
 
 
 @dataclass(frozen=True, order=True)
@@ -39,27 +51,45 @@ class Made:
     is_final: bool
 
 
+# app.py makes these out of Starlette's own errors.
+_OF_PATHS = (
+    Made(
+        404,
+        "not_found",
+        gateway_errors.INVALID,
+        "...: Not Found; /openapi.json lists the paths that this server has",
+        False,
+    ),
+    Made(405, "method_not_allowed", gateway_errors.INVALID, "...: Method Not Allowed", False),
+)
+
+
 def page() -> str:
-    made = sorted({error for path in GATEWAY.rglob("*.py") for error in _made_in(path)})
-    rows: dict[tuple[int, str, str], list[str]] = {}
+    made = sorted({*_OF_PATHS, *(error for path in GATEWAY.rglob("*.py") for error in _made_in(path))})
+    rows: dict[tuple[int, str, str, bool], list[str]] = {}
     for error in made:
-        final = " No retry." if error.is_final else ""
-        text = "Says what is wrong" if set(error.message) <= set(" .:") else sentence(error.message)
-        text = text if text.endswith("...") else f"{text}."
-        texts = rows.setdefault((error.status, error.type, error.code), [])
-        if f"{text}{final}" not in texts:
-            texts.append(f"{text}{final}")
+        texts = rows.setdefault((error.status, error.type, error.code, error.is_final), [])
+        if (text := _message(error)) not in texts:
+            texts.append(text)
     answers = [
-        (str(status), f"{code(name)}\n{code(kind)}", "\n".join(texts)) for (status, kind, name), texts in rows.items()
+        (str(status), f"{code(name)}\n{code(kind)}", "\n".join(texts), "no" if is_final else "")
+        for (status, kind, name, is_final), texts in rows.items()
     ]
     tree = (core_errors.__doc__ or "").partition("\n\n")[2].strip()
     return (
         _HEAD
         + "## Answers of the gateway\n\n`...` stands for a part of the message that depends on the call.\n\n"
-        + table(["Status", "Code and type", "Message"], sorted(answers))
+        + table(["Status", "Code and type", "Message", "Retry"], sorted(answers))
         + "## Errors in the code\n\nThese cross a boundary between services. The gateway maps them to answers.\n\n"
         + f"```text\n{tree}\n```\n"
     )
+
+
+def _message(error: Made) -> str:
+    """Return a message as clients get it, or an example if the code takes it from elsewhere."""
+    if set(error.message) <= set(" .:"):
+        return f"such as: {_EXAMPLES[error.code]}" if error.code in _EXAMPLES else "says what is wrong"
+    return " ".join(error.message.split())
 
 
 def _made_in(path: Path) -> Iterator[Made]:

@@ -22,7 +22,7 @@ _HEAD = """# Commands and variables
 default. An unknown option, an unknown variable with a known prefix, or a bad value stops the start with the name of the
 option or variable.
 
-A switch may be given without a value: `--keep` is `--keep true`.
+A switch may be given without a value: `--open-to-network` is `--open-to-network true`.
 
 """
 _UP = f"""`orca up` starts all parts on this machine. Its own options are no variables, except `{KEYS_VARIABLE}` and

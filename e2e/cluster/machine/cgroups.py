@@ -20,7 +20,10 @@ _MEMBERS = "pids"
 def check_cgroup_version() -> None:
     """Check that the machine has cgroups of version 1. Raises: ClusterError if not."""
     if not (_HIERARCHIES / _MEMBERS / "cgroup.procs").exists():
-        raise ClusterError(f"{_HIERARCHIES} has no cgroups of version 1, which this cluster needs")
+        raise ClusterError(
+            f"{_HIERARCHIES} has no cgroups of version 1, which this cluster needs; boot with"
+            " systemd.unified_cgroup_hierarchy=0, or give ORCA_E2E_CONTEXT a cluster of yours"
+        )
 
 
 def make_cgroup(name: str) -> None:

@@ -4,11 +4,16 @@ ApiError            an answer in OpenAI's shape: status, type, param, code, perh
 `api_error`         OrcaError -> ApiError
 `end_error`         the reason of an end from outside the generation -> ApiError
 `error_response`    ApiError -> HTTP
+`shown`             a value that a client sent -> a few words in an error
+
+If the value of a field or header is wrong, the message begins with its name: `temperature: must be at most 2, not 3`.
 """
 
+import json
 import logging
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import orjson
 from starlette.responses import Response
@@ -32,6 +37,7 @@ INVALID = "invalid_request_error"
 UNAVAILABLE = "service_unavailable_error"
 
 MESSAGE_CHARACTERS_MAX, PARAM_CHARACTERS_MAX = 1000, 100
+VALUE_CHARACTERS_MAX = 40
 
 
 class ApiError(Exception):
@@ -147,6 +153,17 @@ def error_response(error: ApiError, headers: Mapping[str, str] | None = None) ->
         headers={**(headers or {}), **error.headers()},
         media_type="application/json",
     )
+
+
+def shown(value: Any) -> str:
+    """Return a JSON value as an error quotes it: short, with objects and lists as words."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    if isinstance(value, str):
+        return repr(_shortened(value, VALUE_CHARACTERS_MAX))
+    return json.dumps(value)
 
 
 def _shortened(text: str, characters_max: int) -> str:

@@ -99,9 +99,8 @@ def _milliseconds(headers: Headers, name: str) -> float | None:
     text = ", ".join(values)
     number = float(text) if _NUMBER.fullmatch(text) else math.nan
     if not 0 < number <= MS_MAX:
-        raise InvalidRequest(
-            f"the {name} header must be a number of milliseconds above 0 and up to {MS_MAX}", param=name
-        )
+        message = f"{name}: must be a number of milliseconds above 0 and up to {MS_MAX}, not {text[:32]!r}"
+        raise InvalidRequest(message, param=name)
     return number
 
 

@@ -231,12 +231,19 @@ class Rig:
         return error_of(await self.post(path, **body))
 
 
+NAMED_CODES = ("invalid_value", "unsupported_parameter", "invalid_cursor", "invalid_idempotency_key")
+"""Codes of errors whose message begins with the field or header at fault."""
+
+
 def error_of(response: httpx.Response) -> tuple[int, dict[str, Any]]:
     """Status and error of a response, which must be in OpenAI's shape."""
     body = response.json()
     assert set(body) == {"error"}
     assert set(body["error"]) == {"message", "type", "param", "code"}
     assert isinstance(body["error"]["message"], str)
+    if body["error"]["code"] in NAMED_CODES:
+        param = body["error"]["param"]
+        assert body["error"]["message"].startswith(f"{param}: " if len(param) < PARAM_CHARACTERS_MAX else param[:-3])
     assert response.headers["content-type"] == "application/json"
     return response.status_code, body["error"]
 

@@ -25,6 +25,8 @@ async def test_models_are_listed_and_found_by_name() -> None:
         assert [model["id"] for model in listed["data"]] == ["tiny"]
         assert (await one.client.get("/v1/models/tiny")).json() == listed["data"][0]
         assert listed["data"][0]["max_model_len"] == MODEL.max_model_len
+        status, error = error_of(await one.client.get("/v1/models/"))
+        assert (status, error["message"]) == (404, "no model is named: GET /v1/models lists the model of this server")
         status, error = error_of(await one.client.get("/v1/models/org/other"))
         assert (status, error["code"]) == (404, "model_not_found")
 

@@ -237,24 +237,39 @@ async def test_messages_that_the_template_refuses_are_400_with_its_message() -> 
 
 SENTENCES: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "a", "max_tokens": 10**30}, "max_tokens: is too large a number"),
-    (COMPLETIONS, {"prompt": "a", "max_tokens": 1.5}, "max_tokens: must be a whole number"),
+    (COMPLETIONS, {"prompt": "a", "max_tokens": 1.5}, "max_tokens: must be a whole number, not 1.5"),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens: must be at least 1 unless echo is true"),
-    (COMPLETIONS, {"prompt": "a", "top_p": 0}, "top_p: must be above 0"),
-    (COMPLETIONS, {"prompt": "a", "seed": 2**63}, f"seed: must be at most {2**63 - 1}"),
-    (COMPLETIONS, {"prompt": "a", "stream": "yes"}, "stream: must be true or false"),
-    (COMPLETIONS, {"prompt": "a", "stream_options": 5}, "stream_options: must be an object"),
-    (COMPLETIONS, {"prompt": "a", "n": 1000}, "n = 1000 is more than the 128 choices of one call"),
-    (COMPLETIONS, {"prompt": ["a", "b"], "n": 100}, "2 prompts with n = 100 is more than the 128 choices of one call"),
+    (COMPLETIONS, {"prompt": "a", "top_p": 0}, "top_p: must be above 0, not 0"),
+    (COMPLETIONS, {"prompt": "a", "seed": 2**63}, f"seed: must be at most {2**63 - 1}, not {2**63}"),
+    (COMPLETIONS, {"prompt": "a", "stream": "yes"}, "stream: must be true or false, not 'yes'"),
+    (COMPLETIONS, {"prompt": "a", "stream_options": 5}, "stream_options: must be an object, not 5"),
+    (COMPLETIONS, {"prompt": "a", "n": 1000}, "n: 1000 choices are more than 128 choices of one call"),
+    (COMPLETIONS, {"prompt": ["a", "b"], "n": 100}, "n: 2 prompts with n = 100 are more than 128 choices of one call"),
+    (COMPLETIONS, {"prompt": {"a": 1}}, "prompt: must be text or token ids, or a list of either, not an object"),
+    (COMPLETIONS, {"prompt": []}, "prompt: must be text or token ids, or a list of either, not an empty list"),
+    (COMPLETIONS, {"prompt": ["a", 5]}, "prompt[1]: must be text or a list of token ids, not 5"),
+    (COMPLETIONS, {"prompt": [1, 9999]}, f"prompt: 9999 is not a token id of this model (0 to {MODEL.vocab_size - 1})"),
+    (COMPLETIONS, {"prompt": [1, "b"]}, f"prompt: 'b' is not a token id of this model (0 to {MODEL.vocab_size - 1})"),
+    (COMPLETIONS, {"prompt": "a", "stop": ["x", 5]}, "stop: must be text or a list of texts; it has 5"),
+    (COMPLETIONS, {"prompt": "a", "stop": "x" * 2000}, "stop: a text must have 1 to 1024 characters, not 2000"),
+    (
+        COMPLETIONS,
+        {"prompt": "a", "logit_bias": {"5": 200}},
+        "logit_bias: the bias of 5 must be between -100 and 100, not 200",
+    ),
+    (COMPLETIONS, {"prompt": "a", "best_of": 3}, "best_of: only n, which is 1, is supported, not 3"),
     (CHAT, {}, "messages: is required"),
     (CHAT, {"messages": []}, "messages: must not be empty"),
-    (CHAT, {"messages": "hi"}, "messages: must be a list"),
-    (CHAT, {"messages": ["hi"]}, "messages[0]: must be an object"),
+    (CHAT, {"messages": "hi"}, "messages: must be a list, not 'hi'"),
+    (CHAT, {"messages": ["hi"]}, "messages[0]: must be an object, not 'hi'"),
     (
         CHAT,
         {"messages": [*USER, {"role": "wizard", "content": "hi"}]},
-        "messages[1].role: must be 'system', 'developer', 'user', 'assistant', 'tool' or 'function'",
+        "messages[1].role: must be 'system', 'developer', 'user', 'assistant', 'tool' or 'function', not 'wizard'",
     ),
-    (CHAT, {"messages": USER, "n": 1000}, "n = 1000 is more than the 128 choices of one call"),
+    (CHAT, {"messages": USER, "n": 1000}, "n: 1000 choices are more than 128 choices of one call"),
+    (CHAT, {"messages": USER, "tools": [{}]}, "tools: is not supported by this server"),
+    (CHAT, {"messages": USER, "top_logprobs": 2}, "top_logprobs: needs logprobs to be true"),
 ]
 
 
@@ -263,3 +278,26 @@ async def test_refusals_use_the_terms_of_json_and_not_of_python(path: str, body:
     async with rig(schedules=False) as one:
         status, error = error_of(await one.client.post(path, content=json.dumps(body), headers=JSON))
         assert (status, error["message"]) == (400, sentence)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": USER, "tools": [{}]}),
+        (CHAT, {"messages": USER, "response_format": {"type": "json_object"}}),
+        (COMPLETIONS, {"prompt": "a", "best_of": 3}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+    ],
+    ids=["tools", "response_format", "best_of", "image"],
+)
+async def test_what_only_other_servers_have_has_a_code_of_its_own(path: str, body: dict[str, Any]) -> None:
+    async with rig(schedules=False) as one:
+        status, error = error_of(await one.post(path, **body))
+        assert (status, error["code"]) == (400, "unsupported_parameter")
+
+
+async def test_a_part_of_a_message_whose_type_is_no_text_is_refused() -> None:
+    async with rig(schedules=False) as one:
+        part = {"type": 5, "text": "hi"}
+        _, error = await one.error(CHAT, messages=[{"role": "user", "content": [part]}])
+        assert error["message"] == "messages[0].content[0]: must be an object with type text and a text"

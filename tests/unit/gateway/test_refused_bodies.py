@@ -97,8 +97,8 @@ WRONG_VALUES = [
     (b'"prompt": "b"', "prompt", "prompt: occurs twice in one object"),
     (b'"stop_token_ids": [true]', "stop_token_ids[0]", "stop_token_ids[0]: must be a whole number"),
     (b'"stream": 1', "stream", "stream: must be true or false"),
-    (b'"user": "\xc3\x28"', None, "the body is not valid JSON"),
-    (b'"user": "\xff\xfe"', None, "the body is not valid JSON"),
+    (b'"user": "\xc3\x28"', None, "the body is not valid UTF-8, which JSON must be, at byte 26"),
+    (b'"user": "\xff\xfe"', None, "the body is not valid UTF-8, which JSON must be, at byte 26"),
     (b'"user": "\x00"', None, "the body is not valid JSON"),
     (b'"user": 0x10', None, "the body is not valid JSON"),
     (b'"user": 007', None, "the body is not valid JSON"),
@@ -121,3 +121,9 @@ async def test_a_byte_order_mark_is_named() -> None:
     async with rig(schedules=False) as one:
         _, error = error_of(await one.client.post(COMPLETIONS, content=b"\xef\xbb\xbf{}", headers=JSON))
         assert "byte order mark" in error["message"]
+
+
+async def test_an_empty_body_is_named() -> None:
+    async with rig(schedules=False) as one:
+        _, error = error_of(await one.client.post(COMPLETIONS, content=b"", headers=JSON))
+        assert error["message"] == "the body is empty: it must be a JSON object"

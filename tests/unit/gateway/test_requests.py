@@ -162,7 +162,7 @@ async def test_a_background_call_that_cancels_on_disconnect_is_refused() -> None
 async def test_an_unknown_value_for_disconnects_is_refused_with_a_reason() -> None:
     async with rig() as one:
         _, error = await one.error("/v1/completions", **BODY, on_disconnect="explode")
-        assert error["message"] == "on_disconnect: must be 'cancel' or 'keep'"
+        assert error["message"] == "on_disconnect: must be 'cancel' or 'keep', not 'explode'"
 
 
 async def test_the_result_of_a_failed_call_is_its_error() -> None:

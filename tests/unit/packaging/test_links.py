@@ -5,25 +5,20 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
-ROOMS = ("docs", ".github", "services", "operator", "charts", "kernels", "tests", "e2e")
+from support.packaging.pages import CODE_BLOCK, ROOT, documents
+
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-
-
-def documents() -> list[Path]:
-    return sorted([*ROOT.glob("*.md"), *(path for room in ROOMS for path in (ROOT / room).rglob("*.md"))])
 
 
 def anchors(document: Path) -> set[str]:
     """Return the anchors of the page's headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.*)$", CODE.sub("", document.read_text()), re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", CODE_BLOCK.sub("", document.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_leads_somewhere(document: Path) -> None:
-    links = [link for link in LINK.findall(CODE.sub("", document.read_text())) if "://" not in link]
+    links = [link for link in LINK.findall(CODE_BLOCK.sub("", document.read_text())) if "://" not in link]
     for link in links:
         file, _, heading = link.partition("#")
         there = document.parent / file if file else document

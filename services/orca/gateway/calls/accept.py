@@ -12,8 +12,8 @@ from orca.core.domain.errors import InvalidRequest
 from orca.core.domain.request import Request, SamplingParams
 from orca.gateway.calls.bodies import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
 from orca.gateway.calls.opened_call import OpenedCall
-from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION, MESSAGE, refuse_unsupported
-from orca.gateway.errors import ApiError
+from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION, MESSAGE, refuse_unsupported, unsupported
+from orca.gateway.errors import ApiError, shown
 from orca.gateway.models.models import ServedModel
 from orca.gateway.render.render import AnswerKind, RenderOptions
 from orca.gateway.settings import GatewaySettings
@@ -40,31 +40,32 @@ class CallContext:
 
 
 def completion_prompts(body: CompletionBody, model: ServedModel, settings: GatewaySettings) -> list[str | list[int]]:
-    """Return the prompts of a call, as text or checked token ids. Raises: InvalidRequest."""
+    """Return the prompts of a call, as text or checked token ids. Raises: InvalidRequest, ApiError."""
     refuse_unsupported(body.model_extra or {}, COMPLETION)
     _check_stream(body)
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens: must be at least 1 unless echo is true", param="max_tokens")
     choices = body.n or 1
     if body.best_of is not None and body.best_of != choices:
-        raise InvalidRequest(f"best_of is {body.best_of}: only n ({choices}) is supported", param="best_of")
+        raise unsupported("best_of", f"only n, which is {choices}, is supported, not {body.best_of}")
     prompt = body.prompt
     if isinstance(prompt, str) or _is_token_list(prompt):
         prompt = [prompt]
     if not isinstance(prompt, list) or not prompt:
-        raise InvalidRequest("prompt must be text or token ids, or a list of either, not empty", param="prompt")
+        message = f"prompt: must be text or token ids, or a list of either, not {shown(prompt)}"
+        raise InvalidRequest(message, param="prompt")
     _check_choices(len(prompt), choices, settings)
     for i, element in enumerate(prompt):
         if not isinstance(element, str):
             if isinstance(element, list):
                 # First, because checking each of a million ids takes long.
                 _check_context(len(element), model, param="prompt")
-            _check_token_ids(element, model.info.vocab_size, param="prompt" if len(prompt) == 1 else f"prompt[{i}]")
+            check_token_ids(element, model.info.vocab_size, param="prompt" if len(prompt) == 1 else f"prompt[{i}]")
     return prompt
 
 
 async def chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: GatewaySettings) -> str:
-    """Render a chat by the model's template. Raises: InvalidRequest."""
+    """Render a chat by the model's template. Raises: InvalidRequest, ApiError."""
     if len(body.messages or []) > settings.inline_messages_max:
         return await asyncio.to_thread(_chat_prompt, body, model, settings)
     return _chat_prompt(body, model, settings)
@@ -76,7 +77,7 @@ def _chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: Ga
         _check_stream(body)
         _check_choices(1, body.n or 1, settings)
     if model.chat_template is None:
-        raise InvalidRequest("this model has no chat template: use /v1/completions", param="messages")
+        raise InvalidRequest("messages: this model has no chat template; use /v1/completions", param="messages")
     messages = [_plain_message(message, i) for i, message in enumerate(body.messages or [])]
     return model.chat_template.render(
         messages,
@@ -124,7 +125,8 @@ def submission(
     ]
     least = min(limits)
     if sampling["min_tokens"] > least:
-        raise InvalidRequest(f"min_tokens {sampling['min_tokens']} is more than max_tokens {least}", param="min_tokens")
+        message = f"min_tokens: {sampling['min_tokens']} is more than max_tokens, which is {least}"
+        raise InvalidRequest(message, param="min_tokens")
     return Submission(
         parent=context.parent,
         requests=tuple(requests),
@@ -149,7 +151,7 @@ def max_new_tokens(
     """
     limit = model.info.max_model_len
     if prompt_length == 0:
-        raise InvalidRequest("the prompt has no tokens", param=_prompt_param(body))
+        raise InvalidRequest(f"{_prompt_param(body)}: the prompt has no tokens", param=_prompt_param(body))
     _check_context(prompt_length, model, param=_prompt_param(body))
     if isinstance(body, ChatBody):
         asked, default = body.max_completion_tokens or body.max_tokens, settings.default_max_new_tokens
@@ -173,8 +175,9 @@ def _sampling(body: CompletionBody | ChatBody, model: ServedModel, settings: Gat
     """Return all SamplingParams but the seed. Defaults are OpenAI's, not those of a generation_config.json."""
     stop_token_ids = body.stop_token_ids or []
     if len(stop_token_ids) > settings.stop_token_ids_max:
-        raise InvalidRequest(f"stop_token_ids has more than {settings.stop_token_ids_max}", param="stop_token_ids")
-    _check_token_ids(stop_token_ids, model.info.vocab_size, param="stop_token_ids")
+        message = f"stop_token_ids: has {len(stop_token_ids)} token ids, more than {settings.stop_token_ids_max}"
+        raise InvalidRequest(message, param="stop_token_ids")
+    check_token_ids(stop_token_ids, model.info.vocab_size, param="stop_token_ids")
     logprobs, prompt_logprobs = _logprobs(body)
     return {
         "temperature": _float_or(body.temperature, 1.0),
@@ -228,32 +231,38 @@ def _logprobs(body: CompletionBody | ChatBody) -> tuple[int | None, int | None]:
     if isinstance(body, CompletionBody):
         return body.logprobs, body.logprobs if body.echo else None
     if body.top_logprobs and not body.logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+        raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
     return (body.top_logprobs or 0 if body.logprobs else None), None
 
 
 def _stop(stop: Any, settings: GatewaySettings) -> tuple[str, ...]:
     texts = [stop] if isinstance(stop, str) else stop or []
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise InvalidRequest("stop must be a string or a list of strings", param="stop")
+    if not isinstance(texts, list):
+        raise InvalidRequest(f"stop: must be text or a list of texts, not {shown(stop)}", param="stop")
     if len(texts) > settings.stop_max:
-        raise InvalidRequest(f"stop has {len(texts)} strings, more than {settings.stop_max}", param="stop")
+        raise InvalidRequest(f"stop: has {len(texts)} texts, more than {settings.stop_max}", param="stop")
     for text in texts:
+        if not isinstance(text, str):
+            raise InvalidRequest(f"stop: must be text or a list of texts; it has {shown(text)}", param="stop")
         if not 1 <= len(text) <= settings.stop_characters_max:
-            raise InvalidRequest(f"stop strings have 1 to {settings.stop_characters_max} characters", param="stop")
+            message = f"stop: a text must have 1 to {settings.stop_characters_max} characters, not {len(text)}"
+            raise InvalidRequest(message, param="stop")
     return tuple(dict.fromkeys(texts))
 
 
 def _logit_bias(bias: dict[str, float], model: ServedModel, settings: GatewaySettings) -> tuple[tuple[int, float], ...]:
     if len(bias) > settings.logit_bias_max:
-        raise InvalidRequest(f"logit_bias has more than {settings.logit_bias_max} entries", param="logit_bias")
+        message = f"logit_bias: has {len(bias)} entries, more than {settings.logit_bias_max}"
+        raise InvalidRequest(message, param="logit_bias")
     pairs: dict[int, float] = {}
     for key, value in bias.items():
         token_id = int(key) if key.isascii() and key.isdigit() and len(key) < 12 else -1
         if not 0 <= token_id < model.info.vocab_size:
-            raise InvalidRequest(f"logit_bias has {key[:32]!r}, which is not a token id", param="logit_bias")
+            message = f"logit_bias: {shown(key)} is not a token id of this model (0 to {model.info.vocab_size - 1})"
+            raise InvalidRequest(message, param="logit_bias")
         if not -100 <= value <= 100:
-            raise InvalidRequest(f"logit_bias of {key} must be between -100 and 100", param="logit_bias")
+            message = f"logit_bias: the bias of {key} must be between -100 and 100, not {value:g}"
+            raise InvalidRequest(message, param="logit_bias")
         pairs[token_id] = value
     return tuple(sorted(pairs.items()))
 
@@ -267,25 +276,30 @@ def _check_context(prompt_length: int, model: ServedModel, *, param: str) -> Non
 
 def _check_stream(body: GenerationBody) -> None:
     if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
+        raise InvalidRequest("stream_options: needs stream to be true", param="stream_options")
 
 
 def _check_choices(prompts: int, choices: int, settings: GatewaySettings) -> None:
     if prompts * choices > settings.choices_max:
-        asked = f"n = {choices}" if prompts == 1 else f"{prompts} prompts with n = {choices}"
-        message = f"{asked} is more than the {settings.choices_max} choices of one call"
-        raise InvalidRequest(message, param="n" if choices > 1 else "prompt")
+        param = "n" if choices > 1 else "prompt"
+        asked = f"{choices} choices" if prompts == 1 else f"{prompts} prompts with n = {choices}"
+        raise InvalidRequest(f"{param}: {asked} are more than {settings.choices_max} choices of one call", param=param)
 
 
 def _is_token_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and type(value[0]) is int
 
 
-def _check_token_ids(ids: Any, vocab_size: int, *, param: str) -> None:
-    if not isinstance(ids, list) or any(type(token_id) is not int for token_id in ids):
-        raise InvalidRequest(f"{param} must be text or a list of token ids from 0 to {vocab_size - 1}", param=param)
-    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-        raise InvalidRequest(f"{param} has a token id outside 0 to {vocab_size - 1}", param=param)
+def check_token_ids(ids: Any, vocab_size: int, *, param: str) -> None:
+    """Check that a value is a list of token ids. Raises: InvalidRequest that names the first that is none."""
+    if not isinstance(ids, list):
+        raise InvalidRequest(f"{param}: must be text or a list of token ids, not {shown(ids)}", param=param)
+    # Faster than a comparison for each of a million ids.
+    if set(map(type, ids)) <= {int} and (not ids or 0 <= min(ids) <= max(ids) < vocab_size):
+        return
+    bad = next(each for each in ids if type(each) is not int or not 0 <= each < vocab_size)
+    message = f"{param}: {shown(bad)} is not a token id of this model (0 to {vocab_size - 1})"
+    raise InvalidRequest(message, param=param)
 
 
 def _plain_message(message: Message, index: int) -> dict[str, Any]:
@@ -304,12 +318,16 @@ def _text_of(content: Any, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
-        raise InvalidRequest(f"{where}content must be text or a list of parts", param=f"{where}content")
+        message = f"{where}content: must be text or a list of parts, not {shown(content)}"
+        raise InvalidRequest(message, param=f"{where}content")
     texts = []
     for i, part in enumerate(content):
         name = f"{where}content[{i}]"
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise InvalidRequest(f"{name} must be a part of type text: no other type is supported", param=name)
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise unsupported(name, f"must be a part of type text, not {shown(kind)}: no other type is supported")
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise InvalidRequest(f"{name}: must be an object with type text and a text", param=name)
         texts.append(part["text"])
     return "\n".join(texts)
 

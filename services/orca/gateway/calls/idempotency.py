@@ -20,11 +20,11 @@ def read_idempotency_key(headers: Headers) -> str | None:
     """Return the call's key, None without one. Raises: ApiError 400."""
     keys = set(headers.getlist(HEADER))
     if len(keys) > 1:
-        message = "the Idempotency-Key header occurs more than once, with different values"
+        message = "Idempotency-Key: occurs more than once, with different values"
         raise ApiError(400, message, param="Idempotency-Key", code="invalid_idempotency_key")
     key = keys.pop() if keys else None
     if key is not None and not (1 <= len(key) <= CHARACTERS_MAX and key.isascii() and key.isprintable()):
-        message = f"the Idempotency-Key header must be 1 to {CHARACTERS_MAX} printable ASCII characters"
+        message = f"Idempotency-Key: must be 1 to {CHARACTERS_MAX} printable ASCII characters"
         raise ApiError(400, message, param="Idempotency-Key", code="invalid_idempotency_key")
     return key
 

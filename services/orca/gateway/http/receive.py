@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
-from orca.gateway.errors import UNAVAILABLE, ApiError
+from orca.gateway.errors import UNAVAILABLE, ApiError, shown
 from orca.gateway.settings import GatewaySettings
 
 BodyType = TypeVar("BodyType", bound=BaseModel)
@@ -141,12 +141,26 @@ def _too_large(settings: GatewaySettings) -> ApiError:
 
 def _parse(body: bytes) -> Any:
     """Parse JSON by orjson, which refuses what Python's own parser accepts: NaN, lone surrogates, endless nesting."""
+    if not body:
+        raise ApiError(400, "the body is empty: it must be a JSON object", code="invalid_json")
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
+        if (place := _bad_utf8(body)) is not None:
+            message = f"the body is not valid UTF-8, which JSON must be, at byte {place + 1}"
+            raise ApiError(400, message, code="invalid_json") from error
         found = next((word for word in ("NaN", "Infinity") if error.doc.startswith(word, error.pos)), None)
         reason = error if found is None else f"it has {found}, which is not JSON, at {_place(error)}"
         raise ApiError(400, f"the body is not valid JSON: {reason}", code="invalid_json") from error
+
+
+def _bad_utf8(body: bytes) -> int | None:
+    """Return the index of the first byte that is no UTF-8; None if all are. orjson names another place."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return None
 
 
 def _check_names(body: bytes, document: Any) -> None:
@@ -227,18 +241,18 @@ def _first_problem(error: ValidationError) -> ApiError:
 
 _WORDS = {
     "missing": "is required",
-    "literal_error": "must be {expected}",
-    "list_type": "must be a list",
-    "dict_type": "must be an object",
-    "model_type": "must be an object",
-    "int_type": "must be a whole number",
-    "float_type": "must be a number",
-    "bool_type": "must be true or false",
-    "string_type": "must be text",
+    "literal_error": "must be {expected}, not {given}",
+    "list_type": "must be a list, not {given}",
+    "dict_type": "must be an object, not {given}",
+    "model_type": "must be an object, not {given}",
+    "int_type": "must be a whole number, not {given}",
+    "float_type": "must be a number, not {given}",
+    "bool_type": "must be true or false, not {given}",
+    "string_type": "must be text, not {given}",
     "too_short": "must not be empty",
-    "greater_than_equal": "must be at least {ge}",
-    "greater_than": "must be above {gt}",
-    "less_than_equal": "must be at most {le}",
+    "greater_than_equal": "must be at least {ge}, not {given}",
+    "greater_than": "must be above {gt}, not {given}",
+    "less_than_equal": "must be at most {le}, not {given}",
 }
 """Descriptions of pydantic's kinds of problems for people who know JSON and not pydantic."""
 
@@ -253,4 +267,4 @@ def _describe(problem: ErrorDetails) -> str:
         for name, bound in problem.get("ctx", {}).items()
     }
     words = _WORDS.get(problem["type"])
-    return problem["msg"] if words is None else words.format(**bounds)
+    return problem["msg"] if words is None else words.format(**bounds, given=shown(given))

@@ -56,9 +56,8 @@ class ChatTemplate:
             return self._template.render(given)
         except Exception as error:
             # A template is its author's program: any error that it raises is about these messages.
-            raise InvalidRequest(
-                f"the model's chat template refuses these messages: {error}", param="messages"
-            ) from error
+            message = f"messages: the model's chat template refuses them: {error}"
+            raise InvalidRequest(message, param="messages") from error
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

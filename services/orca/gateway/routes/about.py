@@ -13,7 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from orca.core.domain.errors import InvalidRequest
-from orca.gateway.calls.accept import chat_prompt
+from orca.gateway.calls.accept import chat_prompt, check_token_ids
 from orca.gateway.calls.bodies import DetokenizeBody, TokenizeBody
 from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
@@ -71,6 +71,8 @@ def models(gateway: Gateway) -> dict[str, Any]:
 
 def model(gateway: Gateway, name: str) -> dict[str, Any]:
     """Describe the current model. Raises: ApiError 404 for an unknown name."""
+    if not name:
+        raise ApiError(404, "no model is named: GET /v1/models lists the model of this server", code="not_found")
     gateway.models.check_name(name)
     return _model(gateway)
 
@@ -98,7 +100,7 @@ async def tokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
     gateway.models.check_name(body.model)
     current = gateway.models.current
     if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequest("give either prompt or messages", param="prompt")
+        raise InvalidRequest("prompt: give either prompt or messages", param="prompt")
     is_chat = body.prompt is None
     text = await chat_prompt(body, current, gateway.settings) if body.prompt is None else body.prompt
     add_special_tokens = not is_chat if body.add_special_tokens is None else body.add_special_tokens
@@ -116,12 +118,10 @@ async def detokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
         body = await receive_body(unread, DetokenizeBody, gateway.settings, budget)
     gateway.models.check_name(body.model)
     current = gateway.models.current
-    limit = current.info.vocab_size
     tokens_max = max(current.info.max_model_len, gateway.settings.detokenize_tokens_max)
     if len(body.tokens) > tokens_max:
-        raise InvalidRequest(f"tokens has more than {tokens_max} token ids", param="tokens")
-    if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < limit:
-        raise InvalidRequest(f"tokens has a token id outside 0 to {limit - 1}", param="tokens")
+        raise InvalidRequest(f"tokens: has {len(body.tokens)} token ids, more than {tokens_max}", param="tokens")
+    check_token_ids(body.tokens, current.info.vocab_size, param="tokens")
     return {"prompt": current.tokenizer.decode(body.tokens, skip_special_tokens=False)}
 
 
