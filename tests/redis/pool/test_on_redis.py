@@ -317,7 +317,8 @@ async def test_with_replicas_only_replicated_writes_are_acknowledged(
     await bed.pool.commit([entry(owned["a.0"], 0, 5)])
     # Another connection than the one that wrote: it must not take the replica's silence for a yes.
     for refused in (bed.pool.read("a.0", 0), bed.pool.read_many({"a.0": 0}), bed.pool.submit(submission("b"))):
-        with pytest.raises(PoolUnavailable, match="0 of 1 replicas"):
+        # On a busy machine the answer itself may come too late: that is no yes either.
+        with pytest.raises(PoolUnavailable, match=r"0 of 1 replicas|no answer in time"):
             await refused
     os.kill(replica.pid, signal.SIGCONT)
     assert [token.id for token in (await bed.pool.read("a.0", 0)).tokens] == [5]
