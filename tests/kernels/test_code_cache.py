@@ -25,6 +25,7 @@ def _kept(home: Path) -> dict[Path, int]:
 @pytest.mark.parametrize(
     "tests", [["test_rows.py"], pytest.param(["test_product.py", "test_attention.py"], marks=pytest.mark.slow)], ids=str
 )
+@pytest.mark.slow
 @pytest.mark.timeout(1250)  # twice the limit of a run, where nothing is kept
 @pytest.mark.skipif(cache_folder() is None, reason="no code can be kept here")
 def test_kernels_loaded_from_the_code_cache_pass_their_tests(tests: list[str], tmp_path: Path) -> None:

@@ -180,6 +180,7 @@ def test_ready_again_after_both_stages_died_at_once(up: Up) -> None:
     up.family()
 
 
+@pytest.mark.slow
 def test_ready_again_after_a_rank_died_whom_its_controller_started_again(up: Up) -> None:
     told = up.output.count("ready again after")
     find_parts(up.process.pid)["rank-0.1.0"].kill()
@@ -219,7 +220,7 @@ def undisturbed(up: Up) -> list[str]:
     return events_of_a_long_stream(up)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["worker-0.0", "scheduler-0"])
 def test_a_frozen_part_is_replaced_and_a_stream_completes_unchanged(up: Up, undisturbed: list[str], part: str) -> None:
     ready = up.output.count("ready again after")
@@ -279,6 +280,7 @@ def test_more_slots_than_memory_end_the_start_with_the_schedulers_message(tmp_pa
     assert_ends_its_start(up, r"^orca up: scheduler-0 did not start: .*slots: \d+ are wanted")
 
 
+@pytest.mark.slow
 def test_a_model_that_the_stages_refuse_ends_the_start_with_their_message(tmp_path: Path) -> None:
     model = tmp_path / "broken-model"
     shutil.copytree(small_model_folder(), model)

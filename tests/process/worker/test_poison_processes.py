@@ -111,6 +111,7 @@ async def group(tiny_model: Path, blames: Blames) -> AsyncIterator[Group]:
         await running
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 30)
 async def test_a_request_that_kills_its_rank_ends_with_an_error_and_the_others_with_their_tokens(
     group: Group, blames: Blames

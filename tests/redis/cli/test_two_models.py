@@ -20,7 +20,7 @@ from orca.core.process.ports import free_port
 from orca.pool.redis.embedded import EmbeddedRedis
 from support.waiting import until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 WITHIN_S = 150.0  # a shared two-core machine; alone a group forms in under ten
 PROMPTS = ("It was a fine morning, and", "Mr. Darcy", "She could not but")

@@ -71,6 +71,7 @@ def scheduler(redis: EmbeddedRedis, stages: Stages, flags: list[str]) -> Iterato
     child.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(700)
 async def test_a_group_forms_again_with_other_certificates_without_restarting_a_process(
     redis: EmbeddedRedis, stages: Stages, scheduler: subprocess.Popen[bytes], certificates: Path

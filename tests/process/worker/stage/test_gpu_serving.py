@@ -60,7 +60,7 @@ def served(folder: Path, params: tuple[SamplingParams, ...], **options: object) 
     return asked
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("feeds_tokens", [False, True])
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("params", [(GREEDY,) * 3, SAMPLED], ids=["greedy", "sampled"])
