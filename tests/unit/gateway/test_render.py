@@ -193,6 +193,7 @@ def test_only_done_has_the_id_end_so_that_usage_comes_again_after_the_last_choic
         (FinishReason.DEADLINE_EXCEEDED, "deadline_exceeded"),
         (FinishReason.MODEL_REPLACED, "model_replaced"),
         (FinishReason.ERROR, "failed"),
+        (FinishReason.REFUSED, "request_refused"),
     ],
 )
 def test_a_failed_choice_ends_in_an_error_event_and_no_done_follows(reason: FinishReason, code: str) -> None:

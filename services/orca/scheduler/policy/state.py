@@ -140,7 +140,8 @@ class GroupState:
     def add(self, request: Request, claim: Claim, log: Sequence[Token] = (), *, is_alone: bool = False) -> GroupRequest:
         """Add a claimed request at its place in the order of arrival."""
         known = request.prompt + tuple(token.id for token in log)
-        entry = GroupRequest(request, claim, known, len(log), len(log), known[-1], is_alone=is_alone)
+        last_token = known[-1] if known else 0
+        entry = GroupRequest(request, claim, known, len(log), len(log), last_token, is_alone=is_alone)
         insort(self.requests, entry, key=by_arrival)
         return entry
 
