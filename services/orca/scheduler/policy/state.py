@@ -244,7 +244,9 @@ class GroupState:
         entry = row.request
         assert entry.handle is not None
         # The stages have the known tokens. They also have the newest token while it is still on its way to the master.
-        is_token_here = row.start >= len(entry.known) and entry.received == entry.sampled
+        # A request that was cancelled or refused takes no token that comes after that: where it is still computed, any
+        # token of it does.
+        is_token_here = row.start >= len(entry.known) and (entry.received == entry.sampled or entry.is_ended)
         token = entry.last_token if is_token_here else None
         entry.computed = row.start + row.count
         entry.sampled += row.sample
