@@ -78,12 +78,12 @@ async def test_who_joins_late_or_leaves_early_under_the_loop_gets_the_tokens_it_
 
 async def test_a_cancelled_request_that_its_batch_still_computes_breaks_nothing(tiny_model: Path) -> None:
     """The request-level baseline runs it until the batch ends, and its newest token never came to the master."""
-    gone, stays = a_request("gone", (5, 6), 40), a_request("stays", (7,), 120)
+    gone, stays = a_request("gone", (5, 6), 30), a_request("stays", (7,), 40)
     engine, policy = local_engine(tiny_model)(1, 0), RequestLevelPolicy(habits=Habits.without(["holds_results"]))
     async with Scheduled(engine, max_batch_size=2, policy=policy) as group:
         for request in (stays, gone):
             await group.submit(request)
         await group.first_token_of(gone)
         await group.pool.cancel("gone")
-        assert (await group.outcome_of(stays))[1] == End(FinishReason.LENGTH, 120)
+        assert (await group.outcome_of(stays))[1] == End(FinishReason.LENGTH, 40)
         assert len({record.epoch for record in group.log.records}) == 1

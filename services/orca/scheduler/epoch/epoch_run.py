@@ -143,8 +143,8 @@ class EpochRun:
         for entry, sampled in zip(drawn, result.sampled, strict=True):
             if not entry.is_ended:
                 self._owned.receive(entry, sampled)
-        for entry in (row.request for row in step.rows if row.request.handle in refused):
-            if not entry.is_ended:
+        for entry in (row.request for row in step.rows):
+            if entry.handle in refused and not entry.is_ended:
                 self._owned.refuse(entry, refused[entry.handle])
         self._dependencies.observer.iterated(
             IterationRecord(

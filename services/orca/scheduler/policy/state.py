@@ -244,8 +244,8 @@ class GroupState:
         entry = row.request
         assert entry.handle is not None
         # The stages have the known tokens. They also have the newest token while it is still on its way to the master.
-        # A request that was cancelled or refused takes no token that comes after that: where it is still computed, any
-        # token of it does.
+        # After a request was cancelled or refused, none of its tokens is received. If it is still computed, any token
+        # will do.
         is_token_here = row.start >= len(entry.known) and (entry.received == entry.sampled or entry.is_ended)
         token = entry.last_token if is_token_here else None
         entry.computed = row.start + row.count
