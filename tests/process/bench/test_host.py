@@ -116,3 +116,17 @@ def test_the_host_path_commits_and_streams_what_was_drawn(tmp_path: Path, capsys
     assert streamed["events"] == 2 * 256
     assert streamed["gateway_s"] > 0
     assert "every log has the engine's tokens" in capsys.readouterr().out
+
+
+def test_refused_requests_are_measured_beside_clients_whose_tokens_are_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "figures.json"
+    assert bench(["host", "--only", "refusals", "--refused-every", "0.1", "--json", str(file)]) == 0
+    figures = json.loads(file.read_text())
+    assert figures["commits"] == figures["events"] == []
+    [refused] = figures["refusals"]
+    assert (refused["clients"], refused["bad_prompts"], refused["interval_s"]) == (8, 15, 0.1)
+    assert refused["tokens"] >= 2 * 8 * 128
+    assert refused["disturbed_p99_s"] > 0
+    assert "no epoch ended" in capsys.readouterr().out
