@@ -231,7 +231,7 @@ def _add_host_options(parser: argparse.ArgumentParser) -> None:
     add("--rate", type=positive(float), default=4000.0, metavar="N", help="tokens/s of all streams (%(default)g)")
     add("--schedulers", type=sizes, default=(1,), metavar="N,M", help="schedulers of one pool, one run per number (1)")
     add("--gateways", type=sizes, default=(1,), metavar="N,M", help="gateways of one pool, one run per number (1)")
-    add("--only", choices=("commits", "events", "refusals"), help="measure one part (commits and events)")
+    add("--only", choices=("commits", "events", "refusals"), help="measure only this part (commits, events)")
     intervals = "refusals: seconds between two bad prompts, one run per number (2)"
     add("--refused-every", type=comma_separated(positive(float)), default=(2.0,), metavar="S,T", help=intervals)
     add_output_options(parser, can_plot=False)

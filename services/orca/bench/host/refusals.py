@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import orjson
@@ -116,8 +117,7 @@ class _Clients:
             ]
             if stream.error is not None or stream.token_ids != wanted:
                 raise HostFailed(f"the stream of {stream.parent} does not have its engine's tokens: {stream.error}")
-            times = stream.token_s
-            self.gaps_s += [after - before for before, after in zip(times, times[1:], strict=False)]
+            self.gaps_s += [after - before for before, after in pairwise(stream.token_s)]
             self.tokens += len(wanted)
 
 
@@ -184,7 +184,7 @@ async def _refused_by_the_group(pool: RedisPool, model: ModelInfo, number: int) 
         Submission(parent=request.parent, requests=(request,), reader="r", on_disconnect=OnDisconnect.KEEP)
     )
     async with asyncio.timeout(REFUSED_WITHIN_S):
-        while (log := await pool.read(request.id, 0)).end is None:
+        while (log := await pool.read(request.id, 0)).end is None:  # noqa: ASYNC110 - as above
             await asyncio.sleep(POLL_S)
     _check_refused(request, log)
 
