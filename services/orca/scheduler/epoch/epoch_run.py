@@ -5,7 +5,7 @@
     results      -> tokens, ends -> commit queue       in step order
     commits.py   -> one call at a time -> answers      never waited for by the others
 
-A failure of the engine or the seat ends the whole epoch; a failure of one request ends that request.
+A failure of the engine or the seat ends the whole epoch; a refusal of one request ends that request.
 """
 
 import asyncio
