@@ -122,7 +122,7 @@ def test_refused_requests_are_measured_beside_clients_whose_tokens_are_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "figures.json"
-    assert bench(["host", "--only", "refusals", "--refused-every", "0.1", "--json", str(file)]) == 0
+    assert bench(["host", "--only", "refusals", "--refused-every", "0.1", "--step-us", "2000", "--json", str(file)]) == 0
     figures = json.loads(file.read_text())
     assert figures["commits"] == figures["events"] == []
     [refused] = figures["refusals"]

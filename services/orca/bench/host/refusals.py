@@ -1,6 +1,7 @@
 """Measures what requests that are refused cost their neighbours: the gaps between the tokens of some clients.
 
-Clients stream all the time, first undisturbed and then while bad prompts come. Of each pair one is refused at the
+Clients stream, in turn undisturbed and while bad prompts come: other work on the machine then slows both alike. Of each
+pair of bad prompts one is refused at the
 gateway, and the other one is put into the pool as an older gateway might have stored it, so the scheduler refuses it.
 The client is this process. Every answer is checked before there is a figure: the tokens of the clients are those of
 the engine, each bad prompt is a 400 or ends as refused, and the group's epoch is the first one at the end.
@@ -33,6 +34,10 @@ from orca.pool.records import LogSlice, OnDisconnect, Submission
 from orca.pool.redis.pool import RedisPool, open_redis_pool
 from orca.pool.settings import parse_pool_settings
 
+ROUNDS = 5
+"""Turns of an undisturbed phase and one with bad prompts."""
+BUSY = 503
+"""Other work on the machine makes the gateway late, and then it refuses new calls: they are sent again."""
 POLL_S = 0.02
 REFUSED_WITHIN_S = 30.0
 
@@ -42,16 +47,20 @@ class RefusalLoad:
     """The clients, and the bad prompts beside them."""
 
     clients: int = 8
-    bad_prompts: int = 15  # of each kind
+    bad_prompts: int = 15  # of each kind; the same number in each round
     interval_s: float = 2.0  # from one pair of bad prompts to the next
-    step_us: int = 20_000  # of a small model on a processor
-    new_tokens: int  # of one call; a client makes one after the other
+    step_us: int
+    new_tokens: int  # of one call; a client makes one call after the other
     prompt_tokens: int
 
     @property
+    def bad_prompts_of_a_round(self) -> int:
+        return self.bad_prompts // ROUNDS
+
+    @property
     def phase_s(self) -> float:
-        """The length of the undisturbed phase, and about that of the other one."""
-        return self.bad_prompts * self.interval_s
+        """The length of an undisturbed phase, and about that of one with bad prompts."""
+        return self.bad_prompts_of_a_round * self.interval_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +71,7 @@ class RefusalFigures:
     bad_prompts: int
     interval_s: float
     step_us: int
-    tokens: int  # of both phases
+    tokens: int  # of all phases
     undisturbed_p99_s: float
     disturbed_p99_s: float
 
@@ -85,7 +94,7 @@ class NamedStream(EventStream):
 
 
 class _Clients:
-    """Clients that stream without a pause, for the length of one phase."""
+    """Clients that stream without a pause during a phase, and what they saw in all phases of a kind."""
 
     def __init__(self, target: LoadTarget, model: ModelInfo, load: RefusalLoad) -> None:
         self._target, self._model, self._load = target, model, load
@@ -95,6 +104,7 @@ class _Clients:
 
     async def run(self, until: asyncio.Future[None]) -> None:
         """Stream until `until` is done; calls in progress end first. Raises: HostFailed."""
+        self._is_over = False
         streaming = [asyncio.ensure_future(self._stream()) for _ in range(self._load.clients)]
         try:
             await until
@@ -112,6 +122,8 @@ class _Clients:
         while not self._is_over:
             stream = NamedStream(call)
             await _answered(stream, target)
+            if stream.status == BUSY:
+                continue
             wanted = [
                 expected_token(f"{stream.parent}.0", index, self._model.vocab_size) for index in range(load.new_tokens)
             ]
@@ -122,7 +134,7 @@ class _Clients:
 
 
 async def measure_refusals(model: ModelInfo, load: RefusalLoad, folder: Path) -> RefusalFigures:
-    """Run both phases once and return their measurements. Raises: HostFailed."""
+    """Run all rounds and return their measurements. Raises: HostFailed."""
     with ExitStack() as stack:
         server = stack.enter_context(running_redis(folder))
         gateway = stack.enter_context(running_gateway(server, model, folder))
@@ -136,8 +148,9 @@ async def measure_refusals(model: ModelInfo, load: RefusalLoad, folder: Path) ->
         try:
             await _until_formed(pool)
             undisturbed, disturbed = (_Clients(gateway.target, model, load) for _ in range(2))
-            await undisturbed.run(asyncio.ensure_future(asyncio.sleep(load.phase_s)))
-            await disturbed.run(asyncio.ensure_future(_send_bad(pool, gateway.target, model, load)))
+            for number in range(ROUNDS):
+                await undisturbed.run(asyncio.ensure_future(asyncio.sleep(load.phase_s)))
+                await disturbed.run(asyncio.ensure_future(_send_bad(pool, gateway.target, model, load, number)))
         finally:
             await pool.close()
         _check_epochs(folder / "scheduler-0.log")
@@ -157,23 +170,28 @@ async def _until_formed(pool: RedisPool) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def _send_bad(pool: RedisPool, target: LoadTarget, model: ModelInfo, load: RefusalLoad) -> None:
-    """Send the bad prompts, one pair at a time. Raises: HostFailed if one is not refused."""
-    for number in range(load.bad_prompts):
+async def _send_bad(pool: RedisPool, target: LoadTarget, model: ModelInfo, load: RefusalLoad, round_: int) -> None:
+    """Send the bad prompts of a round, one pair at a time. Raises: HostFailed if one is not refused."""
+    for number in range(load.bad_prompts_of_a_round):
         await asyncio.sleep(load.interval_s)
-        await asyncio.gather(_refused_at_the_door(target, model), _refused_by_the_group(pool, model, number))
+        name = f"cmpl-bad-{round_}-{number}"
+        await asyncio.gather(_refused_at_the_door(target, model), _refused_by_the_group(pool, model, name))
 
 
 async def _refused_at_the_door(target: LoadTarget, model: ModelInfo) -> None:
-    stream = EventStream(post_bytes(target, {"model": target.model, "prompt": [model.vocab_size], "max_tokens": 5}))
+    body = {"model": target.model, "prompt": [model.vocab_size], "max_tokens": 5}
+    stream = EventStream(post_bytes(target, body))
     await _answered(stream, target)
+    while stream.status == BUSY:
+        stream = EventStream(post_bytes(target, body))
+        await _answered(stream, target)
     if stream.status != 400:
         raise HostFailed(f"a bad prompt was answered with {stream.status} instead of 400")
 
 
-async def _refused_by_the_group(pool: RedisPool, model: ModelInfo, number: int) -> None:
+async def _refused_by_the_group(pool: RedisPool, model: ModelInfo, name: str) -> None:
     request = Request(
-        parent=f"cmpl-bad-{number}",
+        parent=name,
         choice=0,
         revision=model.revision,
         prompt=(1, model.vocab_size),

@@ -26,6 +26,9 @@ PROMPT_TOKENS = 32
 NEW_TOKENS = Range(128, 384)
 """Tokens of a request: ends spread over the steps. A stream of the gateway has the mean of this range."""
 
+SMALL_MODEL_STEP_US = 20_000
+"""A step of a small model on a processor: refusals are measured beside such steps if no other time is given."""
+
 LIMIT_S = 1200.0
 """Time limit of one run: submitting a million requests takes minutes."""
 
@@ -97,7 +100,12 @@ def measure(plan: HostPlan, model_folder: Path, folder: Path, progress: Callable
                 name = f"streams-{size}-waiting-{waiting}-gateways-{gateways}"
                 events.append(await measure_events(model, stream_load, run_folder(name)))
         for interval_s in plan.refusals:
-            refusal_load = RefusalLoad(interval_s=interval_s, new_tokens=NEW_TOKENS.low, prompt_tokens=PROMPT_TOKENS)
+            refusal_load = RefusalLoad(
+                interval_s=interval_s,
+                step_us=plan.step_us or SMALL_MODEL_STEP_US,
+                new_tokens=NEW_TOKENS.low,
+                prompt_tokens=PROMPT_TOKENS,
+            )
             async with asyncio.timeout(LIMIT_S):
                 refusals.append(await measure_refusals(model, refusal_load, run_folder(f"refusals-{interval_s:g}")))
         return HostFigures(commits, events, refusals)
