@@ -222,10 +222,9 @@ async def _answered(stream: EventStream, target: LoadTarget) -> None:
 
 def _check_epochs(log: Path) -> None:
     """Check that the group formed once. Raises: HostFailed."""
-    lines = log.read_bytes().splitlines()
-    formed = sum(orjson.loads(line).get("message") == "epoch formed" for line in lines if line.startswith(b"{"))
-    if formed != 1:
-        raise HostFailed(f"the group formed {formed} times; a refused request must not end an epoch")
+    records = [orjson.loads(line) for line in log.read_bytes().splitlines() if line.startswith(b"{")]
+    if over := [record.get("reason") for record in records if record.get("message") == "epoch over"]:
+        raise HostFailed(f"a refused request must not end an epoch, and {len(over)} ended: {over[0]}")
 
 
 def lines_of(runs: Sequence[RefusalFigures]) -> list[str]:
