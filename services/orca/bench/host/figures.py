@@ -61,4 +61,4 @@ def _refused(run: RefusalFigures) -> Iterator[Measured]:
     alone, beside = run.undisturbed_p99_s, run.disturbed_p99_s
     yield measured("p99 gap between tokens, undisturbed", alone, "ms", settings, scale=1000)
     yield measured("p99 gap between tokens beside bad prompts", beside, "ms", settings, scale=1000)
-    yield measured("Ratio of the two p99 gaps", run.ratio, "x", settings)
+    yield measured("Ratio of the two p99 gaps", run.ratios, "x", settings)

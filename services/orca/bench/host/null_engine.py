@@ -90,5 +90,5 @@ class NullEngine:
             loop.call_soon(deliver_oldest)
             return
         self._free_s = max(self._free_s, loop.time()) + self._step_s
-        # If the process loses the processor while uvloop sets a timer, a later one may run first. Results have an order.
+        # If the process loses the processor while uvloop sets a timer, a later timer may run first.
         loop.call_at(self._free_s, deliver_oldest)

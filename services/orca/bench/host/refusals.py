@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import orjson
 
@@ -65,19 +66,20 @@ class RefusalLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusalFigures:
-    """The gaps between two tokens of one call, over all clients."""
+    """The gaps between two tokens of one call, over all clients: the 99th percentile of each phase, round by round."""
 
     clients: int
     bad_prompts: int
     interval_s: float
     step_us: int
     tokens: int  # of all phases
-    undisturbed_p99_s: float
-    disturbed_p99_s: float
+    undisturbed_p99_s: Sequence[float]
+    disturbed_p99_s: Sequence[float]
 
     @property
-    def ratio(self) -> float:
-        return self.disturbed_p99_s / self.undisturbed_p99_s
+    def ratios(self) -> list[float]:
+        pairs = zip(self.disturbed_p99_s, self.undisturbed_p99_s, strict=True)
+        return [disturbed / undisturbed for disturbed, undisturbed in pairs]
 
 
 class NamedStream(EventStream):
@@ -94,22 +96,24 @@ class NamedStream(EventStream):
 
 
 class _Clients:
-    """Clients that stream without a pause during a phase, and what they saw in all phases of a kind."""
+    """Clients that stream without a pause during each phase of a kind, and what they saw."""
 
     def __init__(self, target: LoadTarget, model: ModelInfo, load: RefusalLoad) -> None:
         self._target, self._model, self._load = target, model, load
         self._is_over = False
-        self.gaps_s: list[float] = []
+        self._gaps_s: list[float] = []  # of the present phase
+        self.p99_s: list[float] = []  # one for each phase
         self.tokens = 0
 
     async def run(self, until: asyncio.Future[None]) -> None:
         """Stream until `until` is done; calls in progress end first. Raises: HostFailed."""
-        self._is_over = False
+        self._is_over, self._gaps_s = False, []
         streaming = [asyncio.ensure_future(self._stream()) for _ in range(self._load.clients)]
         try:
             await until
             self._is_over = True
             await asyncio.gather(*streaming)
+            self.p99_s.append(percentile(sorted(self._gaps_s), 0.99))
         finally:
             for each in streaming:
                 each.cancel()
@@ -129,7 +133,7 @@ class _Clients:
             ]
             if stream.error is not None or stream.token_ids != wanted:
                 raise HostFailed(f"the stream of {stream.parent} does not have its engine's tokens: {stream.error}")
-            self.gaps_s += [after - before for before, after in pairwise(stream.token_s)]
+            self._gaps_s += [after - before for before, after in pairwise(stream.token_s)]
             self.tokens += len(wanted)
 
 
@@ -160,8 +164,8 @@ async def measure_refusals(model: ModelInfo, load: RefusalLoad, folder: Path) ->
         interval_s=load.interval_s,
         step_us=load.step_us,
         tokens=undisturbed.tokens + disturbed.tokens,
-        undisturbed_p99_s=percentile(sorted(undisturbed.gaps_s), 0.99),
-        disturbed_p99_s=percentile(sorted(disturbed.gaps_s), 0.99),
+        undisturbed_p99_s=undisturbed.p99_s,
+        disturbed_p99_s=disturbed.p99_s,
     )
 
 
@@ -234,11 +238,12 @@ def lines_of(runs: Sequence[RefusalFigures]) -> list[str]:
     head = f"{'clients':>7}{'bad prompts':>13}{'every s':>9}{'p99 gap alone ms':>18}{'beside them ms':>16}{'ratio':>7}"
     rows = [
         f"{run.clients:>7}{2 * run.bad_prompts:>13}{run.interval_s:>9g}"
-        f"{1e3 * run.undisturbed_p99_s:>18.1f}{1e3 * run.disturbed_p99_s:>16.1f}{run.ratio:>7.2f}"
+        f"{1e3 * median(run.undisturbed_p99_s):>18.1f}{1e3 * median(run.disturbed_p99_s):>16.1f}"
+        f"{median(run.ratios):>7.2f}"
         for run in runs
     ]
     return [
-        "Refused: each bad prompt ended alone, no epoch ended, and every stream has its engine's tokens.",
+        f"Medians of {ROUNDS} rounds. Refused: each bad prompt ended alone, no epoch ended, and every stream has its engine's tokens.",
         head,
         *rows,
     ]
