@@ -231,7 +231,9 @@ def _add_host_options(parser: argparse.ArgumentParser) -> None:
     add("--rate", type=positive(float), default=4000.0, metavar="N", help="tokens/s of all streams (%(default)g)")
     add("--schedulers", type=sizes, default=(1,), metavar="N,M", help="schedulers of one pool, one run per number (1)")
     add("--gateways", type=sizes, default=(1,), metavar="N,M", help="gateways of one pool, one run per number (1)")
-    add("--only", choices=("commits", "events"), help="measure only one of the two parts")
+    add("--only", choices=("commits", "events", "refusals"), help="measure only this part (commits, events)")
+    intervals = "refusals: seconds between two bad prompts, one run per number (2)"
+    add("--refused-every", type=comma_separated(positive(float)), default=(2.0,), metavar="S,T", help=intervals)
     add_output_options(parser, can_plot=False)
 
 
@@ -449,15 +451,16 @@ def _host(options: argparse.Namespace, up_options: Sequence[str]) -> None:
 
     _refuse_up_options(up_options)
     plan = run.HostPlan(
-        batch_sizes=() if options.only == "events" else options.batch_sizes,
+        batch_sizes=options.batch_sizes if options.only in (None, "commits") else (),
         step_us=options.step_us,
         waiting=options.waiting,
         tokens=options.tokens,
-        streams=() if options.only == "commits" else options.streams,
+        streams=options.streams if options.only in (None, "events") else (),
         tokens_per_s=options.rate,
         schedulers=options.schedulers,
         gateways=options.gateways,
         waiting_streams=options.waiting_streams,
+        refusals=options.refused_every if options.only == "refusals" else (),
     )
     with TemporaryDirectory(prefix="orca-host-") as folder:
         figures = run.measure(plan, Path(_small_model()), Path(folder), _print_progress)

@@ -2,7 +2,7 @@
 
 ApiError            an answer in OpenAI's shape: status, type, param, code, perhaps Retry-After
 `api_error`         OrcaError -> ApiError
-`end_error`         the reason of an end from outside the generation -> ApiError
+`end_error`         an end from outside the generation -> ApiError
 `error_response`    ApiError -> HTTP
 `shown`             a value that a client sent -> a few words in an error
 
@@ -29,7 +29,7 @@ from orca.core.domain.errors import (
     QueueFull,
     UnknownRequest,
 )
-from orca.core.domain.request import FinishReason
+from orca.core.domain.request import End, FinishReason
 
 log = logging.getLogger(__name__)
 
@@ -122,13 +122,13 @@ def api_error(error: OrcaError) -> ApiError:
             return ApiError(500, message, kind="server_error", code="internal_error")
 
 
-def end_error(reason: FinishReason) -> ApiError | None:
+def end_error(end: End) -> ApiError | None:
     """Return the error for an end from outside; None for a generation's own ends.
 
     Somebody asked for a deadline or a cancellation, and a failure has used every attempt that the pool grants: if the
     client tried again, all would be computed again. Only after a replaced model the same call is served at once.
     """
-    match reason:
+    match end.reason:
         case FinishReason.STOP | FinishReason.LENGTH:
             return None
         case FinishReason.CANCELLED:
@@ -139,6 +139,9 @@ def end_error(reason: FinishReason) -> ApiError | None:
         case FinishReason.MODEL_REPLACED:
             message = "the model was replaced before the request could finish"
             return ApiError(503, message, kind=UNAVAILABLE, code="model_replaced", retry_after_s=1)
+        case FinishReason.REFUSED:
+            message = f"the model cannot run this request: {end.detail}"
+            return ApiError(400, message, code="request_refused")
         case FinishReason.ERROR:
             # It failed alone too (pool/poison.py), or the first group was too small for a request accepted before it.
             message = "the request cannot be run: every group that ran it failed, or none has memory for it"

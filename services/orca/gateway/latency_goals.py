@@ -155,7 +155,7 @@ def _is_without_first_token(status: RequestStatus, goal_ms: float, waited_ms: fl
     """Return whether it waited longer than the goal, or ended by a failure of the service before its first token."""
     if status.end is None or status.ended_ms is None:
         return waited_ms > goal_ms
-    if status.end.reason in (FinishReason.CANCELLED, *_OWN_ENDS):
+    if status.end.reason in (FinishReason.CANCELLED, FinishReason.REFUSED, *_OWN_ENDS):
         return status.ended_ms - status.request.submitted_ms > goal_ms
     return True
 

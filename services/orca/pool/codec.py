@@ -4,7 +4,8 @@ body:  u32 length of the header | header, JSON | prompt, u32 per token          
 token: the id in decimal, which Redis packs into one to four bytes; or, where log probabilities were asked for,
        "L" | u32 id | u32 n | n x logprob, the token's own first (present = 1 byte before it), then the prompt's
 logprob: u32 token | f64 logprob | u32 n | n x (u32 token, f64 logprob)
-end:   reason, count, and stop: JSON if there is one, otherwise empty
+end:   reason, count, and stop: JSON if there is one, otherwise empty. Releases before this one know no `refused`. So it
+       is stored as an error whose stop is the detail, and they show it as a request that failed.
 
 entry of a log: stream fields `token`, or `end`, `count` and `stop`; from schema 2 on also `claim`, the number of the
 claim that wrote it
@@ -125,13 +126,22 @@ def unpack_token(value: bytes) -> Token:
     return Token(token_id, own, tuple(prompt))
 
 
+def pack_reason(end: End) -> str:
+    """Return the `end` field of an end: its reason."""
+    return (FinishReason.ERROR if end.reason is FinishReason.REFUSED else end.reason).value
+
+
 def pack_stop(end: End) -> bytes:
     """Return the `stop` field of an end; empty if nothing stopped it."""
-    return b"" if end.stop is None else orjson.dumps(end.stop)
+    stop = end.detail if end.reason is FinishReason.REFUSED else end.stop
+    return b"" if stop is None else orjson.dumps(stop)
 
 
 def unpack_end(reason: bytes, count: bytes, stop: bytes = b"") -> End:
-    return End(FinishReason(reason.decode()), int(count), orjson.loads(stop) if stop else None)
+    found, value = FinishReason(reason.decode()), orjson.loads(stop) if stop else None
+    if found is FinishReason.ERROR and value is not None:
+        return End(FinishReason.REFUSED, int(count), detail=value)
+    return End(found, int(count), value)
 
 
 def token_bytes(sampling: SamplingParams) -> int:

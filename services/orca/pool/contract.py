@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from orca.core.domain.errors import NameTaken, NeverFits, NotInForce, OrcaError, PoolFull, QueueFull
-from orca.core.domain.request import Request, Token
+from orca.core.domain.request import FinishReason, Request, Token
 from orca.pool import codec
 from orca.pool.api import ProcessClosed, SeatLost, StaleCall
 from orca.pool.records import Caller, CommitEntry, Submission
@@ -68,7 +68,10 @@ def check_entry(entry: CommitEntry) -> None:
     """Assert what a scheduler must ensure by itself: an entry has content, and its end counts the tokens before it."""
     assert entry.tokens or entry.end is not None, "an entry has tokens or an end"
     assert entry.index >= 0, "tokens count from 0"
-    assert entry.end is None or entry.end.count == entry.index + len(entry.tokens), "an end counts all tokens"
+    if entry.end is not None:
+        assert entry.end.count == entry.index + len(entry.tokens), "an end counts all tokens"
+        is_refused = entry.end.reason is FinishReason.REFUSED
+        assert is_refused == (entry.end.detail is not None), "a refusal, and nothing else, has a detail"
 
 
 def reserved_bytes(submission: Submission, choice: int, body: bytes) -> int:

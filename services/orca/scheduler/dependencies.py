@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from orca.core.domain.engine import Engine
 from orca.core.domain.errors import PoolUnavailable
+from orca.core.domain.request import Request
 from orca.core.process.wall_clock import wall_clock_ms
 from orca.pool.api import RequestPool
 from orca.pool.records import Caller
@@ -54,6 +55,9 @@ class Dependencies:
     make_stop_string_matcher: MakeStopStringMatcher | None = None
     timings: LoopTimings = LoopTimings()
     wall_ms: Callable[[], int] = wall_clock_ms  # Unix milliseconds
+    # Returns the reason why no group can run a request, None if one can. The ranks decide so, too. Here it keeps out
+    # what no message to them can hold, which would end this process (core.domain.refusal).
+    refuse: Callable[[Request], str | None] = lambda request: None  # noqa: ARG005 - shape of the function
 
     async def call_pool(self, call: Callable[[RequestPool], Awaitable[T]]) -> T:
         """Call the pool until it answers, and log now and then that it does not. Every transition may be repeated."""

@@ -18,6 +18,7 @@ import uvloop
 from orca.core.domain.engine import Engine, EngineShape
 from orca.core.domain.errors import EngineError, ModelError, SettingError
 from orca.core.domain.model import ModelInfo, load_model_info
+from orca.core.domain.refusal import ModelBounds, refusal_of
 from orca.core.domain.request import Request
 from orca.core.domain.step import Epoch
 from orca.core.domain.text import OutputText, Tokenizer
@@ -119,6 +120,7 @@ async def _schedule(
             eos_token_ids=model.eos_token_ids,
             make_stop_string_matcher=stop_string_matchers(tokenizer),
             timings=LoopTimings(commit_s=settings.commit_interval_ms / 1000),
+            refuse=refusals_of(model),
         )
         bounds_file = None if settings.bounds_file is None else BoundsFile(Path(settings.bounds_file), settings)
         scheduler = GroupScheduler(
@@ -159,6 +161,16 @@ async def _run_until_signalled(scheduler: GroupScheduler) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     await scheduler.run()
+
+
+def refusals_of(model: ModelInfo) -> Callable[[Request], str | None]:
+    """Return a function that gives the reason why no group of this model can run a request."""
+    bounds = ModelBounds(vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids)
+
+    def refuse(request: Request) -> str | None:
+        return refusal_of(request.prompt, request.max_total_tokens, request.sampling, bounds)
+
+    return refuse
 
 
 def stop_string_matchers(tokenizer: Tokenizer) -> MakeStopStringMatcher:

@@ -21,6 +21,7 @@ from orca.bench.kernels.clock import Clock
 from orca.bench.main import main as bench
 from orca.bench.peers.workload import PeerAnswer, Workload
 from orca.core.domain.errors import SettingError
+from orca.core.domain.step import Sampled
 from orca.worker.stage.sampling import HostSample
 from orca.worker.stage.stage import Stage
 from orca.worker.stage.step_runner import PreparedStep, StepOutput
@@ -78,8 +79,10 @@ def a_wrong_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def sample(stage: Stage, prepared: PreparedStep, output: StepOutput) -> HostSample:
         first, *others = right(stage, prepared, output).read()
+        assert isinstance(first, Sampled)
         wrong = first.token._replace(id=(first.token.id + 1) % SMALL.vocab_size)
-        return HostSample([replace(first, token=wrong), *others])
+        drawn = [replace(first, token=wrong), *others]
+        return HostSample(drawn, [each.token.id for each in drawn if isinstance(each, Sampled)])
 
     monkeypatch.setattr(Stage, "sample", sample)
 

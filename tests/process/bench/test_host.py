@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,29 @@ async def test_steps_of_the_null_engine_take_their_time_one_after_the_other() ->
     assert asyncio.get_running_loop().time() - start_s >= 0.04
 
 
+class LateLoop(asyncio.SelectorEventLoop):
+    """A loop whose first timer is late, as one of uvloop is if its process loses the processor while it is set."""
+
+    has_timer = False
+
+    def call_at(self, when: float, *args: Any, **options: Any) -> asyncio.TimerHandle:
+        late_s, self.has_timer = 0.0 if self.has_timer else 0.1, True
+        return super().call_at(when + late_s, *args, **options)
+
+
+def test_results_of_the_null_engine_keep_their_order_on_a_late_loop() -> None:
+    async def run_two() -> list[int]:
+        engine = NullEngine(SHAPE, vocab_size=VOCAB, step_us=20_000)
+        await engine.form(EPOCH)
+        await engine.submit(a_step(1, logged=0))
+        await engine.submit(a_step(2))
+        results = engine.results()
+        return [(await anext(results)).number for _ in range(2)]
+
+    with asyncio.Runner(loop_factory=LateLoop) as runner:
+        assert runner.run(run_two()) == [1, 2]
+
+
 async def test_the_null_engine_forms_on_request() -> None:
     before_forming = asyncio.Event()
 
@@ -116,3 +140,19 @@ def test_the_host_path_commits_and_streams_what_was_drawn(tmp_path: Path, capsys
     assert streamed["events"] == 2 * 256
     assert streamed["gateway_s"] > 0
     assert "every log has the engine's tokens" in capsys.readouterr().out
+
+
+def test_refused_requests_are_measured_beside_clients_whose_tokens_are_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "figures.json"
+    sizes = ["--refused-every", "0.1", "--step-us", "2000"]
+    assert bench(["host", "--only", "refusals", *sizes, "--json", str(file)]) == 0
+    figures = json.loads(file.read_text())
+    assert figures["commits"] == figures["events"] == []
+    [refused] = figures["refusals"]
+    assert (refused["clients"], refused["bad_prompts"], refused["interval_s"]) == (8, 15, 0.1)
+    assert refused["tokens"] >= 2 * 8 * 128
+    assert len(refused["disturbed_p99_s"]) == len(refused["undisturbed_p99_s"]) == 5
+    assert min(refused["disturbed_p99_s"]) > 0
+    assert "no epoch ended" in capsys.readouterr().out

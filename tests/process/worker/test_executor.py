@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orca.bench.parts.stage_processes import new_request
+from orca.core.domain.refusal import ModelBounds
 from orca.core.domain.step import Epoch, Row, StageTiming, Step
 from orca.worker.parallel.progress import RankProgress
 from orca.worker.parallel.shard import Shard
@@ -14,6 +15,7 @@ from orca.worker.rank.device_tokens import DeviceTokenQueue
 from orca.worker.rank.executor import Executor
 from orca.worker.rank.stage_log import StageLog
 from orca.worker.stage.sampling import HostSample
+from orca.worker.stage.screen import RequestScreen
 
 EPOCH = Epoch(1, "test")
 
@@ -112,7 +114,7 @@ class MarkWatcher(FedStage):
 
     def sample(self, *_: object) -> HostSample:
         self.seen.append(("samples", self.progress.mark > self.mark_after_compute + 1))
-        return HostSample([])
+        return HostSample()
 
 
 def test_a_step_is_working_while_it_computes_reports_progress_and_waits_when_done() -> None:
@@ -122,6 +124,7 @@ def test_a_step_is_working_while_it_computes_reports_progress_and_waits_when_don
         Shard(),
         stage,  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
+        screen=RequestScreen(ModelBounds(vocab_size=100)),
         feeds_tokens=False,
         progress=progress,
         iteration_log=None,

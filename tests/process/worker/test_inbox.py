@@ -10,6 +10,7 @@ import torch
 
 from orca.bench.parts.stage_processes import new_request
 from orca.core.domain.errors import EngineError
+from orca.core.domain.refusal import ModelBounds
 from orca.core.domain.step import Epoch, Row, Step
 from orca.core.transport import wire
 from orca.core.transport.frame_socket import FrameSocket
@@ -21,6 +22,7 @@ from orca.worker.parallel.shard import Shard
 from orca.worker.rank.epoch_steps import EpochSteps
 from orca.worker.rank.executor import Executor
 from orca.worker.stage.sampling import HostSample
+from orca.worker.stage.screen import RequestScreen
 
 
 class Link:
@@ -49,7 +51,7 @@ class Link:
         self.calls.append(f"compute {plan.tokens}")
 
     def sample(self, plan: Step, *_: object) -> Any:
-        return DrawnLater(self, plan.number) if self.draws_later else HostSample([])
+        return DrawnLater(self, plan.number) if self.draws_later else HostSample()
 
     def send_device_tokens(self, tokens: object) -> None:
         pass
@@ -98,6 +100,7 @@ def steps(link: Link, inbox: Inbox, progress: RankProgress) -> EpochSteps:
         Shard(stage=1, stages=2),
         link,  # type: ignore[arg-type]
         link,  # type: ignore[arg-type]
+        screen=RequestScreen(ModelBounds(vocab_size=100)),
         feeds_tokens=False,
         progress=progress,
         iteration_log=None,

@@ -12,6 +12,7 @@ from orca.bench.parts.stage_processes import BLOCK_TOKENS
 from orca.core.domain.engine import Engine, EngineShape
 from orca.core.domain.request import End, FinishReason, Request
 from orca.scheduler.engines.simulated_engine import CostModel, SimulatedEngine, seeded_tokens
+from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
 from orca.worker.models.build import load_stage
 from orca.worker.parallel.shard import Shard
 from orca.worker.rank.local_engine import LocalEngine
@@ -73,3 +74,16 @@ async def test_requests_that_join_late_or_leave_early_get_the_tokens_they_get_al
     steps = group.steps_of(LONG)
     assert steps[0] < group.steps_of(LATE)[0] < steps[-1], "it came in the middle"
     assert max(group.steps_of(SHORT)[-1], group.steps_of(stopped)[-1]) < steps[-1], "they did not wait for it"
+
+
+async def test_a_cancelled_request_that_its_batch_still_computes_breaks_nothing(tiny_model: Path) -> None:
+    """The request-level baseline runs it until the batch ends, and its newest token never came to the master."""
+    gone, stays = a_request("gone", (5, 6), 30), a_request("stays", (7,), 40)
+    engine, policy = local_engine(tiny_model)(1, 0), RequestLevelPolicy(habits=Habits.without(["holds_results"]))
+    async with Scheduled(engine, max_batch_size=2, policy=policy) as group:
+        for request in (stays, gone):
+            await group.submit(request)
+        await group.first_token_of(gone)
+        await group.pool.cancel("gone")
+        assert (await group.outcome_of(stays))[1] == End(FinishReason.LENGTH, 40)
+        assert len({record.epoch for record in group.log.records}) == 1

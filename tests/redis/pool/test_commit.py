@@ -54,6 +54,18 @@ async def test_an_end_may_come_without_a_token(bed: Bed) -> None:
     assert (await bed.pool.read("a.0", 0)).end == End(FinishReason.STOP, 0)
 
 
+async def test_a_refused_request_ends_with_its_reason_after_the_tokens_that_it_has(bed: Bed) -> None:
+    scheduler, owned = await started(bed, "a", "b")
+    await bed.pool.commit([entry(owned["a.0"], 0, 5)])
+    end = End(FinishReason.REFUSED, 1, detail="token 7 is not allowed: “x”")
+    refused = CommitEntry(request_id="a.0", claim=owned["a.0"].claim, index=1, end=end)
+    assert await bed.pool.commit([refused, entry(owned["b.0"], 0, 6)]) == [bed.applied] * 2
+    assert await bed.pool.commit([refused]) == [CommitAnswer.ALREADY_THERE]
+    assert await bed.pool.read("a.0", 0) == LogSlice(0, (Token(5),), end)
+    assert (await bed.pool.status("a.0")).end == end
+    assert set(await scheduler.heartbeat()) == {"b.0"}, "the other request of the same step goes on"
+
+
 async def test_the_pool_keeps_when_the_first_token_and_the_end_came(bed: Bed) -> None:
     _, owned = await started(bed, "a")
     status = await bed.pool.status("a.0")

@@ -107,6 +107,7 @@ class FakeScheduler:
     group: str = "g0"
     answer: Callable[[Request], Sequence[int]] = lambda _: ids(WORDS)
     reason: FinishReason | None = None  # a forced reason of the end
+    detail: str | None = None  # why a request is refused, with the reason REFUSED
     tokens_per_turn: int = 1
     batch_size_max: int = 10**6
     turn_seconds: float = 0.0  # between two turns
@@ -171,7 +172,7 @@ class FakeScheduler:
 
     def _script(self, request: Request) -> tuple[list[Token], End]:
         tokens, end = scripted(request, self.answer(request))
-        return tokens, end if self.reason is None else replace(end, reason=self.reason, stop=None)
+        return tokens, end if self.reason is None else replace(end, reason=self.reason, stop=None, detail=self.detail)
 
 
 def scripted(request: Request, answer: Sequence[int]) -> tuple[list[Token], End]:

@@ -9,7 +9,7 @@ import grpc
 from grpc import aio
 
 from orca.core.transport import engine_pb2 as pb
-from orca.core.transport import grpc_links
+from orca.core.transport import grpc_links, wire
 from support import waiting
 
 
@@ -20,7 +20,7 @@ class FakeStage:
         self.status = pb.StatusReply(
             phase=pb.StatusReply.IDLE, stages=1, tensor=1, revision="r1", slots_possible=64, max_model_len=64
         )
-        self.status.process = process
+        self.status.process, self.status.contract = process, wire.CONTRACT
         self.on_status: Callable[[], None] = lambda: None  # called before each answer
         self.joins: list[pb.JoinRequest] = []
         self.steps: list[int] = []

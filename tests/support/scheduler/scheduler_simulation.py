@@ -18,10 +18,12 @@ from orca.scheduler.dependencies import Dependencies, LoopTimings
 from orca.scheduler.engines import virtual_time
 from orca.scheduler.engines.simulated_engine import (
     CostModel,
+    RefusalSource,
     SimulatedEngine,
     StepFault,
     TokenSource,
     no_faults,
+    no_refusals,
     seeded_tokens,
 )
 from orca.scheduler.engines.virtual_time import VirtualClock
@@ -224,6 +226,7 @@ class Simulation:
     delay_ms: float = 0.0
     timings: LoopTimings = field(default_factory=LoopTimings)
     make_stop_string_matcher: Any = None
+    refuse: Callable[[Request], str | None] = lambda request: None  # noqa: ARG005 - shape of the function
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
@@ -238,10 +241,17 @@ class Simulation:
         name: str = "g0",
         cost: CostModel | None = None,
         faults: Callable[[Step], StepFault | None] = no_faults,
+        refusals: RefusalSource = no_refusals,
         refuses: Callable[[Epoch], str | None] = lambda epoch: None,  # noqa: ARG005 - shape of the argument
     ) -> Group:
         engine = SimulatedEngine(
-            shape, cost=cost, tokens=self.tokens, faults=faults, refuses=refuses, step_timeout_us=300_000
+            shape,
+            cost=cost,
+            tokens=self.tokens,
+            faults=faults,
+            refusals=refusals,
+            refuses=refuses,
+            step_timeout_us=300_000,
         )
         self.groups[name] = Group(name, engine)
         return self.groups[name]
@@ -262,6 +272,7 @@ class Simulation:
             eos_token_ids=self.eos,
             make_stop_string_matcher=self.make_stop_string_matcher,
             timings=self.timings,
+            refuse=self.refuse,
         )
         scheduler = GroupScheduler(dependencies, self.choices)
         checks.scheduler = group.scheduler = scheduler

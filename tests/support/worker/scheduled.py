@@ -18,6 +18,7 @@ from orca.scheduler.engines.virtual_time import VirtualClock
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
 from orca.scheduler.observer import IterationHistory
 from orca.scheduler.policy.iteration import IterationPolicy
+from orca.scheduler.policy.policy import Policy
 from support.worker.engine_builders import generate, until
 
 REVISION = "r1"
@@ -42,7 +43,13 @@ class Scheduled:
     """
 
     def __init__(
-        self, engine: Engine, *, max_batch_size: int, prefetch: int = 0, pool: MemoryPool | None = None
+        self,
+        engine: Engine,
+        *,
+        max_batch_size: int,
+        prefetch: int = 0,
+        pool: MemoryPool | None = None,
+        policy: Policy | None = None,
     ) -> None:
         self.pool = pool or MemoryPool(VirtualClock())
         self.log = IterationHistory()
@@ -50,7 +57,7 @@ class Scheduled:
         dependencies = Dependencies(
             pool=self.pool,
             engine=engine,
-            policy=IterationPolicy(),
+            policy=policy or IterationPolicy(),
             caller=Caller(group="g0", process="g0-p1", revision=REVISION),
             calls=count(1),
             clock_ns=time.monotonic_ns,

@@ -34,7 +34,13 @@ class StageClient:
 
     async def join(self, number: int, *, timeout_ms: int = 20_000, processes: Sequence[str] = ()) -> None:
         epoch = pb.Epoch(number=number, holder="test")
-        request = pb.JoinRequest(epoch=epoch, stages=self._addresses, timeout_ms=timeout_ms, processes=processes)
+        request = pb.JoinRequest(
+            epoch=epoch,
+            stages=self._addresses,
+            timeout_ms=timeout_ms,
+            processes=processes,
+            contract=wire.CONTRACT,
+        )
         await asyncio.gather(*(stub.Join(request, timeout=30) for stub in self.stubs))
 
     async def run(self, number: int, *, epoch: int = 1, deadline_s: float = 10) -> int:

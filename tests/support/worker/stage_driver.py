@@ -127,7 +127,7 @@ class Chain:
         if self.feeds_tokens and handles and not (sample.is_on_device and len(self.stages) == 1):
             for stage in self.stages[0]:
                 stage.put_device_tokens(handles, sample.tokens)
-        sampled = sample.read()
+        sampled = [each for each in sample.read() if isinstance(each, Sampled)]
         for ranks in self.stages:
             for stage in ranks:
                 stage.check()

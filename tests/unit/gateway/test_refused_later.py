@@ -11,7 +11,7 @@ from orca.gateway.calls import submit
 from orca.gateway.models.models import Models
 from orca.pool.records import Submission
 from orca.pool.settings import PoolSettings
-from support.gateway.gateway_rig import MODEL, error_of, rig, until
+from support.gateway.gateway_rig import MODEL, error_of, events, rig, until
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
@@ -81,6 +81,37 @@ async def test_clients_are_told_not_to_retry_a_finished_call(
         response = await one.post(COMPLETIONS, prompt="a")
         assert error_of(response)[0] == status
         assert response.headers.get("x-should-retry") == told
+
+
+@pytest.mark.parametrize("body", [{}, {"n": 3}, {"prompt": ["a", "b"]}], ids=["one", "n", "prompts"])
+async def test_what_the_model_refuses_is_a_400_with_its_reason(body: dict[str, Any]) -> None:
+    async with rig() as one:
+        one.scheduler.reason, one.scheduler.detail = FinishReason.REFUSED, "token 7 has no row"
+        status, error = await one.error(COMPLETIONS, **({"prompt": "a"} | body))
+        assert (status, error["type"], error["code"]) == (400, "invalid_request_error", "request_refused")
+        assert error["message"] == "the model cannot run this request: token 7 has no row"
+        counted = (await one.client.get("/metrics")).text
+        assert 'finished_reason="refused"' in counted
+
+
+async def test_what_the_model_refuses_ends_a_stream_with_its_reason() -> None:
+    async with rig() as one:
+        one.scheduler.reason, one.scheduler.detail = FinishReason.REFUSED, "token 7 has no row"
+        response = await one.post(COMPLETIONS, prompt="a", stream=True, max_tokens=3)
+        *tokens, (_, last) = events(response.text)
+        assert len(tokens) == 3, "those that came before"
+        assert last["error"]["code"] == "request_refused"
+        assert "token 7 has no row" in last["error"]["message"]
+
+
+async def test_a_refusal_is_the_result_of_a_call_in_the_background() -> None:
+    async with rig() as one:
+        one.scheduler.reason, one.scheduler.detail = FinishReason.REFUSED, "token 7 has no row"
+        document = (await one.post(COMPLETIONS, prompt="a", background=True)).json()
+        path = f"/v1/requests/{document['id']}"
+        await until(lambda: [parent.left for parent in one.pool.state.parents.values()] == [0])
+        assert (await one.client.get(path)).json()["choices"][0]["finish_reason"] == "refused"
+        assert error_of(await one.client.get(f"{path}/result"))[1]["code"] == "request_refused"
 
 
 async def test_a_stored_background_call_is_accepted_even_if_the_pool_fails_afterwards(

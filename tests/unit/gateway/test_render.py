@@ -193,6 +193,7 @@ def test_only_the_done_event_has_the_id_end_so_that_usage_is_resent_after_a_resu
         (FinishReason.DEADLINE_EXCEEDED, "deadline_exceeded"),
         (FinishReason.MODEL_REPLACED, "model_replaced"),
         (FinishReason.ERROR, "failed"),
+        (FinishReason.REFUSED, "request_refused"),
     ],
 )
 def test_a_failed_choice_ends_in_an_error_event_and_no_done_follows(reason: FinishReason, code: str) -> None:

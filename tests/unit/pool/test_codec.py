@@ -67,5 +67,14 @@ def test_an_end_is_decoded_as_it_was_encoded() -> None:
         assert codec.unpack_end(b"stop", b"3", codec.pack_stop(end)) == end
 
 
+def test_a_refusal_survives_its_fields_and_is_an_error_to_the_release_before() -> None:
+    for detail in ("the prompt has the token id 9", ""):
+        end = End(FinishReason.REFUSED, 3, detail=detail)
+        assert codec.pack_reason(end) == "error"
+        assert codec.unpack_end(codec.pack_reason(end).encode(), b"3", codec.pack_stop(end)) == end
+    failed = End(FinishReason.ERROR, 3)
+    assert codec.unpack_end(codec.pack_reason(failed).encode(), b"3", codec.pack_stop(failed)) == failed
+
+
 def test_a_plain_token_is_its_decimal_id() -> None:
     assert codec.pack_token(Token(50_256)) == b"50256"

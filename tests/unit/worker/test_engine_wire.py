@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import Logprob, SamplingParams, Token
-from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Sampled, StageTiming, Step, StepResult
+from orca.core.domain.step import Claim, Epoch, NewRequest, Refused, Row, Sampled, StageTiming, Step, StepResult
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import wire
 
@@ -64,6 +64,7 @@ results = st.builds(
     epoch=epochs,
     number=INT64,
     sampled=st.lists(st.builds(Sampled, INT64, INT32, tokens), max_size=3).map(tuple),
+    refused=st.lists(st.builds(Refused, INT64, st.text()), max_size=2).map(tuple),
     timing=st.none() | st.builds(StageTiming, stage=INT32, received_ns=INT64, start_ns=INT64, end_ns=INT64),
 )
 
@@ -98,8 +99,8 @@ def test_stop_strings_are_not_sent_to_stages() -> None:
     assert arrived.sampling == replace(sampling, stop=())
 
 
-DECIDE_TOKENS = ("SamplingParams", "NewRequest", "Row", "StepMessage", "Logprob", "Sampled", "ResultMessage")
-CONTRACTS = {1: "0f215eb45354dfa7"}
+DECIDE_TOKENS = ("SamplingParams", "NewRequest", "Row", "StepMessage", "Logprob", "Sampled", "Refused", "ResultMessage")
+CONTRACTS = {1: "0f215eb45354dfa7", 2: "47048bffd9d2ec49"}
 """Digests of the messages that decide tokens, by contract number. To change one, add a line and raise wire.CONTRACT: a
 stage drops fields that it does not know, and would compute something else.
 """

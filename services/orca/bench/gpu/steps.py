@@ -101,7 +101,7 @@ class BatchSteps:
 
     def _read_last(self) -> None:
         if self._sample is not None:
-            self._read.append(self._sample.read())
+            self._read.append([drawn for drawn in self._sample.read() if isinstance(drawn, Sampled)])
         self._sample = None
 
     @property

@@ -6,15 +6,17 @@ from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
 from orca.bench.host.commits import CommitFigures
 from orca.bench.host.events import StreamFigures
+from orca.bench.host.refusals import RefusalFigures
 from orca.bench.host.run import HostFigures
 
 _US = 1e6
 
 
 def figures(found: HostFigures) -> list[Measured]:
-    """Return what schedulers committed and what gateways streamed."""
+    """Return what schedulers committed, what gateways streamed, and what refused requests cost their neighbours."""
     commits = [figure for run in found.commits for figure in _committed(run)]
-    return commits + [figure for run in found.events for figure in _streamed(run)]
+    events = [figure for run in found.events for figure in _streamed(run)]
+    return commits + events + [figure for run in found.refusals for figure in _refused(run)]
 
 
 def _committed(run: CommitFigures) -> Iterator[Measured]:
@@ -47,3 +49,16 @@ def _streamed(run: StreamFigures) -> Iterator[Measured]:
     yield measured("Redis time per event", run.redis_s / run.events, "us", settings, scale=_US)
     yield measured("Events per second if each gateway had a processor", alone, "events/s", settings)
     yield measured("Events per second if Redis had a processor", redis_alone, "events/s", settings)
+
+
+def _refused(run: RefusalFigures) -> Iterator[Measured]:
+    settings: dict[str, Setting | None] = {
+        "clients": run.clients,
+        "bad_prompts": 2 * run.bad_prompts,
+        "seconds_between_two": run.interval_s,
+        "step_us": run.step_us,
+    }
+    alone, beside = run.undisturbed_p99_s, run.disturbed_p99_s
+    yield measured("p99 gap between tokens, undisturbed", alone, "ms", settings, scale=1000)
+    yield measured("p99 gap between tokens beside bad prompts", beside, "ms", settings, scale=1000)
+    yield measured("Ratio of the two p99 gaps", run.ratios, "x", settings)

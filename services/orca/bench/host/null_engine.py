@@ -5,6 +5,7 @@ all of its processor time counts as the scheduler's.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from zlib import crc32
 
@@ -43,6 +44,7 @@ class NullEngine:
         self._step_s = step_us / 1e6
         self._before_forming = before_forming
         self._results: asyncio.Queue[StepResult] = asyncio.Queue()
+        self._coming: deque[StepResult] = deque()  # results whose timers run
         self._next: dict[int, tuple[int, int]] = {}  # handle -> index and unreduced value of its next token
         self._free_s = 0.0  # end of all submitted work of the stage, on the loop's clock
         self.steps = self.tokens = 0  # steps with rows, and their tokens, over all epochs
@@ -51,7 +53,7 @@ class NullEngine:
         if self._before_forming is not None:
             before_forming, self._before_forming = self._before_forming, None
             await before_forming()
-        self._results, self._next = asyncio.Queue(), {}
+        self._results, self._coming, self._next = asyncio.Queue(), deque(), {}
         return self._shape
 
     async def submit(self, step: Step) -> None:
@@ -78,9 +80,15 @@ class NullEngine:
         return Sampled(handle, index, Token(value % self._vocab_size))
 
     def _answer(self, result: StepResult) -> None:
-        loop, results = asyncio.get_running_loop(), self._results
+        loop, coming, results = asyncio.get_running_loop(), self._coming, self._results
+
+        def deliver_oldest() -> None:
+            results.put_nowait(coming.popleft())
+
+        coming.append(result)
         if not self._step_s:
-            loop.call_soon(results.put_nowait, result)
+            loop.call_soon(deliver_oldest)
             return
         self._free_s = max(self._free_s, loop.time()) + self._step_s
-        loop.call_at(self._free_s, results.put_nowait, result)
+        # If the process loses the processor while uvloop sets a timer, a later timer may run first.
+        loop.call_at(self._free_s, deliver_oldest)

@@ -2,6 +2,7 @@
 
     commits   requests wait in the pool, and one or more schedulers run them all on null engines
     events    many streams are open, tokens come at a given rate, and a gateway turns each token into an event
+    refusals  clients stream, and requests that are refused come beside them
 
 Each run has its own Redis, schedulers and gateways. Wall-clock time shows what this machine did while all processes
 shared its processors. Processor time shows what a process could do with a processor for itself.
@@ -17,12 +18,16 @@ from typing import Any
 from orca.bench.host.commits import CommitFigures, CommitLoad, measure_commits
 from orca.bench.host.events import StreamFigures, StreamLoad, measure_events
 from orca.bench.host.parts import HostFailed
+from orca.bench.host.refusals import RefusalFigures, RefusalLoad, lines_of, measure_refusals
 from orca.bench.trace import Range
 from orca.core.domain.model import load_model_info
 
 PROMPT_TOKENS = 32
 NEW_TOKENS = Range(128, 384)
 """Tokens of a request: ends spread over the steps. A stream of the gateway has the mean of this range."""
+
+SMALL_MODEL_STEP_US = 20_000
+"""A step of a small model on a processor: refusals are measured beside such steps if no other time is given."""
 
 LIMIT_S = 1200.0
 """Time limit of one run: submitting a million requests takes minutes."""
@@ -41,6 +46,7 @@ class HostPlan:
     schedulers: Sequence[int] = (1,)
     gateways: Sequence[int] = (1,)
     waiting_streams: Sequence[int] = (0,)
+    refusals: Sequence[float] = ()  # seconds between two bad prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,7 @@ class HostFigures:
 
     commits: Sequence[CommitFigures]
     events: Sequence[StreamFigures]
+    refusals: Sequence[RefusalFigures] = ()
 
 
 def measure(plan: HostPlan, model_folder: Path, folder: Path, progress: Callable[[str], None]) -> HostFigures:
@@ -66,7 +73,7 @@ def measure(plan: HostPlan, model_folder: Path, folder: Path, progress: Callable
         return new_folder
 
     async def run() -> HostFigures:
-        commits, events = [], []
+        commits, events, refusals = [], [], []
         for size, waiting, schedulers in product(plan.batch_sizes, plan.waiting, plan.schedulers):
             commit_load = CommitLoad(
                 schedulers=schedulers,
@@ -92,7 +99,16 @@ def measure(plan: HostPlan, model_folder: Path, folder: Path, progress: Callable
             async with asyncio.timeout(LIMIT_S):
                 name = f"streams-{size}-waiting-{waiting}-gateways-{gateways}"
                 events.append(await measure_events(model, stream_load, run_folder(name)))
-        return HostFigures(commits, events)
+        for interval_s in plan.refusals:
+            refusal_load = RefusalLoad(
+                interval_s=interval_s,
+                step_us=plan.step_us or SMALL_MODEL_STEP_US,
+                new_tokens=NEW_TOKENS.low,
+                prompt_tokens=PROMPT_TOKENS,
+            )
+            async with asyncio.timeout(LIMIT_S):
+                refusals.append(await measure_refusals(model, refusal_load, run_folder(f"refusals-{interval_s:g}")))
+        return HostFigures(commits, events, refusals)
 
     try:
         return asyncio.run(run())
@@ -102,7 +118,7 @@ def measure(plan: HostPlan, model_folder: Path, folder: Path, progress: Callable
 
 def lines(figures: HostFigures) -> list[str]:
     """Return the figures as tables for a terminal."""
-    return [*_lines_of_commits(figures.commits), *_lines_of_events(figures.events)]
+    return [*_lines_of_commits(figures.commits), *_lines_of_events(figures.events), *lines_of(figures.refusals)]
 
 
 def _lines_of_commits(runs: Sequence[CommitFigures]) -> list[str]:

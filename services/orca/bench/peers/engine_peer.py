@@ -20,7 +20,7 @@ from orca.bench.peers.arrivals import Arrivals
 from orca.bench.peers.workload import PeerAnswer, Workload
 from orca.bench.trace import GREEDY
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, Request, slots_needed
-from orca.core.domain.step import Claim, Epoch, Step
+from orca.core.domain.step import Claim, Epoch, Sampled, Step
 from orca.core.process.gc_freeze import freeze_all
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, next_batch
@@ -102,7 +102,8 @@ def run(
             continue
         step = state.schedule(batch, epoch)
         prepared = stage.begin(step)
-        sampled = stage.sample(prepared, stage.forward(prepared)).read()
+        drawn_or_refused = stage.sample(prepared, stage.forward(prepared)).read()
+        sampled = [each for each in drawn_or_refused if isinstance(each, Sampled)]
         on_step(step)
         drawing = [pick.request for pick in state.read().rows if pick.sample]
         for entry, drawn in zip(drawing, sampled, strict=True):

@@ -102,6 +102,7 @@ class UnknownRequest(OrcaError):
 class EngineError(OrcaError):
     """A stage, a rank or a link failed; every step of the epoch is void.
 
+    A request that cannot be run is no such error: the step's result refuses it (core.domain.refusal).
     `reported_epoch` is the highest epoch that a stage reported, 0 if none did: the next one must be above it.
     `is_from_inside`: the engine failed by itself, so the requests that it ran may be the reason. False for a death or a
     broken link that came from outside, and where the cause is unknown.

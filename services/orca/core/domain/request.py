@@ -23,6 +23,7 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"  # by the client, or by the pool because nobody read it any more
     DEADLINE_EXCEEDED = "deadline_exceeded"
     MODEL_REPLACED = "model_replaced"  # its revision was retired before it could finish
+    REFUSED = "refused"  # no group of its revision can run it, and `End.detail` says why (core.domain.refusal)
     ERROR = "error"  # proven to break every group that runs it
 
 
@@ -121,3 +122,4 @@ class End:
     reason: FinishReason
     count: int
     stop: str | int | None = None  # the stop string or stop token id that ended it; None for EOS and other reasons
+    detail: str | None = None  # why the request was refused, for its client; with REFUSED only

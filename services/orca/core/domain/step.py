@@ -85,6 +85,14 @@ class Sampled:
     token: Token
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that the stages refuse, whatever the state of the group (core.domain.refusal)."""
+
+    handle: int
+    reason: str  # for its client
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTiming:
     """Times of a step on one stage: nanoseconds of the machine's monotonic clock, comparable on one machine only."""
@@ -97,9 +105,14 @@ class StageTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The result of a step from the last stage: one token for each row with `sample`, in row order."""
+    """The result of a step from the last stage.
+
+    It has one token for each row with `sample`, in row order, without the rows of refused requests. `refused` has one
+    entry for each row of a request that every rank refuses, and one for each row whose token cannot be drawn.
+    """
 
     epoch: Epoch
     number: int
     sampled: tuple[Sampled, ...] = ()
+    refused: tuple[Refused, ...] = ()
     timing: StageTiming | None = None  # of the last stage

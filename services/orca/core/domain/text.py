@@ -169,6 +169,11 @@ class Tokenizer:
         """Number of tokens, including added ones. The model's own vocabulary may be larger (padding)."""
         return self._inner.get_vocab_size(with_added_tokens=True)
 
+    def ids_from(self, first: int) -> dict[int, str]:
+        """Return the tokens from an id on, in order of their ids. It reads the whole vocabulary."""
+        vocabulary = self._inner.get_vocab(with_added_tokens=True)
+        return dict(sorted((token_id, text) for text, token_id in vocabulary.items() if token_id >= first))
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`. Special tokens that are written out in the text count as such."""
         # Unlike the call for one text, the batch call lets other threads of the interpreter run meanwhile.

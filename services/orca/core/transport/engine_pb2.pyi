@@ -279,17 +279,27 @@ class StageTiming(_message.Message):
     end_ns: int
     def __init__(self, stage: _Optional[int] = ..., received_ns: _Optional[int] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ...) -> None: ...
 
+class Refused(_message.Message):
+    __slots__ = ("handle", "reason")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    reason: str
+    def __init__(self, handle: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class ResultMessage(_message.Message):
-    __slots__ = ("epoch", "number", "sampled", "timing")
+    __slots__ = ("epoch", "number", "sampled", "timing", "refused")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     SAMPLED_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     epoch: Epoch
     number: int
     sampled: _containers.RepeatedCompositeFieldContainer[Sampled]
     timing: StageTiming
-    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., number: _Optional[int] = ..., sampled: _Optional[_Iterable[_Union[Sampled, _Mapping]]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ...) -> None: ...
+    refused: _containers.RepeatedCompositeFieldContainer[Refused]
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., number: _Optional[int] = ..., sampled: _Optional[_Iterable[_Union[Sampled, _Mapping]]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., refused: _Optional[_Iterable[_Union[Refused, _Mapping]]] = ...) -> None: ...
 
 class StoreEmpty(_message.Message):
     __slots__ = ()

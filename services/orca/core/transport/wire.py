@@ -6,10 +6,10 @@ keeps all tokens is None in our types and 0 on the wire.
 
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import Logprob, SamplingParams, Token
-from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Sampled, StageTiming, Step, StepResult
+from orca.core.domain.step import Claim, Epoch, NewRequest, Refused, Row, Sampled, StageTiming, Step, StepResult
 from orca.core.transport import engine_pb2 as pb
 
-CONTRACT = 1
+CONTRACT = 2
 """Version of the messages for steps and results. It rises when one of them changes, also by a new field. Scheduler and
 stages of one group must mean the same, so a group with two versions is not formed."""
 
@@ -67,6 +67,7 @@ def result_to_wire(result: StepResult) -> pb.ResultMessage:
         epoch=epoch_to_wire(result.epoch),
         number=result.number,
         sampled=[_sampled_to_wire(sampled) for sampled in result.sampled],
+        refused=[pb.Refused(handle=refused.handle, reason=refused.reason) for refused in result.refused],
         timing=None if result.timing is None else _timing_to_wire(result.timing),
     )
 
@@ -76,6 +77,7 @@ def result_from_wire(message: pb.ResultMessage) -> StepResult:
         epoch=epoch_from_wire(message.epoch),
         number=message.number,
         sampled=tuple(_sampled_from_wire(sampled) for sampled in message.sampled),
+        refused=tuple(Refused(refused.handle, refused.reason) for refused in message.refused),
         timing=_timing_from_wire(message.timing) if message.HasField("timing") else None,
     )
 

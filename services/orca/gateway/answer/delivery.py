@@ -284,7 +284,7 @@ class WholeDelivery(Delivery):
             for request_id, part in parts:
                 tokens[request_id].extend(part.tokens)
         for end in self._ends_in_order():
-            if (failure := end_error(end.reason)) is not None:
+            if (failure := end_error(end)) is not None:
                 return await self._send(send, *_error(failure))
         logs = [(tokens[request.id], self._ends[request.id]) for request in accepted.requests]
         answer = await write_answer(accepted.requests, accepted.options, logs, self._render_model)

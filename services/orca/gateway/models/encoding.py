@@ -1,5 +1,8 @@
 """Encodes text to token ids without blocking the process; text that cannot fit is refused before.
 
+A tokenizer may know more tokens than its model: a token was added, and the model was not resized. Text with such a
+token is refused like its id.
+
 Encoding a few KB takes a millisecond. So the text of a large body would keep a thread busy for seconds, only to be
 refused for its number of tokens.
 """
@@ -9,6 +12,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 
+from orca.core.domain.errors import InvalidRequest
 from orca.core.domain.model import ModelInfo
 from orca.core.domain.text import Tokenizer
 from orca.gateway.errors import ApiError
@@ -20,6 +24,7 @@ class Encoder:
 
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer, settings: GatewaySettings) -> None:
         self._context = info.max_model_len
+        self._vocab_size = info.vocab_size
         self._tokenizer = tokenizer
         self._settings = settings
         # Half of the CPUs: the event loop, whose streams go on meanwhile, needs one.
@@ -27,7 +32,11 @@ class Encoder:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="encode")
 
     async def encode_prompt(self, text: str, *, param: str, add_special_tokens: bool) -> list[int]:
-        """Encode a prompt. Raises: ApiError 400 if the text cannot fit into the model's context."""
+        """Encode a prompt.
+
+        Raises: ApiError 400 if the text cannot fit into the model's context; InvalidRequest if the model has no row for
+            one of its tokens.
+        """
         if _may_exceed(text, self._limit_without_vocabulary):
             size, limit = _size(text), await self._limit()
             if size > limit:
@@ -36,25 +45,40 @@ class Encoder:
                     f"holds at most {limit} bytes"
                 )
                 raise ApiError(400, message, param=param, code="context_length_exceeded")
-        return await self._encode(text, add_special_tokens)
+        return await self._encode(text, add_special_tokens, param)
 
     async def encode_text(self, text: str, *, param: str, add_special_tokens: bool) -> list[int]:
-        """Encode a text that need not fit, to count its tokens. Raises: ApiError 400 beyond the setting's limit."""
+        """Encode a text that need not fit, to count its tokens.
+
+        Raises: ApiError 400 beyond the setting's limit; InvalidRequest as `encode_prompt`.
+        """
         if _may_exceed(text, self._settings.tokenize_bytes_max):
             size, limit = _size(text), max(self._settings.tokenize_bytes_max, await self._limit())
             if size > limit:
                 raise ApiError(
                     400, f"the text of {size} bytes is longer than {limit} bytes", param=param, code="text_too_long"
                 )
-        return await self._encode(text, add_special_tokens)
+        return await self._encode(text, add_special_tokens, param)
 
-    async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    async def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        encode = partial(self._encode_known, text, add_special_tokens, param)
         if len(text) > self._settings.inline_characters_max:
-            encode = partial(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
             return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
-        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids = encode()
         # A call may have many texts: let streams go on between them.
         await asyncio.sleep(0)
+        return ids
+
+    def _encode_known(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        """Encode a text. Raises: InvalidRequest if the model has no row for one of its tokens."""
+        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if ids and max(ids) >= self._vocab_size:
+            unknown = next(token_id for token_id in ids if token_id >= self._vocab_size)
+            raise InvalidRequest(
+                f"{param} has the token {self._tokenizer.token_text(unknown)!r} with id {unknown}, "
+                f"and the model knows only ids from 0 to {self._vocab_size - 1}",
+                param=param,
+            )
         return ids
 
     @property

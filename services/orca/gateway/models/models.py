@@ -8,6 +8,7 @@ time, and learns from the pool which one is current.
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from orca.core.domain.errors import ModelError
@@ -22,6 +23,9 @@ from orca.gateway.settings import GatewaySettings
 from orca.pool.records import PoolStats
 
 log = logging.getLogger(__name__)
+
+_TOKENS_SHOWN = 3
+"""Tokens that the warning about tokens without a row names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,19 @@ def _load(model: OtherModel, settings: GatewaySettings) -> ServedModel:
         quantization=model.quantization,
         max_model_len=model.max_model_len,
     )
-    return ServedModel.of(info, Tokenizer.from_folder(model.folder), settings)
+    tokenizer = Tokenizer.from_folder(model.folder)
+    if unknown := tokenizer.ids_from(info.vocab_size):
+        shown = ", ".join(f"{text!r} = {token_id}" for token_id, text in islice(unknown.items(), _TOKENS_SHOWN))
+        log.warning(
+            "the tokenizer of %s has %d token ids that the model has no row for (%s%s): prompts with them are refused. "
+            "To serve them, resize the model's embedding to %d rows",
+            info.name,
+            len(unknown),
+            shown,
+            ", ..." if len(unknown) > _TOKENS_SHOWN else "",
+            max(unknown) + 1,
+        )
+    return ServedModel.of(info, tokenizer, settings)
 
 
 def not_served(message: str) -> ApiError:

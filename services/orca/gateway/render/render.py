@@ -109,7 +109,7 @@ class ChoiceStream:
     def end(self, end: End) -> bytes:
         """Return the event after the last token: the finish reason, or the error that ended the choice."""
         self._has_ended = True
-        error = end_error(end.reason)
+        error = end_error(end)
         if error is None:
             lead = self._lead if end.count else self._first_lead
             event = lead + orjson.dumps(self._log.flush(end)) + self._tail(end=_shown_end(end, self._options))
@@ -169,7 +169,7 @@ class ChoiceStream:
 
 def stream_end(requests: Sequence[Request], options: RenderOptions, ends: Sequence[End]) -> bytes:
     """Return the end of a stream: usage if asked for and `[DONE]`; nothing if a choice failed."""
-    if any(end_error(end.reason) for end in ends):
+    if any(end_error(end) for end in ends):
         return b""
     done = b"id: end\ndata: [DONE]\n\n" if options.event_ids else b"data: [DONE]\n\n"
     if not options.include_usage:

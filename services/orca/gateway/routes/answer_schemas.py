@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-FinishReason = Literal["stop", "length", "cancelled", "deadline_exceeded", "model_replaced", "error"]
+FinishReason = Literal["stop", "length", "cancelled", "deadline_exceeded", "model_replaced", "refused", "error"]
 
 
 class AnswerSchema(BaseModel):

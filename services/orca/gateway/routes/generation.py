@@ -72,11 +72,12 @@ async def _encode_prompts(gateway: Gateway, body: CompletionBody, model: ServedM
         # Text means the same to any model, ids do not.
         message = f"the prompt is token ids for {body.model!r}, but {model.info.name!r} is the current model"
         raise ApiError(409, message, param="prompt", code="model_replaced")
+    names = ["prompt"] if len(prompts) == 1 else [f"prompt[{i}]" for i in range(len(prompts))]
     return [
         prompt
         if isinstance(prompt, list)
-        else await model.encoder.encode_prompt(prompt, param="prompt", add_special_tokens=add_special_tokens)
-        for prompt in prompts
+        else await model.encoder.encode_prompt(prompt, param=name, add_special_tokens=add_special_tokens)
+        for name, prompt in zip(names, prompts, strict=True)
     ]
 
 

@@ -93,7 +93,7 @@ async def result(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
         document = await describe(gateway.pool, render_model, parent)
         return state_answer(document, 202, {"retry-after": "1"})
     for _, end in ended:
-        if (failure := end_error(end.reason)) is not None:
+        if (failure := end_error(end)) is not None:
             raise failure
     body = await write_answer(parent.requests, RenderOptions.from_json(parent.render), ended, render_model)
     return Response(body, headers={"x-request-id": request_id}, media_type="application/json")

@@ -127,7 +127,7 @@ def commit_arguments(entries: Sequence[CommitEntry]) -> list[str | bytes]:
             ids = ""
             packed = len(tokens)
             values += map(codec.pack_token, tokens)
-        reason = "-" if end is None else end.reason.value
+        reason = "-" if end is None else codec.pack_reason(end)
         lines.append(f"{entry.request_id} {claim.number} {claim.call} {entry.index} {reason} {packed}{ids}")
         if end is not None:
             values.append(codec.pack_stop(end))

@@ -17,7 +17,7 @@ from zlib import crc32
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import Token, slots_needed
-from orca.core.domain.step import Epoch, NewRequest, Row, Sampled, StageTiming, Step, StepResult
+from orca.core.domain.step import Epoch, NewRequest, Refused, Row, Sampled, StageTiming, Step, StepResult
 from orca.scheduler.engines.step_timeout import StepTimeout
 
 
@@ -56,6 +56,16 @@ def seeded_tokens(seed: int, vocab_size: int = 32_000) -> TokenSource:
     return lambda request_id, index: crc32(f"{seed}/{request_id}/{index}".encode()) % vocab_size
 
 
+class RefusalSource(Protocol):
+    """Returns the reason why the stages refuse a request when it would draw the token of an index, otherwise None."""
+
+    def __call__(self, request_id: str, index: int) -> str | None: ...
+
+
+def no_refusals(request_id: str, index: int) -> str | None:  # noqa: ARG001 - every source has this shape
+    return None
+
+
 def no_faults(step: Step) -> StepFault | None:  # noqa: ARG001 - every fault plan has this shape
     return None
 
@@ -70,6 +80,7 @@ class _HeldRequest:
     generated: int = 0  # its next token's index
     sampled_us: int = 0  # time at which the last stage drew its newest token
     newest: int | None = None
+    refusal: str | None = None  # why the stages refuse it
 
 
 @dataclass(slots=True)
@@ -97,6 +108,7 @@ class SimulatedEngine:
         cost: time per stage and step.
         tokens: the source of "sampled" tokens.
         faults: called once for each step with rows.
+        refusals: called for each row of a request until it is refused.
         refuses: called at each `form`; a reason makes it fail.
         step_timeout_us: a step that is out for so long is lost if no stage has been at work for so long either.
         form_us: time that forming takes.
@@ -109,6 +121,7 @@ class SimulatedEngine:
         cost: CostModel | None = None,
         tokens: TokenSource | None = None,
         faults: Callable[[Step], StepFault | None] = no_faults,
+        refusals: RefusalSource = no_refusals,
         refuses: Callable[[Epoch], str | None] = lambda epoch: None,  # noqa: ARG005 - shape of the argument
         step_timeout_us: int = 5_000_000,
         form_us: int = 0,
@@ -117,6 +130,7 @@ class SimulatedEngine:
         self._cost = CostModel() if cost is None else cost
         self._tokens = seeded_tokens(0) if tokens is None else tokens
         self._faults = faults
+        self._refusals = refusals
         self._refuses = refuses
         self._step_timeout_us = step_timeout_us
         self._form_us = form_us
@@ -152,6 +166,7 @@ class SimulatedEngine:
         start_us, end_us = self._run_stages(state, step, fault)
         state.timeout.submit(step.number, now_us=self._now_us())
         self._watch(state)
+        refused = self._refuse(state, step)
         sampled = tuple(self._sample(state.held[row.handle], row, end_us) for row in step.rows if row.sample)
         if fault in (StepFault.DEATH, StepFault.CRASH):
             is_from_inside = fault is StepFault.CRASH
@@ -164,7 +179,13 @@ class SimulatedEngine:
                 start_ns=start_us * 1_000,
                 end_ns=end_us * 1_000,
             )
-            result = StepResult(epoch=step.epoch, number=step.number, sampled=sampled, timing=timing)
+            result = StepResult(
+                epoch=step.epoch,
+                number=step.number,
+                sampled=tuple(each for each in sampled if state.held[each.handle].refusal is None),
+                refused=refused,
+                timing=timing,
+            )
             self._deliver_at(end_us, state, result)
 
     async def results(self) -> AsyncIterator[StepResult]:
@@ -209,6 +230,17 @@ class SimulatedEngine:
             if self.stage_times is not None and step.rows:
                 self.stage_times.append((step.number, stage, start_us, end_us))
         return start_us, end_us
+
+    def _refuse(self, state: _StageState, step: Step) -> tuple[Refused, ...]:
+        """Return the rows of requests that are refused, from now on or since an earlier step."""
+        refused = []
+        for row in step.rows:
+            held = state.held[row.handle]
+            if held.refusal is None:
+                held.refusal = self._refusals(held.new.request_id, held.generated)
+            if held.refusal is not None:
+                refused.append(Refused(row.handle, held.refusal))
+        return tuple(refused)
 
     def _sample(self, held: _HeldRequest, row: Row, end_us: int) -> Sampled:
         index, held.generated = held.generated, held.generated + 1

@@ -5,7 +5,7 @@
     results      -> tokens, ends -> commit queue       in step order
     commits.py   -> one call at a time -> answers      never waited for by the others
 
-A failure of the engine or the seat ends the whole epoch; a failure of one request ends that request.
+A failure of the engine or the seat ends the whole epoch; a refusal of one request ends that request.
 """
 
 import asyncio
@@ -136,12 +136,16 @@ class EpochRun:
     def _read(self, result: StepResult) -> None:
         now_ns = self._dependencies.clock_ns()
         step = self._steps.take(result, now_ns=now_ns)
-        drawn = [row.request for row in step.rows if row.sample]
+        refused = {each.handle: each.reason for each in result.refused}
+        drawn = [row.request for row in step.rows if row.sample and row.request.handle not in refused]
         if [entry.handle for entry in drawn] != [sampled.handle for sampled in result.sampled]:
             raise EngineError(f"result {result.number} does not have a token for each row that draws one")
         for entry, sampled in zip(drawn, result.sampled, strict=True):
             if not entry.is_ended:
                 self._owned.receive(entry, sampled)
+        for entry in (row.request for row in step.rows):
+            if entry.handle in refused and not entry.is_ended:
+                self._owned.refuse(entry, refused[entry.handle])
         self._dependencies.observer.iterated(
             IterationRecord(
                 epoch=self._epoch,

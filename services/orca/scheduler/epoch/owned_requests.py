@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from orca.core.domain.errors import EngineError
-from orca.core.domain.request import End
+from orca.core.domain.request import End, FinishReason
 from orca.core.domain.step import Claim, Epoch, Sampled
 from orca.pool.records import Claimed, CommitAnswer, CommitEntry, Heartbeat
 from orca.scheduler.dependencies import Dependencies
@@ -13,6 +13,9 @@ from orca.scheduler.policy.finish import FinishDetector
 from orca.scheduler.policy.state import GroupRequest, GroupState
 
 log = logging.getLogger("orca.scheduler")
+
+_REASON_CHARACTERS_MAX = 300
+"""A refusal's reason is stored in the log's end, whose bytes the pool has reserved."""
 
 
 class OwnedRequests:
@@ -46,11 +49,10 @@ class OwnedRequests:
 
     def adopt(self, claimed: Claimed) -> None:
         """Start to run a request that was claimed."""
-        request = claimed.request
+        request, dependencies = claimed.request, self._dependencies
         if (older := self._owned.get(request.id)) is not None:
             self._drop(older, "claimed again")
         entry = self._state.add(request, claimed.claim, claimed.log, is_alone=claimed.is_alone)
-        dependencies = self._dependencies
         detector = FinishDetector(request, dependencies.eos_token_ids, dependencies.make_stop_string_matcher)
         self._owned[request.id] = entry
         self._detectors[entry] = detector
@@ -63,6 +65,9 @@ class OwnedRequests:
             self._end(entry, end)
             self._commit_queue.put(entry, end.count, None, end)
             self._wake_committer()
+        elif (reason := dependencies.refuse(request)) is not None:
+            self.refuse(entry, reason)
+            self._wake_committer()
 
     def receive(self, entry: GroupRequest, sampled: Sampled) -> None:
         """Take the next token of a request. Raises: EngineError if it has another index."""
@@ -73,6 +78,13 @@ class OwnedRequests:
         if end is not None:
             self._end(entry, end)
         self._commit_queue.put(entry, sampled.index, sampled.token, end)
+
+    def refuse(self, entry: GroupRequest, reason: str) -> None:
+        """End a request that cannot be run, after the tokens that it has. Its group and its neighbours go on."""
+        end = End(FinishReason.REFUSED, entry.received, detail=reason[:_REASON_CHARACTERS_MAX])
+        self._end(entry, end)
+        self._commit_queue.put(entry, entry.received, None, end)
+        log.warning("request refused", extra=self._fields(entry) | {"detail": end.detail})
 
     def settle(self, entry: GroupRequest, written: CommitEntry, answer: CommitAnswer) -> None:
         """Act on the pool's answer to a committed entry."""

@@ -140,7 +140,8 @@ class GroupState:
     def add(self, request: Request, claim: Claim, log: Sequence[Token] = (), *, is_alone: bool = False) -> GroupRequest:
         """Add a claimed request at its place in the order of arrival."""
         known = request.prompt + tuple(token.id for token in log)
-        entry = GroupRequest(request, claim, known, len(log), len(log), known[-1], is_alone=is_alone)
+        last_token = known[-1] if known else 0
+        entry = GroupRequest(request, claim, known, len(log), len(log), last_token, is_alone=is_alone)
         insort(self.requests, entry, key=by_arrival)
         return entry
 
@@ -243,7 +244,9 @@ class GroupState:
         entry = row.request
         assert entry.handle is not None
         # The stages have the known tokens. They also have the newest token while it is still on its way to the master.
-        is_token_here = row.start >= len(entry.known) and entry.received == entry.sampled
+        # After a request was cancelled or refused, none of its tokens is received. If it is still computed, any token
+        # will do.
+        is_token_here = row.start >= len(entry.known) and (entry.received == entry.sampled or entry.is_ended)
         token = entry.last_token if is_token_here else None
         entry.computed = row.start + row.count
         entry.sampled += row.sample

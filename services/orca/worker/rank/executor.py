@@ -20,13 +20,14 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from orca.core.domain.step import StageTiming, Step, StepResult
+from orca.core.domain.step import Refused, Sampled, StageTiming, Step, StepResult
 from orca.worker.parallel.process_groups import EpochGroups, IncomingTensor
 from orca.worker.parallel.progress import RankProgress
 from orca.worker.parallel.shard import Shard
 from orca.worker.rank.device_tokens import DeviceTokenQueue
 from orca.worker.rank.stage_log import StageLog
 from orca.worker.stage.sampling import StepSample
+from orca.worker.stage.screen import RequestScreen
 from orca.worker.stage.stage import Stage
 from orca.worker.stage.step_runner import PreparedStep
 
@@ -35,10 +36,11 @@ _DELAY_PIECE_S = 0.25
 
 @dataclass(slots=True)
 class ReceivedStep:
-    """A step whose control message has arrived on this rank."""
+    """A step whose control message has arrived on this rank, without the requests that are refused."""
 
     step: Step
     received_ns: int  # when the controller read the message, or the rank if it has a link to the master
+    refused: tuple[Refused, ...] = ()
     hidden: IncomingTensor | None = None
 
 
@@ -47,6 +49,7 @@ class LaunchedStep:
     """A step on the rank that samples. A device may still compute it."""
 
     step: Step
+    refused: tuple[Refused, ...]
     timing: StageTiming  # on a device start and end of the launch; `result` sets the end if it waits for the device
     sample: StepSample | None
     units: int  # the time limit of its computation, in units of the usual one (progress.py)
@@ -66,6 +69,7 @@ class Executor:
         stage: Stage,
         groups: EpochGroups,
         *,
+        screen: RequestScreen,
         feeds_tokens: bool,
         progress: RankProgress,
         iteration_log: StageLog | None,
@@ -75,6 +79,7 @@ class Executor:
         self._samples = shard.is_last and shard.rank == 0
         self._stage = stage
         self._groups = groups
+        self._screen = screen
         self._feeds_tokens = feeds_tokens
         self._device_tokens = DeviceTokenQueue()
         self._progress = progress
@@ -84,8 +89,11 @@ class Executor:
 
     def receive(self, step: Step, received_ns: int) -> ReceivedStep:
         """Take a step's control message, and post the receive of its activations, whose size the message gives."""
+        screened = self._screen.screen(step)
+        step = screened.step
         has_input = not self._shard.is_first and step.tokens > 0
-        return ReceivedStep(step, received_ns, self._groups.receive_hidden(step.tokens) if has_input else None)
+        hidden = self._groups.receive_hidden(step.tokens) if has_input else None
+        return ReceivedStep(step, received_ns, screened.refused, hidden)
 
     def run(self, received: ReceivedStep) -> LaunchedStep | None:
         """Run a step, or launch it on a device. Returns: the launched step on the rank that samples, otherwise None.
@@ -115,7 +123,7 @@ class Executor:
         self._progress.end_step(step)
         if not self._samples:
             return None
-        return LaunchedStep(step, timing, sample, self._progress.units)
+        return LaunchedStep(step, received.refused, timing, sample, self._progress.units)
 
     def report_computing(self, launched: LaunchedStep) -> None:
         """Report that a device computes a step: until its result, a mark that does not move is a hang."""
@@ -128,12 +136,18 @@ class Executor:
         timing = launched.timing
         if not launched.is_ready:
             self.report_computing(launched)
-        sampled = [] if launched.sample is None else launched.sample.read()
+        drawn = [] if launched.sample is None else launched.sample.read()
         if self._is_device_computing:
             self._is_device_computing = False
             self._progress.end_step(launched.step)
             timing = replace(timing, end_ns=time.monotonic_ns())
-        return StepResult(epoch=launched.step.epoch, number=launched.step.number, sampled=tuple(sampled), timing=timing)
+        return StepResult(
+            epoch=launched.step.epoch,
+            number=launched.step.number,
+            sampled=tuple(each for each in drawn if isinstance(each, Sampled)),
+            refused=launched.refused + tuple(each for each in drawn if isinstance(each, Refused)),
+            timing=timing,
+        )
 
     def _compute(self, prepared: PreparedStep, hidden: Tensor | None) -> StepSample | None:
         output = self._stage.forward(prepared, hidden)

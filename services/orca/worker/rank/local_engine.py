@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError
-from orca.core.domain.step import Epoch, StageTiming, Step, StepResult
+from orca.core.domain.step import Epoch, Refused, Sampled, StageTiming, Step, StepResult
 from orca.worker.models.build import StageModel
 from orca.worker.rank.device_tokens import DeviceTokenQueue
+from orca.worker.stage.screen import RequestScreen
 from orca.worker.stage.stage import Stage
 from orca.worker.stage.step_runner import StepOutput
 
@@ -50,6 +51,7 @@ class LocalEngine:
         self._epoch: Epoch | None = None
         self._last = 0
         self._stages: list[Stage] = []
+        self._screen = self._new_screen()
         self._device_tokens = DeviceTokenQueue()
         self._running: asyncio.Queue[asyncio.Future[StepResult] | None] = asyncio.Queue()
 
@@ -69,6 +71,7 @@ class LocalEngine:
             )
             for model in self._models
         ]
+        self._screen = self._new_screen()
         self._device_tokens = DeviceTokenQueue()
         self._epoch, self._last = epoch, 0
         self._running = asyncio.Queue()
@@ -117,19 +120,31 @@ class LocalEngine:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._stages.clear)
         self._running.put_nowait(None)
 
+    def _new_screen(self) -> RequestScreen:
+        return RequestScreen.of(self._models[0], self._info.eos_token_ids)
+
     def _run(self, step: Step, received_ns: int) -> StepResult:
         """Run one step through all stages, in the engine's thread."""
         start_ns = time.monotonic_ns()
+        screened = self._screen.screen(step)
+        step = screened.step
         prepared = [stage.begin(step) for stage in self._stages]
         self._device_tokens.deliver(self._stages[0], step)
         output: StepOutput | None = None
         if step.tokens:
             for stage, stage_step in zip(self._stages, prepared, strict=True):
                 output = stage.forward(stage_step, None if output is None else output.tensor)
-        sampled = () if output is None else tuple(self._stages[-1].sample(prepared[-1], output).read())
-        if self._feeds_tokens and sampled:
-            self._device_tokens.expect(tuple(each.handle for each in sampled), [each.token.id for each in sampled])
+        sample = None if output is None else self._stages[-1].sample(prepared[-1], output)
+        drawn = [] if sample is None else sample.read()
+        if self._feeds_tokens and sample is not None and drawn:
+            self._device_tokens.expect(tuple(each.handle for each in drawn), sample.tokens)
         timing = StageTiming(
             stage=len(self._stages) - 1, received_ns=received_ns, start_ns=start_ns, end_ns=time.monotonic_ns()
         )
-        return StepResult(epoch=step.epoch, number=step.number, sampled=sampled, timing=timing)
+        return StepResult(
+            epoch=step.epoch,
+            number=step.number,
+            sampled=tuple(each for each in drawn if isinstance(each, Sampled)),
+            refused=screened.refused + tuple(each for each in drawn if isinstance(each, Refused)),
+            timing=timing,
+        )

@@ -18,6 +18,7 @@ from orca.worker.rank.epoch_steps import EpochSteps
 from orca.worker.rank.executor import Executor
 from orca.worker.rank.stage_log import StageLog
 from orca.worker.settings import WorkerSettings
+from orca.worker.stage.screen import RequestScreen
 from orca.worker.stage.stage import Stage
 
 
@@ -95,6 +96,7 @@ class RankEpoch:
             self._shard,
             stage,
             self._groups,
+            screen=RequestScreen.of(model, model.info.eos_token_ids),
             feeds_tokens=order.feeds_tokens,
             progress=self._progress,
             iteration_log=iteration_log,

@@ -141,6 +141,19 @@ def sample(logits: Tensor, draws: Sequence[Draw], argmax: NDArray[np.int64] | No
     return tokens
 
 
+def rows_without_number(logits: Tensor, tokens: Sequence[int]) -> list[int]:
+    """Return the rows whose chosen logit is infinite or NaN: the model's numbers overflowed, and the choice means
+    nothing.
+
+    Args:
+        logits: [rows, vocab], raw.
+        tokens: the token that was chosen for each row.
+    """
+    chosen = logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None])
+    is_number = chosen.isfinite()
+    return [] if is_number.all() else (~is_number[:, 0]).nonzero()[:, 0].tolist()
+
+
 class Scores(NamedTuple):
     """Log probabilities of some rows' tokens and of the most likely alternatives, on the device of the logits."""
 
@@ -235,7 +248,9 @@ def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     target = torch.from_numpy(numbers).to(device) * cumulated[:, -1]
     tokens = torch.searchsorted(cumulated, target[:, None], right=True)[:, 0]
     # Rounding may raise the target to the total itself: then the right token is the last one with any weight.
-    return torch.minimum(tokens, torch.searchsorted(cumulated, cumulated[:, -1:].contiguous())[:, 0])
+    tokens = torch.minimum(tokens, torch.searchsorted(cumulated, cumulated[:, -1:].contiguous())[:, 0])
+    # In a row of NaN no sum exceeds another, and the search ends after the last token.
+    return tokens.clamp_(max=logits.shape[1] - 1)
 
 
 def _floor(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor | None:

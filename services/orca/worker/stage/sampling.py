@@ -2,6 +2,10 @@
 
 A device that samples uses the tokens as inputs of its next step by itself, and copies them to the host after the step.
 So the next step may be launched before the host has read them (`StepSample`).
+
+A request whose token cannot be drawn is refused (core.domain.refusal), and the other rows have their tokens. Only this
+rank knows that at once, so the refused row keeps a token for the stages: its next step, if there is one on its way,
+computes with that token, and the master ignores the result.
 """
 
 from collections.abc import Sequence
@@ -13,13 +17,25 @@ import torch
 from torch import Tensor
 
 from orca.core.domain.request import Logprob, SamplingParams, Token
-from orca.core.domain.step import NewRequest, Sampled
+from orca.core.domain.step import NewRequest, Refused, Sampled
 from orca.kernels.contract.sampling_lines import LineSettings
 from orca.kernels.contract.transfer import HostCopy, to_device
 from orca.kernels.device import Sampler, kernels_of
 from orca.worker.models.build import StageModel
-from orca.worker.stage.host_sampler import Draw, SamplingState, Scores, logprobs, sample, scores_of
+from orca.worker.stage.host_sampler import (
+    Draw,
+    SamplingState,
+    Scores,
+    logprobs,
+    rows_without_number,
+    sample,
+    scores_of,
+)
 from orca.worker.stage.step_runner import StepOutput
+
+_NO_NUMBER = (
+    "the model computed no finite number for token {index} of the output: its dtype may be too narrow for the input"
+)
 
 
 @dataclass(slots=True)
@@ -38,7 +54,7 @@ class StepSample(Protocol):
 
     @property
     def tokens(self) -> Sequence[int] | Tensor:
-        """[rows]; a tensor [rows] int64 on the device if that samples them."""
+        """[rows], also of refused ones; a tensor [rows] int64 on the device if that samples them."""
         ...
 
     @property
@@ -51,8 +67,8 @@ class StepSample(Protocol):
         """Return whether `read` returns without waiting."""
         ...
 
-    def read(self) -> list[Sampled]:
-        """Return the tokens with their log probabilities. Waits for a device that samples."""
+    def read(self) -> Sequence[Sampled | Refused]:
+        """Return the tokens with their log probabilities, or the refusals. Waits for a device that samples."""
         ...
 
 
@@ -78,16 +94,13 @@ def sampler_for(model: StageModel, eos_token_ids: Sequence[int]) -> "HostSampler
 class HostSample:
     """Tokens that the host has sampled."""
 
-    sampled: list[Sampled]
+    drawn: Sequence[Sampled | Refused] = ()
+    tokens: Sequence[int] = ()
     is_on_device = False
     is_ready = True
 
-    @property
-    def tokens(self) -> Sequence[int]:
-        return [each.token.id for each in self.sampled]
-
-    def read(self) -> list[Sampled]:
-        return self.sampled
+    def read(self) -> Sequence[Sampled | Refused]:
+        return self.drawn
 
 
 class HostSampler:
@@ -108,7 +121,10 @@ class HostSampler:
         for draw, token in zip(draws, tokens, strict=True):
             if draw.state.counts is not None:
                 draw.state.counts.add(token)
-        return HostSample(_sampled(rows, tokens, scored, scores))
+        drawn: list[Sampled | Refused] = list(_sampled(rows, tokens, scored, scores))
+        for place in rows_without_number(output.tensor, tokens):
+            drawn[place] = Refused(rows[place].handle, _NO_NUMBER.format(index=rows[place].index))
+        return HostSample(drawn, tokens)
 
 
 class DeviceSample:

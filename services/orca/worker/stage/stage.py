@@ -132,7 +132,7 @@ class Stage:
     def sample(self, prepared: PreparedStep, output: StepOutput) -> StepSample:
         """Sample a token for each sampling row, in row order, and remember what later samples depend on."""
         if not prepared.sampling:
-            return HostSample([])
+            return HostSample()
         rows = []
         for row, request in prepared.sampling:
             index = row.start + row.count - request.prompt_length

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from orca.core.domain.request import SamplingParams
-from orca.worker.stage.host_sampler import Draw, SamplingState, logprobs, sample
+from orca.worker.stage.host_sampler import Draw, SamplingState, logprobs, rows_without_number, sample
 from orca.worker.stage.random_numbers import uniforms
 
 VOCAB = 37
@@ -188,3 +188,20 @@ def test_penalties_count_tokens_one_by_one_as_they_would_from_the_start() -> Non
         grown.counts.add(token)
     counts = dict(zip(grown.counts.tokens.tolist(), grown.counts.counts.tolist(), strict=True))
     assert counts == {3: 0, 5: 0} | Counter(output)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=str)
+@pytest.mark.parametrize(
+    "params", [SamplingParams(temperature=0.0), SamplingParams(top_p=0.9, top_k=5)], ids=["0", "1"]
+)
+def test_a_row_without_numbers_is_found_and_its_token_is_still_one_of_the_vocabulary(
+    bad: float, params: SamplingParams
+) -> None:
+    """The stages look up its embedding before anybody knows that the request is refused."""
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1))
+    logits[1] = bad
+    draws = [Draw(state(params), 0) for _ in range(3)]
+    tokens = sample(logits, draws)
+    assert all(0 <= token < VOCAB for token in tokens)
+    assert rows_without_number(logits, tokens) == [1]
+    assert tokens[::2] == sample(logits[::2].contiguous(), draws[::2])

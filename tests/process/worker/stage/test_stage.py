@@ -12,7 +12,7 @@ from torch import Tensor
 from orca.bench.parts.tiny_families import reference_model, tiny_checkpoint
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import Logprob, SamplingParams
-from orca.core.domain.step import Claim, NewRequest, Row, Step
+from orca.core.domain.step import Claim, NewRequest, Row, Sampled, Step
 from orca.worker.models.blocks import Layer, StepContext
 from orca.worker.models.build import load_stage
 from orca.worker.parallel.progress import RankProgress
@@ -289,7 +289,7 @@ def test_a_step_without_rows_only_frees(folder: Path) -> None:
     assert stage.slots_in_use == 4
     prepared = stage.begin(step(2, freed=(0, 99)))
     assert stage.slots_in_use == 0
-    assert stage.sample(prepared, stage.forward(prepared)).read() == []
+    assert not stage.sample(prepared, stage.forward(prepared)).read()
 
 
 def test_a_handle_may_be_freed_and_another_taken_up_in_one_step(folder: Path) -> None:
@@ -308,6 +308,7 @@ def test_plans_may_be_laid_out_before_earlier_steps_have_run(folder: Path) -> No
     tokens = []
     for prepared in (first, second):
         (one,) = stage.sample(prepared, stage.forward(prepared)).read()
+        assert isinstance(one, Sampled)
         stage.put_device_tokens([one.handle], [one.token.id])
         tokens.append(one.token.id)
     asked = Ask([5, 6, 7], 2)
@@ -361,19 +362,3 @@ def test_kv_in_use_stays_within_a_block_of_the_tokens_of_each_request(folder: Pa
     chain.run = watched  # type: ignore[method-assign]
     serve(chain, asks)
     assert stage.cache.bytes == 1024 * 3 * 2 * 2 * 10 * 4
-
-
-@pytest.mark.parametrize("tokens", [(5, VOCAB), (-1, 5)])
-def test_tokens_that_the_model_does_not_know_break_the_epoch(folder: Path, tokens: tuple[int, ...]) -> None:
-    stage = Chain(folder).stages[0][0]
-    with pytest.raises(EngineError, match="tokens that the model does not know"):
-        stage.begin(step(new=(new(tokens=tokens),)))
-
-
-def test_positions_that_the_model_has_not_learned_break_the_epoch(tmp_path: Path) -> None:
-    stage = Chain(tiny_checkpoint("gpt2", tmp_path)).stages[0][0]
-    positions = stage._model.positions
-    assert positions is not None
-    stage.begin(step(new=(new(tokens=(5,) * (positions - 5)),)))
-    with pytest.raises(EngineError, match=f"has {positions + 1} tokens, the model {positions}"):
-        stage.begin(step(2, new=(new(1, tokens=(5,) * (positions - 4)),)))
