@@ -236,8 +236,11 @@ def is_silu(activation: str) -> bool:
 ACTIVATIONS: Mapping[str, Activation] = {
     "relu": Activation.RELU,
     "gelu": Activation.GELU,
+    "gelu_python": Activation.GELU,
     "gelu_new": Activation.GELU_TANH,
     "gelu_fast": Activation.GELU_TANH,
+    "gelu_accurate": Activation.GELU_TANH,
+    "gelu_python_tanh": Activation.GELU_TANH,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
     "quick_gelu": Activation.QUICK_GELU,
     "silu": Activation.SILU,
