@@ -60,7 +60,11 @@ def main(argv: Sequence[str]) -> int:
     _check_parts(settings)
     folder, name = find_model(str(small_model_folder()) if settings.model is None else settings.model)
     model = load_model_info(
-        folder, name=settings.served_name or name, dtype=settings.dtype, quantization=settings.quantization
+        folder,
+        name=settings.served_name or name,
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        max_model_len=settings.max_model_len,
     )
     tokenizer_file(model.folder)
     if settings.stages > model.num_layers:
