@@ -47,4 +47,4 @@ def scaled_positions(config: Mapping[str, Any], positions: int) -> int:
 
 
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0 and math.isfinite(value)

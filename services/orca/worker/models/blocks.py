@@ -209,8 +209,6 @@ class Head:
     def __init__(self, weights: RankWeights, name: str, vocab_size: int, dim: int, tied: Linear | None) -> None:
         self._sizes = weights.shard.sizes(vocab_size)
         span = weights.shard.slice(vocab_size, "vocabulary entries")
-        if name != HEAD:
-            weights.checkpoint.refuse_other(HEAD, name, (vocab_size, dim), span)
         if tied is not None:
             self._linear = weights.register(tied)
         else:
