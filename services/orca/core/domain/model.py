@@ -1,7 +1,7 @@
 """A model as the services know it without computing with it: its identity, its limits and its special tokens.
 
-This module reads a Hugging Face folder (config.json, generation_config.json, *.safetensors headers) with the standard
-library only, so gateway and scheduler need no torch. worker.models.config reads the shape of the layers,
+This module reads a Hugging Face folder (config.json, generation_config.json, *.safetensors headers) without torch, so
+gateway and scheduler need none. worker.models.config reads the shape of the layers,
 worker.weights.loader the weights. A folder that cannot be served is refused here as early as its files show it, with a
 ModelError that names file and reason. Pickled weights and code that comes with a model are never touched.
 """
@@ -229,17 +229,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     return {**family.sizes, **renamed}
 
 
-def tokenizer_file(folder: Path) -> Path:
-    """Return the path of the folder's tokenizer.json.
-
-    Raises: ModelError if there is none: other tokenizer formats would need code of their own.
-    """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ModelError(f"{folder} has no tokenizer.json")
-    return path
-
-
 def weight_files(folder: Path) -> tuple[Path, ...]:
     """Return the safetensors files with the weights, sorted.
 
@@ -342,18 +331,32 @@ def _check_length(folder: Path, family: ModelFamily, wanted: int | None, own: in
 def _eos_token_ids(
     folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any], family: ModelFamily, vocab_size: int
 ) -> tuple[int, ...]:
-    """Read the ids from generation_config.json first, as `generate` does; then config.json; then the family's default.
+    """Read the ids from generation_config.json first, as `generate` does; then from config.json.
 
+    If neither has one, chats would run to their limit: the tokenizer's EOS counts, and after it the family's default.
     Ids outside the vocabulary are left out: such a token is never drawn.
     """
-    for source in (generation, config, {"eos_token_id": family.eos_token_id}):
-        if "eos_token_id" in source:
-            value = source["eos_token_id"]
-            ids = value if isinstance(value, list) else [] if value is None else [value]
-            if not all(isinstance(token, int) and token >= 0 for token in ids):
-                raise ModelError(f"{folder}: eos_token_id {value!r} is not a token id or a list of them")
-            return tuple(sorted({token for token in ids if token < vocab_size}))
-    return ()
+    sources = [source["eos_token_id"] for source in (generation, config) if "eos_token_id" in source]
+    if found := _known_ids(folder, sources[0] if sources else None, vocab_size):
+        return found
+    # It reads the tokenizer, and needs the library of tokenizers.
+    from orca.core.domain.tokenizer_folder import eos_of_tokenizer
+
+    if found := _known_ids(folder, eos_of_tokenizer(folder), vocab_size):
+        line = (
+            f"{folder}: neither config.json nor generation_config.json has an EOS token; the tokenizer's ends outputs"
+        )
+        log_once(__name__, logging.INFO, f"{line}: {found[0]}")
+        return found
+    return () if sources else _known_ids(folder, family.eos_token_id, vocab_size)
+
+
+def _known_ids(folder: Path, value: object, vocab_size: int) -> tuple[int, ...]:
+    """Return the token ids of a number, a list of them, or null. Raises: ModelError for anything else."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token, int) and token >= 0 for token in ids):
+        raise ModelError(f"{folder}: eos_token_id {value!r} is not a token id or a list of them")
+    return tuple(sorted({token for token in ids if token < vocab_size}))
 
 
 def _positive(folder: Path, config: Mapping[str, Any], key: str) -> int:

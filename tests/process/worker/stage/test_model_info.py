@@ -12,7 +12,8 @@ import pytest
 
 from orca.bench.parts.tiny_families import reference_model, tiny_checkpoint
 from orca.core.domain.errors import ModelError
-from orca.core.domain.model import count_parameters, load_model_info, tokenizer_file, weight_files
+from orca.core.domain.model import count_parameters, load_model_info, weight_files
+from orca.core.domain.tokenizer_folder import check_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,25 @@ def test_generation_config_says_how_a_request_ends_before_config_does(folder: Pa
     assert load_model_info(folder).eos_token_ids == ()
     (folder / "generation_config.json").unlink()
     assert load_model_info(folder).eos_token_ids == (1,)
+
+
+def test_where_no_config_names_an_eos_the_tokenizers_ends_outputs(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    (folder / "generation_config.json").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    for value in ({"eos_token_id": None}, {"eos_token_id": [500]}):
+        edit(folder, **value)
+        assert load_model_info(folder).eos_token_ids == (1,)
+    [line] = [record.getMessage() for record in caplog.records if "EOS" in record.getMessage()]
+    assert line.endswith("the tokenizer's ends outputs: 1")
+    config = json.loads((folder / "config.json").read_text())
+    del config["eos_token_id"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load_model_info(folder).eos_token_ids == (1,), "not the family's default, 2"
+    (folder / "tokenizer_config.json").write_text("{}")
+    assert load_model_info(folder).eos_token_ids == (2,), "the family's default"
 
 
 def test_a_shorter_length_may_be_asked_for_and_changes_no_revision(original: Path) -> None:
@@ -256,11 +276,11 @@ def test_a_quantization_that_is_not_served_is_refused(original: Path) -> None:
 
 
 def test_a_tokenizer_is_asked_for_only_where_one_is_needed(folder: Path) -> None:
-    assert tokenizer_file(folder) == folder / "tokenizer.json"
+    check_tokenizer(folder)
     (folder / "tokenizer.json").unlink()
     load_model_info(folder)
-    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
-        tokenizer_file(folder)
+    with pytest.raises(ModelError, match=r"tokenizer\.json: no such file"):
+        check_tokenizer(folder)
 
 
 SCALINGS: dict[str, tuple[dict[str, Any], int]] = {
