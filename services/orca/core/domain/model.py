@@ -351,7 +351,7 @@ def _eos_token_ids(
     return () if sources else _known_ids(folder, family.eos_token_id, vocab_size)
 
 
-def _known_ids(folder: Path, value: object, vocab_size: int) -> tuple[int, ...]:
+def _known_ids(folder: Path, value: Any, vocab_size: int) -> tuple[int, ...]:
     """Return the token ids of a number, a list of them, or null. Raises: ModelError for anything else."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(token, int) and token >= 0 for token in ids):

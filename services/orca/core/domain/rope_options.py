@@ -37,7 +37,7 @@ def scaled_positions(config: Mapping[str, Any], positions: int) -> int:
         positions: its max_position_embeddings.
     """
     options = rope_options(config)
-    factor = options.get("factor")
+    factor: Any = options.get("factor")
     if options["rope_type"] not in ("linear", "dynamic", "yarn") or not _is_positive(factor):
         return positions
     if options["rope_type"] == "yarn":

@@ -221,7 +221,7 @@ def _legacy_added_tokens(folder: Path, values: Mapping[str, Any]) -> dict[int, A
 
 def _token(folder: Path, value: object, *, special: bool | None = None) -> AddedToken:
     """Read a token that a file writes out with its flags. Raises: ModelError."""
-    flags = dict(value) if isinstance(value, dict) else {"content": value}
+    flags: Json = dict(value) if isinstance(value, dict) else {"content": value}
     flags.pop("__type", None)
     if special is not None:
         flags["special"] = special

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
@@ -36,7 +35,7 @@ from orca.worker.weights.loader import Checkpoint, Tensors
 
 log = logging.getLogger(__name__)
 
-Decoder = TypeVar("Decoder", GPT2Config, OPTConfig, LlamaConfig)
+Decoder = GPT2Config | OPTConfig | LlamaConfig
 
 _FAMILIES: dict[type[ModelConfig], ModelFamily] = {
     GPT2Config: gpt2.FAMILY,
