@@ -37,7 +37,11 @@ class GatewaySettings:
         "number type to which the stages round matrices; part of the revision; unset means none",
         choices=QUANTIZATIONS,
     )
-    max_model_len: int | None = setting(None, "longest prompt + output in tokens; unset means what the model allows")
+    max_model_len: int | None = setting(
+        None,
+        "longest prompt + output in tokens; unset means what the model allows; a model with rotary positions may get"
+        " more, with a warning",
+    )
     # Loopback, because the gateway does not encrypt.
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on; 0 means any free port", least=0)

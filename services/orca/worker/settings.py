@@ -81,7 +81,10 @@ class WorkerSettings:
         choices=LINKS,
     )
     max_model_len: int | None = setting(
-        None, "most tokens of prompt and output together; unset: as many as the model allows", least=1
+        None,
+        "most tokens of prompt and output together; unset: as many as the model allows; a model with rotary positions"
+        " may get more, with a warning",
+        least=1,
     )
     slots_max: int | None = setting(
         None, "most KV slots (tokens in the KV cache) of this stage; unset: as many as memory allows", least=1

@@ -48,7 +48,7 @@ def tokenizer() -> Tokenizer:
 
 @dataclass
 class Outcome:
-    """What a run has shown."""
+    """The results of a run."""
 
     texts: list[str]
     steps: list[list[int]]  # of each neighbour

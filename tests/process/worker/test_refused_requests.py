@@ -1,4 +1,4 @@
-"""Whatever the stages refuse of one request ends that request: the real loop on real stages, in one or more processes.
+"""A refusal by the stages ends that request alone: the real loop on real stages, in one or more processes.
 
 The neighbours are compared with an undisturbed run of the same loop: their tokens, and the steps that hold them. A
 neighbour that waited for anything would leave a step out, so no time is measured.
@@ -125,7 +125,7 @@ async def has_freed_everything(engine: GrpcEngine) -> bool:
 async def test_all_ranks_of_a_pipeline_with_tensor_parallel_stages_leave_out_the_same_requests(
     model: Path, tmp_path: Path, start_engine: Callable[..., GrpcEngine]
 ) -> None:
-    """In processes: another decision of one rank would leave its neighbours waiting for a tensor of another size."""
+    """Another decision of one rank would leave its neighbours waiting for a tensor of another size."""
     group = Stages(model, stages=2, tensor=2, log_folder=tmp_path)
     try:
         for prefetch in (0, 1):

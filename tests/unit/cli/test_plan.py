@@ -124,6 +124,14 @@ def devices_and_link(specs: list[ProcessSpec]) -> list[tuple[str, str]]:
     return [(spec.environment["CUDA_VISIBLE_DEVICES"], flags_of(spec)["--link"]) for spec in workers]
 
 
+def test_gateways_and_stages_learn_the_length_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, expected in (("gateway", "300"), ("worker-0.0", "300"), ("worker-0.1", "300")):
+        assert flags_of(by_name(planned("--max-model-len", "300"))[name])["--max-model-len"] == expected
+        assert "--max-model-len" not in flags_of(by_name(planned())[name])
+    monkeypatch.setenv("ORCA_GATEWAY_MAX_MODEL_LEN", "200")
+    assert flags_of(by_name(planned())["worker-0.0"])["--max-model-len"] == "200"
+
+
 def test_each_rank_has_its_own_gpu_if_there_are_enough() -> None:
     specs = planned("--device", "cuda", "--tensor", "2", gpus=("0", "1", "4", "5"))
     assert devices_and_link(specs) == [("0,1", "auto"), ("4,5", "auto")]

@@ -5,7 +5,7 @@ from pathlib import Path
 import orjson
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
@@ -61,6 +61,7 @@ def test_text_is_decoded_from_its_tokens_without_intermediate_replacement_charac
 
 @given(text=st.text(max_size=60))
 def test_byte_fallback_decodes_to_whole_characters(text: str, byte_fallback: Tokenizer) -> None:
+    assume(not any(special in text for special in ("<unk>", "<s>", "</s>")))
     text = text.replace("▁", "")
     ids = byte_fallback.encode(text, add_special_tokens=False)
     parts = pieces(byte_fallback, ids)

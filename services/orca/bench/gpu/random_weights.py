@@ -36,7 +36,8 @@ class RandomTensors:
     def stored_dtype(self) -> torch.dtype:
         return self.dtype
 
-    def prefix(self, candidates: Sequence[str], name: str) -> str:  # noqa: ARG002 - it has all of them
+    def prefix(self, candidates: Sequence[str], name: str, instead: str | None = None) -> str:  # noqa: ARG002
+        """Return the first prefix: it has all of them."""
         return candidates[0]
 
     def read(self, name: str, shape: tuple[int, ...], *slices: Slice, dtype: torch.dtype | None = None) -> Tensor:
@@ -58,8 +59,9 @@ class RandomTensors:
     def stored_bytes(self, prefixes: Iterable[str]) -> int:  # noqa: ARG002 - none are stored
         return 0
 
-    def refuse_other(self, name: str, tied: str, shape: tuple[int, ...], *slices: Slice) -> None:
-        """Do nothing: no file has another tensor."""
+    def has_other(self, name: str, tied: str, shape: tuple[int, ...], *slices: Slice) -> bool:  # noqa: ARG002
+        """Return False: no file has another tensor."""
+        return False
 
     def refuse_unread(self, prefix: str, ignored: Sequence[str] = ()) -> None:
         """Do nothing: no file has a tensor that was not read."""

@@ -98,16 +98,21 @@ def tiny_checkpoint(
     config = config_class(**{**_ODD[family], **special, **overrides})
     torch.manual_seed(seed)
     model = model_class(config).eval()
+    give_effect(model, family)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.to(stored).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(json.dumps(_byte_tokenizer(config.vocab_size)))
+    return folder
+
+
+def give_effect(model: PreTrainedModel, family: str) -> None:
+    """Scale a random model's weights so that its outputs depend on all of its prompt (see above)."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)  # biases and norms that matter
             else:
                 parameter.mul_(3 if _is_embedding(name) else _MATRIX_SCALE.get(family, 8))
-    folder.mkdir(parents=True, exist_ok=True)
-    model.to(stored).save_pretrained(folder)
-    (folder / "tokenizer.json").write_text(json.dumps(_byte_tokenizer(config.vocab_size)))
-    return folder
 
 
 def reference_model(folder: Path) -> PreTrainedModel:

@@ -26,7 +26,8 @@ from orca.cli.fetch.progress import ProgressCounter
 from orca.cli.fetch.source import Hasher, RemoteFile, Source
 from orca.cli.model_folder import is_fetched
 from orca.core.domain.errors import ModelError, SettingError
-from orca.core.domain.model import load_model_info, read_config, tokenizer_file
+from orca.core.domain.model import load_model_info, read_config
+from orca.core.domain.tokenizer_folder import check_tokenizer
 from orca.core.fetch_report import format_reason
 
 log = logging.getLogger(__name__)
@@ -179,7 +180,7 @@ def _check_model(folder: Path) -> None:
     """Check what every pod checks when it starts."""
     try:
         load_model_info(folder)
-        tokenizer_file(folder)
+        check_tokenizer(folder)
     except ModelError as error:
         raise ModelBroken(f"it cannot be served: {error}") from error
 

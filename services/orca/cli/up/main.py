@@ -34,7 +34,8 @@ from orca.cli.up.settings import UpSettings, parse_settings
 from orca.cli.up.spec import Role
 from orca.cli.up.supervisor import Child, Supervised, Supervisor, SystemFailed
 from orca.core.domain.errors import PoolUnavailable, SettingError
-from orca.core.domain.model import ModelInfo, count_parameters, load_model_info, tokenizer_file
+from orca.core.domain.model import ModelInfo, count_parameters, load_model_info
+from orca.core.domain.tokenizer_folder import check_tokenizer
 from orca.core.process.settings import check_variables
 from orca.gateway.limits.key_ring import KeyRing
 from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
@@ -60,9 +61,13 @@ def main(argv: Sequence[str]) -> int:
     _check_parts(settings)
     folder, name = find_model(str(small_model_folder()) if settings.model is None else settings.model)
     model = load_model_info(
-        folder, name=settings.served_name or name, dtype=settings.dtype, quantization=settings.quantization
+        folder,
+        name=settings.served_name or name,
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        max_model_len=settings.max_model_len,
     )
-    tokenizer_file(model.folder)
+    check_tokenizer(model.folder)
     if settings.stages > model.num_layers:
         raise SettingError(f"--stages {settings.stages} is more than the model's {model.num_layers} layers")
     heads = load_config(model.folder).num_heads

@@ -83,6 +83,7 @@ def _gateway(settings: UpSettings, model: ModelInfo, context: RuntimeContext, nu
     flags: dict[str, object] = {
         **_model_flags(settings, model),
         "name": model.name,
+        "max_model_len": settings.max_model_len,
         "host": host.strip("[]"),
         "port": port,
         "pool": context.redis_url,
@@ -154,6 +155,7 @@ def _worker(settings: UpSettings, model: ModelInfo, context: RuntimeContext, gro
         "health_listen": context.addresses.health[group][stage],
         "device": settings.device,
         "threads": settings.threads,
+        "max_model_len": settings.max_model_len,
         "slots_max": settings.slots or useful_slots(settings, model),
         "iteration_log": _iteration_log(settings, name),
     }

@@ -17,6 +17,9 @@ KEYS_VARIABLE = f"{GATEWAY_PREFIX}API_KEYS"
 
 KEYS_FILE_VARIABLE = f"{GATEWAY_PREFIX}API_KEYS_FILE"
 
+MAX_MODEL_LEN_VARIABLE = f"{GATEWAY_PREFIX}MAX_MODEL_LEN"
+"""Variable of `--max-model-len`. All parts of the system get the same length."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class UpSettings(BatchingSettings):
@@ -28,6 +31,12 @@ class UpSettings(BatchingSettings):
     served_name: str | None = setting(None, "model name in API calls; default: the name of the folder")
     dtype: str = dtype_setting()
     quantization: str | None = quantization_setting()
+    max_model_len: int | None = setting(
+        None,
+        "longest prompt + output in tokens; default: what the model allows; a model with rotary positions may get more,"
+        " with a warning",
+        least=1,
+    )
     device: str = setting("cpu", "device that the stages compute on", choices=DEVICES)
     stages: int = setting(1, "pipeline stages, each a process with a part of the layers", least=1)
     tensor: int = setting(1, "tensor-parallel ranks in each stage", least=1)
@@ -129,12 +138,15 @@ class UpSettings(BatchingSettings):
         return self.replicas * self.stages * self.tensor
 
 
+_VARIABLES = (KEYS_VARIABLE, KEYS_FILE_VARIABLE, MAX_MODEL_LEN_VARIABLE)
+
+
 def parse_settings(argv: Sequence[str]) -> UpSettings:
     """Read the command line. Raises: SettingError that names the setting; SystemExit only for --help."""
     return read_settings(
         UpSettings,
         argv,
-        {name: keys for name, keys in os.environ.items() if name in (KEYS_VARIABLE, KEYS_FILE_VARIABLE)},
+        {name: value for name, value in os.environ.items() if name in _VARIABLES},
         prefix=GATEWAY_PREFIX,
         prog="orca up",
         description="Start Redis, gateway, schedulers and stage workers on this machine. Ctrl-C stops all of them.",

@@ -9,14 +9,17 @@ touched.
 
 import hashlib
 import json
+import logging
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from orca.core.domain.errors import ModelError
+from orca.core.domain.log_once import log_once
+from orca.core.domain.rope_options import scaled_positions
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8",)
@@ -44,27 +47,93 @@ class ModelFamily:
     """A kind of model that the stages can compute: its names in config.json, and the defaults of absent keys."""
 
     architecture: str  # class name expected in `architectures`
+    sizes: Mapping[str, int] = field(default_factory=dict)  # what transformers takes for a size that is absent
+    other_names: Mapping[str, str] = field(default_factory=dict)  # more names of keys -> the names that are read
     layers_key: str = "num_hidden_layers"
     positions_key: str = "max_position_embeddings"
+    has_rope: bool = True  # otherwise positions are learned, or exact up to a limit: their number is final
     bos_token_id: int | None = 1
     eos_token_id: int | None = 2
 
 
+_LLAMA_SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+
 FAMILIES: Mapping[str, ModelFamily] = {
     "gpt2": ModelFamily(
         architecture="GPT2LMHeadModel",
+        sizes={"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12},
+        other_names={
+            "hidden_size": "n_embd",
+            "max_position_embeddings": "n_positions",
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+        },
         layers_key="n_layer",
         positions_key="n_positions",
+        has_rope=False,
         bos_token_id=50256,
         eos_token_id=50256,
     ),
-    "opt": ModelFamily(architecture="OPTForCausalLM", bos_token_id=2, eos_token_id=2),
-    "llama": ModelFamily(architecture="LlamaForCausalLM"),
-    "mistral": ModelFamily(architecture="MistralForCausalLM"),
-    "qwen2": ModelFamily(architecture="Qwen2ForCausalLM", bos_token_id=None, eos_token_id=None),
-    "qwen3": ModelFamily(architecture="Qwen3ForCausalLM", bos_token_id=None, eos_token_id=None),
+    "opt": ModelFamily(
+        architecture="OPTForCausalLM",
+        sizes={
+            "vocab_size": 50272,
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "ffn_dim": 3072,
+            "max_position_embeddings": 2048,
+            "num_attention_heads": 12,
+        },
+        has_rope=False,
+        bos_token_id=2,
+        eos_token_id=2,
+    ),
+    "llama": ModelFamily(
+        architecture="LlamaForCausalLM",
+        sizes={
+            **_LLAMA_SIZES,
+            "vocab_size": 32000,
+            "intermediate_size": 11008,
+            "max_position_embeddings": 2048,
+        },
+    ),
+    "mistral": ModelFamily(
+        architecture="MistralForCausalLM",
+        sizes={
+            **_LLAMA_SIZES,
+            "vocab_size": 32000,
+            "intermediate_size": 14336,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+        },
+    ),
+    "qwen2": ModelFamily(
+        architecture="Qwen2ForCausalLM",
+        sizes={
+            **_LLAMA_SIZES,
+            "vocab_size": 151936,
+            "intermediate_size": 22016,
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 32768,
+        },
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+    "qwen3": ModelFamily(
+        architecture="Qwen3ForCausalLM",
+        sizes={
+            **_LLAMA_SIZES,
+            "vocab_size": 151936,
+            "intermediate_size": 22016,
+            "num_key_value_heads": 32,
+            "head_dim": 128,
+            "max_position_embeddings": 32768,
+        },
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
     # Not a language model: it checks the server (see worker.models.chain).
-    "orca_chain": ModelFamily(architecture="OrcaChain", bos_token_id=None, eos_token_id=None),
+    "orca_chain": ModelFamily(architecture="OrcaChain", has_rope=False, bos_token_id=None, eos_token_id=None),
 }
 
 
@@ -100,7 +169,8 @@ def load_model_info(
         name: what clients call the model; the folder's own name if None.
         dtype: one of DTYPES; part of the revision, because it decides outputs.
         quantization: None, or one of QUANTIZATIONS; part of the revision too.
-        max_model_len: a length limit below the model's own, in tokens; not part of the revision.
+        max_model_len: the longest prompt + output in tokens, instead of the length that config.json gives; not part of
+            the revision. It may be longer if the model has RoPE, with a warning.
     Raises: ModelError, with the file and the reason, when the folder cannot be served.
     """
     folder = Path(folder)
@@ -111,8 +181,7 @@ def load_model_info(
     config = read_config(folder)
     family = FAMILIES[config["model_type"]]
     own_max_len = _own_max_len(folder, config, family)
-    if max_model_len is not None and not 1 <= max_model_len <= own_max_len:
-        raise ModelError(f"max_model_len {max_model_len} is outside 1..{own_max_len}, the length {folder} allows")
+    _check_length(folder, family, max_model_len, own_max_len)
     vocab_size = _positive(folder, config, "vocab_size")
     generation = _read_json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
     return ModelInfo(
@@ -131,8 +200,12 @@ def load_model_info(
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the folder's config.json. It must describe a model of a known family that needs no code of its own.
+    """Read the folder's config.json, which must describe a model of a known family.
 
+    Code that comes with the model (auto_map) is never run: the family's own code computes it, as transformers does
+    unless it is told to trust the model's.
+
+    Returns: the file's values under the names that are read, and the family's sizes for those that are absent.
     Raises: ModelError.
     """
     if not folder.is_dir():
@@ -141,51 +214,45 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ModelError(f"{folder} has no config.json")
     config = _read_json(path)
-    if "auto_map" in config:
-        raise ModelError(f"{path} asks for code that comes with the model (auto_map); such code is never run")
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(f"{path}: model_type {model_type!r} is not one of {', '.join(FAMILIES)}")
+    family = FAMILIES[model_type]
     architectures = config.get("architectures")
-    if architectures and architectures != [FAMILIES[model_type].architecture]:
+    # The first conversions of Llama wrote LLaMAForCausalLM.
+    names = architectures if isinstance(architectures, list) else [architectures]
+    if architectures and [str(name).lower() for name in names] != [family.architecture.lower()]:
         raise ModelError(
-            f"{path}: architectures {architectures!r} is not [{FAMILIES[model_type].architecture!r}], "
+            f"{path}: architectures {architectures!r} is not [{family.architecture!r}], "
             f"the only one served for model_type {model_type!r}"
         )
-    return config
-
-
-def tokenizer_file(folder: Path) -> Path:
-    """Return the path of the folder's tokenizer.json.
-
-    Raises: ModelError if there is none: other tokenizer formats would need code of their own.
-    """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ModelError(f"{folder} has no tokenizer.json")
-    return path
+    renamed = {family.other_names.get(key, key): value for key, value in config.items()}
+    return {**family.sizes, **renamed}
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
     """Return the safetensors files with the weights, sorted.
 
-    These are the files of the index if there is one, otherwise model.safetensors, otherwise the only one.
+    The order of preference is that of transformers: the file or index that config.json names (transformers_weights),
+    model.safetensors, the files of the index. A folder without these has one safetensors file.
 
     Raises: ModelError if there are none, only pickled ones, or several without an index, or if the index names a file
         that is missing.
     """
-    index = folder / "model.safetensors.index.json"
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    config = folder / "config.json"
+    named = _read_json(config).get("transformers_weights") if config.is_file() else None
+    if named is not None:
+        path = _file_of(folder, config, named)
+        return _indexed_files(folder, path) if path.name.endswith(".index.json") else (path,)
+    if single.is_file():
+        if index.is_file() and not _names_only(index, single.name):
+            # Saving a model into the folder of an older one, which had shards, leaves the index behind.
+            line = f"{folder} has model.safetensors and an index of other files: the weights are those of the former"
+            log_once(__name__, logging.WARNING, f"{line}; delete the one that is out of date")
+        return (single,)
     if index.is_file():
-        weight_map = _read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ModelError(f"{index} has no weight_map")
-        names = sorted({str(name) for name in weight_map.values()})
-        for name in names:
-            if Path(name).name != name or not (folder / name).is_file():
-                raise ModelError(f"{index} names {name}, which is not a file of {folder}")
-        return tuple(folder / name for name in names)
-    if (folder / "model.safetensors").is_file():
-        return (folder / "model.safetensors",)
+        return _indexed_files(folder, index)
     found = sorted(folder.glob("*.safetensors"))
     if len(found) == 1:
         return (found[0],)
@@ -195,6 +262,28 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     if pickled:
         raise ModelError(f"{folder} has only pickled weights ({pickled[0]}); they can run code: convert to safetensors")
     raise ModelError(f"{folder} has no *.safetensors file")
+
+
+def _indexed_files(folder: Path, index: Path) -> tuple[Path, ...]:
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index} has no weight_map")
+    return tuple(_file_of(folder, index, name) for name in sorted({str(name) for name in weight_map.values()}))
+
+
+def _file_of(folder: Path, source: Path, name: object) -> Path:
+    """Return the file that `source` names. Raises: ModelError unless it is a file of `folder` itself."""
+    if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
+        raise ModelError(f"{source} names {name}, which is not a file of {folder}")
+    return folder / name
+
+
+def _names_only(index: Path, name: str) -> bool:
+    try:
+        weight_map = _read_json(index).get("weight_map")
+    except ModelError:
+        return False
+    return isinstance(weight_map, dict) and set(weight_map.values()) == {name}
 
 
 def count_parameters(folder: Path) -> int:
@@ -220,29 +309,55 @@ def _shapes(path: Path) -> list[list[int]]:
 
 
 def _own_max_len(folder: Path, config: Mapping[str, Any], family: ModelFamily) -> int:
-    """Return the longest sequence that the model allows: its positions, times `factor` with dynamic RoPE scaling."""
+    """Return the longest sequence that config.json says."""
     positions = _positive(folder, config, family.positions_key)
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) == "dynamic":
-        return int(positions * float(rope.get("factor", 1.0)))
-    return positions
+    return scaled_positions(config, positions) if family.has_rope else positions
+
+
+def _check_length(folder: Path, family: ModelFamily, wanted: int | None, own: int) -> None:
+    """Raises: ModelError for a length below 1, or above the positions that the model has learned."""
+    if wanted is None or 1 <= wanted <= own:
+        return
+    path = folder / "config.json"
+    if wanted < 1 or not family.has_rope:
+        why = "" if family.has_rope else f" ({family.positions_key}: the model knows no more positions)"
+        raise ModelError(f"max_model_len {wanted} is outside 1..{own}, the length that {path} allows{why}")
+    line = (
+        f"max_model_len {wanted} is above {own}, the length that {path} gives: beyond it the model's answers may be "
+        "poor; if the model's card names a RoPE scaling for longer texts, add it to the file"
+    )
+    log_once(__name__, logging.WARNING, line)
 
 
 def _eos_token_ids(
     folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any], family: ModelFamily, vocab_size: int
 ) -> tuple[int, ...]:
-    """Read the ids from generation_config.json first, as `generate` does; then config.json; then the family's default.
+    """Read the ids from generation_config.json first, as `generate` does; then from config.json.
 
+    If neither has one, chats would run to their limit: the tokenizer's EOS counts, and after it the family's default.
     Ids outside the vocabulary are left out: such a token is never drawn.
     """
-    for source in (generation, config, {"eos_token_id": family.eos_token_id}):
-        if "eos_token_id" in source:
-            value = source["eos_token_id"]
-            ids = value if isinstance(value, list) else [] if value is None else [value]
-            if not all(isinstance(token, int) and token >= 0 for token in ids):
-                raise ModelError(f"{folder}: eos_token_id {value!r} is not a token id or a list of them")
-            return tuple(sorted({token for token in ids if token < vocab_size}))
-    return ()
+    sources = [source["eos_token_id"] for source in (generation, config) if "eos_token_id" in source]
+    if found := _known_ids(folder, sources[0] if sources else None, vocab_size):
+        return found
+    # It reads the tokenizer, and needs the library of tokenizers.
+    from orca.core.domain.tokenizer_folder import eos_of_tokenizer
+
+    if found := _known_ids(folder, eos_of_tokenizer(folder), vocab_size):
+        line = (
+            f"{folder}: neither config.json nor generation_config.json has an EOS token; the tokenizer's ends outputs"
+        )
+        log_once(__name__, logging.INFO, f"{line}: {found[0]}")
+        return found
+    return () if sources else _known_ids(folder, family.eos_token_id, vocab_size)
+
+
+def _known_ids(folder: Path, value: Any, vocab_size: int) -> tuple[int, ...]:
+    """Return the token ids of a number, a list of them, or null. Raises: ModelError for anything else."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token, int) and token >= 0 for token in ids):
+        raise ModelError(f"{folder}: eos_token_id {value!r} is not a token id or a list of them")
+    return tuple(sorted({token for token in ids if token < vocab_size}))
 
 
 def _positive(folder: Path, config: Mapping[str, Any], key: str) -> int:

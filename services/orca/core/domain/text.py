@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
 import tokenizers
 
 from orca.core.domain.errors import ModelError
-
-NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+from orca.core.domain.tokenizer_folder import read_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +106,7 @@ class Detokenizer:
 
 
 class Tokenizer:
-    """A model's tokenizer: tokenizer.json, plus special tokens and chat template from tokenizer_config.json.
+    """A model's tokenizer: that of AutoTokenizer (tokenizer_folder.py), with its special tokens and chat template.
 
     Threads may share it.
     """
@@ -125,14 +123,13 @@ class Tokenizer:
         Args:
             inner: the tokenizer of the `tokenizers` library; truncation and padding are switched off.
             decoder: the "decoder" of its tokenizer.json.
-            named_special_tokens: bos_token, eos_token, ... -> text; those in the vocabulary are made special.
+            named_special_tokens: bos_token, eos_token, ... -> text.
             chat_template: Jinja source.
         Raises: ModelError for a kind of decoder whose text cannot be written token by token.
         """
         inner.no_truncation()
         inner.no_padding()
         self._inner = inner
-        self._make_special(named_special_tokens.values())
         added = inner.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._piece_bytes = _compile_decoder(decoder)
@@ -145,24 +142,16 @@ class Tokenizer:
     def from_folder(cls, folder: str | Path) -> "Tokenizer":
         """Read a Hugging Face folder. Raises: ModelError naming the file."""
         folder = Path(folder)
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise ModelError(f"{path}: no such file; only tokenizers in this format are served")
-        try:
-            source = path.read_bytes()
-            document = orjson.loads(source)
-            inner = tokenizers.Tokenizer.from_buffer(source)
-        except Exception as error:  # the tokenizers library raises plain Exception
-            raise ModelError(f"{path}: not a tokenizer: {error}") from error
+        found = read_tokenizer(folder)
         try:
             return cls(
-                inner,
-                decoder=document.get("decoder"),
-                named_special_tokens=_named_special_tokens(folder),
-                chat_template=_chat_template(folder),
+                found.inner,
+                decoder=found.decoder,
+                named_special_tokens=found.special_tokens,
+                chat_template=found.chat_template,
             )
         except ModelError as error:
-            raise ModelError(f"{path}: {error}") from error
+            raise ModelError(f"{folder / 'tokenizer.json'}: {error}") from error
 
     @property
     def vocab_size(self) -> int:
@@ -207,12 +196,6 @@ class Tokenizer:
             return piece.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
-
-    def _make_special(self, texts: Any) -> None:
-        """Mark the named tokens of the vocabulary as special if tokenizer.json does not."""
-        known = {token.content for token in self._inner.get_added_tokens_decoder().values() if token.special}
-        missing = [text for text in texts if text not in known and self._inner.token_to_id(text) is not None]
-        self._inner.add_special_tokens([tokenizers.AddedToken(text, special=True) for text in missing])
 
 
 def _compile_decoder(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
@@ -281,40 +264,3 @@ def _byte_level_bytes(piece: str) -> bytes:
     except KeyError:
         # An added token with characters outside the alphabet stands for its own text.
         return piece.encode()
-
-
-def _named_special_tokens(folder: Path) -> dict[str, str]:
-    """Read bos_token, eos_token, ... -> text from tokenizer_config.json, otherwise from special_tokens_map.json."""
-    tokens: dict[str, str] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        document = _read_json(folder / name)
-        for key in NAMED_SPECIAL_TOKENS:
-            value = document.get(key)
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                tokens[key] = text
-    return tokens
-
-
-def _chat_template(folder: Path) -> str | None:
-    """Read the default chat template: chat_template.jinja before the one in tokenizer_config.json."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template = _read_json(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(template, list):
-        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
-    return template if isinstance(template, str) else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file; empty if there is no file. Raises: ModelError naming the file."""
-    if not path.is_file():
-        return {}
-    try:
-        document = orjson.loads(path.read_bytes())
-    except orjson.JSONDecodeError as error:
-        raise ModelError(f"{path}: not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise ModelError(f"{path}: not a JSON object")
-    return document

@@ -209,8 +209,6 @@ class Head:
     def __init__(self, weights: RankWeights, name: str, vocab_size: int, dim: int, tied: Linear | None) -> None:
         self._sizes = weights.shard.sizes(vocab_size)
         span = weights.shard.slice(vocab_size, "vocabulary entries")
-        if name != HEAD:
-            weights.checkpoint.refuse_other(HEAD, name, (vocab_size, dim), span)
         if tied is not None:
             self._linear = weights.register(tied)
         else:
@@ -236,8 +234,11 @@ def is_silu(activation: str) -> bool:
 ACTIVATIONS: Mapping[str, Activation] = {
     "relu": Activation.RELU,
     "gelu": Activation.GELU,
+    "gelu_python": Activation.GELU,
     "gelu_new": Activation.GELU_TANH,
     "gelu_fast": Activation.GELU_TANH,
+    "gelu_accurate": Activation.GELU_TANH,
+    "gelu_python_tanh": Activation.GELU_TANH,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
     "quick_gelu": Activation.QUICK_GELU,
     "silu": Activation.SILU,

@@ -13,7 +13,7 @@ from orca.core.domain.model import ModelInfo, load_model_info
 from orca.kernels.contract.reference import ModelSizes
 from orca.kernels.device import kernels_of
 from orca.worker.models import chain, gpt2, llama, opt
-from orca.worker.models.blocks import ACTIVATIONS, Layer, ModelPart, is_silu
+from orca.worker.models.blocks import ACTIVATIONS, HEAD, Layer, ModelPart, is_silu
 from orca.worker.models.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config
 from orca.worker.models.family import FamilyParts
 from orca.worker.models.rotary import Rotary
@@ -27,6 +27,8 @@ from orca.worker.weights.linear import Linear
 from orca.worker.weights.loader import Checkpoint, Tensors
 
 log = logging.getLogger(__name__)
+
+_Decoder = GPT2Config | OPTConfig | LlamaConfig
 
 _FAMILIES: dict[type[ModelConfig], FamilyParts] = {
     GPT2Config: gpt2.FAMILY,
@@ -143,7 +145,9 @@ def build_stage(
     kernels_of(device).prepare(sizes)
     layouts = _layouts(info, device, packs, dtype, kept_in, _is_together(config, shard))
     weights = RankWeights(checkpoint, shard, layouts, kept_in)
-    prefix = checkpoint.prefix(family.prefixes, family.probe)
+    prefix = checkpoint.prefix(family.prefixes, family.probe, HEAD if config.is_tied else None)
+    if not isinstance(config, ChainConfig):
+        config = _tied_as_the_files_are(checkpoint, config, f"{prefix}{family.probe}", shard)
     numbers = shard.layers(config.num_layers)
     checkpoint.expected_bytes = _expected_bytes(checkpoint, family, prefix, shard, numbers)
 
@@ -177,6 +181,26 @@ def build_stage(
         weight_bytes=weights.bytes,
         bytes_read=checkpoint.bytes_read,
     )
+
+
+def _tied_as_the_files_are(checkpoint: Tensors, config: _Decoder, embedding: str, shard: Shard) -> _Decoder:
+    """Return a config that ties the head unless the files have a head of its own, with other numbers.
+
+    Such files and their config contradict each other. transformers believes the files.
+    """
+    if not (config.is_tied and shard.is_last):
+        return config
+    dim = config.embedding_dim if isinstance(config, OPTConfig) else config.hidden_size
+    span = shard.slice(config.vocab_size, "vocabulary entries")
+    if not checkpoint.has_other(HEAD, embedding, (config.vocab_size, dim), span):
+        return config
+    log.warning(
+        "config.json ties the head to the embedding, but the files have a %s that differs from %s: it is used, as in "
+        "transformers; tie_word_embeddings: false would say so",
+        HEAD,
+        embedding,
+    )
+    return replace(config, is_tied=False)
 
 
 def _kept_in(stored_dtype: Callable[[], torch.dtype], dtype: torch.dtype, device: torch.device) -> torch.dtype:

@@ -2,17 +2,33 @@
 
 Three architectures cover the language models: `GPT2Config` (GPT-2, GPT-3 shapes), `OPTConfig`, and `LlamaConfig`
 (Llama, Mistral, Qwen2, Qwen3). `ChainConfig` is the model that checks the server (models/chain.py). Options are read
-under the names of transformers 4 and 5, and an absent option has the meaning that transformers gives it. An unknown
-option with a value is refused by name: it might change the output (config_options.py).
+under the names of transformers 4 and 5, and an absent option has the meaning that transformers gives it. Options that a
+family does not read are ignored, unless they change the output of other families (config_options.py).
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from orca.core.domain.model import read_config
+from orca.core.domain.rope_options import ORIGINAL_POSITIONS, rope_options
 from orca.worker.models.config_options import ConfigOptions
 
-ACTIVATIONS = ("relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "silu", "swish")
+ACTIVATIONS = (
+    "relu",
+    "gelu",
+    "gelu_python",
+    "gelu_new",
+    "gelu_fast",
+    "gelu_accurate",
+    "gelu_pytorch_tanh",
+    "gelu_python_tanh",
+    "quick_gelu",
+    "silu",
+    "swish",
+)
 
 # Equally likely tokens that the model which checks the server samples from: a power of two, so that the choice does not
 # depend on rounding.
@@ -20,7 +36,8 @@ CHAIN_CHOICES = 16
 # Positions up to which its sums over positions are exact in float32 (models/chain.py).
 CHAIN_POSITIONS_MAX = 4096
 
-_ROPE_KEYS = {
+# Numbers and lists of numbers that each kind of RoPE needs, and those that it may have.
+_ROPE_NEEDS: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -28,6 +45,14 @@ _ROPE_KEYS = {
     "yarn": (),
     "longrope": ("short_factor", "long_factor"),
 }
+_ROPE_MAY_HAVE: Mapping[str, tuple[str, ...]] = {
+    "yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    "longrope": ("factor", "attention_factor"),
+}
+# Kinds whose frequencies depend on the length in pretraining.
+_ROPE_WITH_ORIGINAL = ("llama3", "yarn", "longrope")
+# Options that mean the same whether they are there or not.
+_ROPE_INERT = ("finetuned", ORIGINAL_POSITIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +138,9 @@ def load_config(folder: Path) -> ModelConfig:
     Raises: ModelError that names the file and the option.
     """
     options = ConfigOptions(folder / "config.json", read_config(folder))
-    options.refuse_unless("quantization_config", None)
     family = options.take("model_type", str, "")
     config: ModelConfig
+    ignored: tuple[str, ...] = ()
     if family == "gpt2":
         config = _gpt2(options)
     elif family == "opt":
@@ -123,8 +148,8 @@ def load_config(folder: Path) -> ModelConfig:
     elif family == "orca_chain":
         config = _chain(options)
     else:
-        config = _llama(options, family)
-    options.refuse_rest(family)
+        config, ignored = _llama(options, family)
+    options.finish(family, ignored=ignored)
     if isinstance(config, DecoderConfig) and config.activation not in ACTIVATIONS:
         raise options.error(f"activation {config.activation!r} is not one of {', '.join(ACTIVATIONS)}")
     if config.num_heads % config.num_kv_heads:
@@ -141,7 +166,6 @@ def _gpt2(options: ConfigOptions) -> GPT2Config:
     head_dim = hidden // heads
     scale = head_dim**-0.5 if options.flag("scale_attn_weights", True) else 1.0
     by_layer = options.flag("scale_attn_by_inverse_layer_idx", False)
-    options.refuse_unless("add_cross_attention", False)
     return GPT2Config(
         vocab_size=options.size("vocab_size"),
         hidden_size=hidden,
@@ -187,34 +211,40 @@ def _opt(options: ConfigOptions) -> OPTConfig:
     )
 
 
-def _llama(options: ConfigOptions, family: str) -> LlamaConfig:
+def _llama(options: ConfigOptions, family: str) -> tuple[LlamaConfig, tuple[str, ...]]:
+    """Returns: the config, and the names of the RoPE options that are ignored."""
     hidden = options.size("hidden_size")
     heads = options.size("num_attention_heads")
     layers = options.size("num_hidden_layers")
-    # Qwen3 fixes 128; the others derive it from the hidden size.
-    head_dim = options.size("head_dim", 128 if family == "qwen3" else hidden // heads)
+    # Qwen3 fixes it (FAMILIES); the others derive it from the hidden size.
+    head_dim = options.size("head_dim", hidden // heads)
     if head_dim % 2:
         raise options.error(f"head_dim {head_dim} is odd, and RoPE turns pairs of dimensions")
-    default_kv_heads = 8 if family == "mistral" else heads
     has_attention_bias = options.flag("attention_bias", False) if family in ("llama", "qwen3") else False
-    return LlamaConfig(
+    if family == "qwen2":
+        options.pass_over("attention_bias")  # q, k and v always have a bias there, the output never has
+    if family == "qwen3":
+        options.pass_over("use_qk_norm", "qk_norm", "qk_layernorm", "use_qk_layernorm")  # it always has them
+    rope, ignored = _rope(options, head_dim)
+    config = LlamaConfig(
         vocab_size=options.size("vocab_size"),
         hidden_size=hidden,
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=options.size("num_key_value_heads", default_kv_heads),
+        num_kv_heads=options.size("num_key_value_heads", heads),
         head_dim=head_dim,
         intermediate_size=options.size("intermediate_size"),
         activation=options.take("hidden_act", str, "silu"),
         norm_eps=options.number("rms_norm_eps", 1e-6),
         is_tied=options.flag("tie_word_embeddings", False),
         windows=_windows(options, family, layers),
-        rope=_rope(options),
+        rope=rope,
         has_qkv_bias=has_attention_bias or family == "qwen2",
         has_output_bias=has_attention_bias,
         has_mlp_bias=options.flag("mlp_bias", False) if family == "llama" else False,
         has_qk_norm=family == "qwen3",
     )
+    return config, ignored
 
 
 def _chain(options: ConfigOptions) -> ChainConfig:
@@ -243,7 +273,6 @@ def _chain(options: ConfigOptions) -> ChainConfig:
 def _windows(options: ConfigOptions, family: str, layers: int) -> tuple[int | None, ...]:
     """Read the sliding window of each layer. Mistral has it in all layers, Qwen at most from `max_window_layers` on."""
     if family == "llama":
-        options.refuse_unless("sliding_window", None)
         kinds = options.take("layer_types", list, ["full_attention"] * layers)
         window = None
     elif family == "mistral":
@@ -256,56 +285,80 @@ def _windows(options: ConfigOptions, family: str, layers: int) -> tuple[int | No
         slides = options.flag("use_sliding_window", False)
         window = options.take("sliding_window", int, None if "sliding_window" in options else 4096)
         window = window if slides else None
-        first = options.size("max_window_layers", 28) if slides else layers
+        # As in transformers: 0 lets all layers slide, and without a window none does.
+        first = options.take("max_window_layers", int, 28) if window is not None else layers
         default = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
         kinds = options.take("layer_types", list, default)
-    if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+    if len(kinds) != layers or not set(map(str, kinds)) <= {"full_attention", "sliding_attention"}:
         raise options.error(
             f"layer_types = {kinds!r} does not name full_attention or sliding_attention for {layers} layers"
         )
     if window is None and "sliding_attention" in kinds:
         raise options.error("layer_types names sliding_attention but there is no sliding window")
+    if window is not None and window < 1:
+        raise options.error(f"sliding_window is {window}, not a whole number above 0")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _rope(options: ConfigOptions) -> Rope:
-    """Read RoPE from `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (transformers 4)."""
+def _rope(options: ConfigOptions, head_dim: int) -> tuple[Rope, tuple[str, ...]]:
+    """Read RoPE under the names of transformers 4 and 5 (rope_options.py).
+
+    Returns: it, and the names of options that its kind does not read.
+    """
     max_positions = options.size("max_position_embeddings")
     theta = options.number("rope_theta", 10_000.0)
-    old = options.take("rope_scaling", dict, {})
-    new = options.take("rope_parameters", dict, {})
-    values = dict(old or new)
-    partial = options.number("partial_rotary_factor", 1.0)
-    if float(values.pop("partial_rotary_factor", partial)) != 1.0:
-        raise options.error("partial_rotary_factor other than 1 is not supported")
-    kind = values.pop("rope_type", None) or values.get("type") or "default"
-    values.pop("type", None)
-    kind = "longrope" if kind == "su" else kind
-    if kind not in _ROPE_KEYS:
-        raise options.error(f"RoPE type {kind!r} is not one of {', '.join(_ROPE_KEYS)}")
-    for key in _ROPE_KEYS[kind]:
-        if values.get(key) is None:
+    names = ("rope_scaling", "rope_parameters", ORIGINAL_POSITIONS)
+    taken = {name: options.take(name, int if name == ORIGINAL_POSITIONS else dict, None) for name in names}
+    values = rope_options(taken)
+    partial = values.pop("partial_rotary_factor", None)
+    for factor in (partial, options.number("partial_rotary_factor", 1.0)):
+        if factor not in (None, 1.0):
+            raise options.error(f"partial_rotary_factor = {factor!r} is not supported: only 1 is")
+    kind = values.pop("rope_type")
+    if kind not in _ROPE_NEEDS:
+        raise options.error(f"RoPE type {kind!r} is not one of {', '.join(_ROPE_NEEDS)}")
+    own_theta = _rope_number(options, values, "rope_theta")
+    original = _rope_number(options, values, ORIGINAL_POSITIONS) if kind in _ROPE_WITH_ORIGINAL else None
+    read: dict[str, Any] = {}
+    for key in (*_ROPE_NEEDS[kind], *_ROPE_MAY_HAVE.get(kind, ())):
+        if key in ("short_factor", "long_factor"):
+            read[f"{key}s"] = _rope_factors(options, values, key, head_dim)
+        elif key == "truncate":
+            read[key] = bool(values.pop(key, True))
+        elif (number := _rope_number(options, values, key)) is not None:
+            read[key] = number
+        elif key in _ROPE_NEEDS[kind]:
             raise options.error(f"RoPE type {kind} needs {key}")
-    outer = options.take("original_max_position_embeddings", int, None)
-    inner = values.pop("original_max_position_embeddings", None)
     rope = Rope(
         kind=kind,
-        theta=float(values.pop("rope_theta", None) or theta),
-        factor=values.pop("factor", None),
+        theta=own_theta or theta,
         max_positions=max_positions,
-        original_max_positions=outer or inner or max_positions,
-        attention_factor=values.pop("attention_factor", None),
-        low_freq_factor=float(values.pop("low_freq_factor", None) or 1.0),
-        high_freq_factor=float(values.pop("high_freq_factor", None) or 4.0),
-        beta_fast=float(values.pop("beta_fast", None) or 32),
-        beta_slow=float(values.pop("beta_slow", None) or 1),
-        mscale=values.pop("mscale", None),
-        mscale_all_dim=values.pop("mscale_all_dim", None),
-        truncate=bool(values.pop("truncate", True)),
-        short_factors=tuple(values.pop("short_factor", None) or ()),
-        long_factors=tuple(values.pop("long_factor", None) or ()),
+        original_max_positions=int(original or max_positions),
+        **read,
     )
-    values.pop("finetuned", None)
-    if any(value is not None for value in values.values()):
-        raise options.error(f"RoPE options {sorted(values)} are not known")
-    return rope
+    if any(isinstance(value, dict) for value in values.values()):
+        raise options.error(f"RoPE options {sorted(values)} differ by layer, which is not supported")
+    inert = (*_ROPE_INERT, "rope_theta")
+    return rope, tuple(f"RoPE's {key}" for key, value in values.items() if key not in inert and value is not None)
+
+
+def _rope_number(options: ConfigOptions, values: dict[str, Any], key: str) -> float | None:
+    """Take a number above 0; 0 is as good as null where transformers takes it so."""
+    value = values.pop(key, None)
+    if value is None or (value == 0 and key in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")):
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise options.error(f"RoPE option {key} is {value!r}, not a number above 0")
+    return float(value)
+
+
+def _rope_factors(options: ConfigOptions, values: dict[str, Any], key: str, head_dim: int) -> tuple[float, ...]:
+    """Take a list of numbers, one for each pair of dimensions."""
+    factors = values.pop(key, None)
+    if factors is None:
+        raise options.error(f"RoPE type longrope needs {key}")
+    if not isinstance(factors, list) or not all(isinstance(factor, int | float) for factor in factors):
+        raise options.error(f"RoPE option {key} is {factors!r}, not a list of numbers")
+    if len(factors) != head_dim // 2:
+        raise options.error(f"RoPE option {key} has {len(factors)} numbers; head_dim {head_dim} needs {head_dim // 2}")
+    return tuple(float(factor) for factor in factors)

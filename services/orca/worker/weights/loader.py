@@ -40,7 +40,7 @@ class Tensors(Protocol):
     @property
     def stored_dtype(self) -> torch.dtype: ...
 
-    def prefix(self, candidates: Sequence[str], name: str) -> str:
+    def prefix(self, candidates: Sequence[str], name: str, instead: str | None = None) -> str:
         """See Checkpoint, also for the other methods."""
         ...
 
@@ -56,7 +56,7 @@ class Tensors(Protocol):
 
     def refuse_unread(self, prefix: str, ignored: Sequence[str] = ()) -> None: ...
 
-    def refuse_other(self, name: str, tied: str, shape: tuple[int, ...], *slices: Slice) -> None: ...
+    def has_other(self, name: str, tied: str, shape: tuple[int, ...], *slices: Slice) -> bool: ...
 
     def close(self) -> None: ...
 
@@ -83,6 +83,7 @@ class Checkpoint:
         self._on_progress = on_progress
         self._files: dict[str, Any] = {}  # open file by tensor name
         self._paths: dict[str, Path] = {}
+        self._stored_as: dict[str, str] = {}  # the files' own names of tensors that are read under another one
         self._read: set[str] = set()
         self._viewed: list[Tensor] = []  # as they lie in the files
         self._trimmed_at = 0  # bytes read
@@ -100,22 +101,33 @@ class Checkpoint:
     @property
     def stored_dtype(self) -> torch.dtype:
         """The dtype of all matrices in the files if it is the same; otherwise the dtype that they are read into."""
-        slices = (file.get_slice(name) for name, file in self._files.items())
+        slices = (file.get_slice(self._stored_as.get(name, name)) for name, file in self._files.items())
         kinds = {each.get_dtype() for each in slices if len(each.get_shape()) > 1}
         return _FLOATS.get(kinds.pop(), self.dtype) if len(kinds) == 1 else self.dtype
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
-    def prefix(self, candidates: Sequence[str], name: str) -> str:
+    def prefix(self, candidates: Sequence[str], name: str, instead: str | None = None) -> str:
         """Return the first of `candidates` that the checkpoint has before `name`: they differ in how deep they nest.
 
+        Args:
+            instead: a tensor that is read for `name` if the files lack that one: the two are the same.
         Raises: ModelError if it has none of them.
         """
         for candidate in candidates:
             if candidate + name in self._files:
                 return candidate
-        raise ModelError(f"{self._folder} has no tensor {candidates[0]}{name}")
+        if instead is None or instead not in self._files:
+            raise ModelError(f"{self._folder} has no tensor {candidates[0]}{name}")
+        others = [other for other in self._files if other != instead]
+        found = next(
+            (candidate for candidate in candidates if any(other.startswith(candidate) for other in others)), ""
+        )
+        self._files[found + name] = self._files[instead]
+        self._paths[found + name] = self._paths[instead]
+        self._stored_as[found + name] = instead
+        return found
 
     def read(self, name: str, shape: tuple[int, ...], *slices: Slice, dtype: torch.dtype | None = None) -> Tensor:
         """Read a tensor as `view` does, into memory of its own."""
@@ -159,7 +171,7 @@ class Checkpoint:
         if name not in self._files:
             raise ModelError(f"{self._folder} has no tensor {name}")
         try:
-            stored = self._files[name].get_slice(name)
+            stored = self._files[name].get_slice(self._stored_as.get(name, name))
             kind, found = stored.get_dtype(), tuple(stored.get_shape())
             if kind not in _FLOATS:
                 raise ModelError(f"tensor {name} in {self._paths[name]} is {kind}, not one of {', '.join(_FLOATS)}")
@@ -180,7 +192,7 @@ class Checkpoint:
         total = 0
         for name, file in self._files.items():
             if name.startswith(starts):
-                stored = file.get_slice(name)
+                stored = file.get_slice(self._stored_as.get(name, name))
                 size = 4 if stored.get_dtype() == "F32" else 2
                 total += torch.Size(stored.get_shape()).numel() * size
         return total
@@ -196,19 +208,14 @@ class Checkpoint:
             if name.startswith(prefix) and name not in self._read and not name.endswith(tuple(ignored)):
                 raise ModelError(f"tensor {name} in {self._paths[name]} has no place in the model its config describes")
 
-    def refuse_other(self, name: str, tied: str, shape: tuple[int, ...], *slices: Slice) -> None:
-        """Refuse a tensor that differs from `tied` although the config says that the two are the same.
-
-        The author of the files may have meant either. A tensor that the files leave out is fine.
-
-        Raises: ModelError.
-        """
-        if name not in self:
-            return
+    def has_other(self, name: str, tied: str, shape: tuple[int, ...], *slices: Slice) -> bool:
+        """Return whether the files have a tensor, and it differs from `tied`. Raises: ModelError as `view`."""
+        if name not in self or self._stored_as.get(tied) == name:
+            return False
         found, expected = self._find(name, shape, *slices), self._find(tied, shape, *slices)
-        if not torch.equal(found.to(expected.dtype), expected):
-            raise ModelError(f"tensor {name} in {self._paths[name]} is not {tied}, though its config ties them")
+        is_other = not torch.equal(found.to(expected.dtype), expected)
         self.give_back()
+        return is_other
 
     def close(self) -> None:
         """Close the files, after the last tensor was read."""

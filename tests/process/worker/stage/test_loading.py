@@ -216,21 +216,37 @@ def test_a_tensor_that_does_not_fit_the_config_is_refused_by_name(folder: Path, 
 
 
 @pytest.mark.parametrize("tensor", [1, 2])
-def test_a_head_that_differs_from_its_tied_embedding_is_refused(tensor: int, tmp_path: Path) -> None:
+def test_a_head_of_its_own_is_used_though_the_config_ties_it(
+    tensor: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = tiny_checkpoint("qwen2", tmp_path)
     path = folder / "model.safetensors"
     tensors = load_file(path)
     tied = tensors["model.embed_tokens.weight"]
     shards = [Shard(rank=rank, tensor=tensor) for rank in range(tensor)]
     save_file(tensors | {"lm_head.weight": tied.clone()}, path)
-    for shard in shards:
-        load(folder, shard)
+    assert all(load(folder, shard).config.is_tied for shard in shards)
+    assert not any("tie_word_embeddings" in record.getMessage() for record in caplog.records)
     save_file(tensors | {"lm_head.weight": tied + 1}, path)
     for shard in shards:
-        with pytest.raises(
-            ModelError, match=r"lm_head.weight in .* is not model.embed_tokens.weight, though its config"
-        ):
-            load(folder, shard)
+        caplog.clear()
+        assert not load(folder, shard).config.is_tied
+        assert any("tie_word_embeddings" in record.getMessage() for record in caplog.records)
+
+
+def test_a_head_that_the_embedding_is_tied_to_is_read_for_both(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("qwen2", tmp_path)
+    path = folder / "model.safetensors"
+    before = load(folder)
+    tensors = load_file(path)
+    save_file(tensors | {"lm_head.weight": tensors.pop("model.embed_tokens.weight")}, path)
+    for after in (load(folder), load(folder, Shard(stages=2)), load(folder, Shard(stage=1, stages=2))):
+        assert after.config.is_tied
+    assert load(folder).weight_bytes == before.weight_bytes
+    edit = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(edit))
+    with pytest.raises(ModelError, match=r"has no tensor model\.embed_tokens\.weight"):
+        load(folder)
 
 
 def test_a_truncated_file_is_refused(folder: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from orca.bench.parts.tiny_families import reference_model, tiny_checkpoint
 from orca.core.domain.errors import ModelError
-from orca.core.domain.model import count_parameters, load_model_info, tokenizer_file
+from orca.core.domain.model import count_parameters, load_model_info, weight_files
+from orca.core.domain.tokenizer_folder import check_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,25 @@ def test_generation_config_overrides_config_for_the_end_of_a_request(folder: Pat
     assert load_model_info(folder).eos_token_ids == ()
     (folder / "generation_config.json").unlink()
     assert load_model_info(folder).eos_token_ids == (1,)
+
+
+def test_where_no_config_names_an_eos_the_tokenizers_ends_outputs(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    (folder / "generation_config.json").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    for value in ({"eos_token_id": None}, {"eos_token_id": [500]}):
+        edit(folder, **value)
+        assert load_model_info(folder).eos_token_ids == (1,)
+    [line] = [record.getMessage() for record in caplog.records if "EOS" in record.getMessage()]
+    assert line.endswith("the tokenizer's ends outputs: 1")
+    config = json.loads((folder / "config.json").read_text())
+    del config["eos_token_id"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load_model_info(folder).eos_token_ids == (1,), "not the family's default, 2"
+    (folder / "tokenizer_config.json").write_text("{}")
+    assert load_model_info(folder).eos_token_ids == (2,), "the family's default"
 
 
 def test_a_shorter_length_may_be_asked_for_and_changes_no_revision(original: Path) -> None:
@@ -117,7 +137,6 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "no config": (lambda folder: _replace(folder, "config.json", None), "no config.json"),
     "bad JSON": (lambda folder: _replace(folder, "config.json", "{"), "cannot be read as JSON"),
     "a JSON list": (lambda folder: _replace(folder, "config.json", "[]"), "does not hold a JSON object"),
-    "remote code": (lambda folder: edit(folder, auto_map={"AutoModel": "x.Y"}), "auto_map"),
     "unknown family": (lambda folder: edit(folder, model_type="t5"), "model_type 't5' is not one of gpt2, opt"),
     "not a text generator": (lambda folder: edit(folder, architectures=["LlamaModel"]), "architectures"),
     "no vocabulary": (lambda folder: edit(folder, vocab_size=None), "vocab_size is None"),
@@ -167,7 +186,8 @@ def test_parameters_are_counted_over_all_files_by_their_headers(folder: Path) ->
     counted = count_parameters(folder)
     assert counted == sum(parameter.numel() for parameter in reference_model(folder).parameters())
     shutil.copy(folder / "model.safetensors", folder / "b.safetensors")
-    weight_map = {"x": "model.safetensors", "y": "b.safetensors"}
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    weight_map = {"x": "a.safetensors", "y": "b.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     assert count_parameters(folder) == 2 * counted
 
@@ -188,16 +208,61 @@ def test_several_weight_files_need_an_index(folder: Path) -> None:
 
 @pytest.mark.parametrize("named", ["missing.safetensors", "../outside.safetensors"])
 def test_an_index_may_only_name_files_of_its_folder(folder: Path, named: str) -> None:
-    shutil.copy(folder / "model.safetensors", folder.parent / "outside.safetensors")
+    (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": named}}))
     with pytest.raises(ModelError, match="which is not a file of"):
         load_model_info(folder)
 
 
-@pytest.mark.parametrize("length", [0, 97])
-def test_a_length_the_model_does_not_have_is_refused(original: Path, length: int) -> None:
-    with pytest.raises(ModelError, match=r"outside 1\.\.96"):
-        load_model_info(original, max_model_len=length)
+def test_one_file_goes_before_an_index_which_may_be_left_from_an_older_model(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    for stale in ({"weight_map": {"x": "model-00001-of-00002.safetensors"}}, [], "{"):
+        index.write_text(stale if isinstance(stale, str) else json.dumps(stale))
+        assert weight_files(folder) == (folder / "model.safetensors",)
+    assert load_model_info(folder).num_layers == 3
+
+
+def test_both_sources_of_weights_at_once_are_warned_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "model.safetensors"}}))
+    weight_files(folder)
+    assert not caplog.records, "the two say the same"
+    index.write_text(json.dumps({"weight_map": {"x": "model-00001-of-00002.safetensors"}}))
+    for _ in range(2):
+        weight_files(folder)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "has model.safetensors and an index of other files" in line
+
+
+def test_the_weights_that_config_json_names_go_first(folder: Path) -> None:
+    shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
+    edit(folder, transformers_weights="other.safetensors")
+    assert weight_files(folder) == (folder / "other.safetensors",)
+    (folder / "other.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "other.safetensors"}}))
+    edit(folder, transformers_weights="other.safetensors.index.json")
+    assert weight_files(folder) == (folder / "other.safetensors",)
+    edit(folder, transformers_weights="../other.safetensors")
+    with pytest.raises(ModelError, match="which is not a file of"):
+        weight_files(folder)
+
+
+def test_a_length_below_1_is_refused(original: Path) -> None:
+    with pytest.raises(ModelError, match=r"max_model_len 0 is outside 1\.\.96"):
+        load_model_info(original, max_model_len=0)
+
+
+def test_a_longer_length_may_be_asked_for_with_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert load_model_info(folder, max_model_len=400).max_model_len == 400
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "max_model_len 400 is above 96" in line
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+def test_learned_positions_cannot_be_exceeded(family: str, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(family, tmp_path / family)
+    assert load_model_info(folder, max_model_len=96).max_model_len == 96
+    with pytest.raises(ModelError, match=r"max_model_len 97 is outside 1\.\.96.*the model knows no more positions"):
+        load_model_info(folder, max_model_len=97)
 
 
 def test_a_dtype_that_is_not_served_is_refused(original: Path) -> None:
@@ -210,14 +275,77 @@ def test_a_quantization_that_is_not_served_is_refused(original: Path) -> None:
         load_model_info(original, quantization="int4")
 
 
-def test_a_tokenizer_is_required_only_if_it_is_needed(folder: Path) -> None:
-    assert tokenizer_file(folder) == folder / "tokenizer.json"
+def test_a_tokenizer_is_asked_for_only_where_one_is_needed(folder: Path) -> None:
+    check_tokenizer(folder)
     (folder / "tokenizer.json").unlink()
     load_model_info(folder)
-    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
-        tokenizer_file(folder)
+    with pytest.raises(ModelError, match=r"tokenizer\.json: no such file"):
+        check_tokenizer(folder)
 
 
-def test_dynamic_scaling_lengthens_the_model_by_its_factor(folder: Path) -> None:
-    edit(folder, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.5})
-    assert load_model_info(folder).max_model_len == 240
+SCALINGS: dict[str, tuple[dict[str, Any], int]] = {
+    "none": ({}, 96),
+    "linear": ({"rope_type": "linear", "factor": 2.5}, 240),
+    "dynamic": ({"rope_type": "dynamic", "factor": 2.5}, 240),
+    "yarn": ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+    "yarn counted in": ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}, 96),
+    "yarn of the whole": ({"rope_type": "yarn", "factor": 4.0}, 384),
+    "yarn by its positions": ({"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 24}, 96),
+    "llama3": (
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 24,
+        },
+        96,
+    ),
+    "longrope": (
+        {
+            "rope_type": "longrope",
+            "factor": 4.0,
+            "short_factor": [1.0],
+            "long_factor": [2.0],
+            "original_max_position_embeddings": 24,
+        },
+        96,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_a_rope_scaling_lengthens_the_model_in_every_spelling(name: str, folder: Path) -> None:
+    scaling, expected = SCALINGS[name]
+    old = {"type" if key == "rope_type" else key: value for key, value in scaling.items()}
+    if old.get("type") == "longrope":
+        old["type"] = "su"
+    inner = {key: value for key, value in scaling.items() if key != "original_max_position_embeddings"}
+    outer = {key: value for key, value in scaling.items() if key not in inner}
+    spellings: list[dict[str, Any]] = [
+        {"rope_parameters": {**scaling, "rope_theta": 1e4}},
+        {"rope_parameters": None, "rope_scaling": old or None, "rope_theta": 1e4},
+        {"rope_parameters": {"rope_type": "default"}, "rope_scaling": scaling},
+        {"rope_parameters": {**inner, "rope_theta": 1e4}, **outer},
+    ]
+    for spelling in spellings[: 4 if scaling else 2]:
+        shutil.copy(folder / "config.json", folder / "before.json")
+        edit(folder, **spelling)
+        assert load_model_info(folder).max_model_len == expected, spelling
+        shutil.copy(folder / "before.json", folder / "config.json")
+
+
+def test_a_gpt2_has_no_use_for_a_rope_scaling(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("gpt2", tmp_path / "gpt2")
+    edit(folder, rope_scaling={"type": "linear", "factor": 4.0})
+    assert load_model_info(folder).max_model_len == 96
+
+
+def test_a_folder_is_named_as_the_first_conversions_of_llama_named_it(folder: Path) -> None:
+    edit(folder, architectures=["LLaMAForCausalLM"])
+    assert load_model_info(folder).architecture == "llama"
+
+
+def test_code_that_comes_with_a_model_is_not_asked_for(folder: Path) -> None:
+    edit(folder, auto_map={"AutoModelForCausalLM": "modeling_x.X"})
+    assert load_model_info(folder).architecture == "llama"

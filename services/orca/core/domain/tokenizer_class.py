@@ -1,0 +1,241 @@
+"""The tokenizer classes of transformers: which of them reads a folder, and what it makes of the vocabulary.
+
+AutoTokenizer of transformers 5 reads a folder with the class that its files name, or with that of the model's family.
+`TokenizersBackend` takes tokenizer.json as it is. Other classes take its vocabulary, merges and post-processor, and
+replace the rest by their own: they decide how text is split, whatever the file says. Those that language models use are
+here. The others are refused by name; a name that transformers does not know means TokenizersBackend.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from orca.core.domain.errors import ModelError
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerClass:
+    """A class of transformers that builds its tokenizer from a vocabulary."""
+
+    build: Callable[[Mapping[str, Any]], Json]
+    """Settings, with the defaults filled in -> the parts of a tokenizer.json that replace those of the file."""
+    tokens: Mapping[str, str] = field(default_factory=dict)  # special tokens unless the settings name others
+    reads_vocab_json: bool = False  # instead of tokenizer.json: vocab.json and merges.txt
+    adds_bos: bool = False  # BOS before each prompt, whatever the file's post-processor says
+    drops_post_processor: bool = False
+    makes_all_special: bool = False  # also tokens that the file lists as ordinary ones
+
+
+def _byte_level(*, add_prefix_space: bool, use_regex: bool = True) -> Json:
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": add_prefix_space,
+        "trim_offsets": True,
+        "use_regex": use_regex,
+    }
+
+
+_BYTE_LEVEL_DECODER = _byte_level(add_prefix_space=True)
+
+
+def _model(*, unk_token: str | None = None, fuse_unk: bool = False, byte_fallback: bool = False) -> Json:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": unk_token,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": fuse_unk,
+        "byte_fallback": byte_fallback,
+        "ignore_merges": False,
+    }
+
+
+def _gpt2(settings: Mapping[str, Any]) -> Json:
+    return {
+        "normalizer": None,
+        "pre_tokenizer": _byte_level(add_prefix_space=bool(settings.get("add_prefix_space"))),
+        "decoder": _BYTE_LEVEL_DECODER,
+        "model": _model(),
+    }
+
+
+def _gpt_neox(settings: Mapping[str, Any]) -> Json:
+    return _gpt2(settings) | {"normalizer": {"type": "NFC"}}
+
+
+# The expression by which Qwen2 splits text: part of the class, not of its files.
+_QWEN2_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _qwen2(settings: Mapping[str, Any]) -> Json:
+    prefix = bool(settings.get("add_prefix_space"))
+    return {
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                _split(_QWEN2_PATTERN),
+                _byte_level(add_prefix_space=prefix, use_regex=False),
+            ],
+        },
+        "decoder": _BYTE_LEVEL_DECODER,
+        "model": _model(),
+    }
+
+
+def _split(pattern: str) -> Json:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def _sentencepiece_decoder(*, strips: bool) -> Json:
+    decoders: list[Json] = [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if strips:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {"type": "Sequence", "decoders": decoders}
+
+
+def _metaspace(prepend_scheme: str) -> Json:
+    return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": prepend_scheme, "split": False}
+
+
+def _llama(settings: Mapping[str, Any]) -> Json:
+    prefix = settings.get("add_prefix_space")
+    prefix = True if prefix is None else bool(prefix)
+    scheme = "never" if not prefix else "always" if settings.get("legacy", False) else "first"
+    return {
+        "normalizer": None,
+        "pre_tokenizer": _metaspace(scheme),
+        "decoder": _sentencepiece_decoder(strips=prefix),
+        "model": _model(fuse_unk=True, byte_fallback=True),
+    }
+
+
+def _code_llama(settings: Mapping[str, Any]) -> Json:
+    prefix = settings.get("add_prefix_space")
+    prefix = True if prefix is None else bool(prefix)
+    return {
+        "normalizer": None,
+        "pre_tokenizer": _metaspace("first" if prefix else "never"),
+        "decoder": _sentencepiece_decoder(strips=True),
+        "model": _model(unk_token=settings.get("unk_token"), fuse_unk=True, byte_fallback=True),
+    }
+
+
+def _gemma(settings: Mapping[str, Any]) -> Json:
+    return {
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "pre_tokenizer": {
+            "type": "Split",
+            "pattern": {"String": " "},
+            "behavior": "MergedWithPrevious",
+            "invert": False,
+        },
+        "decoder": _sentencepiece_decoder(strips=False),
+        "model": _model(unk_token=settings.get("unk_token"), fuse_unk=True, byte_fallback=True),
+    }
+
+
+_END_OF_TEXT = "<|endoftext|>"
+_LLAMA_TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+
+CLASSES: Mapping[str, TokenizerClass] = {
+    "GPT2Tokenizer": TokenizerClass(
+        build=_gpt2, tokens=dict.fromkeys(("unk_token", "bos_token", "eos_token"), _END_OF_TEXT), reads_vocab_json=True
+    ),
+    "GPTNeoXTokenizer": TokenizerClass(
+        build=_gpt_neox,
+        tokens={**dict.fromkeys(("unk_token", "bos_token", "eos_token"), _END_OF_TEXT), "pad_token": "<|padding|>"},
+        drops_post_processor=True,
+    ),
+    "Qwen2Tokenizer": TokenizerClass(
+        build=_qwen2,
+        tokens=dict.fromkeys(("unk_token", "eos_token", "pad_token"), _END_OF_TEXT),
+        reads_vocab_json=True,
+        makes_all_special=True,
+    ),
+    "LlamaTokenizer": TokenizerClass(build=_llama, tokens=_LLAMA_TOKENS),
+    "CodeLlamaTokenizer": TokenizerClass(
+        build=_code_llama,
+        tokens={
+            **_LLAMA_TOKENS,
+            "prefix_token": "▁<PRE>",
+            "middle_token": "▁<MID>",
+            "suffix_token": "▁<SUF>",
+            "eot_token": "▁<EOT>",
+            "fill_token": "<FILL_ME>",
+        },
+        adds_bos=True,
+    ),
+    "GemmaTokenizer": TokenizerClass(
+        build=_gemma,
+        tokens={
+            "unk_token": "<unk>",
+            "bos_token": "<bos>",
+            "eos_token": "<eos>",
+            "pad_token": "<pad>",
+            "mask_token": "<mask>",
+        },
+    ),
+}
+
+# The class of a family unless its files name another one.
+_OF_FAMILY = {"gpt2": "GPT2Tokenizer", "opt": "GPT2Tokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
+# Families whose files name wrong classes on the hub, so that transformers goes by the family.
+_ALWAYS_OF_FAMILY = ("qwen2",)
+# Families without a class of their own: whatever class is named, tokenizer.json counts.
+_WITHOUT_CLASS = ("mistral",)
+
+_REFUSED_TEXT = """
+    Albert Bart Barthez Bartpho BertGeneration BertJapanese Bert BertTokenizerLegacy Bertweet BigBird BioGpt
+    BlenderbotSmall Blenderbot ByT5 CLIP CTRL Camembert Canine Clvp CodeGen Cohere ConvBert CpmAnt Cpm
+    DPRContextEncoder DPRQuestionEncoder DPRReader Deberta DebertaV2 Dia DistilBert Esm Esmc FNet FSMT
+    FastSpeech2Conformer Flaubert Funnel GPTNeoXJapanese GPTSw3 Herbert Lasr LayoutLMv2 LayoutLMv3 LayoutXLM Luke
+    M2M100 MBart50 MBart MLuke MPNet Marian MarkupLM Mgpstr MobileBert MyT5 Nllb Nougat OpenAIGPT PLBart Parakeet
+    Pegasus Perceiver Phobert Pop2Piano ProphetNet Qwen3_5 Rag Reformer RemBert RoCBert RoFormer Roberta SeamlessM4T
+    Siglip2 Siglip Speech2Text SpeechT5 Splinter SqueezeBert T5 Tapas Tipsv2 Udop VideoPrism Vits Wav2Vec2CTC
+    Wav2Vec2PhonemeCTC Whisper XGLM XLMRoberta XLM XLNet
+"""
+REFUSED = frozenset(name if name.endswith("Legacy") else f"{name}Tokenizer" for name in _REFUSED_TEXT.split())
+
+
+def class_of_folder(
+    model_type: str | None, *, of_tokenizer: str | None, of_config: str | None, is_byte_level: bool, has_code: bool
+) -> TokenizerClass | None:
+    """Return the class by which AutoTokenizer reads a folder; None is TokenizersBackend.
+
+    Args:
+        model_type: of config.json.
+        of_tokenizer, of_config: `tokenizer_class` of tokenizer_config.json and of config.json.
+        is_byte_level: tokenizer.json has a ByteLevel part.
+        has_code: tokenizer_config.json names code of the model's own, which is not run.
+    Raises: ModelError that names the class.
+    """
+    declared = of_tokenizer or of_config
+    bare = None if declared is None else declared.removesuffix("Fast")
+    if bare is not None and not has_code:
+        own = _OF_FAMILY.get(model_type or "")
+        # Llama 3 and its children have ByteLevel tokenizers under this name.
+        if bare == "LlamaTokenizer" and is_byte_level and model_type not in _ALWAYS_OF_FAMILY:
+            return None
+        if model_type in _WITHOUT_CLASS:
+            return None
+        if own is not None and own != bare:
+            return _find(own if model_type in _ALWAYS_OF_FAMILY else bare)
+    found = bare or _OF_FAMILY.get(model_type or "")
+    return None if found is None else _find(found)
+
+
+def _find(name: str) -> TokenizerClass | None:
+    if name in REFUSED:
+        served = ", ".join(CLASSES)
+        raise ModelError(f"tokenizer_class {name} is not served; served are {served} and PreTrainedTokenizerFast")
+    return CLASSES.get(name)
