@@ -39,7 +39,11 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "temperature": -0.1}, "temperature"),
     ({"prompt": "a", "temperature": 2.1}, "temperature"),
     ({"prompt": "a", "temperature": "hot"}, "temperature"),
-    ({"prompt": "a", "top_p": 0}, "top_p"),
+    ({"prompt": "a", "max_tokens": 2.0**64}, "max_tokens"),
+    ({"prompt": [1.5]}, "prompt"),
+    ({"prompt": "a", "n": 1.5}, "n"),
+    ({"prompt": "a", "stop_token_ids": [1, 1.5]}, "stop_token_ids[1]"),
+    ({"prompt": "a", "top_p": -0.1}, "top_p"),
     ({"prompt": "a", "top_p": 1.1}, "top_p"),
     ({"prompt": "a", "top_k": -2}, "top_k"),
     ({"prompt": "a", "min_p": 1.1}, "min_p"),
@@ -150,6 +154,8 @@ UNBUILT: list[tuple[str, str, Any]] = [
     (CHAT, "best_of", 2),
     (CHAT, "suffix", "end"),
     (CHAT, "response_schema", {}),
+    (CHAT, "response_format", {"type": "json_object", "json_schema": None}),
+    (CHAT, "reasoning_effort", "low"),
 ]
 
 
@@ -170,8 +176,11 @@ async def test_neutral_values_and_unknown_fields_are_accepted() -> None:
         "guided_json": None, "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "top_k": -1, "n": 1,
         "temperature": None, "top_p": None, "max_tokens": None, "stream": None, "stream_options": None, "x": [1],
         "return_token_ids": None, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True, "min_tokens": 1,
+        "prediction": None, "safety_identifier": "a", "prompt_cache_key": "a", "extra_body": {},
     }  # fmt: skip
     chat = {"tools": None, "tool_choice": "none", "modalities": ["text"], "parallel_tool_calls": True, "echo": False}
+    chat |= {"reasoning_effort": "none", "tools": [], "functions": [], "audio": None, "web_search_options": None}
+    chat |= {"response_format": {"type": "text", "json_schema": None}, "thinking": {"type": "disabled", "budget": None}}
     async with rig() as one:
         await one.complete(**common | {"best_of": 1, "suffix": None, "max_tokens": 5})
         await one.chat(**common | chat)
@@ -239,7 +248,7 @@ SENTENCES: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "a", "max_tokens": 10**30}, "max_tokens: is too large a number"),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 1.5}, "max_tokens: must be a whole number"),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens: must be at least 1 unless echo is true"),
-    (COMPLETIONS, {"prompt": "a", "top_p": 0}, "top_p: must be above 0"),
+    (COMPLETIONS, {"prompt": "a", "top_p": -1}, "top_p: must be at least 0"),
     (COMPLETIONS, {"prompt": "a", "seed": 2**63}, f"seed: must be at most {2**63 - 1}"),
     (COMPLETIONS, {"prompt": "a", "stream": "yes"}, "stream: must be true or false"),
     (COMPLETIONS, {"prompt": "a", "stream_options": 5}, "stream_options: must be an object"),

@@ -10,7 +10,14 @@ from typing import Any
 
 from orca.core.domain.errors import InvalidRequest
 from orca.core.domain.request import Request, SamplingParams
-from orca.gateway.calls.bodies import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
+from orca.gateway.calls.bodies import (
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    Message,
+    TokenizeBody,
+    whole_numbers,
+)
 from orca.gateway.calls.opened_call import OpenedCall
 from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION, MESSAGE, refuse_unsupported
 from orca.gateway.errors import ApiError
@@ -48,19 +55,22 @@ def completion_prompts(body: CompletionBody, model: ServedModel, settings: Gatew
     choices = body.n or 1
     if body.best_of is not None and body.best_of != choices:
         raise InvalidRequest(f"best_of is {body.best_of}: only n ({choices}) is supported", param="best_of")
-    prompt = body.prompt
+    prompt = whole_numbers(body.prompt)
     if isinstance(prompt, str) or _is_token_list(prompt):
         prompt = [prompt]
     if not isinstance(prompt, list) or not prompt:
         raise InvalidRequest("prompt must be text or token ids, or a list of either, not empty", param="prompt")
     _check_choices(len(prompt), choices, settings)
+    prompts = []
     for i, element in enumerate(prompt):
         if not isinstance(element, str):
             if isinstance(element, list):
                 # First, because checking each of a million ids takes long.
                 _check_context(len(element), model, param="prompt")
+            element = whole_numbers(element)
             _check_token_ids(element, model.info.vocab_size, param="prompt" if len(prompt) == 1 else f"prompt[{i}]")
-    return prompt
+        prompts.append(element)
+    return prompts
 
 
 async def chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: GatewaySettings) -> str:
@@ -176,11 +186,14 @@ def _sampling(body: CompletionBody | ChatBody, model: ServedModel, settings: Gat
         raise InvalidRequest(f"stop_token_ids has more than {settings.stop_token_ids_max}", param="stop_token_ids")
     _check_token_ids(stop_token_ids, model.info.vocab_size, param="stop_token_ids")
     logprobs, prompt_logprobs = _logprobs(body)
+    top_p = _float_or(body.top_p, 1.0)
+    # The most likely token has at least this share, so it is the only one that such a top_p keeps.
+    is_greedy = top_p * model.info.vocab_size <= 1
     return {
-        "temperature": _float_or(body.temperature, 1.0),
+        "temperature": 0.0 if is_greedy else _float_or(body.temperature, 1.0),
         # A top_k that cuts nothing may be larger than the field of the stages' messages.
         "top_k": body.top_k if 0 < (body.top_k or 0) < model.info.vocab_size else None,
-        "top_p": _float_or(body.top_p, 1.0),
+        "top_p": 1.0 if is_greedy else top_p,
         "min_p": _float_or(body.min_p, 0.0),
         "repetition_penalty": _float_or(body.repetition_penalty, 1.0),
         "presence_penalty": _float_or(body.presence_penalty, 0.0),

@@ -100,7 +100,7 @@ CHAT: dict[str, tuple[Any, ...]] = _GENERATION | {
     "best_of": (1,),
     "suffix": ("",),
     "thinking": ({"type": "disabled"},),
-    "reasoning_effort": (),
+    "reasoning_effort": ("none",),
 }
 
 MESSAGE: dict[str, tuple[Any, ...]] = {
@@ -124,5 +124,8 @@ def refuse_unsupported(given: Mapping[str, Any], table: Mapping[str, tuple[Any, 
 
 
 def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
+    if isinstance(value, dict):
+        # SDKs write the options that their caller left out as null.
+        value = {name: inner for name, inner in value.items() if inner is not None}
     # True == 1 in Python, but not in JSON.
     return any(value == known and isinstance(value, bool) == isinstance(known, bool) for known in neutral)
