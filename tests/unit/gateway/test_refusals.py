@@ -165,8 +165,16 @@ async def test_a_field_that_is_not_built_and_changes_the_answer_is_refused_by_na
 ) -> None:
     async with rig(schedules=False) as one:
         status, error = await one.error(path, **{"prompt": "a", "messages": USER, name: value})
-        assert (status, error["param"]) == (400, name)
-        assert name in error["message"]
+        assert (status, error["param"], error["code"]) == (400, name, "unsupported_parameter")
+        if name != "response_format":
+            assert error["message"] == f"Unsupported parameter: '{name}' is not supported with this model."
+
+
+async def test_langchain_recognizes_that_structured_output_is_not_supported() -> None:
+    body = {"messages": USER, "response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}
+    async with rig(schedules=False) as one:
+        _, error = await one.error(CHAT, **body)
+        assert "'response_format' of type 'json_schema' is not supported with this model" in error["message"]
 
 
 async def test_neutral_values_and_unknown_fields_are_accepted() -> None:
@@ -192,7 +200,7 @@ async def test_an_unknown_model_is_404() -> None:
             body = {"prompt": "a", "messages": USER, "tokens": [1], "model": "huge"}
             status, error = await one.error(path, **body)
             assert (status, error["param"], error["code"]) == (404, "model", "model_not_found")
-            assert "huge" in error["message"]
+            assert error["message"] == "The model `huge` does not exist. This server has `tiny`."
 
 
 async def test_tokens_beyond_the_context_name_both_numbers() -> None:
@@ -200,15 +208,47 @@ async def test_tokens_beyond_the_context_name_both_numbers() -> None:
         status, error = await one.error(COMPLETIONS, prompt="the fox", max_tokens=500)
         assert (status, error["param"], error["code"]) == (400, "max_tokens", "context_length_exceeded")
         length = len(ids("the fox"))
-        assert f"{length} of the prompt" in error["message"]
-        assert f"max_tokens 500) are more than the model's context of {MODEL.max_model_len}" in error["message"]
+        assert error["message"] == (
+            f"This model's maximum context length is {MODEL.max_model_len} tokens. However, you requested "
+            f"{length + 500} tokens ({length} in the messages, 500 in the completion). Please reduce the length of the "
+            "messages or completion. (context_length_exceeded)"
+        )
 
 
 async def test_a_prompt_as_long_as_the_context_is_refused_even_without_max_tokens() -> None:
     async with rig() as one:
         status, error = await one.error(COMPLETIONS, prompt=[5] * MODEL.max_model_len)
-        assert (status, error["param"]) == (400, "prompt")
-        assert "200" in error["message"]
+        assert (status, error["param"], error["code"]) == (400, "prompt", "context_length_exceeded")
+        assert error["message"] == (
+            "This model's maximum context length is 200 tokens. However, your messages resulted in 200 tokens. "
+            "Please reduce the length of the messages. (context_length_exceeded)"
+        )
+
+
+TOO_LONG: list[tuple[str, dict[str, Any]]] = [
+    (COMPLETIONS, {"prompt": "fox " * 300}),
+    (COMPLETIONS, {"prompt": "fox " * 300, "max_tokens": 4}),
+    (COMPLETIONS, {"prompt": "x" * 100_000}),
+    (COMPLETIONS, {"prompt": [5] * 200, "max_tokens": 4}),
+    (COMPLETIONS, {"prompt": ["a", [5] * 300]}),
+    (COMPLETIONS, {"prompt": [5] * 100, "max_tokens": 90}),  # never fits the slots
+    (CHAT, {"messages": [{"role": "user", "content": "fox " * 300}]}),
+    (CHAT, {"messages": USER, "max_completion_tokens": 4000}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), TOO_LONG, ids=lambda value: str(value)[:60])
+async def test_clients_recognize_that_a_prompt_is_too_long(path: str, body: dict[str, Any]) -> None:
+    """LiteLLM looks for the first words in the message, LangChain for the code, OpenHands for the last words."""
+    async with rig() as one:
+        status, error = await one.error(path, **body)
+        assert status == 400
+        for words in (
+            "This model's maximum context length is ",
+            "context_length_exceeded",
+            "Please reduce the length of",
+        ):
+            assert words in error["message"]
 
 
 async def test_a_request_that_could_never_fit_the_slots_is_refused() -> None:

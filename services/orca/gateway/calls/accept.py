@@ -20,7 +20,7 @@ from orca.gateway.calls.bodies import (
 )
 from orca.gateway.calls.opened_call import OpenedCall
 from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION, MESSAGE, refuse_unsupported
-from orca.gateway.errors import ApiError
+from orca.gateway.errors import context_error
 from orca.gateway.models.models import ServedModel
 from orca.gateway.render.render import AnswerKind, RenderOptions
 from orca.gateway.settings import GatewaySettings
@@ -66,7 +66,7 @@ def completion_prompts(body: CompletionBody, model: ServedModel, settings: Gatew
         if not isinstance(element, str):
             if isinstance(element, list):
                 # First, because checking each of a million ids takes long.
-                _check_context(len(element), model, param="prompt")
+                _check_context(len(element), model, body.max_tokens, param="prompt")
             element = whole_numbers(element)
             _check_token_ids(element, model.info.vocab_size, param="prompt" if len(prompt) == 1 else f"prompt[{i}]")
         prompts.append(element)
@@ -160,21 +160,17 @@ def max_new_tokens(
     limit = model.info.max_model_len
     if prompt_length == 0:
         raise InvalidRequest("the prompt has no tokens", param=_prompt_param(body))
-    _check_context(prompt_length, model, param=_prompt_param(body))
     if isinstance(body, ChatBody):
         asked, default = body.max_completion_tokens or body.max_tokens, settings.default_max_new_tokens
         param = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
     else:
         asked, default, param = body.max_tokens, COMPLETION_MAX_TOKENS, "max_tokens"
+    _check_context(prompt_length, model, asked, param=_prompt_param(body))
     if asked is None:
         # If the prompt leaves no room, the pool refuses it.
         return max(1, min(default, limit - prompt_length, (max_total_tokens or limit) - prompt_length))
     if prompt_length + asked > limit:
-        message = (
-            f"{prompt_length + asked} tokens ({prompt_length} of the prompt and {param} {asked}) "
-            f"are more than the model's context of {limit}"
-        )
-        raise ApiError(400, message, param=param, code="context_length_exceeded")
+        raise context_error(limit, prompt_length, asked, param=param)
     # A prompt is scored by the iteration that draws its first token. That token is not shown.
     return max(1, asked)
 
@@ -271,11 +267,10 @@ def _logit_bias(bias: dict[str, float], model: ServedModel, settings: GatewaySet
     return tuple(sorted(pairs.items()))
 
 
-def _check_context(prompt_length: int, model: ServedModel, *, param: str) -> None:
-    limit = model.info.max_model_len
-    if prompt_length >= limit:
-        message = f"the prompt has {prompt_length} tokens, which leaves no room in the model's context of {limit}"
-        raise ApiError(400, message, param=param, code="context_length_exceeded")
+def _check_context(prompt_length: int, model: ServedModel, asked: int | None, *, param: str) -> None:
+    """Refuse a prompt that leaves no room for a token. Args: asked: the output that the call asks for, if it does."""
+    if prompt_length >= model.info.max_model_len:
+        raise context_error(model.info.max_model_len, prompt_length, asked, param=param)
 
 
 def _check_stream(body: GenerationBody) -> None:

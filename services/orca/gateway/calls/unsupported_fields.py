@@ -8,7 +8,7 @@ use. If a constraint or a sampler were dropped silently, the client would take t
 from collections.abc import Mapping
 from typing import Any
 
-from orca.core.domain.errors import InvalidRequest
+from orca.gateway.errors import ApiError
 
 _GENERATION: dict[str, tuple[Any, ...]] = {
     # OpenAI
@@ -112,7 +112,7 @@ MESSAGE: dict[str, tuple[Any, ...]] = {
 
 
 def refuse_unsupported(given: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
-    """Raises: InvalidRequest naming the first field that is set to more than a neutral value.
+    """Raises: ApiError naming the first field that is set to more than a neutral value.
 
     Args:
         given: the fields of a body beyond those that are supported.
@@ -120,7 +120,16 @@ def refuse_unsupported(given: Mapping[str, Any], table: Mapping[str, tuple[Any, 
     """
     for name, value in given.items():
         if name in table and value is not None and not _is_one_of(value, table[name]):
-            raise InvalidRequest(f"{where}{name} is not supported by this server", param=f"{where}{name}")
+            raise _unsupported(f"{where}{name}", value)
+
+
+def _unsupported(name: str, value: Any) -> ApiError:
+    if name == "response_format" and isinstance(value, dict) and isinstance(value.get("type"), str):
+        # LangChain knows this sentence, and says what to do.
+        message = f"Invalid parameter: 'response_format' of type '{value['type']}' is not supported with this model."
+        return ApiError(400, message, param=name, code="unsupported_parameter")
+    message = f"Unsupported parameter: '{name}' is not supported with this model."
+    return ApiError(400, message, param=name, code="unsupported_parameter")
 
 
 def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:

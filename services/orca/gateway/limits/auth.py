@@ -70,11 +70,21 @@ def key_check(keys: KeyRing, *, makes_work: bool) -> Callable[[Request], Awaitab
             return
         key = shown_key(keys, request.scope)
         if key is None:
-            raise ApiError(401, "no valid API key: send `Authorization: Bearer <key>`", code="invalid_api_key")
+            raise _key_error(request.scope)
         answer_stack: contextlib.ExitStack = request.scope[ANSWER_STACK]
         answer_stack.enter_context(counted(keys, key, request.scope, makes_work=makes_work))
 
     return check
+
+
+def _key_error(scope: Scope) -> ApiError:
+    """Return the error for a call without a valid key. It never quotes what the call shows."""
+    if "authorization" in Headers(scope=scope):
+        message = "Incorrect API key provided: send a valid one as `Authorization: Bearer <key>`."
+        return ApiError(401, message, code="invalid_api_key")
+    return ApiError(
+        401, "You didn't provide an API key: send it as `Authorization: Bearer <key>`.", code="invalid_api_key"
+    )
 
 
 def shown_key(keys: KeyRing, scope: Scope) -> ApiKey | None:
