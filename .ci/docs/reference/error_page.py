@@ -45,7 +45,7 @@ def page() -> str:
     for error in made:
         final = " No retry." if error.is_final else ""
         text = "Says what is wrong" if set(error.message) <= set(" .:") else sentence(error.message)
-        text = text if text.endswith("...") else f"{text}."
+        text = text if text.endswith(".") else f"{text}."
         texts = rows.setdefault((error.status, error.type, error.code), [])
         if f"{text}{final}" not in texts:
             texts.append(f"{text}{final}")
