@@ -58,10 +58,12 @@ async def test_a_chat_goes_through_the_template() -> None:
 
 
 async def test_every_role_that_openai_knows_reaches_the_template() -> None:
+    """A developer is the system under this template, which writes any role."""
     async with rig(schedules=False) as one:
-        roles = ("system", "developer", "user", "assistant", "tool", "function")
+        roles = ["system", "developer", "user", "assistant", "tool", "function"]
         found = (await one.post("/tokenize", messages=[{"role": role, "content": "x"} for role in roles])).json()
         prompt = tokenizer().decode(found["tokens"], skip_special_tokens=False)
+        roles[1] = "system"
         assert prompt == "".join(f"<|user|>{role}: x\n" for role in roles) + "assistant:"
 
 

@@ -88,7 +88,7 @@ def _chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: Ga
     if model.chat_template is None:
         raise InvalidRequest("this model has no chat template: use /v1/completions", param="messages")
     messages = [_plain_message(message, i) for i, message in enumerate(body.messages or [])]
-    return model.chat_template.render(
+    return model.chat_template.prompt(
         messages,
         add_generation_prompt=body.add_generation_prompt is not False,
         variables=body.chat_template_kwargs,
