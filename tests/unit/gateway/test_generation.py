@@ -296,6 +296,18 @@ async def test_eos_ends_with_stop_and_stop_strings_are_not_sent() -> None:
         assert (choice["text"], choice["stop_reason"]) == ("on", "e t")
 
 
+@pytest.mark.parametrize("stop", ["<|user|>", "o<|user|>", "<|user|> and"])
+async def test_a_special_token_in_a_stop_string_ends_the_output(stop: str) -> None:
+    async with rig() as one:
+        one.scheduler.answer = lambda _: ids(" Hello<|user|> and more")
+        choice = (await one.complete(stop=[stop, "more"]))["choices"][0]
+        shown = " Hell" if stop.startswith("o") else " Hello"
+        assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (shown, "stop", stop)
+        chunks = [data["choices"][0] for _, data in (await streamed(one, stop=[stop, "more"]))[:-1]]
+        assert "".join(chunk["text"] for chunk in chunks) == shown
+        assert (chunks[-1]["finish_reason"], chunks[-1]["stop_reason"]) == ("stop", stop)
+
+
 async def test_the_parents_name_is_the_answers_id_and_a_header() -> None:
     async with rig() as one:
         response = await one.post("/v1/completions", prompt="a")

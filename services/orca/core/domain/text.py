@@ -6,8 +6,10 @@ two rules: no half characters, and nothing of a stop string.
 """
 
 import codecs
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import orjson
 import tokenizers
 
 from orca.core.domain.errors import ModelError
+from orca.core.domain.special_stops import SpecialStop, SpecialStops
 
 NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -32,7 +35,8 @@ class OutputText:
 
     Text that may still turn out to be the start of a stop string is held back. Of several stop strings the one that
     is complete first counts (of those, the longest), so the result does not depend on where tokens begin and end. The
-    first `min_tokens` tokens end nothing: a stop string that they complete is ordinary text.
+    first `min_tokens` tokens end nothing: a stop string that they complete is ordinary text. A special token has no
+    text, but its text in a stop string stands for the token, too.
 
     The caller decides about EOS and stop token ids first: a token that ends the output by itself has no text and is not
     pushed.
@@ -43,6 +47,7 @@ class OutputText:
         self._stop = tuple(stop)
         self._prefixes = frozenset(text[:length] for text in stop for length in range(1, len(text)))
         self._longest_prefix = max((len(text) - 1 for text in stop), default=0)
+        self._special = SpecialStops.among(stop, tokenizer.special_pattern, tokenizer.special_ids) if stop else None
         self._min_tokens = min_tokens
         self._count = 0
         self._held = ""
@@ -53,14 +58,19 @@ class OutputText:
         new = self._detokenizer.push(token_id)
         if not self._stop:
             return TextDelta(new)
-        if not new:
+        special = None if self._special is None else self._special.push(token_id, new)
+        if not new and special is None:
             return TextDelta("")
         text = self._held + new
-        if self._count > self._min_tokens and (match := self._first_match(text)) is not None:
+        if self._count > self._min_tokens and (match := self._first_match(text, special)) is not None:
             start, stop = match
             self._held = ""
-            return TextDelta(text[:start], stop)
+            # A character that a special token cuts off stays incomplete, as before any other end.
+            cut = self._detokenizer.flush() if special is not None and start == len(text) else ""
+            return TextDelta(text[:start] + cut, stop)
         held = self._length_held(text)
+        if self._special is not None:
+            held = max(held, self._special.held)
         self._held = text[len(text) - held :]
         return TextDelta(text[: len(text) - held])
 
@@ -70,9 +80,12 @@ class OutputText:
         self._held = ""
         return text
 
-    def _first_match(self, text: str) -> tuple[int, str] | None:
+    def _first_match(self, text: str, special: SpecialStop | None) -> tuple[int, str] | None:
         """Return start and text of the stop string that ends first, among those that end in the newest token."""
         first: tuple[int, int, str] | None = None
+        if special is not None:
+            end = len(text) - special.after
+            first = (end, end - special.characters, special.stop)
         for stop in self._stop:
             # A stop string that ended in the held text was complete within `min_tokens`: it is skipped for good.
             start = text.find(stop, max(0, len(self._held) - len(stop) + 1))
@@ -163,6 +176,18 @@ class Tokenizer:
             )
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from error
+
+    @cached_property
+    def special_ids(self) -> Mapping[str, int]:
+        """Text -> id of the special tokens, which have no text in an output."""
+        added = self._inner.get_added_tokens_decoder()
+        return {added[token_id].content: token_id for token_id in self._special_ids if added[token_id].content}
+
+    @cached_property
+    def special_pattern(self) -> "re.Pattern[str] | None":
+        """A pattern of the special tokens' texts, the longest first; None if there are none."""
+        texts = sorted(self.special_ids, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts))) if texts else None
 
     @property
     def vocab_size(self) -> int:

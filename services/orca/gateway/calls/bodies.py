@@ -41,7 +41,8 @@ Stop = Annotated[
     WithJsonSchema(
         {
             "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}],
-            "description": "Up to 16 strings that end the output and are not part of it.",
+            "description": "Up to 16 strings that end the output and are not part of it. The text of a special token"
+            " stands for the token, too.",
         }
     ),
 ]
