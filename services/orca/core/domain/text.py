@@ -102,18 +102,18 @@ class OutputText:
 
 
 class Detokenizer:
-    """Turns the tokens of an output into text, piece by piece; special tokens have none.
+    """Turns the tokens of an output into text, piece by piece; special tokens have none unless they are asked for.
 
     An incomplete character is held back until it is complete. If it cannot become complete, U+FFFD replaces it.
     The output is taken as the continuation of a prompt: tokenizers that mark words by a leading space keep the first.
     """
 
-    def __init__(self, tokenizer: "Tokenizer") -> None:
-        self._visible_bytes = tokenizer.visible_bytes
+    def __init__(self, tokenizer: "Tokenizer", *, shows_special: bool = False) -> None:
+        self._token_bytes = tokenizer.token_bytes if shows_special else tokenizer.visible_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        return self._decoder.decode(self._visible_bytes(token_id))
+        return self._decoder.decode(self._token_bytes(token_id))
 
     def flush(self) -> str:
         """Return U+FFFD for a character that was incomplete when the output ended; otherwise nothing."""
@@ -203,6 +203,18 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of a whole sequence. Ids that the tokenizer does not know have no text."""
         return self._inner.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def is_special(self, token_id: int) -> bool:
+        """Return whether a token has no text in an output."""
+        return token_id in self._special_ids
+
+    def character_offsets(self, text: str, ids: Sequence[int]) -> list[int] | None:
+        """Return where in `text` each of its tokens begins; None if `ids` are not the tokens of this text."""
+        for adds in (True, False):
+            encoded = self._inner.encode(text, add_special_tokens=adds)
+            if encoded.ids == list(ids):
+                return [start for start, _ in encoded.offsets]
+        return None
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token, special or not; perhaps not whole characters. Empty for an unknown id."""

@@ -140,7 +140,7 @@ def submission(
         requests=tuple(requests),
         reader=context.reader,
         on_disconnect=_on_disconnect(body, context),
-        render=_render_options(body, model, context).to_json(),
+        render=_render_options(body, prompts, model, context).to_json(),
         owner=context.call.owner,
         digest=context.digest,
     )
@@ -214,7 +214,9 @@ def _on_disconnect(body: GenerationBody, context: CallContext) -> OnDisconnect:
     return OnDisconnect(body.on_disconnect)
 
 
-def _render_options(body: CompletionBody | ChatBody, model: ServedModel, context: CallContext) -> RenderOptions:
+def _render_options(
+    body: CompletionBody | ChatBody, prompts: Sequence[Sequence[int]], model: ServedModel, context: CallContext
+) -> RenderOptions:
     stream_options = body.stream_options if body.stream else None
     continuous = bool(stream_options and stream_options.continuous_usage_stats)
     return RenderOptions(
@@ -223,6 +225,7 @@ def _render_options(body: CompletionBody | ChatBody, model: ServedModel, context
         created=context.now_ms // 1000,
         choices_per_prompt=body.n or 1,
         echo=isinstance(body, CompletionBody) and bool(body.echo),
+        echo_texts=_echo_texts(body.prompt, prompts, model) if isinstance(body, CompletionBody) and body.echo else (),
         echo_only=isinstance(body, CompletionBody) and body.max_tokens == 0,
         include_usage=bool(stream_options and stream_options.include_usage),
         continuous_usage=continuous,
@@ -230,6 +233,20 @@ def _render_options(body: CompletionBody | ChatBody, model: ServedModel, context
         event_ids=context.call.wants_event_ids,
         goals=context.call.goals,
     )
+
+
+def _echo_texts(given: Any, prompts: Sequence[Sequence[int]], model: ServedModel) -> tuple[str | None, ...]:
+    """Return the prompts that do not come back from their tokens, as RenderOptions has them.
+
+    A tokenizer may add tokens of its own and change the text. The tokens of most texts give the text back, so a long
+    prompt is rarely stored twice.
+    """
+    texts = given if isinstance(given, list) and not _is_token_list(given) else [given]
+    echoed = tuple(
+        text if isinstance(text, str) and text != model.tokenizer.decode(ids, skip_special_tokens=False) else None
+        for text, ids in zip(texts, prompts, strict=True)
+    )
+    return echoed if any(text is not None for text in echoed) else ()
 
 
 def _logprobs(body: CompletionBody | ChatBody) -> tuple[int | None, int | None]:

@@ -132,7 +132,7 @@ class CompletionBody(GenerationBody):
     max_tokens: int | None = Field(
         None, ge=0, description="Most tokens to generate; 16 by default; 0 needs echo and scores the prompt."
     )
-    echo: bool | None = Field(None, description="Repeat the prompt before the output.")
+    echo: bool | None = Field(None, description="Repeat the prompt, as it was given, before the output.")
     logprobs: int | None = Field(None, ge=0, le=20, description="Number of alternatives to report for each token.")
     best_of: int | None = Field(None, description="1 or n: the answer has every choice that is generated.")
 
