@@ -23,6 +23,7 @@ from orca.core.domain.errors import SettingError
 from orca.core.process.settings import is_loopback
 from orca.gateway.errors import ApiError
 from orca.gateway.limits.key_ring import KeyRing
+from orca.gateway.origins import ANY_ORIGIN
 from orca.gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/openapi.json"})
 
 def check_access(settings: GatewaySettings, keys: KeyRing) -> None:
     """Log who may call, and refuse an API that would be open to a network by mistake. Raises: SettingError."""
+    if keys.is_open and ANY_ORIGIN in settings.cors_origins:
+        log.warning("cors_origins is * and no keys are set: every web page that a user opens can call the API")
     if not keys.is_open:
         log.info("calls must show an API key", extra={"keys": len(keys.names)})
     elif is_loopback(settings.host):
