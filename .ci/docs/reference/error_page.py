@@ -32,8 +32,6 @@ fail as well.
 _EXAMPLES = {
     "invalid_cursor": "Last-Event-ID: 'x' is not an event id; examples are 0.12 and 0.end",
     "invalid_value": "temperature: must be at most 2, not 3",
-    "unsupported_parameter": "tools: is not supported by this server",
-    "never_fits": "prompt and max_tokens need 600 slots, the engine has 512",
     "queue_full": "the queue is full: at most 1000 requests may wait",
     "pool_full": "the pool is full: requests accepted earlier reserve its 1073741824 bytes",
     "revision_not_served": "the request is of revision bc077d0dbdcd04df, which this gateway does not serve",

@@ -27,6 +27,7 @@ from orca.gateway.calls.opened_call import open_call, open_generation
 from orca.gateway.errors import ApiError, api_error, error_response
 from orca.gateway.gateway import Gateway
 from orca.gateway.http.behind_proxy import ProxyPause
+from orca.gateway.http.cors import Cors, CorsRules
 from orca.gateway.http.receive import BodyBudget, UnreadBody
 from orca.gateway.limits.auth import check_access, key_check
 from orca.gateway.limits.key_ring import KeyRing
@@ -88,9 +89,12 @@ def create_app(
     app.add_middleware(EarlyRefusal, gateway=gateway, paths=generation.PATHS)
     app.add_middleware(HeadAsGet)
     app.add_middleware(RateLimitHeaders, keys=keys)
+    rules = CorsRules(settings.cors_origins)
+    if not rules.are_off:
+        app.add_middleware(Cors, rules=rules)
     app.add_middleware(HttpMetrics, metrics=gateway.metrics)
     app.add_middleware(ProxyPause, pause_s=gateway.settings.proxy_pause_seconds)
-    _map_errors(app)
+    _map_errors(app, rules)
     app.openapi = functools.partial(openapi.write_document, app)  # type: ignore[method-assign]
     return app
 
@@ -244,7 +248,7 @@ async def _announce_model(gateway: Gateway) -> None:
             await asyncio.sleep(gateway.settings.round_seconds)
 
 
-def _map_errors(app: FastAPI) -> None:
+def _map_errors(app: FastAPI, rules: CorsRules) -> None:
     """Answer every error in OpenAI's shape."""
 
     async def known_error(_: Request, error: Exception) -> Response:
@@ -266,8 +270,10 @@ def _map_errors(app: FastAPI) -> None:
     async def client_gone(_: Request, __: Exception) -> Response:
         return Response(status_code=499)
 
-    async def bug(_: Request, __: Exception) -> Response:
-        return error_response(ApiError(500, "internal error", kind="server_error", code="internal_error"))
+    async def bug(request: Request, _: Exception) -> Response:
+        error = ApiError(500, "internal error", kind="server_error", code="internal_error")
+        # Starlette answers it outside of all middleware.
+        return error_response(error, rules.headers(request.headers.get("origin")))
 
     handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
         ApiError: known_error,

@@ -2,11 +2,14 @@
 
 ApiError            an answer in OpenAI's shape: status, type, param, code, perhaps Retry-After
 `api_error`         OrcaError -> ApiError
+`context_error`     a prompt and an output that are too long for the model -> ApiError
 `end_error`         an end from outside the generation -> ApiError
 `error_response`    ApiError -> HTTP
 `shown`             a value that a client sent -> a few words in an error
 
 If the value of a field or header is wrong, the message begins with its name: `temperature: must be at most 2, not 3`.
+Clients match on other messages: LiteLLM and LangChain on those of a context that is too short, others on those of an
+unknown model, a wrong key, a rate and an unsupported parameter. These messages begin as OpenAI's do.
 """
 
 import json
@@ -38,6 +41,10 @@ UNAVAILABLE = "service_unavailable_error"
 
 MESSAGE_CHARACTERS_MAX, PARAM_CHARACTERS_MAX = 1000, 100
 VALUE_CHARACTERS_MAX = 40
+
+# openai-python 3 puts only the message into the text of its exception, where LangChain looks for the code.
+SHORTEN_BOTH = "Please reduce the length of the messages or completion. (context_length_exceeded)"
+SHORTEN_PROMPT = "Please reduce the length of the messages. (context_length_exceeded)"
 
 
 class ApiError(Exception):
@@ -98,6 +105,10 @@ def api_error(error: OrcaError) -> ApiError:
     message = str(error)
     match error:
         case NeverFits():
+            message = (
+                f"This model's maximum context length is {error.promised} tokens with the memory of this deployment. "
+                f"However, you requested {error.need} tokens. {SHORTEN_BOTH}"
+            )
             return ApiError(400, message, param=error.param, code="never_fits")
         case InvalidRequest():
             return ApiError(400, message, param=error.param, code="invalid_value")
@@ -120,6 +131,24 @@ def api_error(error: OrcaError) -> ApiError:
             return ApiError(404, f"there is no request {message!r}, or it is no longer stored", code="unknown_request")
         case _:
             return ApiError(500, message, kind="server_error", code="internal_error")
+
+
+def context_error(limit: int, prompt_tokens: int, new_tokens: int | None, *, param: str) -> ApiError:
+    """Return the error for tokens that exceed the model's context.
+
+    Args: new_tokens: the output that the call asks for; None if it names no number.
+    """
+    if new_tokens is None:
+        message = (
+            f"This model's maximum context length is {limit} tokens. However, your messages resulted in "
+            f"{prompt_tokens} tokens. {SHORTEN_PROMPT}"
+        )
+        return ApiError(400, message, param=param, code="context_length_exceeded")
+    message = (
+        f"This model's maximum context length is {limit} tokens. However, you requested {prompt_tokens + new_tokens} "
+        f"tokens ({prompt_tokens} in the messages, {new_tokens} in the completion). {SHORTEN_BOTH}"
+    )
+    return ApiError(400, message, param=param, code="context_length_exceeded")
 
 
 def end_error(end: End) -> ApiError | None:

@@ -14,6 +14,7 @@ from orca.core.process.settings import (
     required,
     setting,
 )
+from orca.gateway.origins import ORIGINS_RULE, is_origin
 
 PREFIX = "ORCA_GATEWAY_"
 
@@ -53,6 +54,11 @@ class GatewaySettings:
         None, "file of hashed API keys with their limits, one per line (`orca keys make`); read again when changed"
     )
     open_to_network: bool = setting(False, "serve without API keys on a host that other machines can reach")
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        "comma-separated origins of web pages that may call the API from a browser, such as https://chat.example.com;"
+        " * allows every page; unset allows none",
+    )
     default_max_new_tokens: int = setting(
         512,
         "most tokens of a chat answer without max_tokens, cut to the context; completions have OpenAI's 16",
@@ -166,6 +172,7 @@ class GatewaySettings:
             require((getattr(self, name) or 0) <= PORT_MAX, self, name, f"{PORT_MAX} or less")
         require(self.name is None or bool(self.name.strip()), self, "name", "a name")
         require(all(map(_is_model, self.other_models)), self, "other_models", "a list of models as --help describes it")
+        require(all(map(is_origin, self.cors_origins)), self, "cors_origins", ORIGINS_RULE)
         require(self.unread_seconds_max <= 32_767, self, "unread_seconds_max", "32767 or less, which is Linux's limit")
         require(self.bodies_bytes_max >= self.body_bytes_max, self, "bodies_bytes_max", "at least body_bytes_max")
 

@@ -232,7 +232,7 @@ class Rig:
         return error_of(await self.post(path, **body))
 
 
-NAMED_CODES = ("invalid_value", "unsupported_parameter", "invalid_cursor", "invalid_idempotency_key")
+NAMED_CODES = ("invalid_value", "invalid_cursor", "invalid_idempotency_key")
 """Codes of errors whose message begins with the field or header at fault."""
 
 

@@ -140,6 +140,10 @@ EXAMPLES: Mapping[str, Examples] = {
     "worker.runtimeClassName": _NAME,
     "gateway.apiKeysSecret.name": _NAME,
     "gateway.apiKeysSecret.key": _KEY,
+    "gateway.corsOrigins": Examples(
+        valid=(["*"], ["https://a.example", "app://obsidian.md"], [f"http://localhost:{n}" for n in range(32)]),
+        invalid=(["a.example"], ["https://a.example/"], ["null"], ["*", "*"], [f"http://a:{n}" for n in range(33)]),
+    ),
     "gateway.ingress.className": _NAME,
     "gateway.ingress.host": _HOST,
     "gateway.ingress.tlsSecretName": _NAME,

@@ -155,6 +155,13 @@ def test_the_gateway_enforces_latency_goals_only_if_asked() -> None:
     assert ("--slo-enforce" in flags_of(soft), flags_of(hard)["--slo-enforce"]) == (False, "true")
 
 
+def test_every_gateway_allows_the_origins_that_were_asked_for() -> None:
+    origins = "https://chat.example.com,http://localhost:5173"
+    gateways = [spec for spec in planned("--cors-origins", origins, "--gateways", "2") if spec.role is Role.GATEWAY]
+    assert [flags_of(spec)["--cors-origins"] for spec in gateways] == [origins] * 2
+    assert not any("--cors-origins" in flags_of(spec) for spec in planned() if spec.role is Role.GATEWAY)
+
+
 def test_a_gateway_on_all_addresses_is_reached_on_loopback() -> None:
     [gateway] = [
         spec for spec in planned("--host", "0.0.0.0", "--open-to-network", "true") if spec.role is Role.GATEWAY

@@ -180,6 +180,62 @@ def test_emitted_text_never_has_to_be_retracted(data: st.DataObject, stop: list[
         assert final.startswith(so_far)
 
 
+SPECIAL_STOPS: list[tuple[list[str], list[str], str, str | None, int]] = [
+    # stop strings, tokens, text, the one found, tokens used
+    (["<|user|>"], ["a", "<|user|>", "c"], "a", "<|user|>", 2),
+    (["<|user|>"], ["<|user|>"], "", "<|user|>", 1),
+    (["<|user|>"], ["a", "<|end|>", "c"], "ac", None, 3),
+    (["b<|user|>"], ["a", "b", "<|user|>"], "a", "b<|user|>", 3),
+    (["b<|user|>"], ["a", "b", "<|end|>", "<|user|>"], "ab", None, 4),
+    (["<|user|>\n"], ["a", "<|user|>", "\n", "b"], "a", "<|user|>\n", 3),
+    (["<|user|>\n"], ["a", "<|user|>", "b"], "ab", None, 3),
+    (["<|end|><|user|>"], ["a", "<|end|>", "b", "<|end|>", "<|user|>"], "ab", "<|end|><|user|>", 5),
+    (["b<|end|>c<|user|>d"], ["b", "<|end|>", "c", "<|user|>", "d"], "", "b<|end|>c<|user|>d", 5),
+    (["b<|end|>c", "bc"], ["a", "b", "<|end|>", "c"], "a", "b<|end|>c", 4),
+    (["bc", "<|end|>d"], ["a", "b", "<|end|>", "c"], "a", "bc", 4),
+    (["<|end|>", "b<|end|>"], ["a", "b", "<|end|>"], "a", "b<|end|>", 3),
+    (["<|user|>"], ["a", "<", "|user", "|>"], "a", "<|user|>", 0),  # as ordinary text
+    (["bx", "<|user|>"], ["a", "b", "<|user|>"], "ab", "<|user|>", 3),
+]
+
+
+@pytest.mark.parametrize(("stop", "texts", "text", "found", "used"), SPECIAL_STOPS, ids=lambda value: str(value)[:40])
+def test_a_special_token_in_a_stop_string_is_found_by_its_id(
+    stop: list[str], texts: list[str], text: str, found: str | None, used: int, byte_level: Tokenizer
+) -> None:
+    ids = ids_of(byte_level, *texts)
+    result = run(byte_level, ids, stop)
+    assert result[:2] == (text, found)
+    assert result[2] == used or not used
+
+
+def test_a_character_that_a_special_stop_cuts_off_ends_as_one_replacement_character(byte_level: Tokenizer) -> None:
+    ids = [*ids_of(byte_level, "a"), *single_byte_ids(byte_level, "🦑")[:2], *ids_of(byte_level, "<|user|>")]
+    assert run(byte_level, ids, ["<|user|>"])[:2] == ("a\ufffd", "<|user|>")
+
+
+def test_a_special_token_within_min_tokens_completes_no_stop_string(byte_level: Tokenizer) -> None:
+    ids = ids_of(byte_level, "a", "<|user|>", "b", "<|user|>", "c")
+    assert run(byte_level, ids, ["<|user|>"], min_tokens=2) == ("ab", "<|user|>", 4)
+
+
+@given(data=st.data(), stop=st.lists(st.text("abUE", min_size=1, max_size=4), min_size=1, max_size=3))
+def test_special_tokens_are_searched_as_letters_would_be(
+    data: st.DataObject, stop: list[str], byte_level: Tokenizer
+) -> None:
+    """U and E stand for special tokens. Stop strings without them do not see them: those are left out here."""
+    stop = [text for text in stop if set(text) & {"U", "E"}] or ["U"]
+    whole = data.draw(st.text("abUE", max_size=12))
+    letters = {"U": "<|user|>", "E": "<|end|>"}
+    ids = [token_id for letter in whole for token_id in ids_of(byte_level, letters.get(letter, letter))]
+    written = ["".join(letters.get(letter, letter) for letter in text) for text in stop]
+    ends = [(whole.find(text) + len(text), whole.find(text)) for text in stop if text in whole]
+    shown = whole[: min(ends)[1]] if ends else whole
+    text, found, used = run(byte_level, ids, written)
+    assert text == shown.replace("U", "").replace("E", "")
+    assert (found is not None, used) == (bool(ends), min(ends)[0] if ends else len(ids))
+
+
 def single_byte_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """The text as one token per byte."""
     by_byte = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size) if len(tokenizer.token_bytes(i)) == 1}

@@ -44,6 +44,9 @@ async def test_without_a_valid_key_only_the_open_routes_are_served(key: str | No
                 continue
             status, error = error_of(response)
             assert (status, error["code"]) == (401, "invalid_api_key"), path
+            # Programs match on these words of OpenAI's.
+            missing, wrong = "You didn't provide an API key", "Incorrect API key provided"
+            assert error["message"].startswith(wrong if "authorization" in response.request.headers else missing)
             assert response.headers["www-authenticate"] == "Bearer"
 
 

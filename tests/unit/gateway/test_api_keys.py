@@ -201,8 +201,11 @@ async def test_a_call_counts_for_the_rate_of_its_key_with_all_its_requests(tmp_p
         assert (error_of(second)[0], error_of(second)[1]["code"]) == (429, "rate_limit_exceeded")
         # The second has cost one for itself: 3 are left, and it needs 6.
         assert 15 <= int(second.headers["retry-after"]) <= 18
+        message = error_of(second)[1]["message"]
+        assert message.startswith("Rate limit reached for requests per minute with this key: Limit 10. ")
+        assert message.endswith(f"Please try again in {second.headers['retry-after']}s.")
         never = await complete(prompt="a", n=11, background=True)
-        assert (error_of(never)[0], error_of(never)[1]["code"]) == (400, "beyond_rate_limit")
+        assert (error_of(never)[0], error_of(never)[1]["code"]) == (400, "too_many_requests_in_call")
         assert error_of(never)[1]["param"] == "n"
         assert len(one.pool.state.records) == 6
 

@@ -38,7 +38,7 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(
         monkeypatch.setattr(Tokenizer, "encode", refuse_to_encode)
         status, error = await one.error(path, **body)
         assert (status, error["param"], error["code"]) == (400, param, "context_length_exceeded")
-        assert f"context of {MODEL.max_model_len} tokens" in error["message"]
+        assert f"This model's maximum context length is {MODEL.max_model_len} tokens. " in error["message"]
         assert f"at most {LIMIT} bytes" in error["message"]
 
 
@@ -55,7 +55,7 @@ async def test_a_token_that_is_longer_than_the_setting_raises_the_bound() -> Non
     one = Tokenizer(inner, decoder={"type": "ByteLevel"}, named_special_tokens={})
     encoder = Encoder(replace(MODEL, max_model_len=1), one, GatewaySettings(model="tiny"))
     assert await encoder.encode_prompt(long, param="prompt", add_special_tokens=False) == [0]
-    with pytest.raises(ApiError, match="101 bytes cannot fit"):
+    with pytest.raises(ApiError, match="101 bytes of text, and at most 100 bytes can fit"):
         await encoder.encode_prompt(long + "=", param="prompt", add_special_tokens=False)
 
 

@@ -58,10 +58,12 @@ async def test_a_chat_goes_through_the_template() -> None:
 
 
 async def test_every_role_that_openai_knows_reaches_the_template() -> None:
+    """A developer is the system under this template, which writes any role."""
     async with rig(schedules=False) as one:
-        roles = ("system", "developer", "user", "assistant", "tool", "function")
+        roles = ["system", "developer", "user", "assistant", "tool", "function"]
         found = (await one.post("/tokenize", messages=[{"role": role, "content": "x"} for role in roles])).json()
         prompt = tokenizer().decode(found["tokens"], skip_special_tokens=False)
+        roles[1] = "system"
         assert prompt == "".join(f"<|user|>{role}: x\n" for role in roles) + "assistant:"
 
 
@@ -294,6 +296,18 @@ async def test_eos_ends_with_stop_and_stop_strings_are_not_sent() -> None:
         assert (choice["text"], choice["stop_reason"]) == ("on", "e t")
 
 
+@pytest.mark.parametrize("stop", ["<|user|>", "o<|user|>", "<|user|> and"])
+async def test_a_special_token_in_a_stop_string_ends_the_output(stop: str) -> None:
+    async with rig() as one:
+        one.scheduler.answer = lambda _: ids(" Hello<|user|> and more")
+        choice = (await one.complete(stop=[stop, "more"]))["choices"][0]
+        shown = " Hell" if stop.startswith("o") else " Hello"
+        assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (shown, "stop", stop)
+        chunks = [data["choices"][0] for _, data in (await streamed(one, stop=[stop, "more"]))[:-1]]
+        assert "".join(chunk["text"] for chunk in chunks) == shown
+        assert (chunks[-1]["finish_reason"], chunks[-1]["stop_reason"]) == ("stop", stop)
+
+
 async def test_the_call_id_is_the_answers_id_and_a_header() -> None:
     async with rig() as one:
         response = await one.post("/v1/completions", prompt="a")
@@ -359,3 +373,40 @@ async def test_a_top_k_that_cuts_nothing_means_no_top_k(top_k: int) -> None:
         one.scheduler.answer = recording(found)
         await one.complete(top_k=top_k)
         assert found[0].sampling.top_k is None
+
+
+@pytest.mark.parametrize("top_p", [0, 0.0, 1e-300, 1 / MODEL.vocab_size])
+async def test_a_top_p_that_keeps_one_token_is_greedy(top_p: float) -> None:
+    async with rig() as one:
+        found: list[Request] = []
+        one.scheduler.answer = recording(found)
+        for temperature in (None, 0, 1):
+            await one.complete(top_p=top_p, temperature=temperature)
+        await one.complete(top_p=2 / MODEL.vocab_size)
+        *greedy, drawn = [request.sampling for request in found]
+        assert {(sampling.temperature, sampling.top_p) for sampling in greedy} == {(0.0, 1.0)}
+        assert (drawn.temperature, drawn.top_p) == (1.0, 2 / MODEL.vocab_size)
+
+
+async def test_whole_numbers_may_have_a_point_everywhere() -> None:
+    numbers = {"n": 1, "top_k": 5, "seed": 3, "min_tokens": 1, "deadline_ms": 100_000, "max_tokens": 4}
+    completion = numbers | {"logprobs": 2, "best_of": 1, "stop_token_ids": [1, 2], "prompt": [5, 6]}
+    chat = numbers | {"logprobs": True, "top_logprobs": 2, "max_completion_tokens": 3}
+    async with rig() as one:
+        found: list[Request] = []
+        one.scheduler.answer = recording(found)
+        for body, call in ((completion, one.complete), (chat, one.chat)):
+            await call(**body)
+            await call(**{name: _with_a_point(value) for name, value in body.items()})
+        assert found[1] == replace(found[0], parent=found[1].parent, arrival=2, submitted_ms=found[1].submitted_ms)
+        assert found[3] == replace(found[2], parent=found[3].parent, arrival=4, submitted_ms=found[3].submitted_ms)
+        assert type(found[1].prompt[0]) is int
+        await one.complete(prompt=[[5.0], "a", [6]])
+        response = await one.post("/detokenize", tokens=[5.0, 6])
+        assert response.status_code == 200
+
+
+def _with_a_point(value: Any) -> Any:
+    if isinstance(value, list):
+        return list(map(_with_a_point, value))
+    return float(value) if type(value) is int else value

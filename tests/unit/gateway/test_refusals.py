@@ -39,7 +39,11 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "temperature": -0.1}, "temperature"),
     ({"prompt": "a", "temperature": 2.1}, "temperature"),
     ({"prompt": "a", "temperature": "hot"}, "temperature"),
-    ({"prompt": "a", "top_p": 0}, "top_p"),
+    ({"prompt": "a", "max_tokens": 2.0**64}, "max_tokens"),
+    ({"prompt": [1.5]}, "prompt"),
+    ({"prompt": "a", "n": 1.5}, "n"),
+    ({"prompt": "a", "stop_token_ids": [1, 1.5]}, "stop_token_ids[1]"),
+    ({"prompt": "a", "top_p": -0.1}, "top_p"),
     ({"prompt": "a", "top_p": 1.1}, "top_p"),
     ({"prompt": "a", "top_k": -2}, "top_k"),
     ({"prompt": "a", "min_p": 1.1}, "min_p"),
@@ -150,6 +154,8 @@ UNBUILT: list[tuple[str, str, Any]] = [
     (CHAT, "best_of", 2),
     (CHAT, "suffix", "end"),
     (CHAT, "response_schema", {}),
+    (CHAT, "response_format", {"type": "json_object", "json_schema": None}),
+    (CHAT, "reasoning_effort", "low"),
 ]
 
 
@@ -159,8 +165,16 @@ async def test_an_unsupported_field_that_changes_the_answer_is_refused_by_name(
 ) -> None:
     async with rig(schedules=False) as one:
         status, error = await one.error(path, **{"prompt": "a", "messages": USER, name: value})
-        assert (status, error["param"]) == (400, name)
-        assert name in error["message"]
+        assert (status, error["param"], error["code"]) == (400, name, "unsupported_parameter")
+        if name != "response_format":
+            assert error["message"] == f"Unsupported parameter: '{name}' is not supported with this model."
+
+
+async def test_langchain_recognizes_that_structured_output_is_not_supported() -> None:
+    body = {"messages": USER, "response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}
+    async with rig(schedules=False) as one:
+        _, error = await one.error(CHAT, **body)
+        assert "'response_format' of type 'json_schema' is not supported with this model" in error["message"]
 
 
 async def test_neutral_values_and_unknown_fields_are_accepted() -> None:
@@ -170,8 +184,11 @@ async def test_neutral_values_and_unknown_fields_are_accepted() -> None:
         "guided_json": None, "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "top_k": -1, "n": 1,
         "temperature": None, "top_p": None, "max_tokens": None, "stream": None, "stream_options": None, "x": [1],
         "return_token_ids": None, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True, "min_tokens": 1,
+        "prediction": None, "safety_identifier": "a", "prompt_cache_key": "a", "extra_body": {},
     }  # fmt: skip
     chat = {"tools": None, "tool_choice": "none", "modalities": ["text"], "parallel_tool_calls": True, "echo": False}
+    chat |= {"reasoning_effort": "none", "tools": [], "functions": [], "audio": None, "web_search_options": None}
+    chat |= {"response_format": {"type": "text", "json_schema": None}, "thinking": {"type": "disabled", "budget": None}}
     async with rig() as one:
         await one.complete(**common | {"best_of": 1, "suffix": None, "max_tokens": 5})
         await one.chat(**common | chat)
@@ -183,7 +200,7 @@ async def test_an_unknown_model_is_404() -> None:
             body = {"prompt": "a", "messages": USER, "tokens": [1], "model": "huge"}
             status, error = await one.error(path, **body)
             assert (status, error["param"], error["code"]) == (404, "model", "model_not_found")
-            assert "huge" in error["message"]
+            assert error["message"] == "The model `huge` does not exist. This server has `tiny`."
 
 
 async def test_tokens_beyond_the_context_name_both_numbers() -> None:
@@ -191,15 +208,47 @@ async def test_tokens_beyond_the_context_name_both_numbers() -> None:
         status, error = await one.error(COMPLETIONS, prompt="the fox", max_tokens=500)
         assert (status, error["param"], error["code"]) == (400, "max_tokens", "context_length_exceeded")
         length = len(ids("the fox"))
-        assert f"{length} of the prompt" in error["message"]
-        assert f"max_tokens 500) are more than the model's context of {MODEL.max_model_len}" in error["message"]
+        assert error["message"] == (
+            f"This model's maximum context length is {MODEL.max_model_len} tokens. However, you requested "
+            f"{length + 500} tokens ({length} in the messages, 500 in the completion). Please reduce the length of the "
+            "messages or completion. (context_length_exceeded)"
+        )
 
 
 async def test_a_prompt_as_long_as_the_context_is_refused_even_without_max_tokens() -> None:
     async with rig() as one:
         status, error = await one.error(COMPLETIONS, prompt=[5] * MODEL.max_model_len)
-        assert (status, error["param"]) == (400, "prompt")
-        assert "200" in error["message"]
+        assert (status, error["param"], error["code"]) == (400, "prompt", "context_length_exceeded")
+        assert error["message"] == (
+            "This model's maximum context length is 200 tokens. However, your messages resulted in 200 tokens. "
+            "Please reduce the length of the messages. (context_length_exceeded)"
+        )
+
+
+TOO_LONG: list[tuple[str, dict[str, Any]]] = [
+    (COMPLETIONS, {"prompt": "fox " * 300}),
+    (COMPLETIONS, {"prompt": "fox " * 300, "max_tokens": 4}),
+    (COMPLETIONS, {"prompt": "x" * 100_000}),
+    (COMPLETIONS, {"prompt": [5] * 200, "max_tokens": 4}),
+    (COMPLETIONS, {"prompt": ["a", [5] * 300]}),
+    (COMPLETIONS, {"prompt": [5] * 100, "max_tokens": 90}),  # never fits the slots
+    (CHAT, {"messages": [{"role": "user", "content": "fox " * 300}]}),
+    (CHAT, {"messages": USER, "max_completion_tokens": 4000}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), TOO_LONG, ids=lambda value: str(value)[:60])
+async def test_clients_recognize_that_a_prompt_is_too_long(path: str, body: dict[str, Any]) -> None:
+    """LiteLLM looks for the first words in the message, LangChain for the code, OpenHands for the last words."""
+    async with rig() as one:
+        status, error = await one.error(path, **body)
+        assert status == 400
+        for words in (
+            "This model's maximum context length is ",
+            "context_length_exceeded",
+            "Please reduce the length of",
+        ):
+            assert words in error["message"]
 
 
 async def test_a_request_that_could_never_fit_the_slots_is_refused() -> None:
@@ -239,7 +288,7 @@ SENTENCES: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "a", "max_tokens": 10**30}, "max_tokens: is too large a number"),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 1.5}, "max_tokens: must be a whole number, not 1.5"),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens: must be at least 1 unless echo is true"),
-    (COMPLETIONS, {"prompt": "a", "top_p": 0}, "top_p: must be above 0, not 0"),
+    (COMPLETIONS, {"prompt": "a", "top_p": -1}, "top_p: must be at least 0, not -1"),
     (COMPLETIONS, {"prompt": "a", "seed": 2**63}, f"seed: must be at most {2**63 - 1}, not {2**63}"),
     (COMPLETIONS, {"prompt": "a", "stream": "yes"}, "stream: must be true or false, not 'yes'"),
     (COMPLETIONS, {"prompt": "a", "stream_options": 5}, "stream_options: must be an object, not 5"),

@@ -89,7 +89,7 @@ WRONG_VALUES = [
     (b'"temperature": 1e300', "temperature", "temperature: must be at most 2"),
     (b'"temperature": true', "temperature", "temperature: must be a number"),
     (b'"n": true', "n", "n: must be a whole number"),
-    (b'"n": 1.0', "n", "n: must be a whole number"),
+    (b'"n": 1.5', "n", "n: must be a whole number"),
     (b'"logprobs": false', "logprobs", "logprobs: must be a whole number"),
     (b'"logit_bias": {"5": true}', "logit_bias.5", "logit_bias.5: must be a number"),
     (b'"logit_bias": {"5": 1, "5": 2}', "5", "5: occurs twice in one object"),

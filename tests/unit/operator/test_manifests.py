@@ -153,6 +153,12 @@ def test_a_gateway_has_time_for_its_streams_and_leaves_the_service_first() -> No
     assert flags(gateway)["drain-seconds"] == "60"
 
 
+def test_a_gateway_allows_the_origins_of_web_pages_that_are_asked_for() -> None:
+    allowed = pods(gateway={"corsOrigins": ["https://chat.example.com", "http://localhost:5173"]})["gateway"]
+    assert flags(allowed)["cors-origins"] == "https://chat.example.com,http://localhost:5173"
+    assert "cors-origins" not in flags(pods()["gateway"])
+
+
 def test_a_node_with_a_single_gateway_can_be_drained_even_if_it_is_not_ready() -> None:
     budget = manifests()["PodDisruptionBudget", "shop-gateway"]["spec"]
     assert budget["maxUnavailable"] == 1

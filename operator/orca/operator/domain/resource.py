@@ -146,6 +146,7 @@ class GatewaySpec:
     ingress: IngressSpec | None = None
     http_route: HttpRouteSpec | None = None
     limits: LimitsSpec
+    cors_origins: tuple[str, ...] = ()
     slo_enforce: bool
     resources: ResourcesSpec
     node_selector: Mapping[str, Any] = field(default_factory=dict)

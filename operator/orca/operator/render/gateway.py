@@ -152,6 +152,7 @@ def _settings(deployment: OrcaDeployment, keys: SecretKey | None, older: Sequenc
         "connections_max": gateway.limits.connections,
         "calls_per_key_max": gateway.limits.calls_per_key,
         "body_bytes_max": gateway.limits.body_bytes,
+        "cors_origins": ",".join(gateway.cors_origins) or None,
         "slo_enforce": gateway.slo_enforce or None,
         "log_format": "json",
     }

@@ -89,6 +89,7 @@ def _gateway(settings: UpSettings, model: ModelInfo, context: RuntimeContext, nu
         "pool": context.redis_url,
         "deployment": DEPLOYMENT,
         "drain_seconds": DRAIN_S,
+        "cors_origins": ",".join(settings.cors_origins) or None,
         "slo_enforce": "true" if settings.slo_enforce else None,
         "api_keys_file": None if settings.api_keys_file is None else Path(settings.api_keys_file).resolve(),
         "open_to_network": "true" if settings.open_to_network else None,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.process.settings import is_loopback, log_level_setting, read_settings, require, setting
+from orca.gateway.origins import ORIGINS_RULE, is_origin
 from orca.gateway.settings import PORT_MAX
 from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
 from orca.scheduler.settings import BatchingSettings
@@ -86,6 +87,11 @@ class UpSettings(BatchingSettings):
     api_keys_file: str | None = setting(
         None, "file of hashed API keys with their limits, one per line (`orca keys make`); read again when it changes"
     )
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        "comma-separated origins of web pages that may call the API from a browser, such as https://chat.example.com;"
+        " * allows every page; default: none",
+    )
     slo_enforce: bool = setting(
         False, "end a request that misses the latency goals of its x-slo headers; otherwise only count the misses"
     )
@@ -121,6 +127,7 @@ class UpSettings(BatchingSettings):
         require(self.port <= most, self, "port", f"{most} or less{behind}")
         require(self.served_name is None or bool(self.served_name.strip()), self, "served_name", "a name")
         require(self.quantization is None or self.device == "cpu", self, "quantization", "for --device cuda")
+        require(all(map(is_origin, self.cors_origins)), self, "cors_origins", ORIGINS_RULE)
         require(self.model is None or bool(self.model.strip()), self, "model", "a folder or a name on the hub")
         if not (is_loopback(self.host) or self.has_keys or self.open_to_network):
             raise SettingError(

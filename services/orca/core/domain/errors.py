@@ -36,6 +36,7 @@ class NeverFits(InvalidRequest):
     def __init__(self, need: int, promised: int) -> None:
         """Args: need: slots of the call's largest request; promised: slots that the pool promises to one request."""
         super().__init__(f"prompt and max_tokens need {need} slots, the engine has {promised}", param="max_tokens")
+        self.need = need
         self.promised = promised
 
 

@@ -6,14 +6,17 @@ two rules: no half characters, and nothing of a stop string.
 """
 
 import codecs
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from orca.core.domain.errors import ModelError
+from orca.core.domain.special_stops import SpecialStop, SpecialStops
 from orca.core.domain.tokenizer_folder import read_tokenizer
 
 
@@ -30,7 +33,8 @@ class OutputText:
 
     Text that may still turn out to be the start of a stop string is held back. Of several stop strings the one that
     is complete first counts (of those, the longest), so the result does not depend on where tokens begin and end. The
-    first `min_tokens` tokens end nothing: a stop string that they complete is ordinary text.
+    first `min_tokens` tokens end nothing: a stop string that they complete is ordinary text. A special token has no
+    text, but its text in a stop string stands for the token, too.
 
     The caller decides about EOS and stop token ids first: a token that ends the output by itself has no text and is not
     pushed.
@@ -41,6 +45,7 @@ class OutputText:
         self._stop = tuple(stop)
         self._prefixes = frozenset(text[:length] for text in stop for length in range(1, len(text)))
         self._longest_prefix = max((len(text) - 1 for text in stop), default=0)
+        self._special = SpecialStops.among(stop, tokenizer.special_pattern, tokenizer.special_ids) if stop else None
         self._min_tokens = min_tokens
         self._count = 0
         self._held = ""
@@ -51,14 +56,19 @@ class OutputText:
         new = self._detokenizer.push(token_id)
         if not self._stop:
             return TextDelta(new)
-        if not new:
+        special = None if self._special is None else self._special.push(token_id, new)
+        if not new and special is None:
             return TextDelta("")
         text = self._held + new
-        if self._count > self._min_tokens and (match := self._first_match(text)) is not None:
+        if self._count > self._min_tokens and (match := self._first_match(text, special)) is not None:
             start, stop = match
             self._held = ""
-            return TextDelta(text[:start], stop)
+            # A character that a special token cuts off stays incomplete, as before any other end.
+            cut = self._detokenizer.flush() if special is not None and start == len(text) else ""
+            return TextDelta(text[:start] + cut, stop)
         held = self._length_held(text)
+        if self._special is not None:
+            held = max(held, self._special.held)
         self._held = text[len(text) - held :]
         return TextDelta(text[: len(text) - held])
 
@@ -68,9 +78,12 @@ class OutputText:
         self._held = ""
         return text
 
-    def _first_match(self, text: str) -> tuple[int, str] | None:
+    def _first_match(self, text: str, special: SpecialStop | None) -> tuple[int, str] | None:
         """Return start and text of the stop string that ends first, among those that end in the newest token."""
         first: tuple[int, int, str] | None = None
+        if special is not None:
+            end = len(text) - special.after
+            first = (end, end - special.characters, special.stop)
         for stop in self._stop:
             # A stop string that ended in the held text was complete within `min_tokens`: it is skipped for good.
             start = text.find(stop, max(0, len(self._held) - len(stop) + 1))
@@ -87,18 +100,18 @@ class OutputText:
 
 
 class Detokenizer:
-    """Turns the tokens of an output into text, piece by piece; special tokens have none.
+    """Turns the tokens of an output into text, piece by piece; special tokens have none unless they are asked for.
 
     An incomplete character is held back until it is complete. If it cannot become complete, U+FFFD replaces it.
     The output is taken as the continuation of a prompt: tokenizers that mark words by a leading space keep the first.
     """
 
-    def __init__(self, tokenizer: "Tokenizer") -> None:
-        self._visible_bytes = tokenizer.visible_bytes
+    def __init__(self, tokenizer: "Tokenizer", *, shows_special: bool = False) -> None:
+        self._token_bytes = tokenizer.token_bytes if shows_special else tokenizer.visible_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        return self._decoder.decode(self._visible_bytes(token_id))
+        return self._decoder.decode(self._token_bytes(token_id))
 
     def flush(self) -> str:
         """Return U+FFFD for a character that was incomplete when the output ended; otherwise nothing."""
@@ -153,6 +166,18 @@ class Tokenizer:
         except ModelError as error:
             raise ModelError(f"{folder / 'tokenizer.json'}: {error}") from error
 
+    @cached_property
+    def special_ids(self) -> Mapping[str, int]:
+        """Text -> id of the special tokens, which have no text in an output."""
+        added = self._inner.get_added_tokens_decoder()
+        return {added[token_id].content: token_id for token_id in self._special_ids if added[token_id].content}
+
+    @cached_property
+    def special_pattern(self) -> "re.Pattern[str] | None":
+        """A pattern of the special tokens' texts, the longest first; None if there are none."""
+        texts = sorted(self.special_ids, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts))) if texts else None
+
     @property
     def vocab_size(self) -> int:
         """Number of tokens, including added ones. The model's own vocabulary may be larger (padding)."""
@@ -172,6 +197,18 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of a whole sequence. Ids that the tokenizer does not know have no text."""
         return self._inner.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def is_special(self, token_id: int) -> bool:
+        """Return whether a token has no text in an output."""
+        return token_id in self._special_ids
+
+    def character_offsets(self, text: str, ids: Sequence[int]) -> list[int] | None:
+        """Return where in `text` each of its tokens begins; None if `ids` are not the tokens of this text."""
+        for adds in (True, False):
+            encoded = self._inner.encode(text, add_special_tokens=adds)
+            if encoded.ids == list(ids):
+                return [start for start, _ in encoded.offsets]
+        return None
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token, special or not; perhaps not whole characters. Empty for an unknown id."""

@@ -10,10 +10,17 @@ from typing import Any
 
 from orca.core.domain.errors import InvalidRequest
 from orca.core.domain.request import Request, SamplingParams
-from orca.gateway.calls.bodies import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
+from orca.gateway.calls.bodies import (
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    Message,
+    TokenizeBody,
+    whole_numbers,
+)
 from orca.gateway.calls.opened_call import OpenedCall
 from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION, MESSAGE, refuse_unsupported, unsupported
-from orca.gateway.errors import ApiError, shown
+from orca.gateway.errors import context_error, shown
 from orca.gateway.models.models import ServedModel
 from orca.gateway.render.render import AnswerKind, RenderOptions
 from orca.gateway.settings import GatewaySettings
@@ -47,21 +54,25 @@ def completion_prompts(body: CompletionBody, model: ServedModel, settings: Gatew
         raise InvalidRequest("max_tokens: must be at least 1 unless echo is true", param="max_tokens")
     choices = body.n or 1
     if body.best_of is not None and body.best_of != choices:
-        raise unsupported("best_of", f"only n, which is {choices}, is supported, not {body.best_of}")
-    prompt = body.prompt
+        message = f"best_of: only n, which is {choices}, is supported, not {body.best_of}"
+        raise InvalidRequest(message, param="best_of")
+    prompt = whole_numbers(body.prompt)
     if isinstance(prompt, str) or _is_token_list(prompt):
         prompt = [prompt]
     if not isinstance(prompt, list) or not prompt:
         message = f"prompt: must be text or token ids, or a list of either, not {shown(prompt)}"
         raise InvalidRequest(message, param="prompt")
     _check_choices(len(prompt), choices, settings)
+    prompts = []
     for i, element in enumerate(prompt):
         if not isinstance(element, str):
             if isinstance(element, list):
                 # First, because checking each of a million ids takes long.
-                _check_context(len(element), model, param="prompt")
+                _check_context(len(element), model, body.max_tokens, param="prompt")
+            element = whole_numbers(element)
             check_token_ids(element, model.info.vocab_size, param="prompt" if len(prompt) == 1 else f"prompt[{i}]")
-    return prompt
+        prompts.append(element)
+    return prompts
 
 
 async def chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: GatewaySettings) -> str:
@@ -79,7 +90,7 @@ def _chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: Ga
     if model.chat_template is None:
         raise InvalidRequest("messages: this model has no chat template; use /v1/completions", param="messages")
     messages = [_plain_message(message, i) for i, message in enumerate(body.messages or [])]
-    return model.chat_template.render(
+    return model.chat_template.prompt(
         messages,
         add_generation_prompt=body.add_generation_prompt is not False,
         variables=body.chat_template_kwargs,
@@ -132,7 +143,7 @@ def submission(
         requests=tuple(requests),
         reader=context.reader,
         on_disconnect=_on_disconnect(body, context),
-        render=_render_options(body, model, context).to_json(),
+        render=_render_options(body, prompts, model, context).to_json(),
         owner=context.call.owner,
         digest=context.digest,
     )
@@ -152,21 +163,17 @@ def max_new_tokens(
     limit = model.info.max_model_len
     if prompt_length == 0:
         raise InvalidRequest(f"{_prompt_param(body)}: the prompt has no tokens", param=_prompt_param(body))
-    _check_context(prompt_length, model, param=_prompt_param(body))
     if isinstance(body, ChatBody):
         asked, default = body.max_completion_tokens or body.max_tokens, settings.default_max_new_tokens
         param = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
     else:
         asked, default, param = body.max_tokens, COMPLETION_MAX_TOKENS, "max_tokens"
+    _check_context(prompt_length, model, asked, param=_prompt_param(body))
     if asked is None:
         # If the prompt leaves no room, the pool refuses it.
         return max(1, min(default, limit - prompt_length, (max_total_tokens or limit) - prompt_length))
     if prompt_length + asked > limit:
-        message = (
-            f"{prompt_length + asked} tokens ({prompt_length} of the prompt and {param} {asked}) "
-            f"are more than the model's context of {limit}"
-        )
-        raise ApiError(400, message, param=param, code="context_length_exceeded")
+        raise context_error(limit, prompt_length, asked, param=param)
     # A prompt is scored by the iteration that draws its first token. That token is not shown.
     return max(1, asked)
 
@@ -179,11 +186,14 @@ def _sampling(body: CompletionBody | ChatBody, model: ServedModel, settings: Gat
         raise InvalidRequest(message, param="stop_token_ids")
     check_token_ids(stop_token_ids, model.info.vocab_size, param="stop_token_ids")
     logprobs, prompt_logprobs = _logprobs(body)
+    top_p = _float_or(body.top_p, 1.0)
+    # The most likely token has at least this share, so it is the only one that such a top_p keeps.
+    is_greedy = top_p * model.info.vocab_size <= 1
     return {
-        "temperature": _float_or(body.temperature, 1.0),
+        "temperature": 0.0 if is_greedy else _float_or(body.temperature, 1.0),
         # A top_k that cuts nothing may be larger than the field of the stages' messages.
         "top_k": body.top_k if 0 < (body.top_k or 0) < model.info.vocab_size else None,
-        "top_p": _float_or(body.top_p, 1.0),
+        "top_p": 1.0 if is_greedy else top_p,
         "min_p": _float_or(body.min_p, 0.0),
         "repetition_penalty": _float_or(body.repetition_penalty, 1.0),
         "presence_penalty": _float_or(body.presence_penalty, 0.0),
@@ -208,7 +218,9 @@ def _on_disconnect(body: GenerationBody, context: CallContext) -> OnDisconnect:
     return OnDisconnect(body.on_disconnect)
 
 
-def _render_options(body: CompletionBody | ChatBody, model: ServedModel, context: CallContext) -> RenderOptions:
+def _render_options(
+    body: CompletionBody | ChatBody, prompts: Sequence[Sequence[int]], model: ServedModel, context: CallContext
+) -> RenderOptions:
     stream_options = body.stream_options if body.stream else None
     continuous = bool(stream_options and stream_options.continuous_usage_stats)
     return RenderOptions(
@@ -217,6 +229,7 @@ def _render_options(body: CompletionBody | ChatBody, model: ServedModel, context
         created=context.now_ms // 1000,
         choices_per_prompt=body.n or 1,
         echo=isinstance(body, CompletionBody) and bool(body.echo),
+        echo_texts=_echo_texts(body.prompt, prompts, model) if isinstance(body, CompletionBody) and body.echo else (),
         echo_only=isinstance(body, CompletionBody) and body.max_tokens == 0,
         include_usage=bool(stream_options and stream_options.include_usage),
         continuous_usage=continuous,
@@ -224,6 +237,20 @@ def _render_options(body: CompletionBody | ChatBody, model: ServedModel, context
         event_ids=context.call.wants_event_ids,
         goals=context.call.goals,
     )
+
+
+def _echo_texts(given: Any, prompts: Sequence[Sequence[int]], model: ServedModel) -> tuple[str | None, ...]:
+    """Return the prompts that do not come back from their tokens, as RenderOptions has them.
+
+    A tokenizer may add tokens of its own and change the text. The tokens of most texts give the text back, so a long
+    prompt is rarely stored twice.
+    """
+    texts = given if isinstance(given, list) and not _is_token_list(given) else [given]
+    echoed = tuple(
+        text if isinstance(text, str) and text != model.tokenizer.decode(ids, skip_special_tokens=False) else None
+        for text, ids in zip(texts, prompts, strict=True)
+    )
+    return echoed if any(text is not None for text in echoed) else ()
 
 
 def _logprobs(body: CompletionBody | ChatBody) -> tuple[int | None, int | None]:
@@ -267,11 +294,10 @@ def _logit_bias(bias: dict[str, float], model: ServedModel, settings: GatewaySet
     return tuple(sorted(pairs.items()))
 
 
-def _check_context(prompt_length: int, model: ServedModel, *, param: str) -> None:
-    limit = model.info.max_model_len
-    if prompt_length >= limit:
-        message = f"the prompt has {prompt_length} tokens, which leaves no room in the model's context of {limit}"
-        raise ApiError(400, message, param=param, code="context_length_exceeded")
+def _check_context(prompt_length: int, model: ServedModel, asked: int | None, *, param: str) -> None:
+    """Refuse a prompt that leaves no room for a token. Args: asked: the output that the call asks for, if it does."""
+    if prompt_length >= model.info.max_model_len:
+        raise context_error(model.info.max_model_len, prompt_length, asked, param=param)
 
 
 def _check_stream(body: GenerationBody) -> None:

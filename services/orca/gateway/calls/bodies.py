@@ -1,12 +1,25 @@
 """The JSON bodies of the API: names, types and ranges of fields, as the OpenAPI document shows them.
 
-null means the default everywhere. Unknown fields are ignored; those in `unsupported_fields.py` are refused. `accept.py`
-checks what depends on several fields or on the model (prompt length, token ids).
+null means the default everywhere. A whole number may be written as 5.0, as JSON Schema allows. Unknown fields are
+ignored; those in `unsupported_fields.py` are refused. `accept.py` checks what depends on several fields or on the model
+(prompt length, token ids).
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
+
+
+def whole_number(value: Any) -> Any:
+    """Return a float without a fraction as an int; all else unchanged. JSON itself has one kind of number."""
+    # Beyond 64 bits the parser has rounded the number.
+    return int(value) if type(value) is float and value.is_integer() and abs(value) < 2**63 else value
+
+
+def whole_numbers(value: Any) -> Any:
+    """Do the same to the items of a list, which may have a million."""
+    return list(map(whole_number, value)) if isinstance(value, list) and float in set(map(type, value)) else value
+
 
 # `accept.py` checks unions: pydantic would try a list of a hundred thousand token ids as four types.
 Prompt = Annotated[
@@ -28,7 +41,8 @@ Stop = Annotated[
     WithJsonSchema(
         {
             "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}],
-            "description": "Up to 16 strings that end the output and are not part of it.",
+            "description": "Up to 16 strings that end the output and are not part of it. The text of a special token"
+            " stands for the token, too.",
         }
     ),
 ]
@@ -76,7 +90,9 @@ class GenerationBody(Body):
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, description="Choices per prompt; 1 by default.")
     temperature: float | None = Field(None, ge=0, le=2, description="1 by default; 0 is greedy.")
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(
+        None, ge=0, le=1, description="Share of the most likely tokens to keep; 1 by default; 0 keeps only the first."
+    )
     top_k: int | None = Field(None, ge=-1, description="Number of most likely tokens to keep; 0 and -1 keep all.")
     min_p: float | None = Field(None, ge=0, le=1)
     # Logits are divided by it, in float32: near 0 they overflow.
@@ -107,15 +123,20 @@ class GenerationBody(Body):
         None, ge=1, le=2**31, description="End the request this many ms after it was accepted, even unfinished."
     )
 
+    _whole_number = field_validator("n", "top_k", "seed", "min_tokens", "deadline_ms", mode="before")(whole_number)
+    _whole_numbers = field_validator("stop_token_ids", mode="before")(whole_numbers)
+
 
 class CompletionBody(GenerationBody):
     prompt: Prompt = Field(description="Text to continue.")
     max_tokens: int | None = Field(
         None, ge=0, description="Most tokens to generate; 16 by default; 0 needs echo and scores the prompt."
     )
-    echo: bool | None = Field(None, description="Repeat the prompt before the output.")
+    echo: bool | None = Field(None, description="Repeat the prompt, as it was given, before the output.")
     logprobs: int | None = Field(None, ge=0, le=20, description="Number of alternatives to report for each token.")
     best_of: int | None = Field(None, description="1 or n: the answer has every choice that is generated.")
+
+    _whole_completion_number = field_validator("max_tokens", "logprobs", "best_of", mode="before")(whole_number)
 
 
 class Message(BaseModel):
@@ -140,6 +161,10 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = Field(None, description="True by default.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the model's chat template.")
 
+    _whole_chat_number = field_validator("max_tokens", "max_completion_tokens", "top_logprobs", mode="before")(
+        whole_number
+    )
+
 
 class TokenizeBody(Body):
     """Either `prompt` or `messages`."""
@@ -154,6 +179,8 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     tokens: list[int]
+
+    _whole_numbers = field_validator("tokens", mode="before")(whole_numbers)
 
 
 class ErrorDetail(BaseModel):

@@ -100,7 +100,7 @@ CHAT: dict[str, tuple[Any, ...]] = _GENERATION | {
     "best_of": (1,),
     "suffix": ("",),
     "thinking": ({"type": "disabled"},),
-    "reasoning_effort": (),
+    "reasoning_effort": ("none",),
 }
 
 MESSAGE: dict[str, tuple[Any, ...]] = {
@@ -112,7 +112,7 @@ MESSAGE: dict[str, tuple[Any, ...]] = {
 
 
 def refuse_unsupported(given: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
-    """Raises: ApiError 400 naming the first field that is set to more than a neutral value.
+    """Raises: ApiError naming the first field that is set to more than a neutral value.
 
     Args:
         given: the fields of a body beyond those that are supported.
@@ -120,14 +120,26 @@ def refuse_unsupported(given: Mapping[str, Any], table: Mapping[str, tuple[Any, 
     """
     for name, value in given.items():
         if name in table and value is not None and not _is_one_of(value, table[name]):
-            raise unsupported(f"{where}{name}", "is not supported by this server")
+            raise _unsupported(f"{where}{name}", value)
 
 
 def unsupported(param: str, complaint: str) -> ApiError:
-    """Return the error for a field, or a value of it, that is valid elsewhere and that this server does not have."""
+    """Return the error for a value that is valid elsewhere and that this server does not have."""
     return ApiError(400, f"{param}: {complaint}", param=param, code="unsupported_parameter")
 
 
+def _unsupported(name: str, value: Any) -> ApiError:
+    if name == "response_format" and isinstance(value, dict) and isinstance(value.get("type"), str):
+        # LangChain knows this sentence, and says what to do.
+        message = f"Invalid parameter: 'response_format' of type '{value['type']}' is not supported with this model."
+        return ApiError(400, message, param=name, code="unsupported_parameter")
+    message = f"Unsupported parameter: '{name}' is not supported with this model."
+    return ApiError(400, message, param=name, code="unsupported_parameter")
+
+
 def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
+    if isinstance(value, dict):
+        # SDKs write the options that their caller left out as null.
+        value = {name: inner for name, inner in value.items() if inner is not None}
     # True == 1 in Python, but not in JSON.
     return any(value == known and isinstance(value, bool) == isinstance(known, bool) for known in neutral)

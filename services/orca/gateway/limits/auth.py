@@ -23,6 +23,7 @@ from orca.core.domain.errors import SettingError
 from orca.core.process.settings import is_loopback
 from orca.gateway.errors import ApiError
 from orca.gateway.limits.key_ring import KeyRing
+from orca.gateway.origins import ANY_ORIGIN
 from orca.gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/openapi.json"})
 
 def check_access(settings: GatewaySettings, keys: KeyRing) -> None:
     """Log who may call, and refuse an API that would be open to a network by mistake. Raises: SettingError."""
+    if keys.is_open and ANY_ORIGIN in settings.cors_origins:
+        log.warning("cors_origins is * and no keys are set: every web page that a user opens can call the API")
     if not keys.is_open:
         log.info("calls must show an API key", extra={"keys": len(keys.names)})
     elif is_loopback(settings.host):
@@ -70,11 +73,21 @@ def key_check(keys: KeyRing, *, makes_work: bool) -> Callable[[Request], Awaitab
             return
         key = shown_key(keys, request.scope)
         if key is None:
-            raise ApiError(401, "no valid API key: send `Authorization: Bearer <key>`", code="invalid_api_key")
+            raise _key_error(request.scope)
         answer_stack: contextlib.ExitStack = request.scope[ANSWER_STACK]
         answer_stack.enter_context(counted(keys, key, request.scope, makes_work=makes_work))
 
     return check
+
+
+def _key_error(scope: Scope) -> ApiError:
+    """Return the error for a call without a valid key. It never quotes what the call shows."""
+    if "authorization" in Headers(scope=scope):
+        message = "Incorrect API key provided: send a valid one as `Authorization: Bearer <key>`."
+        return ApiError(401, message, code="invalid_api_key")
+    return ApiError(
+        401, "You didn't provide an API key: send it as `Authorization: Bearer <key>`.", code="invalid_api_key"
+    )
 
 
 def shown_key(keys: KeyRing, scope: Scope) -> ApiKey | None:

@@ -90,19 +90,21 @@ class KeyRing:
         bucket = self._bucket(key)
         if bucket is not None and requests > bucket.per_minute:
             message = f"{requests} requests in one call are more than the {bucket.per_minute} a minute of this key"
-            raise ApiError(400, message, param=param, code="beyond_rate_limit")
+            # A code with "rate limit" in it would be taken for a 429: LiteLLM and others look for the words.
+            raise ApiError(400, message, param=param, code="too_many_requests_in_call")
         self._take_from_rate(key, requests, taken=1)
 
     def _take_from_rate(self, key: ApiKey, requests: int, *, taken: int = 0) -> None:
         """Args: taken: the number of the requests that were counted before."""
         bucket, now_s = self._bucket(key), self._clock_s()
         if bucket is not None and not bucket.take(now_s, requests - taken):
-            message = f"more than {bucket.per_minute} requests a minute with this key"
             # When the call is repeated, all its requests are counted again.
-            wait_s = bucket.seconds_until(now_s, requests)
-            raise ApiError(
-                429, message, kind="rate_limit_error", code="rate_limit_exceeded", retry_after_s=max(1, wait_s)
+            wait_s = max(1, bucket.seconds_until(now_s, requests))
+            message = (
+                f"Rate limit reached for requests per minute with this key: Limit {bucket.per_minute}. "
+                f"Please try again in {math.ceil(wait_s)}s."
             )
+            raise ApiError(429, message, kind="rate_limit_error", code="rate_limit_exceeded", retry_after_s=wait_s)
 
     def leave(self, key: ApiKey, *, makes_work: bool = True) -> None:
         self._open_calls[key.name, makes_work] -= 1

@@ -7,6 +7,7 @@ not trusted: they run in Jinja's immutable sandbox and see plain JSON values onl
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import jinja2
@@ -16,6 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from orca.core.domain.errors import InvalidRequest, ModelError
+from orca.gateway.models.message_roles import MessageRoles
 
 
 class ChatTemplate:
@@ -28,6 +30,26 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"chat template, line {error.lineno}: {error.message}") from error
         self._tokens = dict(named_special_tokens)
+        self._roles = MessageRoles(source, self.render)
+
+    def prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt of a chat, in which every message is. Args: as for `render`.
+
+        Raises: InvalidRequest if the template refuses the messages or leaves one out, or for a variable that is ours.
+        """
+        own = self._variables(messages, add_generation_prompt=add_generation_prompt)
+        for name, value in (variables or {}).items():
+            if name in own and value not in (None, own[name]):
+                name = f"chat_template_kwargs.{name}"
+                raise InvalidRequest(f"{name}: this variable cannot be replaced", param=name)
+        render = partial(self.render, add_generation_prompt=add_generation_prompt, variables=variables)
+        return self._roles.write_prompt(messages, render)
 
     def render(
         self,
@@ -44,20 +66,23 @@ class ChatTemplate:
             variables: more variables for the template; they do not replace those of this method.
         Raises: InvalidRequest if the template refuses the messages.
         """
-        given = {
-            **(variables or {}),
+        own = self._variables(messages, add_generation_prompt=add_generation_prompt)
+        try:
+            return self._template.render({**(variables or {}), **own})
+        except Exception as error:
+            # A template is its author's program: any error that it raises is about these messages.
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+
+    def _variables(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> dict[str, Any]:
+        return {
             **self._tokens,
             "messages": messages,
             "tools": None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        try:
-            return self._template.render(given)
-        except Exception as error:
-            # A template is its author's program: any error that it raises is about these messages.
-            message = f"messages: the model's chat template refuses them: {error}"
-            raise InvalidRequest(message, param="messages") from error
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from orca.core.domain.errors import InvalidRequest
 from orca.core.domain.model import ModelInfo
 from orca.core.domain.text import Tokenizer
-from orca.gateway.errors import ApiError
+from orca.gateway.errors import SHORTEN_PROMPT, ApiError
 from orca.gateway.settings import GatewaySettings
 
 
@@ -41,8 +41,8 @@ class Encoder:
             size, limit = _size(text), await self._limit()
             if size > limit:
                 message = (
-                    f"the prompt's text of {size} bytes cannot fit: the model's context of {self._context} tokens "
-                    f"holds at most {limit} bytes"
+                    f"This model's maximum context length is {self._context} tokens. However, your messages have "
+                    f"{size} bytes of text, and at most {limit} bytes can fit. {SHORTEN_PROMPT}"
                 )
                 raise ApiError(400, message, param=param, code="context_length_exceeded")
         return await self._encode(text, add_special_tokens, param)

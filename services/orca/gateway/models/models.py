@@ -173,5 +173,5 @@ class Models:
         Raises: ApiError 404. No name means the current model too.
         """
         if name is not None and all(name != model.info.name for model in self._by_revision.values()):
-            message = f"the model {name!r} does not exist; this server has {self._current.info.name!r}"
+            message = f"The model `{name}` does not exist. This server has `{self._current.info.name}`."
             raise ApiError(404, message, param="model", code="model_not_found")

@@ -35,18 +35,51 @@ class Scorer:
 
     def score_prompt(self, prompt: Sequence[int], logprobs: Sequence[Logprob], text: str) -> list[ScoredToken]:
         """Score the tokens of a prompt that is echoed as `text`. Args: logprobs: of tokens 1 and up."""
-        # The echoed text may lack the leading space of the first token.
-        self._offset = len(text) - len(_joined(prompt, self._tokenizer))
-        known: list[Logprob | None] = [None, *logprobs]
-        scored = [self.score(token_id, logprob) for token_id, logprob in zip(prompt, known, strict=False)]
-        self._detokenizer = Detokenizer(self._tokenizer)
         self._offset = len(text)
-        return scored
+        known: list[Logprob | None] = [None, *logprobs]
+        offsets = _prompt_offsets(prompt, text, self._tokenizer)
+        return [
+            ScoredToken(token_id, logprob, offset)
+            for token_id, logprob, offset in zip(prompt, known, offsets, strict=False)
+        ]
 
 
-def _joined(tokens: Sequence[int], tokenizer: Tokenizer) -> str:
-    detokenizer = Detokenizer(tokenizer)
-    return "".join(detokenizer.push(token_id) for token_id in tokens) + detokenizer.flush()
+def _prompt_offsets(prompt: Sequence[int], text: str, tokenizer: Tokenizer) -> list[int]:
+    """Return where each token of a prompt begins in its text.
+
+    The text may lack special tokens that the tokenizer has added, and the leading space of the first word.
+    """
+    detokenizer = Detokenizer(tokenizer, shows_special=True)
+    starts, pieces, position = [], [], 0
+    for token_id in prompt:
+        starts.append(position)
+        pieces.append(detokenizer.push(token_id))
+        position += len(pieces[-1])
+    joined = "".join(pieces) + detokenizer.flush()
+    skipped = _characters_before(text, joined, prompt, starts, tokenizer)
+    if skipped is None:
+        # The tokenizer has changed the text, by lower case for instance.
+        offsets = tokenizer.character_offsets(text, prompt)
+        if offsets is not None:
+            return offsets
+        skipped = len(joined) - len(text)
+    return [min(max(start - skipped, 0), len(text)) for start in starts]
+
+
+def _characters_before(
+    text: str, joined: str, prompt: Sequence[int], starts: Sequence[int], tokenizer: Tokenizer
+) -> int | None:
+    """Return how much of the joined tokens stands before the prompt's text; None if they do not have this text."""
+    if joined == text:
+        return 0
+    found = None
+    for token_id, start in zip(prompt, starts, strict=True):
+        for skipped in (start, start + 1) if joined.startswith(" ", start) else (start,):
+            if joined.startswith(text, skipped):
+                found = skipped
+        if not tokenizer.is_special(token_id):
+            break
+    return found
 
 
 def completion_logprobs(scored: Sequence[ScoredToken], tokenizer: Tokenizer) -> dict[str, Any]:

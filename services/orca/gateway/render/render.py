@@ -47,6 +47,8 @@ class RenderOptions:
     created: int  # Unix seconds
     choices_per_prompt: int = 1  # OpenAI's n: choices i*n .. i*n + n - 1 answer prompt i
     echo: bool = False  # completions: the prompt's text comes first
+    # The text of each prompt that its tokens alone do not give back. Other prompts have None. Empty if none has a text.
+    echo_texts: tuple[str | None, ...] = ()
     echo_only: bool = False  # nothing follows the prompt: one token is generated to score it and not shown
     include_usage: bool = False  # a chunk with usage before `[DONE]`
     continuous_usage: bool = False  # usage so far in each chunk
@@ -56,15 +58,23 @@ class RenderOptions:
 
     def to_json(self) -> str:
         stored = {field.name: getattr(self, field.name) for field in fields(self)}
+        # Gateways of the release before read it too. They do not know these fields, and take a list for true.
         if not self.goals.named:
-            # Gateways of the release before read it too, and do not know the field.
             del stored["goals"]
+        if echo_texts := stored.pop("echo_texts"):
+            stored["echo"] = echo_texts
         return orjson.dumps(stored).decode()
 
     @classmethod
     def from_json(cls, text: str) -> "RenderOptions":
         fields = orjson.loads(text)
+        echo = fields["echo"]
+        fields |= {"echo": bool(echo), "echo_texts": tuple(echo) if isinstance(echo, list) else ()}
         return cls(**{**fields, "kind": AnswerKind(fields["kind"]), "goals": LatencyGoals(**fields.get("goals", {}))})
+
+    def echo_text(self, choice: int) -> str | None:
+        """Return the text of a choice's prompt; None if it is that of the prompt's tokens."""
+        return self.echo_texts[choice // self.choices_per_prompt] if self.echo_texts else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +255,7 @@ class ChoiceLog:
         self._request = request
         self._tokenizer = render_model.tokenizer
         self._has_echo = options.echo
+        self._echo_text = options.echo_text(request.choice)
         self._is_echo_only = options.echo_only
         self._output = OutputText(render_model.tokenizer, sampling.stop, sampling.min_tokens)
         self._ending_ids = frozenset(sampling.stop_token_ids)
@@ -277,7 +288,9 @@ class ChoiceLog:
 
     def _echo(self, token: Token) -> tuple[str, list[ScoredToken]]:
         prompt = self._request.prompt
-        text = self._tokenizer.decode(prompt)
+        text = self._echo_text
+        if text is None:
+            text = self._tokenizer.decode(prompt, skip_special_tokens=False)
         if self._scorer is None:
             return text, []
         return text, self._scorer.score_prompt(prompt, token.prompt_logprobs, text)

@@ -1,0 +1,147 @@
+"""Ensures that every message of a chat reaches the prompt, or that the call is refused.
+
+A chat template has branches for the roles of its own model. Many templates pass over a message of any other role, or of
+a known role in an unusual place, without an error. The model would then answer without that message.
+
+At load each role is tried once. `developer`, OpenAI's newer name of `system`, becomes `system` unless the template
+names it. After rendering, the texts of all messages are looked for in the prompt, which costs one pass over it. A text
+that is not there as it was costs a second rendering: a template may write it as JSON, or cut the model's thoughts.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
+from typing import Any
+
+from orca.core.domain.errors import InvalidRequest
+
+Message = Mapping[str, Any]
+Render = Callable[[Sequence[Message]], str]
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+MISSING_MAX = 4
+"""Texts that are looked for in vain. After that, all further ones are taken for missing: each costs a pass."""
+
+HEAD_CHARACTERS = 32
+"""The beginning of a text, which is looked for first."""
+
+# Letters and digits only: a template may write it as JSON, trimmed or in upper case.
+_MARK = "orcamark{}end"
+_MARKS = re.compile(r"orcamark(\d+)end", re.IGNORECASE)
+_TRIED = 0  # number of the mark in the message that is tried
+
+_USER = {"role": "user", "content": "question"}
+_ASSISTANT = {"role": "assistant", "content": "answer"}
+_CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {}}}
+_CALLING = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_TURNS: Mapping[str, Sequence[tuple[Sequence[Message], Sequence[Message]]]] = {
+    "system": [((), (_USER,))],
+    "developer": [((), (_USER,))],
+    "user": [((), ())],
+    "assistant": [((_USER,), ()), ((_USER,), (_USER,))],
+    "tool": [((_USER, _ASSISTANT), ()), ((_USER, _CALLING), ())],
+    "function": [((_USER, _ASSISTANT), ()), ((_USER, _CALLING), ())],
+}
+"""Messages before and after the one that is tried, in the orders that templates expect."""
+
+
+class _Trace(Enum):
+    """A template does with the messages of a role."""
+
+    WRITTEN = auto()
+    LEFT_OUT = auto()  # it writes a prompt without them
+    REFUSED = auto()  # it raises its own error
+
+
+class MessageRoles:
+    """The roles that one template writes."""
+
+    def __init__(self, source: str, render: Render) -> None:
+        """Try each role once. Args: source: of the template."""
+        traces = {role: _trace(role, render) for role in ROLES}
+        self._left_out = frozenset(role for role, trace in traces.items() if trace is _Trace.LEFT_OUT)
+        # A template that writes any role's name would write a developer's, which its model has never seen.
+        names_developer = "developer" in source and traces["developer"] is _Trace.WRITTEN
+        self._maps_developer = not names_developer and traces["system"] is _Trace.WRITTEN
+
+    def write_prompt(self, messages: Sequence[Message], render: Render) -> str:
+        """Render a chat. Raises: InvalidRequest naming the first message that is not in the prompt; what `render` does.
+
+        Args: messages: JSON objects with `role` and `content`, which is text.
+        """
+        known = self._known_to_template(messages)
+        for index, message in enumerate(known):
+            if message["role"] in self._left_out and message["content"].strip():
+                raise _left_out(index, message["role"])
+        prompt = render(known)
+        if missing := _missing(known, prompt):
+            for index in sorted(missing - _written_otherwise(known, missing, render)):
+                raise _left_out(index, messages[index]["role"])
+        return prompt
+
+    def _known_to_template(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return the messages with the roles under which the template writes them."""
+        if not self._maps_developer or all(message["role"] != "developer" for message in messages):
+            return messages
+        return [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
+
+
+def _trace(role: str, render: Render) -> _Trace:
+    tried = {"role": role, "content": _MARK.format(_TRIED), "tool_call_id": _CALL["id"], "name": "f"}
+    prompts = []
+    for before, after in _TURNS[role]:
+        try:
+            prompts.append(render([*before, tried, *after]))
+        except InvalidRequest:
+            continue
+    if any(_MARKS.search(prompt) for prompt in prompts):
+        return _Trace.WRITTEN
+    return _Trace.LEFT_OUT if prompts else _Trace.REFUSED
+
+
+def _missing(messages: Sequence[Message], prompt: str) -> set[int]:
+    """Return the numbers of the messages whose text the prompt does not have as it was."""
+    missing: set[int] = set()
+    position = 0
+    for index, message in enumerate(messages):
+        text = message["content"].strip()
+        if not text:
+            continue
+        found = -1
+        if len(missing) < MISSING_MAX:
+            # Templates mostly keep the order. A system message may be written first, or with the last question.
+            found = _find(prompt, text, position)
+            position = found + len(text) if found >= 0 else position
+            found = found if found >= 0 else _find(prompt, text, 0)
+        if found < 0:
+            missing.add(index)
+    return missing
+
+
+def _find(prompt: str, text: str, position: int) -> int:
+    """Return what `prompt.find` does. Python prepares the search of a long text: a comparison takes less time."""
+    found = prompt.find(text[:HEAD_CHARACTERS], position)
+    return found if found < 0 or prompt.startswith(text, found) else prompt.find(text, found)
+
+
+def _written_otherwise(messages: Sequence[Message], missing: set[int], render: Render) -> set[int]:
+    """Return the messages that the template writes, in whatever form. Args: missing: the messages to try."""
+    marked = [
+        {**message, "content": _MARK.format(index)} if index in missing else message
+        for index, message in enumerate(messages)
+    ]
+    try:
+        return {int(number) for number in _MARKS.findall(render(marked))}
+    except InvalidRequest:
+        # The template reads these texts, so it does not pass over them.
+        return missing
+
+
+def _left_out(index: int, role: str) -> InvalidRequest:
+    name = f"messages[{index}].role"
+    return InvalidRequest(
+        f"{name}: the model's chat template leaves this message of role {role!r} out of the prompt; give its text to "
+        "a message of another role",
+        param=name,
+    )
