@@ -242,8 +242,5 @@ def lines_of(runs: Sequence[RefusalFigures]) -> list[str]:
         f"{median(run.ratios):>7.2f}"
         for run in runs
     ]
-    return [
-        f"Medians of {ROUNDS} rounds. Refused: each bad prompt ended alone, no epoch ended, and every stream has its engine's tokens.",
-        head,
-        *rows,
-    ]
+    proven = "each bad prompt ended alone, no epoch ended, and every stream has its engine's tokens"
+    return [f"Refused: {proven}. Medians of {ROUNDS} rounds.", head, *rows]
