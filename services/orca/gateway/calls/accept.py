@@ -10,14 +10,7 @@ from typing import Any
 
 from orca.core.domain.errors import InvalidRequest
 from orca.core.domain.request import Request, SamplingParams
-from orca.gateway.calls.bodies import (
-    ChatBody,
-    CompletionBody,
-    GenerationBody,
-    Message,
-    TokenizeBody,
-    whole_numbers,
-)
+from orca.gateway.calls.bodies import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
 from orca.gateway.calls.opened_call import OpenedCall
 from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION, MESSAGE, refuse_unsupported
 from orca.gateway.errors import context_error
@@ -55,22 +48,19 @@ def completion_prompts(body: CompletionBody, model: ServedModel, settings: Gatew
     choices = body.n or 1
     if body.best_of is not None and body.best_of != choices:
         raise InvalidRequest(f"best_of is {body.best_of}: only n ({choices}) is supported", param="best_of")
-    prompt = whole_numbers(body.prompt)
+    prompt = body.prompt
     if isinstance(prompt, str) or _is_token_list(prompt):
         prompt = [prompt]
     if not isinstance(prompt, list) or not prompt:
         raise InvalidRequest("prompt must be text or token ids, or a list of either, not empty", param="prompt")
     _check_choices(len(prompt), choices, settings)
-    prompts = []
     for i, element in enumerate(prompt):
         if not isinstance(element, str):
             if isinstance(element, list):
                 # First, because checking each of a million ids takes long.
                 _check_context(len(element), model, body.max_tokens, param="prompt")
-            element = whole_numbers(element)
             _check_token_ids(element, model.info.vocab_size, param="prompt" if len(prompt) == 1 else f"prompt[{i}]")
-        prompts.append(element)
-    return prompts
+    return prompt
 
 
 async def chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: GatewaySettings) -> str:
