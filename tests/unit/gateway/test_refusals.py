@@ -41,6 +41,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "temperature": "hot"}, "temperature"),
     ({"prompt": "a", "max_tokens": 2.0**64}, "max_tokens"),
     ({"prompt": [1.5]}, "prompt"),
+    ({"prompt": [5, 5.0]}, "prompt"),
     ({"prompt": "a", "n": 1.5}, "n"),
     ({"prompt": "a", "stop_token_ids": [1, 1.5]}, "stop_token_ids[1]"),
     ({"prompt": "a", "top_p": -0.1}, "top_p"),

@@ -1,6 +1,6 @@
 """Requests that the stages refuse, in the real loop on virtual time: each ends with its reason, and no other one does.
 
-A failure of a random world names its seed; `run_refusing_world(seed)` repeats it.
+A failure of a random simulation names its seed; `run_refusing_world(seed)` repeats it.
 """
 
 import asyncio
@@ -19,7 +19,15 @@ from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import Policy
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
 from support.effort import tries
-from support.scheduler.scheduler_world import Group, World, a_request, a_shape, a_world, steps_of, virtually
+from support.scheduler.scheduler_simulation import (
+    Group,
+    Simulation,
+    a_request,
+    a_shape,
+    a_simulation,
+    steps_of,
+    virtually,
+)
 
 SEEDS = range(9_000_000, 9_000_000 + tries(150))
 WHY = "token 7 is not allowed"
@@ -35,10 +43,10 @@ class Refusals:
         return WHY if index >= self.at.get(request_id, index + 1) else None
 
 
-async def check_ends(world: World, at: dict[str, int]) -> None:
-    for request_id, request in world.submitted.items():
-        tokens, end = await world.log_of(request_id)
-        expected, reason = world.expected(request)
+async def check_ends(simulation: Simulation, at: dict[str, int]) -> None:
+    for request_id, request in simulation.submitted.items():
+        tokens, end = await simulation.log_of(request_id)
+        expected, reason = simulation.expected(request)
         if request_id in at:
             assert (tokens, end) == (expected[: at[request_id]], End(FinishReason.REFUSED, at[request_id], detail=WHY))
         else:
@@ -71,30 +79,30 @@ def test_a_refused_request_ends_with_its_reason_and_its_neighbours_with_their_to
 
 
 async def refuse_one(policy: Policy, stages: int, prefetch: int, index: int) -> None:
-    world = a_world(policy=policy, choices=SchedulingOptions(max_batch_size=4, prefetch=prefetch))
+    simulation = a_simulation(policy=policy, choices=SchedulingOptions(max_batch_size=4, prefetch=prefetch))
     plan = Refusals({"B.0": index, "D.0": index})
-    group = world.add_group(a_shape(stages=stages, slots=256), refusals=plan, cost=CostModel(step_us=1_000))
-    await world.queue_up(a_request(name, new=8) for name in "ABCDE")
-    world.start(group)
-    await world.finish()
-    await check_ends(world, plan.at)
+    group = simulation.add_group(a_shape(stages=stages, slots=256), refusals=plan, cost=CostModel(step_us=1_000))
+    await simulation.queue_up(a_request(name, new=8) for name in "ABCDE")
+    simulation.start(group)
+    await simulation.finish()
+    await check_ends(simulation, plan.at)
     check_nobody_noticed(group)
 
 
 @virtually
 async def test_neighbours_have_a_token_in_every_step_while_fifteen_requests_are_refused() -> None:
     """No time is measured: a neighbour that waits for anything leaves a step out."""
-    world = a_world(choices=SchedulingOptions(max_batch_size=16))
+    simulation = a_simulation(choices=SchedulingOptions(max_batch_size=16))
     plan = Refusals({f"bad{number}.0": number % 3 for number in range(15)})
-    group = world.add_group(a_shape(slots=1024, max_model_len=256), refusals=plan, cost=CostModel(step_us=2_000))
+    group = simulation.add_group(a_shape(slots=1024, max_model_len=256), refusals=plan, cost=CostModel(step_us=2_000))
     neighbours = [a_request(f"n{number}", new=60) for number in range(8)]
-    await world.queue_up(neighbours)
-    world.start(group)
+    await simulation.queue_up(neighbours)
+    simulation.start(group)
     for number in range(15):
         await asyncio.sleep(0.004)
-        await world.submit(a_request(f"bad{number}", new=10))
-    await world.finish()
-    await check_ends(world, plan.at)
+        await simulation.submit(a_request(f"bad{number}", new=10))
+    await simulation.finish()
+    await check_ends(simulation, plan.at)
     check_nobody_noticed(group)
     for request in neighbours:
         steps = steps_of(group, request.id)
@@ -105,19 +113,19 @@ async def test_neighbours_have_a_token_in_every_step_while_fifteen_requests_are_
 @virtually
 async def test_a_refused_suspect_ends_alone_and_the_others_go_on() -> None:
     """The rule of poison and a refusal meet: it breaks two epochs, runs alone, and is refused there."""
-    world, crashes = a_world(), iter([StepFault.CRASH, StepFault.CRASH])
+    simulation, crashes = a_simulation(), iter([StepFault.CRASH, StepFault.CRASH])
     plan = Refusals({})
 
     def breaks_twice(step: Step) -> StepFault | None:
         return next(crashes, None) if step.rows else None
 
-    group = world.add_group(a_shape(), faults=breaks_twice, refusals=plan, cost=CostModel(step_us=10_000))
-    await world.queue_up(a_request(name, new=4) for name in "AB")
-    world.start(group)
-    await world.until(lambda: has_failed(group, 4))
+    group = simulation.add_group(a_shape(), faults=breaks_twice, refusals=plan, cost=CostModel(step_us=10_000))
+    await simulation.queue_up(a_request(name, new=4) for name in "AB")
+    simulation.start(group)
+    await simulation.until(lambda: has_failed(group, 4))
     plan.at["A.0"] = 0
-    await world.finish()
-    await check_ends(world, plan.at)
+    await simulation.finish()
+    await check_ends(simulation, plan.at)
 
 
 async def has_failed(group: Group, times: int) -> bool:
@@ -126,24 +134,24 @@ async def has_failed(group: Group, times: int) -> bool:
 
 @virtually
 async def test_a_request_that_no_message_can_hold_is_refused_before_it_is_in_a_step() -> None:
-    world = a_world(refuse=lambda request: "top_k is too large" if request.sampling.top_k else None)
-    group = world.add_group(a_shape())
-    world.start(group)
-    await world.submit(a_request("A", new=6))
-    await world.submit(a_request("B", top_k=1 << 40))
-    await world.finish()
-    assert await world.log_of("B.0") == ([], End(FinishReason.REFUSED, 0, detail="top_k is too large"))
+    simulation = a_simulation(refuse=lambda request: "top_k is too large" if request.sampling.top_k else None)
+    group = simulation.add_group(a_shape())
+    simulation.start(group)
+    await simulation.submit(a_request("A", new=6))
+    await simulation.submit(a_request("B", top_k=1 << 40))
+    await simulation.finish()
+    assert await simulation.log_of("B.0") == ([], End(FinishReason.REFUSED, 0, detail="top_k is too large"))
     assert steps_of(group, "B.0") == []
     check_nobody_noticed(group)
 
 
 @virtually
 async def test_a_long_reason_is_cut_to_what_the_pool_has_reserved() -> None:
-    world = a_world(refuse=lambda request: "x" * 5_000)  # noqa: ARG005 - shape of the argument
-    world.start(world.add_group(a_shape()))
-    await world.submit(a_request("A"))
-    await world.finish()
-    _, end = await world.log_of("A.0")
+    simulation = a_simulation(refuse=lambda request: "x" * 5_000)  # noqa: ARG005 - shape of the argument
+    simulation.start(simulation.add_group(a_shape()))
+    await simulation.submit(a_request("A"))
+    await simulation.finish()
+    _, end = await simulation.log_of("A.0")
     assert end is not None
     assert end.detail == "x" * 300
 
@@ -154,7 +162,7 @@ async def run_refusing_world(seed: int) -> None:
     policy: Policy = (
         IterationPolicy() if chance.random() < 0.7 else RequestLevelPolicy(microbatch_size=chance.choice([None, 1, 2]))
     )
-    world = World(
+    simulation = Simulation(
         tokens=seeded_tokens(chance.randrange(1000), chance.choice([8, 30])),
         choices=SchedulingOptions(max_batch_size=chance.randint(1, 4), prefetch=chance.randint(0, 1)),
         policy=policy,
@@ -175,19 +183,19 @@ async def run_refusing_world(seed: int) -> None:
     for number in range(chance.randint(1, 2)):
         shape = a_shape(stages=chance.randint(1, 3), slots=chance.choice([32, 96]), max_model_len=32)
         cost = CostModel(step_us=2_000)
-        world.start(world.add_group(shape, name=f"g{number}", faults=dies, refusals=plan, cost=cost))
+        simulation.start(simulation.add_group(shape, name=f"g{number}", faults=dies, refusals=plan, cost=cost))
     for number in range(chance.randint(3, 10)):
         request = a_request(f"r{number}", prompt=chance.randint(1, 16), new=chance.randint(1, 12))
         if chance.random() < 0.4:
             plan.at[request.id] = chance.randrange(request.max_new_tokens)
-        await world.submit(request)
+        await simulation.submit(request)
         if chance.random() < 0.2:
-            group = chance.choice(list(world.groups.values()))
+            group = chance.choice(list(simulation.groups.values()))
             await asyncio.sleep(chance.random() * 0.1)
-            await world.crash(group)
-            world.start(group)
-    await world.finish()
-    await check_ends(world, plan.at)
+            await simulation.crash(group)
+            simulation.start(group)
+    await simulation.finish()
+    await check_ends(simulation, plan.at)
 
 
 def test_in_any_world_a_refused_request_has_the_tokens_before_its_refusal_and_all_others_all_of_theirs() -> None:

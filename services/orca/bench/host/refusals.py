@@ -1,10 +1,11 @@
 """Measures what requests that are refused cost their neighbours: the gaps between the tokens of some clients.
 
-Clients stream, in turn undisturbed and while bad prompts come: other work on the machine then slows both alike. Of each
-pair of bad prompts one is refused at the
-gateway, and the other one is put into the pool as an older gateway might have stored it, so the scheduler refuses it.
-The client is this process. Every answer is checked before there is a figure: the tokens of the clients are those of
-the engine, each bad prompt is a 400 or ends as refused, and the group's epoch is the first one at the end.
+Clients stream, in turn undisturbed and while bad prompts come: other work on the machine then slows both alike. The
+gateway refuses one of each pair of bad prompts. The other one is put into the pool as an older gateway might have
+stored it, so the scheduler refuses it. The client is this process.
+
+Every answer is checked before there is a figure. The tokens of the clients are those of the engine, each bad prompt is
+a 400 or ends as refused, and the group's epoch is the first one at the end.
 """
 
 import asyncio

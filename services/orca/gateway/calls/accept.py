@@ -10,14 +10,7 @@ from typing import Any
 
 from orca.core.domain.errors import InvalidRequest
 from orca.core.domain.request import Request, SamplingParams
-from orca.gateway.calls.bodies import (
-    ChatBody,
-    CompletionBody,
-    GenerationBody,
-    Message,
-    TokenizeBody,
-    whole_numbers,
-)
+from orca.gateway.calls.bodies import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
 from orca.gateway.calls.opened_call import OpenedCall
 from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION, MESSAGE, refuse_unsupported, unsupported
 from orca.gateway.errors import context_error, shown
@@ -56,23 +49,20 @@ def completion_prompts(body: CompletionBody, model: ServedModel, settings: Gatew
     if body.best_of is not None and body.best_of != choices:
         message = f"best_of: only n, which is {choices}, is supported, not {body.best_of}"
         raise InvalidRequest(message, param="best_of")
-    prompt = whole_numbers(body.prompt)
+    prompt = body.prompt
     if isinstance(prompt, str) or _is_token_list(prompt):
         prompt = [prompt]
     if not isinstance(prompt, list) or not prompt:
         message = f"prompt: must be text or token ids, or a list of either, not {shown(prompt)}"
         raise InvalidRequest(message, param="prompt")
     _check_choices(len(prompt), choices, settings)
-    prompts = []
     for i, element in enumerate(prompt):
         if not isinstance(element, str):
             if isinstance(element, list):
                 # First, because checking each of a million ids takes long.
                 _check_context(len(element), model, body.max_tokens, param="prompt")
-            element = whole_numbers(element)
             check_token_ids(element, model.info.vocab_size, param="prompt" if len(prompt) == 1 else f"prompt[{i}]")
-        prompts.append(element)
-    return prompts
+    return prompt
 
 
 async def chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: GatewaySettings) -> str:

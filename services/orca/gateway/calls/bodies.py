@@ -1,8 +1,8 @@
 """The JSON bodies of the API: names, types and ranges of fields, as the OpenAPI document shows them.
 
-null means the default everywhere. A whole number may be written as 5.0, as JSON Schema allows. Unknown fields are
-ignored; those in `unsupported_fields.py` are refused. `accept.py` checks what depends on several fields or on the model
-(prompt length, token ids).
+null means the default everywhere. A whole number may be written as 5.0, as JSON Schema allows, except in a prompt,
+where the kind of an item says what the prompt is. Unknown fields are ignored; those in `unsupported_fields.py` are
+refused. `accept.py` checks what depends on several fields or on the model (prompt length, token ids).
 """
 
 from typing import Annotated, Any, Literal

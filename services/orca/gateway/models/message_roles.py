@@ -47,7 +47,7 @@ _TURNS: Mapping[str, Sequence[tuple[Sequence[Message], Sequence[Message]]]] = {
 
 
 class _Trace(Enum):
-    """A template does with the messages of a role."""
+    """The treatment that a template gives to the messages of a role."""
 
     WRITTEN = auto()
     LEFT_OUT = auto()  # it writes a prompt without them

@@ -4,8 +4,8 @@ A device that samples uses the tokens as inputs of its next step by itself, and 
 So the next step may be launched before the host has read them (`StepSample`).
 
 A request whose token cannot be drawn is refused (core.domain.refusal), and the other rows have their tokens. Only this
-rank knows that at once, so the refused row keeps a token for the stages: its next step, if there is one on its way,
-computes with that token, and the master ignores the result.
+rank knows that at once, so the refused row keeps a token for the stages. Its next step, if there is one on its way,
+computes with that token. The master ignores the result.
 """
 
 from collections.abc import Sequence
