@@ -47,7 +47,7 @@ _TURNS: Mapping[str, Sequence[tuple[Sequence[Message], Sequence[Message]]]] = {
 
 
 class _Trace(Enum):
-    """What a template does with the messages of a role."""
+    """The ways in which a template treats the messages of a role."""
 
     WRITTEN = auto()
     LEFT_OUT = auto()  # it writes a prompt without them
