@@ -25,6 +25,9 @@ resume, repeat and cancel a call is in [Resume and idempotency](../how-to/resume
 - A call may leave the model out: there is one.
 - Unknown fields are ignored, as other servers do. `tools`, `response_format`, `best_of` above `n`, and constraints that
   only other servers have are refused by name.
+- A whole number may be written with a point (`5.0`), except in a prompt of token ids. null means that a field is
+  absent.
+- Web pages of other origins need `--cors-origins`: [Call the API from a web page](../how-to/browsers.md).
 - There are no embeddings, no Responses API and no images.
 
 """

@@ -318,7 +318,7 @@ SENTENCES: list[tuple[str, dict[str, Any], str]] = [
         "messages[1].role: must be 'system', 'developer', 'user', 'assistant', 'tool' or 'function', not 'wizard'",
     ),
     (CHAT, {"messages": USER, "n": 1000}, "n: 1000 choices are more than 128 choices of one call"),
-    (CHAT, {"messages": USER, "tools": [{}]}, "tools: is not supported by this server"),
+    (CHAT, {"messages": USER, "tools": [{}]}, "Unsupported parameter: 'tools' is not supported with this model."),
     (CHAT, {"messages": USER, "top_logprobs": 2}, "top_logprobs: needs logprobs to be true"),
 ]
 
@@ -335,10 +335,9 @@ async def test_refusals_use_the_terms_of_json_and_not_of_python(path: str, body:
     [
         (CHAT, {"messages": USER, "tools": [{}]}),
         (CHAT, {"messages": USER, "response_format": {"type": "json_object"}}),
-        (COMPLETIONS, {"prompt": "a", "best_of": 3}),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
     ],
-    ids=["tools", "response_format", "best_of", "image"],
+    ids=["tools", "response_format", "image"],
 )
 async def test_what_only_other_servers_have_has_a_code_of_its_own(path: str, body: dict[str, Any]) -> None:
     async with rig(schedules=False) as one:

@@ -71,6 +71,7 @@ def load(folder: Path, rows: int, caplog: pytest.LogCaptureFixture) -> str:
     """Load a model folder with so many rows as a gateway does. Returns: what was logged."""
     folder.mkdir()
     INNER.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     config = {"model_type": "gpt2", "vocab_size": rows, "n_positions": 64, "n_layer": 1}
     (folder / "config.json").write_bytes(orjson.dumps(config))
     header = b"{}"

@@ -143,7 +143,8 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"] = Field(
-        description="The model's chat template decides which of these it supports."
+        description="The model's chat template decides which of these it supports: a message that it leaves out of the "
+        "prompt is refused. A developer is the system unless the template names developers."
     )
     content: Content = None
 

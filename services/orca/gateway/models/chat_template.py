@@ -72,7 +72,7 @@ class ChatTemplate:
         except Exception as error:
             # A template is its author's program: any error that it raises is about these messages.
             raise InvalidRequest(
-                f"the model's chat template refuses these messages: {error}", param="messages"
+                f"messages: the model's chat template refuses them: {error}", param="messages"
             ) from error
 
     def _variables(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> dict[str, Any]:

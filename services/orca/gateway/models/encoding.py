@@ -75,7 +75,7 @@ class Encoder:
         if ids and max(ids) >= self._vocab_size:
             unknown = next(token_id for token_id in ids if token_id >= self._vocab_size)
             raise InvalidRequest(
-                f"{param} has the token {self._tokenizer.token_text(unknown)!r} with id {unknown}, "
+                f"{param}: has the token {self._tokenizer.token_text(unknown)!r} with id {unknown}, "
                 f"and the model knows only ids from 0 to {self._vocab_size - 1}",
                 param=param,
             )
