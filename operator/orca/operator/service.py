@@ -23,13 +23,11 @@ from orca.core.process.logs import Format, configure_logging
 from orca.operator.cluster.api_calls import ApiServerError
 from orca.operator.cluster.api_server import Cluster, Leases
 from orca.operator.cluster.leadership import Leadership
-from orca.operator.cluster.probes import poll_pool
 from orca.operator.cluster.watching import Key, ResourceLists, make_registry, make_settings
 from orca.operator.cluster.work_queue import WorkQueue
 from orca.operator.domain.api_refusals import Refusals
 from orca.operator.domain.resource import BadSpec, read
 from orca.operator.metrics import OperatorMetrics
-from orca.operator.plan.slots_change import slots_that_some_exceed
 from orca.operator.reconcile import SOON_S, observe, reconcile, refuse, with_pool
 from orca.operator.settings import OperatorSettings, parse_settings
 
@@ -216,12 +214,9 @@ class Operator:
             if error.is_refusal:
                 await asyncio.to_thread(refuse, self._cluster, body, "Refused", str(error))
             raise
-        larger_than = slots_that_some_exceed(observation)
-        pool = await poll_pool(deployment, observation.pool_secret, larger_than)
+        complete = await with_pool(observation)
         before = body.get("status", {})
-        is_moving = await asyncio.to_thread(
-            reconcile, self._cluster, with_pool(observation, pool), before, self._refusals
-        )
+        is_moving = await asyncio.to_thread(reconcile, self._cluster, complete, before, self._refusals)
         return SOON_S if is_moving else None
 
     def _health(self) -> Page:

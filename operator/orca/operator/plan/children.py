@@ -29,11 +29,16 @@ def is_ours(deployment: OrcaDeployment, child: Mapping[str, Any]) -> bool:
 
 
 def finish(deployment: OrcaDeployment, manifest: Json) -> Json:
-    """Add the owner, if the object has one, and the label that identifies what was rendered."""
+    """Add the label that identifies what was rendered, and the owner.
+
+    An object that has no owner gets the annotations that keep other tools from pruning it.
+    """
     metadata = dict(manifest["metadata"])
     metadata["labels"] = {**metadata["labels"], names.HASH_LABEL: hash_of(deployment, manifest)}
     if _is_owned(deployment, manifest):
         metadata["ownerReferences"] = [deployment.owner_reference]
+    else:
+        metadata["annotations"] = {**(metadata.get("annotations") or {}), **names.KEPT_ANNOTATIONS}
     return {**manifest, "metadata": metadata}
 
 
