@@ -4,7 +4,7 @@ Objects are changed by server-side apply under one field manager. So fields that
 repeated write changes nothing. Only a Lease is replaced as a whole, in the version that was read.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,11 +70,11 @@ class Cluster:
         """Return an OrcaDeployment as it is now; None if there is none."""
         return self._calls.get(_resource_path(namespace, name))
 
-    def deployments(self, namespaces: Sequence[str]) -> list[Json]:
-        """Return all OrcaDeployments. Args: namespaces: to look in; none for the whole cluster."""
-        base = f"/apis/{GROUP}/{VERSION}"
-        paths = [f"{base}/namespaces/{namespace}/{PLURAL}" for namespace in namespaces] or [f"{base}/{PLURAL}"]
-        return [each for path in paths for each in self._calls.call("GET", path)["items"]]
+    def deployments(self, namespace: str | None) -> list[Json]:
+        """Return all OrcaDeployments of a namespace. Args: namespace: None for the whole cluster."""
+        where = "" if namespace is None else f"/namespaces/{namespace}"
+        found: list[Json] = self._calls.call("GET", f"/apis/{GROUP}/{VERSION}{where}/{PLURAL}")["items"]
+        return found
 
     def secret(self, namespace: str, name: str) -> Json | None:
         """Return a Secret; None if there is none."""

@@ -58,7 +58,7 @@ KEPT_ANNOTATIONS = {
     "kustomize.toolkit.fluxcd.io/prune": "disabled",
     "helm.sh/resource-policy": "keep",
 }
-"""Annotations of objects without an owner. They hold what nobody can make again, so tools that prune must spare them."""
+"""Annotations of objects without an owner. They hold what nobody can make again, so tools must not prune them."""
 
 _GROUP = re.compile(r".+-[0-9a-f]{8}-[0-9]{1,9}")
 

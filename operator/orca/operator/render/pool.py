@@ -52,7 +52,7 @@ class PoolConnection:
 def external_url(deployment: OrcaDeployment, secret: Json | None) -> str | None:
     """Return the URL in the Secret of an external pool.
 
-    None means that the pool is managed, or that the Secret has no URL that parts accept. A URL with a user or a password
+    None means that the pool is managed, or that the Secret has no URL that parts accept. A URL with a user or password
     must not appear in a pod's spec.
     """
     external = deployment.spec.pool.external
