@@ -28,8 +28,15 @@ from orca.operator.plan.slots_change import slots_that_some_exceed
 
 log = logging.getLogger(__name__)
 
+CHANGED_BY_OTHERS = "ChangedByOthers"
+"""Reason of the Event for a write that admission or another writer changes at once."""
+
 SOON_S = 2.0
 """Seconds until the next reconcile while something is on its way, beside those that events ask for."""
+
+
+class _Undone(Exception):
+    """The API server took a write, and the object is not as it was written."""
 
 
 def refuse(cluster: Cluster, body: Json, reason: str, message: str) -> None:
@@ -126,7 +133,8 @@ def _carry_out(cluster: Cluster, observation: Observation, plan: ReconcilePlan, 
     If a promise does not reach the pool, the plan ends there, since the actions after a promise rely on it. The next
     reconcile sends it again.
 
-    Returns: the actions that the API server refuses, now or not long ago, and the promise that did not reach the pool.
+    Returns: the actions that the API server refuses or undoes, now or not long ago, and the promise that did not reach
+        the pool.
     """
     deployment = observation.deployment
     refusals.begin(deployment, plan.actions)
@@ -148,6 +156,12 @@ def _carry_out(cluster: Cluster, observation: Observation, plan: ReconcilePlan, 
                 log.warning("the API server refuses: %s", error, extra={"resource": deployment.name})
                 refusal = Refusal(action, str(error))
                 refusals.record(deployment, refusal)
+            except _Undone as error:
+                log.warning("%s", error, extra={"resource": deployment.name})
+                refusal = Refusal(action, str(error), is_undone=True)
+                refusals.record(deployment, refusal)
+                now = _timestamp(observation)
+                cluster.record_event(deployment, CHANGED_BY_OTHERS, str(error), is_warning=True, now=now)
             except OrcaError as error:
                 log.warning("the promise did not reach the pool: %s", error, extra={"resource": deployment.name})
                 return [*refused, Refusal(action, str(error))]
@@ -156,7 +170,7 @@ def _carry_out(cluster: Cluster, observation: Observation, plan: ReconcilePlan, 
 
 
 def _act(cluster: Cluster, observation: Observation, action: Action) -> None:
-    """Carry out one action. Raises: ApiServerError; OrcaError if a promise did not reach the pool."""
+    """Carry out one action. Raises: ApiServerError; _Undone; OrcaError if a promise did not reach the pool."""
     deployment = observation.deployment
     context = {"namespace": deployment.namespace, "resource": deployment.name, "reason": action.reason}
     if isinstance(action, Apply):
@@ -165,7 +179,7 @@ def _act(cluster: Cluster, observation: Observation, action: Action) -> None:
         if changed := drift(manifest, _write(cluster, manifest, is_new=action.is_new)):
             # An admission webhook may do this. Another write would end in the same way.
             child = f"{manifest['kind']} {manifest['metadata']['name']}"
-            raise ApiServerError(409, f"somebody changes {changed} of {child} while it is written")
+            raise _Undone(f"somebody changes {changed} of {child} while it is written, such as an admission webhook")
     elif isinstance(action, IssueCertificate):
         name = names.certificates(deployment.name)
         log.info("issue", extra={"kind": "Secret", "child": name, **context})
@@ -194,7 +208,7 @@ def _write(cluster: Cluster, manifest: Json, *, is_new: bool) -> Json:
 
 def _record_events(cluster: Cluster, observation: Observation, before: Json, written: Json) -> None:
     """Record an Event when a Secret is drawn again, and when Ready or Degraded changes."""
-    now = datetime.fromtimestamp(observation.now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = _timestamp(observation)
     old = {each["type"]: (each["status"], each["reason"]) for each in before.get("conditions") or []}
     for secret in observation.drawn_secrets if before else ():
         # Without this Event, nothing would show why clients' keys are refused, or why Redis restarts.
@@ -206,6 +220,10 @@ def _record_events(cluster: Cluster, observation: Observation, before: Json, wri
             is_warning = each["type"] == "Degraded"
             message = f"{each['type']} is {each['status']}: {each['message']}".removesuffix(": ")
             cluster.record_event(observation.deployment, each["reason"], message, is_warning=is_warning, now=now)
+
+
+def _timestamp(observation: Observation) -> str:
+    return datetime.fromtimestamp(observation.now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _write_status(cluster: Cluster, namespace: str, name: str, before: Json, written: Json) -> None:

@@ -78,7 +78,7 @@ def without_ports(body: Json) -> Json:
     return {**body, "spec": {**body["spec"], "ports": []}} if is_it else body
 
 
-def test_what_an_admission_changes_again_is_told_and_not_written_over_and_over() -> None:
+def test_what_an_admission_changes_again_is_an_event_and_not_written_over_and_over() -> None:
     with paper_api() as (paper, cluster):
         paper.admits = without_ports
         refusals = Refusals(time.monotonic)
@@ -86,9 +86,12 @@ def test_what_an_admission_changes_again_is_told_and_not_written_over_and_over()
             observed = observe(cluster, RELEASE, deployment(), NOBODY)
             reconcile(cluster, observed, {}, refusals)
     assert paper.calls("PATCH", "/services/shop") == 1
-    [told] = [each for each in paper.status("shop")["conditions"] if each["type"] == "Accepted"]
-    assert (told["status"], told["reason"]) == ("False", "Refused")
-    assert "somebody changes spec.ports of Service shop " in told["message"]
+    [accepted] = [each for each in paper.status("shop")["conditions"] if each["type"] == "Accepted"]
+    assert (accepted["status"], accepted["reason"]) == ("True", "Valid")
+    events = [body for _, path, body in paper.said if path.endswith("/events") and body is not None]
+    [told] = [each for each in events if each["reason"] == "ChangedByOthers"]
+    assert told["type"] == "Warning"
+    assert "somebody changes spec.ports[80] of Service shop " in told["message"]
 
 
 def test_keys_that_gateways_would_wait_for_are_missed() -> None:

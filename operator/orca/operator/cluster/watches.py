@@ -1,8 +1,8 @@
 """Watches of each served namespace apart, so that one namespace's trouble stays its own.
 
 kopf ends all of its watches if one of them is refused, as in a namespace that is deleted with its Role. So each
-namespace has a kopf of its own, in a thread with an event loop of its own: at its end, kopf cancels every task of the
-loop that it did not find there. If the watches of a namespace fail, they begin again after a while. Meanwhile the
+namespace has a kopf of its own. It runs in a thread with its own event loop, since kopf cancels foreign tasks of its
+loop when it ends. If the watches of a namespace fail, they begin again after a while. Meanwhile the
 regular lists (watching.py) still find what has changed there.
 """
 

@@ -116,7 +116,7 @@ def _accepted(observation: Observation, refusals: Sequence[Refusal]) -> Conditio
     if observation.pool.has_moved:
         return Condition("Accepted", False, POOL_MOVED, str(observation.pool.problem))
     for refusal in refusals:
-        if not (refusal.is_of_volume or refusal.is_of_pool):
+        if not (refusal.is_of_volume or refusal.is_of_pool or refusal.is_undone):
             return Condition("Accepted", False, "Refused", f"{refusal.message}; {TRIES_AGAIN}")
     return Condition("Accepted", True, "Valid")
 
@@ -124,7 +124,7 @@ def _accepted(observation: Observation, refusals: Sequence[Refusal]) -> Conditio
 def _with_volume(part: Condition, role: str, refusals: Sequence[Refusal]) -> Condition:
     """Report a volume that cannot become as wanted. The volume and the pods that use it go on."""
     for refusal in refusals:
-        if refusal.is_of_volume and _role(refusal.action) == role and part.is_true:
+        if refusal.is_of_volume and not refusal.is_undone and _role(refusal.action) == role and part.is_true:
             message = f"the volume stays as it is: {refusal.message}; {TRIES_AGAIN}"
             return Condition(part.type, True, VOLUME_STAYS, message)
     return part
