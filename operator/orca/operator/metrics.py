@@ -14,13 +14,18 @@ class OperatorMetrics:
     """The metrics of one operator, in a registry of their own."""
 
     def __init__(
-        self, waiting: Callable[[], float], heard_s: Callable[[], float], is_leader: Callable[[], float]
+        self,
+        waiting: Callable[[], float],
+        heard_s: Callable[[], float],
+        is_leader: Callable[[], float],
+        refused: Callable[[], float],
     ) -> None:
         """
         Args:
             waiting: number of resources that wait for a reconcile.
             heard_s: seconds since the API server last listed the resources, or since a standby last read the Lease.
             is_leader: 1 for an operator that may write.
+            refused: number of namespaces that the operator should serve and cannot list.
         """
         self.registry = CollectorRegistry()
         self.reconciles = Counter(
@@ -34,6 +39,16 @@ class OperatorMetrics:
             "orca_operator_list_age_seconds",
             "Seconds since the resources were last listed, or on a standby since the Lease was last read.",
             heard_s,
+        )
+        self.watch_failures = Counter(
+            "orca_operator_watch_failures",
+            "Failures of the watches of a namespace. They begin again; regular lists find what they miss.",
+            registry=self.registry,
+        )
+        self._gauge(
+            "orca_operator_refused_namespaces",
+            "Namespaces that the operator should serve and that the API server does not let it list.",
+            refused,
         )
         self._gauge("orca_operator_is_leader", "Whether it acts; 0 while it waits for the Lease.", is_leader)
 

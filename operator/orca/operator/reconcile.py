@@ -18,17 +18,25 @@ from orca.operator.domain import certificates, names
 from orca.operator.domain.actions import Action, Apply, IssueCertificate, Nudge, PromiseSlots
 from orca.operator.domain.api_refusals import Refusal, Refusals
 from orca.operator.domain.objects import Children, ObjectKey, by_key
-from orca.operator.domain.observation import Observation, PoolStatus, Release, keys_secret
+from orca.operator.domain.observation import Observation, Release, keys_secret
 from orca.operator.domain.problems import of_secret
 from orca.operator.domain.resource import Json, OrcaDeployment
-from orca.operator.plan import status
+from orca.operator.plan import pool_move, status
 from orca.operator.plan.children import drift, finish, is_ours
 from orca.operator.plan.plan import ReconcilePlan, make_plan
+from orca.operator.plan.slots_change import slots_that_some_exceed
 
 log = logging.getLogger(__name__)
 
+CHANGED_BY_OTHERS = "ChangedByOthers"
+"""Reason of the Event for a write that admission or another writer changes at once."""
+
 SOON_S = 2.0
 """Seconds until the next reconcile while something is on its way, beside those that events ask for."""
+
+
+class _Undone(Exception):
+    """The API server took a write, and the object is not as it was written."""
 
 
 def refuse(cluster: Cluster, body: Json, reason: str, message: str) -> None:
@@ -41,11 +49,12 @@ def refuse(cluster: Cluster, body: Json, reason: str, message: str) -> None:
 def observe(cluster: Cluster, release: Release, deployment: OrcaDeployment, lost_nodes: frozenset[str]) -> Observation:
     """Read everything but the status of the pool. The Secret that leads to the pool exists afterwards.
 
-    Raises: ApiServerError if the API server does not answer, or refuses a Secret.
+    Raises: ApiServerError if the API server does not answer, refuses a Secret, or has one of its name that is not ours.
     """
     found = cluster.children(deployment.namespace, deployment.name)
     children = by_key(each for each in found if is_ours(deployment, each))
-    children |= by_key(cluster.create(finish(deployment, each)) for each in _missing_secrets(deployment, children))
+    drawn = by_key(cluster.create(finish(deployment, each)) for each in _missing_secrets(deployment, children))
+    children |= drawn
     external = deployment.spec.pool.external
     pool_secret: Json | None
     renewed: Json | None = None
@@ -62,17 +71,22 @@ def observe(cluster: Cluster, release: Release, deployment: OrcaDeployment, lost
         now_s=time.time(),
         children=observed,
         pool_secret=pool_secret,
+        drawn_secrets=tuple(name for _, name in drawn),
         renewed_pool_secret=renewed,
         named_certificates=None if named is None else cluster.secret(deployment.namespace, named),
-        keys_problem=_keys_problem(cluster, deployment),
+        keys_problem=_keys_problem(cluster, deployment, children),
         lost_nodes=lost_nodes,
         fetch=probes.poll_fetch(observed.pods(names.FETCH)),
     )
 
 
-def with_pool(observation: Observation, pool: PoolStatus) -> Observation:
-    """Complete an observation with the status of the pool, and the time at which it is complete."""
-    return replace(observation, pool=pool, now_s=time.time())
+async def with_pool(observation: Observation) -> Observation:
+    """Poll the pool, and return the complete observation, with the time at which it is complete."""
+    deployment, secret = observation.deployment, observation.pool_secret
+    polled = await probes.poll_pool(deployment, secret, slots_that_some_exceed(observation))
+    if (left := pool_move.url_left(observation)) is not None:
+        polled = pool_move.judge(observation, polled, await probes.poll_pool(deployment, secret, None, url=left))
+    return replace(observation, pool=polled, now_s=time.time())
 
 
 def reconcile(cluster: Cluster, observation: Observation, before: Json, refusals: Refusals) -> bool:
@@ -100,12 +114,16 @@ def _missing_secrets(deployment: OrcaDeployment, children: Mapping[ObjectKey, Js
         yield credentials.api_key_secret(deployment)
 
 
-def _keys_problem(cluster: Cluster, deployment: OrcaDeployment) -> str | None:
-    named = deployment.spec.gateway.api_keys_secret
-    if named is None or deployment.spec.gateway.open_to_all:
+def _keys_problem(cluster: Cluster, deployment: OrcaDeployment, children: Mapping[ObjectKey, Json]) -> str | None:
+    keys, named = keys_secret(deployment), deployment.spec.gateway.api_keys_secret
+    if keys is None:
         return None
-    secret = cluster.secret(deployment.namespace, named.name)
-    missing = of_secret(named.name, secret, [named.key], field="gateway.apiKeysSecret", names_keys=True)
+    if named is None:
+        own = children.get(("Secret", keys.name))
+        missing = of_secret(keys.name, own, [keys.key], field="the gateway", names_keys=False)
+    else:
+        secret = cluster.secret(deployment.namespace, named.name)
+        missing = of_secret(named.name, secret, [named.key], field="gateway.apiKeysSecret", names_keys=True)
     return None if missing is None else missing.message
 
 
@@ -115,7 +133,8 @@ def _carry_out(cluster: Cluster, observation: Observation, plan: ReconcilePlan, 
     If a promise does not reach the pool, the plan ends there, since the actions after a promise rely on it. The next
     reconcile sends it again.
 
-    Returns: the actions that the API server refuses, now or not long ago, and the promise that did not reach the pool.
+    Returns: the actions that the API server refuses or undoes, now or not long ago, and the promise that did not reach
+        the pool.
     """
     deployment = observation.deployment
     refusals.begin(deployment, plan.actions)
@@ -137,6 +156,12 @@ def _carry_out(cluster: Cluster, observation: Observation, plan: ReconcilePlan, 
                 log.warning("the API server refuses: %s", error, extra={"resource": deployment.name})
                 refusal = Refusal(action, str(error))
                 refusals.record(deployment, refusal)
+            except _Undone as error:
+                log.warning("%s", error, extra={"resource": deployment.name})
+                refusal = Refusal(action, str(error), is_undone=True)
+                refusals.record(deployment, refusal)
+                now = _timestamp(observation)
+                cluster.record_event(deployment, CHANGED_BY_OTHERS, str(error), is_warning=True, now=now)
             except OrcaError as error:
                 log.warning("the promise did not reach the pool: %s", error, extra={"resource": deployment.name})
                 return [*refused, Refusal(action, str(error))]
@@ -145,7 +170,7 @@ def _carry_out(cluster: Cluster, observation: Observation, plan: ReconcilePlan, 
 
 
 def _act(cluster: Cluster, observation: Observation, action: Action) -> None:
-    """Carry out one action. Raises: ApiServerError; OrcaError if a promise did not reach the pool."""
+    """Carry out one action. Raises: ApiServerError; _Undone; OrcaError if a promise did not reach the pool."""
     deployment = observation.deployment
     context = {"namespace": deployment.namespace, "resource": deployment.name, "reason": action.reason}
     if isinstance(action, Apply):
@@ -154,7 +179,7 @@ def _act(cluster: Cluster, observation: Observation, action: Action) -> None:
         if changed := drift(manifest, _write(cluster, manifest, is_new=action.is_new)):
             # An admission webhook may do this. Another write would end in the same way.
             child = f"{manifest['kind']} {manifest['metadata']['name']}"
-            raise ApiServerError(409, f"somebody changes {changed} of {child} while it is written")
+            raise _Undone(f"somebody changes {changed} of {child} while it is written, such as an admission webhook")
     elif isinstance(action, IssueCertificate):
         name = names.certificates(deployment.name)
         log.info("issue", extra={"kind": "Secret", "child": name, **context})
@@ -182,15 +207,23 @@ def _write(cluster: Cluster, manifest: Json, *, is_new: bool) -> Json:
 
 
 def _record_events(cluster: Cluster, observation: Observation, before: Json, written: Json) -> None:
-    """Record an Event when Ready or Degraded changes, with the message of the condition."""
-    now = datetime.fromtimestamp(observation.now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    """Record an Event when a Secret is drawn again, and when Ready or Degraded changes."""
+    now = _timestamp(observation)
     old = {each["type"]: (each["status"], each["reason"]) for each in before.get("conditions") or []}
+    for secret in observation.drawn_secrets if before else ():
+        # Without this Event, nothing would show why clients' keys are refused, or why Redis restarts.
+        message = f"there was no Secret {secret}, so a new one is drawn: whatever used the old one needs the new one"
+        cluster.record_event(observation.deployment, "SecretDrawn", message, is_warning=True, now=now)
     for each in written["conditions"]:
         has_changed = old.get(each["type"]) != (each["status"], each["reason"])
         if has_changed and (each["type"] == "Ready" or (each["type"] == "Degraded" and each["status"] == "True")):
             is_warning = each["type"] == "Degraded"
             message = f"{each['type']} is {each['status']}: {each['message']}".removesuffix(": ")
             cluster.record_event(observation.deployment, each["reason"], message, is_warning=is_warning, now=now)
+
+
+def _timestamp(observation: Observation) -> str:
+    return datetime.fromtimestamp(observation.now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _write_status(cluster: Cluster, namespace: str, name: str, before: Json, written: Json) -> None:

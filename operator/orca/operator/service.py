@@ -10,10 +10,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
-import kopf
 from kubernetes import client, config
 from kubernetes.config import ConfigException
 
@@ -23,19 +22,20 @@ from orca.core.process.logs import Format, configure_logging
 from orca.operator.cluster.api_calls import ApiServerError
 from orca.operator.cluster.api_server import Cluster, Leases
 from orca.operator.cluster.leadership import Leadership
-from orca.operator.cluster.probes import poll_pool
-from orca.operator.cluster.watching import Key, ResourceLists, make_registry, make_settings
+from orca.operator.cluster.watches import Watches
+from orca.operator.cluster.watching import Key, ResourceLists
 from orca.operator.cluster.work_queue import WorkQueue
 from orca.operator.domain.api_refusals import Refusals
 from orca.operator.domain.resource import BadSpec, read
 from orca.operator.metrics import OperatorMetrics
-from orca.operator.plan.slots_change import slots_that_some_exceed
 from orca.operator.reconcile import SOON_S, observe, reconcile, refuse, with_pool
 from orca.operator.settings import OperatorSettings, parse_settings
 
 log = logging.getLogger("orca.operator")
 
 RETRY_FIRST_S, RETRY_MAX_S = 1.0, 60.0
+FORBIDDEN = 403
+"""Status of a call that the operator has no right to."""
 DEAF_AFTER_S = 60.0
 """Health turns bad if the API server has not answered a list for this long, and for the time of four lists."""
 
@@ -54,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_logging("operator", fmt=cast(Format, settings.log_format), level=settings.log_level.upper())
     # kopf's own lines about each event add nothing to those of the reconciles.
     logging.getLogger("kopf").setLevel(logging.WARNING)
+    # It warns in each thread but the main one that it takes no signals there (watches.py).
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
     configuration = client.Configuration()
     try:
         config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call, unused-ignore]
@@ -98,7 +100,13 @@ class Operator:
             cluster, settings.namespaces, resync_s=settings.resync_seconds, clock=time.monotonic
         )
         self._listed_s = time.monotonic()
-        self._metrics = OperatorMetrics(lambda: len(self._queue), self._heard_age_s, self._is_leader)
+        self._refused: Mapping[str, str] = {}
+        self._metrics = OperatorMetrics(
+            lambda: len(self._queue), self._heard_age_s, self._is_leader, lambda: len(self._refused)
+        )
+        self._watches = Watches(
+            lambda namespace, name: self._queue.add((namespace, name)), self._metrics.watch_failures.inc
+        )
 
     async def run(self) -> int:
         """Run until SIGTERM, SIGINT, cancellation, or the loss of the Lease. Returns: exit status."""
@@ -137,28 +145,17 @@ class Operator:
         self._listed_s = time.monotonic()
         ending = asyncio.create_task(end.wait())
         tasks = [asyncio.create_task(self._queue.work(self._reconcile)) for _ in range(self._settings.workers)]
-        tasks.append(asyncio.create_task(self._resync()))
-        not_of_kopf = asyncio.all_tasks()
-        namespaces = self._settings.namespaces
-        watches = await kopf.spawn_tasks(
-            registry=make_registry(lambda namespace, name: self._queue.add((namespace, name))),
-            settings=make_settings(is_namespaced=bool(namespaces)),
-            namespaces=namespaces,
-            clusterwide=not namespaces,
-            standalone=True,
-        )
-        # kopf has taken the signals, and would go on for five seconds after one. If it is cancelled, it ends at once.
-        set_on_signals(end)
-        watching = asyncio.create_task(kopf.run_tasks(watches, ignored=not_of_kopf))
+        tasks += [asyncio.create_task(each) for each in (self._resync(), self._watches.run())]
         try:
-            await asyncio.wait([watching, ending], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*tasks, ending], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            everything = (*tasks, watching, ending)
-            for task in everything:
+            for task in (*tasks, ending):
                 task.cancel()
-            await asyncio.gather(*everything, return_exceptions=True)
-        if not watching.cancelled():
-            watching.result()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        # None of them ends by itself, so this is a fault of ours.
+        for result in ended:
+            if isinstance(result, Exception):
+                raise result
 
     async def _resync(self) -> None:
         """List the resources regularly, and reconcile those that are due."""
@@ -166,12 +163,22 @@ class Operator:
             try:
                 listed = await asyncio.to_thread(self._lists.list)
                 self._listed_s = time.monotonic()
+                self._note_refused(listed.refused)
+                self._watches.serve(listed.served)
                 self._refusals.keep(listed.uids)
                 for key in listed.due:
                     await self._queue.add(key)
             except ApiServerError as error:
                 log.warning("cannot list the OrcaDeployments: %s", error)
             await asyncio.sleep(self._lists.every_s)
+
+    def _note_refused(self, refused: Mapping[str, str]) -> None:
+        """Log which namespaces are not served any more, and which are again."""
+        for namespace in refused.keys() - self._refused.keys():
+            log.warning("the namespace %s is not served: %s", namespace, refused[namespace])
+        for namespace in self._refused.keys() - refused.keys():
+            log.info("the namespace %s is served again", namespace)
+        self._refused = refused
 
     async def _reconcile(self, key: Key) -> None:
         """Reconcile once, and again later after a failure."""
@@ -199,7 +206,13 @@ class Operator:
 
     async def _reconcile_once(self, key: Key) -> float | None:
         """Returns: seconds until the next reconcile; None leaves it to events."""
-        body = await asyncio.to_thread(self._cluster.deployment, *key)
+        try:
+            body = await asyncio.to_thread(self._cluster.deployment, *key)
+        except ApiServerError as error:
+            if error.status != FORBIDDEN:
+                raise
+            # Its namespace is not served any more. The lists name it again when it is.
+            body = None
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._queue.forget(key)
             self._failures.pop(key, None)
@@ -216,12 +229,9 @@ class Operator:
             if error.is_refusal:
                 await asyncio.to_thread(refuse, self._cluster, body, "Refused", str(error))
             raise
-        larger_than = slots_that_some_exceed(observation)
-        pool = await poll_pool(deployment, observation.pool_secret, larger_than)
+        complete = await with_pool(observation)
         before = body.get("status", {})
-        is_moving = await asyncio.to_thread(
-            reconcile, self._cluster, with_pool(observation, pool), before, self._refusals
-        )
+        is_moving = await asyncio.to_thread(reconcile, self._cluster, complete, before, self._refusals)
         return SOON_S if is_moving else None
 
     def _health(self) -> Page:

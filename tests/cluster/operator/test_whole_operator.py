@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,28 @@ def test_deleted_and_changed_objects_are_restored(shop: Shop, operator: Operator
 
     wait_until(is_back, WITHIN_S, lambda: operator.log[-2000:])
     shop.wait_for("Ready", "True")
+
+
+def test_what_somebody_adds_stays_and_the_resource_is_ready(shop: Shop, operator: OperatorProcess) -> None:
+    """Add what `kubectl set env`, Reloader, Kyverno and GKE Autopilot add."""
+    shop.create()
+    shop.wait_for("Ready", "True")
+    container = {"name": "gateway", "env": [{"name": "ADDED", "value": "1"}]}
+    pod: dict[str, Any] = {"containers": [container], "imagePullSecrets": [{"name": "his"}]}
+    read = shop.apps.read_namespaced_deployment("shop-gateway", shop.namespace).spec.template.spec
+    pod["tolerations"] = [each.to_dict() for each in read.tolerations] + [{"key": "arch", "operator": "Exists"}]
+    for each in pod["tolerations"]:
+        each["tolerationSeconds"] = each.pop("toleration_seconds", None)
+    body = {"spec": {"template": {"spec": pod}}}
+    shop.apps.patch_namespaced_deployment("shop-gateway", shop.namespace, body)
+    before = operator.reconciles()
+    wait_until(lambda: operator.reconciles() >= before + 4, WITHIN_S, lambda: operator.log[-2000:])
+    shop.wait_for("Ready", "True")
+    assert shop.condition("Accepted")[0] == "True"
+    there = shop.apps.read_namespaced_deployment("shop-gateway", shop.namespace).spec.template.spec
+    assert "ADDED" in [each.name for each in there.containers[0].env]
+    assert "arch" in [each.key for each in there.tolerations]
+    assert "somebody has changed" not in operator.log
 
 
 @pytest.mark.slow

@@ -81,7 +81,11 @@ def test_the_definition_is_the_file_and_stays_when_the_release_goes() -> None:
     written = yaml.safe_load((CHART / "crd" / "orcadeployments.yaml").read_text())
     assert rendered["spec"] == written["spec"]
     assert rendered["metadata"]["name"] == written["metadata"]["name"]
-    assert rendered["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert rendered["metadata"]["annotations"] == {
+        "helm.sh/resource-policy": "keep",
+        "kustomize.toolkit.fluxcd.io/prune": "disabled",
+        "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
+    }
 
 
 def test_the_definition_is_small_enough_for_a_plain_apply() -> None:

@@ -189,6 +189,7 @@ def test_an_external_pool_has_its_own_url_and_credentials() -> None:
     assert ("StatefulSet", "shop-pool") not in found
     gateway = found["Deployment", "shop-gateway"]["spec"]["template"]["spec"]["containers"][0]
     variables = {each["name"]: each for each in gateway["env"]}
+    # The Secret of this cluster has no URL; test_kept_data.py has those with one.
     assert variables["ORCA_GATEWAY_POOL"]["valueFrom"]["secretKeyRef"] == {"name": "redis", "key": "url"}
     assert variables["ORCA_POOL_REPLICAS"]["value"] == "2"
 

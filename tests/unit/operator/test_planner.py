@@ -1,5 +1,7 @@
 """A spec and the observed state become a plan of actions."""
 
+import copy
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -315,6 +317,83 @@ def test_drift_names_the_path_and_ignores_fields_that_the_api_server_rewrites() 
     assert drift({"cpu": "500001u"}, {"cpu": "500m"}) == "cpu"
     assert drift({"spec": {"list": [{"a": 2}]}}, there) == "spec.list[0].a"
     assert drift({"spec": {"list": []}}, there) == "spec.list"
+
+
+def gateway_with(change: Callable[[Json], None]) -> tuple[Json, Json]:
+    """The Deployment of gateways as it was written, and as somebody has changed its pod's spec."""
+    there = settled(deployment(gateway={"tolerations": [{"key": "a"}]})).objects["Deployment", "shop-gateway"]
+    changed = copy.deepcopy(there)
+    change(changed["spec"]["template"]["spec"])
+    return there, changed
+
+
+def add(field: str, item: Json, *, first: bool = False) -> Callable[[Json], None]:
+    """Args: field: of the pod, or of its container if it has none of that name."""
+
+    def change(pod: Json) -> None:
+        items = (pod if field in pod or field == "initContainers" else pod["containers"][0]).setdefault(field, [])
+        items.insert(0 if first else len(items), item)
+
+    return change
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before ours", "after ours"])
+@pytest.mark.parametrize(
+    ("field", "item"),
+    [
+        ("tolerations", {"key": "kubernetes.io/arch", "operator": "Equal", "value": "amd64", "effect": "NoSchedule"}),
+        ("env", {"name": "ADDED", "value": "1"}),
+        ("ports", {"containerPort": 15090, "protocol": "TCP"}),
+        ("volumes", {"name": "ca", "configMap": {"name": "ca"}}),
+        ("volumeMounts", {"name": "temporary", "mountPath": "/added"}),
+        ("containers", {"name": "proxy", "image": "i"}),
+        ("initContainers", {"name": "init", "image": "i"}),
+        ("topologySpreadConstraints", {"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "maxSkew": 1}),
+    ],
+)
+def test_what_others_add_to_a_list_is_no_drift(field: str, item: Json, first: bool) -> None:
+    assert drift(*gateway_with(add(field, item, first=first))) is None
+
+
+def test_a_request_that_others_add_is_no_drift_and_one_that_they_change_is() -> None:
+    wanted = {"resources": {"requests": {"cpu": "100m"}}}
+    assert drift(wanted, {"resources": {"requests": {"cpu": "0.1", "ephemeral-storage": "1Gi"}, "limits": {}}}) is None
+    assert drift(wanted, {"resources": {"requests": {"cpu": "250m"}}}) == "resources.requests.cpu"
+
+
+def take(field: str) -> Callable[[Json], None]:
+    def change(pod: Json) -> None:
+        (pod if field in pod else pod["containers"][0])[field].pop(0)
+
+    return change
+
+
+@pytest.mark.parametrize("field", ["tolerations", "env", "ports", "volumes", "volumeMounts", "containers", "args"])
+def test_an_item_that_is_taken_away_is_drift(field: str) -> None:
+    assert field in str(drift(*gateway_with(take(field))))
+
+
+def test_an_item_is_compared_with_the_one_of_its_key() -> None:
+    def rename(pod: Json) -> None:
+        pod["containers"][0]["image"] = "mirror/gateway:1"
+        pod["containers"].insert(0, {"name": "proxy", "image": "i"})
+
+    assert drift(*gateway_with(rename)) == "spec.template.spec.containers[gateway].image"
+
+
+def test_lists_without_keys_are_compared_as_a_whole() -> None:
+    peers = {"spec": {"ingress": [{"ports": [{"port": 1, "protocol": "TCP"}]}]}}
+    more = {"spec": {"ingress": [{"ports": [{"port": 1, "protocol": "TCP"}, {"port": 2, "protocol": "TCP"}]}]}}
+    assert drift(peers, more) == "spec.ingress[0].ports"
+    assert drift({"args": ["a"]}, {"args": ["a", "--log-level=debug"]}) == "args"
+    assert drift({"args": ["a", "b"]}, {"args": ["b", "a"]}) == "args[0]"
+
+
+def test_the_ports_of_a_service_are_told_apart_by_number_and_protocol() -> None:
+    wanted = {"spec": {"ports": [{"name": "http", "port": 80, "protocol": "TCP"}]}}
+    other = {"name": "quic", "port": 80, "protocol": "UDP"}
+    assert drift(wanted, {"spec": {"ports": [other, {"name": "http", "port": 80, "protocol": "TCP"}]}}) is None
+    assert drift(wanted, {"spec": {"ports": [other]}}) == "spec.ports[80]"
 
 
 def test_network_policies_are_created_and_deleted_with_the_operators_setting() -> None:

@@ -78,7 +78,7 @@ def without_ports(body: Json) -> Json:
     return {**body, "spec": {**body["spec"], "ports": []}} if is_it else body
 
 
-def test_a_field_that_admission_changes_back_is_reported_and_not_written_repeatedly() -> None:
+def test_a_field_that_admission_changes_back_is_an_event_and_not_written_repeatedly() -> None:
     with fake_api_server() as (fake, cluster):
         fake.admits = without_ports
         refusals = Refusals(time.monotonic)
@@ -86,9 +86,12 @@ def test_a_field_that_admission_changes_back_is_reported_and_not_written_repeate
             observed = observe(cluster, RELEASE, deployment(), NOBODY)
             reconcile(cluster, observed, {}, refusals)
     assert fake.calls("PATCH", "/services/shop") == 1
-    [told] = [each for each in fake.status("shop")["conditions"] if each["type"] == "Accepted"]
-    assert (told["status"], told["reason"]) == ("False", "Refused")
-    assert "somebody changes spec.ports of Service shop " in told["message"]
+    [accepted] = [each for each in fake.status("shop")["conditions"] if each["type"] == "Accepted"]
+    assert (accepted["status"], accepted["reason"]) == ("True", "Valid")
+    events = [body for _, path, body in fake.said if path.endswith("/events") and body is not None]
+    [told] = [each for each in events if each["reason"] == "ChangedByOthers"]
+    assert told["type"] == "Warning"
+    assert "somebody changes spec.ports[80] of Service shop " in told["message"]
 
 
 def test_a_missing_secret_of_api_keys_is_reported() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from orca.operator.cluster.api_calls import ApiServerError
 from orca.operator.cluster.api_server import Cluster
 from orca.operator.cluster.watching import ResourceLists
 from support.operator.fake_api_server import FakeApiServer, fake_api_server
@@ -52,3 +53,48 @@ def test_lists_are_at_most_half_a_minute_apart_and_one_comes_when_a_resync_is_du
 ) -> None:
     with fake_api_server() as (_, cluster):
         assert ResourceLists(cluster, (), resync_s=resync_s, clock=lambda: 0.0).every_s == every_s
+
+
+A, B = (f"/apis/orca-serving.io/v1alpha1/namespaces/{name}/orcadeployments" for name in "ab")
+
+
+def shop_in(namespace: str) -> dict[str, object]:
+    return {"items": [{"metadata": {"namespace": namespace, "name": "shop", "uid": f"uid-{namespace}"}}]}
+
+
+@pytest.mark.parametrize("status", [403, 404, 500])
+def test_a_namespace_that_is_refused_leaves_the_others_served(status: int) -> None:
+    with fake_api_server() as (fake, cluster):
+        fake.objects |= {A: shop_in("a"), B: shop_in("b")}
+        listing = ResourceLists(cluster, ("a", "b"), resync_s=3600, clock=lambda: 0.0)
+        assert listing.list().served == ("a", "b")
+        fake.refuses["GET", B] = status, "so it is"
+        listed = listing.list()
+        assert (listed.served, listed.uids, listed.due) == (("a",), {"uid-a"}, ())
+        assert "so it is" in listed.refused["b"]
+
+
+def test_a_namespace_that_comes_is_looked_at_with_the_next_list() -> None:
+    with fake_api_server() as (fake, cluster):
+        fake.objects |= {A: shop_in("a"), B: shop_in("b")}
+        fake.refuses["GET", B] = 403, "so it is"
+        listing = ResourceLists(cluster, ("a", "b"), resync_s=3600, clock=lambda: 0.0)
+        listing.list()
+        del fake.refuses["GET", B]
+        assert listing.list().due == (("a", "shop"), ("b", "shop"))
+
+
+def test_no_namespace_at_all_is_an_answer_and_not_an_api_server_that_is_away() -> None:
+    with fake_api_server() as (fake, cluster):
+        fake.refuses["GET", A] = 403, "so it is"
+        listed = ResourceLists(cluster, ("a",), resync_s=3600, clock=lambda: 0.0).list()
+        assert (listed.served, listed.due, set(listed.refused)) == ((), (), {"a"})
+
+
+@pytest.mark.parametrize("status", [401, 503])
+def test_credentials_that_have_run_out_and_an_api_server_that_fails_are_everybodys_trouble(status: int) -> None:
+    with fake_api_server() as (fake, cluster):
+        for path in (A, B):
+            fake.refuses["GET", path] = status, "so it is"
+        with pytest.raises(ApiServerError, match="so it is"):
+            ResourceLists(cluster, ("a", "b"), resync_s=3600, clock=lambda: 0.0).list()

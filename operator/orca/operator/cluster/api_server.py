@@ -4,7 +4,7 @@ Objects are changed by server-side apply under one field manager. So fields that
 repeated write changes nothing. Only a Lease is replaced as a whole, in the version that was read.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,11 +70,11 @@ class Cluster:
         """Return an OrcaDeployment as it is now; None if there is none."""
         return self._calls.get(_resource_path(namespace, name))
 
-    def deployments(self, namespaces: Sequence[str]) -> list[Json]:
-        """Return all OrcaDeployments. Args: namespaces: to look in; none for the whole cluster."""
-        base = f"/apis/{GROUP}/{VERSION}"
-        paths = [f"{base}/namespaces/{namespace}/{PLURAL}" for namespace in namespaces] or [f"{base}/{PLURAL}"]
-        return [each for path in paths for each in self._calls.call("GET", path)["items"]]
+    def deployments(self, namespace: str | None) -> list[Json]:
+        """Return all OrcaDeployments of a namespace. Args: namespace: None for the whole cluster."""
+        where = "" if namespace is None else f"/namespaces/{namespace}"
+        found: list[Json] = self._calls.call("GET", f"/apis/{GROUP}/{VERSION}{where}/{PLURAL}")["items"]
+        return found
 
     def secret(self, namespace: str, name: str) -> Json | None:
         """Return a Secret; None if there is none."""
@@ -95,12 +95,8 @@ class Cluster:
     def apply_new(self, manifest: Mapping[str, Any]) -> Json:
         """Apply an object that is not there yet. Raises: ApiServerError 409 if somebody else has one of this name."""
         there = self._calls.get(_path_of(manifest))
-        label = names.DEPLOYMENT_LABEL
-        if there is not None and (
-            label_map(there).get(label) != label_map(manifest)[label] or controllers(there) - controllers(manifest)
-        ):
-            name = manifest["metadata"]["name"]
-            raise ApiServerError(409, f"{manifest['kind']} {name} exists already and does not belong to this resource")
+        if there is not None:
+            _check_is_ours(manifest, there)
         return self.apply(manifest)
 
     def apply(self, manifest: Mapping[str, Any]) -> Json:
@@ -109,7 +105,10 @@ class Cluster:
         return made
 
     def create(self, manifest: Mapping[str, Any]) -> Json:
-        """Create an object, unless it exists. Returns: the object as it is now."""
+        """Create an object, unless it exists. Returns: the object as it is now.
+
+        Raises: ApiServerError 409 if somebody else has one of this name.
+        """
         folder = _folder(manifest["kind"], manifest["metadata"]["namespace"])
         try:
             made: Json = self._calls.call("POST", folder, manifest, query=_CREATE)
@@ -117,6 +116,7 @@ class Cluster:
             if error.status != 409:
                 raise
             made = self._calls.call("GET", _path_of(manifest))
+            _check_is_ours(manifest, made)
         return made
 
     def annotate_pod(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
@@ -211,6 +211,18 @@ class Leases:
         metadata = lease["metadata"]
         made: Json = self._calls.call("PUT", f"{_leases_path(metadata['namespace'])}/{metadata['name']}", lease)
         return made
+
+
+def _check_is_ours(manifest: Mapping[str, Any], there: Json) -> None:
+    """Raises: ApiServerError 409 if an object of this name does not belong to the resource that we write it for."""
+    label = names.DEPLOYMENT_LABEL
+    if label_map(there).get(label) != label_map(manifest).get(label) or controllers(there) - controllers(manifest):
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        raise ApiServerError(
+            409,
+            f"{kind} {name} exists already and does not belong to this resource; delete or rename that {kind}, or give"
+            " this resource another name",
+        )
 
 
 def _folder(kind: str, namespace: str) -> str:

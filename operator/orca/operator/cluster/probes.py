@@ -66,15 +66,18 @@ def _read_progress(host: str, port: int) -> FetchProgress | None:
         connection.close()
 
 
-async def poll_pool(deployment: OrcaDeployment, secret: Json | None, larger_than: int | None) -> PoolStatus:
+async def poll_pool(
+    deployment: OrcaDeployment, secret: Json | None, larger_than: int | None, *, url: str | None = None
+) -> PoolStatus:
     """Ask the pool for its counts, on a connection of its own.
 
     Args:
         secret: as the API server gives it; None if there is none.
         larger_than: slots; ask also which requests need more, for which the pool checks each request. None does not.
+        url: of the Redis to ask, with the login in the Secret; None asks the one that the Secret names.
     """
     try:
-        async with _connected(deployment, secret) as pool:
+        async with _connected(deployment, secret, url) as pool:
             return await _read_status(pool, larger_than)
     except OrcaError as error:
         return PoolStatus(problem=str(error))
@@ -108,9 +111,12 @@ def set_promise(
 
 
 @contextlib.asynccontextmanager
-async def _connected(deployment: OrcaDeployment, secret: Json | None) -> AsyncIterator[RedisPool]:
+async def _connected(
+    deployment: OrcaDeployment, secret: Json | None, other_url: str | None = None
+) -> AsyncIterator[RedisPool]:
     """Connect to the pool.
 
+    Args: other_url: of an external pool; None takes the one in the Secret.
     Raises: UnusablePoolSecret, SettingError; PoolUnavailable also for an answer of Redis that the pool does not know.
     """
     external = deployment.spec.pool.external
@@ -125,8 +131,8 @@ async def _connected(deployment: OrcaDeployment, secret: Json | None) -> AsyncIt
         raise UnusablePoolSecret(f"the Secret {name} holds a value that is not text") from error
     if external is None:
         values["user"] = pool.USER
-    url = f"redis://{name}.{deployment.namespace}.svc:{pool.PORT}/0"
-    if external is not None:
+    url = other_url or f"redis://{name}.{deployment.namespace}.svc:{pool.PORT}/0"
+    if external is not None and other_url is None:
         if external.url_secret.key not in values:
             raise UnusablePoolSecret(f"the Secret {name} has no key {external.url_secret.key}")
         url = values[external.url_secret.key].strip()

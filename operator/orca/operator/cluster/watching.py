@@ -1,4 +1,4 @@
-"""Watches of the API server through kopf, and regular lists: they name the resources to reconcile.
+"""Handlers of watches through kopf, and regular lists: they name the resources to reconcile.
 
 Every event only names a resource to reconcile. kopf keeps the watches alive. Its handlers for creation, change and
 deletion are not used: they need finalizers, so nobody could delete a resource while the operator is gone, and
@@ -8,16 +8,17 @@ The lists notice lost nodes, find what a dead watch has missed, and show that th
 """
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import kopf
 
+from orca.operator.cluster.api_calls import ApiServerError
 from orca.operator.cluster.api_server import Cluster
 from orca.operator.domain import names
 from orca.operator.domain.objects import condition_status
-from orca.operator.domain.resource import GROUP, PLURAL, VERSION
+from orca.operator.domain.resource import GROUP, PLURAL, VERSION, Json
 
 Key = tuple[str, str]
 """Namespace and name of an OrcaDeployment."""
@@ -35,6 +36,9 @@ CHILDREN = (
     ("networking.k8s.io", "v1", "ingresses"),
     ("policy", "v1", "poddisruptionbudgets"),
 )
+
+UNAUTHORIZED = 401
+"""Status of credentials that have run out. All namespaces have the same, and a restart may read newer ones."""
 
 LIST_S = 30.0
 """Most seconds between two lists, even if resources are due less often. A lost node must not wait for those, and an
@@ -91,6 +95,8 @@ def make_settings(*, is_namespaced: bool) -> kopf.OperatorSettings:
 class ListedResources:
     uids: frozenset[str]  # of all resources
     due: tuple[Key, ...]  # to reconcile, though no event named them
+    served: tuple[str | None, ...]  # namespaces that the API server lists; None stands for the whole cluster
+    refused: Mapping[str, str]  # namespaces that it does not list, with its words
 
 
 class ResourceLists:
@@ -105,18 +111,46 @@ class ResourceLists:
         self._resync_s = resync_s
         self._clock = clock
         self._were_due_s = -math.inf
+        self._served: tuple[str | None, ...] = ()
         self.lost_nodes: frozenset[str] = frozenset()
         self.every_s = resync_s / math.ceil(resync_s / LIST_S)
 
     def list(self) -> ListedResources:
-        """List once. All resources are due also when a node is lost, or back. Raises: ApiServerError."""
-        found = [each["metadata"] for each in self._cluster.deployments(self._namespaces)]
+        """List once. All resources are due also when a node is lost or back, and when a namespace comes.
+
+        Raises: ApiServerError if the API server does not answer. Its refusal of one namespace is no error: such a
+            namespace may be deleted, and its Role with it, while the others are served.
+        """
+        found, served, refused = self._list_namespaces()
         uids = frozenset(each["uid"] for each in found)
         lost, now_s = self._find_lost_nodes(), self._clock()
-        if lost == self.lost_nodes and now_s - self._were_due_s < self._resync_s:
-            return ListedResources(uids, due=())
+        is_at_rest = lost == self.lost_nodes and set(served) <= set(self._served)
+        self._served = served
+        if is_at_rest and now_s - self._were_due_s < self._resync_s:
+            return ListedResources(uids, due=(), served=served, refused=refused)
         self.lost_nodes, self._were_due_s = lost, now_s
-        return ListedResources(uids, due=tuple((each["namespace"], each["name"]) for each in found))
+        due = tuple((each["namespace"], each["name"]) for each in found)
+        return ListedResources(uids, due=due, served=served, refused=refused)
+
+    def _list_namespaces(self) -> tuple[Sequence[Json], tuple[str | None, ...], Mapping[str, str]]:
+        """Return the metadata of all resources, the namespaces with an answer, and the others with the reason."""
+        if not self._namespaces:
+            return [each["metadata"] for each in self._cluster.deployments(None)], (None,), {}
+        found: MutableSequence[Json] = []
+        refused: dict[str, str] = {}
+        failure: ApiServerError | None = None
+        for namespace in self._namespaces:
+            try:
+                found += [each["metadata"] for each in self._cluster.deployments(namespace)]
+            except ApiServerError as error:
+                if not error.is_answer or error.status == UNAUTHORIZED:
+                    raise
+                refused[namespace] = str(error)
+                failure = failure if error.is_refusal else error
+        served = tuple(each for each in self._namespaces if each not in refused)
+        if failure is not None and not served:
+            raise failure
+        return found, served, refused
 
     def _find_lost_nodes(self) -> frozenset[str]:
         """Return the nodes that the cluster has not heard from for a while.

@@ -1,7 +1,8 @@
 """Actions that the API server has refused (quota, admission, a patch that makes no sense), and when to try each again.
 
 The next reconcile would be refused in the same way, so each refused action waits, longer each time. A changed spec ends
-the wait. A certificate that is due again right after it was written waits in the same way.
+the wait. A certificate that is due again right after it was written waits in the same way. So does a write that
+admission undoes. That is the cluster's wish, so it is an Event and no fault of the spec.
 
 This is in memory and holds no truth: an operator that starts tries once more. A promise that did not reach the pool is
 no refusal: the next reconcile sends it again.
@@ -20,6 +21,7 @@ WAIT_FIRST_S, WAIT_MAX_S = 5.0, 600.0
 class Refusal:
     action: Action
     message: str  # of the API server, or why the promise did not reach the pool
+    is_undone: bool = False  # the API server took the write, and admission or another writer changed it at once
 
     @property
     def is_of_pool(self) -> bool:

@@ -7,6 +7,8 @@ They are in labels and annotations of the operator's own, written when an object
     StatefulSet of a scheduler  slots       KV slots of the group, or `all` for as many as its memory holds
                                 model       label: digest of what decides outputs
                                 generation  label: generation of the model
+                                pool        as on the Deployment of gateways
+    Deployment of gateways      pool        URL of the external Redis that holds the requests, without credentials
     pods of gateways            models      their own model, then older ones whose answers they still read
 
 The arguments of containers say the same, but users may patch those. Users may edit a label or an annotation too. If one
@@ -27,7 +29,7 @@ STAGES_MAX = 64
 """The bound in the CRD."""
 
 _ALL_SLOTS = "all"
-_KEPT = (names.STAGES_ANNOTATION, names.SLOTS_ANNOTATION, names.MODELS_ANNOTATION)
+_KEPT = (names.STAGES_ANNOTATION, names.SLOTS_ANNOTATION, names.MODELS_ANNOTATION, names.POOL_ANNOTATION)
 
 
 def stages_annotations(count: int, model: ModelReference) -> dict[str, str]:
@@ -43,6 +45,11 @@ def slots_annotations(slots: int | None) -> dict[str, str]:
 def models_annotations(models: Sequence[ModelReference]) -> dict[str, str]:
     """Return the facts on whatever reads models. Args: models: its own first."""
     return {names.MODELS_ANNOTATION: json.dumps([each.as_json() for each in models], sort_keys=True)}
+
+
+def pool_annotations(url: str | None) -> dict[str, str]:
+    """Return the fact on whatever uses an external pool. Args: url: None for a managed pool, or if it is unknown."""
+    return {} if url is None else {names.POOL_ANNOTATION: url}
 
 
 def kept_annotations(there: Json) -> dict[str, str]:
@@ -67,6 +74,11 @@ def slots(scheduler: Json) -> int | None:
 def are_slots_known(scheduler: Json) -> bool:
     """Return whether the annotation tells the slots of a group. Args: scheduler: its StatefulSet."""
     return slots(scheduler) is not None or annotations(scheduler["metadata"]).get(names.SLOTS_ANNOTATION) == _ALL_SLOTS
+
+
+def pool_url(workload: Json) -> str | None:
+    """Return the URL of the external pool that a workload uses; None for a managed one, and if it is unknown."""
+    return annotations(workload["metadata"]).get(names.POOL_ANNOTATION)
 
 
 def models(metadata: Mapping[str, Any]) -> list[ModelReference]:

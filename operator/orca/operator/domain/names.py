@@ -49,7 +49,16 @@ USERS_ANNOTATION = f"{GROUP}/users"
 STAGES_ANNOTATION = f"{GROUP}/stages"
 SLOTS_ANNOTATION = f"{GROUP}/slots"
 MODELS_ANNOTATION = f"{GROUP}/models"
-"""Facts about what runs: facts.py writes and reads these three."""
+POOL_ANNOTATION = f"{GROUP}/pool"
+"""Facts about what runs: facts.py writes and reads these four."""
+
+KEPT_ANNOTATIONS = {
+    "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
+    "argocd.argoproj.io/compare-options": "IgnoreExtraneous",
+    "kustomize.toolkit.fluxcd.io/prune": "disabled",
+    "helm.sh/resource-policy": "keep",
+}
+"""Annotations of objects without an owner. They hold what nobody can make again, so tools must not prune them."""
 
 _GROUP = re.compile(r".+-[0-9a-f]{8}-[0-9]{1,9}")
 
@@ -114,10 +123,13 @@ def model(name: str, digest: str) -> str:
 
 
 def labels(name: str, role: str, more: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Return the labels of an object, which are also those of the pods that it makes."""
+    """Return the labels of an object, which are also those of the pods that it makes.
+
+    `app.kubernetes.io/instance` is not among them: Argo CD takes an object with that label and without an owner for its
+    own, and prunes it.
+    """
     return {
         "app.kubernetes.io/name": "orca",
-        "app.kubernetes.io/instance": name,
         "app.kubernetes.io/component": role,
         "app.kubernetes.io/managed-by": MANAGER,
         DEPLOYMENT_LABEL: name,

@@ -47,6 +47,7 @@ class PoolStatus:
     smallest_larger_request: int = 0  # slots that the smallest of them needs
     largest_request: int = 0  # slots that the largest of them needs
     problem: str | None = None  # None if the pool answered
+    has_moved: bool = False  # the Secret names another Redis than the one that holds the requests (plan/pool_move.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class Observation:
     now_s: float  # seconds since 1970, as in the API server's timestamps
     children: Children = field(default_factory=Children)
     pool_secret: Json | None = None  # by which the pool is reached; None if there is none
+    drawn_secrets: tuple[str, ...] = ()  # names of Secrets that did not exist until this reconcile
     renewed_pool_secret: Json | None = None  # what the pool's Secret must become first; None if it may stay as it is
     named_certificates: Json | None = None  # the Secret that the spec names; None if there is none, or none is named
     keys_problem: str | None = None  # why gateways cannot have the API keys that the spec names; None if they can
@@ -136,6 +138,13 @@ class Observation:
         if same >= (in_force or 0) and same > max(served, default=0):
             return ModelVersion(digest, same)
         return ModelVersion(digest, max([int(self.now_s), *(each + 1 for each in (in_force or 0, *others.values()))]))
+
+    @cached_property
+    def pool_in_use(self) -> str | None:
+        """The URL of the external pool that gateways or schedulers use; None if the pool is managed, or unknown."""
+        gateways = self.children.get("Deployment", names.gateway(self.name))
+        users = [*self.schedulers.values()] if gateways is None else [gateways, *self.schedulers.values()]
+        return next((url for each in users if (url := facts.pool_url(each)) is not None), None)
 
     @property
     def is_wanted_in_force(self) -> bool:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from orca.operator.domain import names
@@ -29,11 +29,16 @@ def is_ours(deployment: OrcaDeployment, child: Mapping[str, Any]) -> bool:
 
 
 def finish(deployment: OrcaDeployment, manifest: Json) -> Json:
-    """Add the owner, if the object has one, and the label that identifies what was rendered."""
+    """Add the label that identifies what was rendered, and the owner.
+
+    An object that has no owner gets the annotations that keep other tools from pruning it.
+    """
     metadata = dict(manifest["metadata"])
     metadata["labels"] = {**metadata["labels"], names.HASH_LABEL: hash_of(deployment, manifest)}
     if _is_owned(deployment, manifest):
         metadata["ownerReferences"] = [deployment.owner_reference]
+    else:
+        metadata["annotations"] = {**(metadata.get("annotations") or {}), **names.KEPT_ANNOTATIONS}
     return {**manifest, "metadata": metadata}
 
 
@@ -47,8 +52,37 @@ def _is_owned(deployment: OrcaDeployment, manifest: Json) -> bool:
     return manifest["kind"] not in KEPT_KINDS or deployment.spec.deletion_policy == "Delete"
 
 
+_MERGE_KEYS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(
+        ("containers", "initContainers", "ephemeralContainers", "volumes", "env", "imagePullSecrets", "resourceClaims"),
+        ("name",),
+    ),
+    "ports": ("containerPort", "protocol"),
+    "volumeMounts": ("mountPath",),
+    "volumeDevices": ("devicePath",),
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
+    "hostAliases": ("ip",),
+    "ownerReferences": ("uid",),
+}
+"""Keys by which the API server tells the items of a list from one another, by the name of the list's field.
+
+Source: x-kubernetes-list-map-keys in the OpenAPI of Kubernetes. All other lists are replaced as a whole by an apply.
+"""
+
+_SERVICE_PORTS, _SERVICE_PORT_KEYS = "spec.ports", ("port", "protocol")
+"""The ports of a Service have another key than those of a container. Those of a NetworkPolicy have none."""
+
+_SETS = frozenset({"tolerations", "finalizers"})
+"""Lists to which admission adds and in which order says nothing."""
+
+_DEFAULTS = {"protocol": "TCP"}
+
+
 def drift(wanted: Any, there: Any, path: str = "") -> str | None:
-    """Find where an object is no longer as we wrote it. Fields that others have added do not count.
+    """Find where an object is no longer as we wrote it. Fields and items that others have added do not count.
+
+    Lists are compared as the API server merges them: by a key of their items, or as a whole. The items of a set only
+    have to be there.
 
     Returns: the path of the first difference; None if there is none.
     """
@@ -58,12 +92,32 @@ def drift(wanted: Any, there: Any, path: str = "") -> str | None:
         if not isinstance(there, Mapping):
             return None if not wanted and there is None else path
         return _first_drift((value, there.get(key), f"{path}.{key}".lstrip(".")) for key, value in wanted.items())
-    if isinstance(wanted, list) and isinstance(there, list) and len(wanted) == len(there):
-        pairs = enumerate(zip(wanted, there, strict=True))
-        return _first_drift((one, other, f"{path}[{index}]") for index, (one, other) in pairs)
+    if isinstance(wanted, list) and isinstance(there, list):
+        return _drift_of_list(wanted, there, path)
     # The API server leaves out empty fields and defaults.
     is_same = (not wanted and there is None) or is_same_quantity(wanted, there)
     return None if is_same else path
+
+
+def _drift_of_list(wanted: Sequence[Any], there: Sequence[Any], path: str) -> str | None:
+    field = path.rpartition(".")[2]
+    if field in _SETS:
+        is_there = (any(drift(each, other) is None for other in there) for each in wanted)
+        return None if all(is_there) else path
+    keys = _SERVICE_PORT_KEYS if path == _SERVICE_PORTS else _MERGE_KEYS.get(field)
+    if keys is not None and all(isinstance(each, Mapping) and keys[0] in each for each in (*wanted, *there)):
+        known = {_key_of(each, keys): each for each in there}
+        pairs = ((_key_of(each, keys), each) for each in wanted)
+        return _first_drift((each, known.get(key), f"{path}[{key[0]}]") for key, each in pairs)
+    if len(wanted) != len(there):
+        return path
+    return _first_drift(
+        (one, other, f"{path}[{index}]") for index, (one, other) in enumerate(zip(wanted, there, strict=True))
+    )
+
+
+def _key_of(item: Mapping[str, Any], keys: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(item.get(key, _DEFAULTS.get(key)) for key in keys)
 
 
 def _first_drift(fields: Iterable[tuple[Any, Any, str]]) -> str | None:

@@ -3,7 +3,8 @@
 A child is written if it is missing, if its hash label shows that another spec was rendered, and if somebody has changed
 what we wrote (drift). Groups come and go as rollout.py says. Everything with our label that the spec does not want
 goes, except volumes and Secrets: they end with the resource (deletionPolicy). Pods that read a model wait until its
-fetch is complete, and pods that use an external pool wait for its Secret.
+fetch is complete. Pods that use an external pool wait for its Secret, which must lead to the Redis that holds the
+requests (pool_move.py).
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -67,7 +68,8 @@ class _Decisions:
     change: ModelChange
     slots: SlotsChange
     fetch: FetchPlan
-    is_pool_known: bool  # how to reach it; False while the Secret of an external pool is missing
+    # False while the Secret of an external pool is missing, or names another Redis than the one with the requests.
+    is_pool_known: bool
     staying: Sequence[str]  # names of the groups of the wanted revision that exist or come now
     pauses: Mapping[str, Pause]
 
@@ -119,7 +121,9 @@ def _decide(observation: Observation) -> _Decisions:
     move, change = _next_move(observation, revision)
     fetch = plan_fetch(observation)
     slots = plan_slots_change(observation, has_older_models=bool(change.older))
-    is_pool_known = observation.spec.pool.external is None or observation.pool_secret is not None
+    is_pool_known = observation.spec.pool.external is None or (
+        observation.pool_secret is not None and not observation.pool.has_moved
+    )
     if change.waits_for_gateways or not fetch.is_complete or not is_pool_known or slots.held:
         move = _only_to_none(observation, move)
     staying = _staying(observation, move, revision)

@@ -27,7 +27,7 @@ from orca.operator.domain.problems import Problem
 from orca.operator.domain.resource import Json
 from orca.operator.plan import model_fetch, pauses
 from orca.operator.plan.plan import ReconcilePlan
-from orca.operator.render import gateway
+from orca.operator.render import gateway, pool
 
 MESSAGE_MAX = 1024
 
@@ -90,7 +90,7 @@ def make_status(
 
 
 def _conditions(observation: Observation, plan: ReconcilePlan, refusals: Sequence[Refusal]) -> list[Condition]:
-    accepted = _accepted(refusals)
+    accepted = _accepted(observation, refusals)
     refused = [refusal.action for refusal in refusals]
     writes = [action for action in plan.actions if action not in refused]
     certificate = _certificate(observation, writes)
@@ -112,9 +112,11 @@ def _conditions(observation: Observation, plan: ReconcilePlan, refusals: Sequenc
     ]
 
 
-def _accepted(refusals: Sequence[Refusal]) -> Condition:
+def _accepted(observation: Observation, refusals: Sequence[Refusal]) -> Condition:
+    if observation.pool.has_moved:
+        return Condition("Accepted", False, POOL_MOVED, str(observation.pool.problem))
     for refusal in refusals:
-        if not (refusal.is_of_volume or refusal.is_of_pool):
+        if not (refusal.is_of_volume or refusal.is_of_pool or refusal.is_undone):
             return Condition("Accepted", False, "Refused", f"{refusal.message}; {TRIES_AGAIN}")
     return Condition("Accepted", True, "Valid")
 
@@ -122,7 +124,7 @@ def _accepted(refusals: Sequence[Refusal]) -> Condition:
 def _with_volume(part: Condition, role: str, refusals: Sequence[Refusal]) -> Condition:
     """Report a volume that cannot become as wanted. The volume and the pods that use it go on."""
     for refusal in refusals:
-        if refusal.is_of_volume and _role(refusal.action) == role and part.is_true:
+        if refusal.is_of_volume and not refusal.is_undone and _role(refusal.action) == role and part.is_true:
             message = f"the volume stays as it is: {refusal.message}; {TRIES_AGAIN}"
             return Condition(part.type, True, VOLUME_STAYS, message)
     return part
@@ -151,11 +153,19 @@ def _pool(observation: Observation, refusals: Sequence[Refusal]) -> Condition:
     pods = observation.children.pods(names.POOL)
     if observation.spec.pool.external is None:
         if not any(map(is_pod_ready, pods)):
-            return _missing(observation, name, pods, "PoolStarting", "Redis is not up yet")
+            keys = problems.of_secret(
+                names.pool(observation.name),
+                observation.pool_secret,
+                pool.SECRET_KEYS,
+                field="the pool",
+                names_keys=False,
+            )
+            return _missing(observation, name, pods, "PoolStarting", "Redis is not up yet", keys)
         if not _is_as_written(observation, "StatefulSet", names.pool(observation.name)):
             return _missing(observation, name, pods, "PoolStarting", "Redis is being replaced")
     if observation.pool.problem is not None:
-        return Condition(name, False, "PoolUnreachable", observation.pool.problem)
+        reason = POOL_MOVED if observation.pool.has_moved else "PoolUnreachable"
+        return Condition(name, False, reason, observation.pool.problem)
     for refusal in refusals:
         if refusal.is_of_pool:
             message = f"the pool has not taken the new bound on requests, so groups stay as they are: {refusal.message}"
@@ -282,6 +292,7 @@ NO_GROUPS = "replicas is 0: requests wait in the pool"
 TRIES_AGAIN = "the operator tries again from time to time"
 APPLYING = "Applying"
 VOLUME_STAYS = "VolumeCannotGrow"
+POOL_MOVED = "PoolMoved"
 SLOTS_ARE_NEEDED = "SlotsAreNeeded"
 GATEWAYS_LEARN = "GatewaysLearnModel"
 OLD_MODEL_DRAINS = "OldModelDrains"

@@ -74,10 +74,13 @@ def _deployment(
     connection: PoolConnection,
     older: Sequence[ModelReference],
 ) -> Json:
+    marks = metadata(deployment, names.gateway(deployment.name), names.GATEWAY)
+    if known := facts.pool_annotations(connection.external_url):
+        marks["annotations"] = known
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": metadata(deployment, names.gateway(deployment.name), names.GATEWAY),
+        "metadata": marks,
         "spec": {
             "replicas": 0 if deployment.spec.suspend else deployment.spec.gateway.replicas,
             "selector": {"matchLabels": selector(deployment, names.GATEWAY)},

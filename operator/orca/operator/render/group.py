@@ -103,11 +103,12 @@ def scheduler(
         names.GENERATION_LABEL: str(version.generation),
     }
     selector = {names.GROUP_LABEL: group, names.ROLE_LABEL: names.SCHEDULER}
+    known = facts.slots_annotations(deployment.spec.scheduler.kv_slots)
+    known |= facts.pool_annotations(connection.external_url)
     stateful_set = {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": marks
-        | {"labels": labels, "annotations": facts.slots_annotations(deployment.spec.scheduler.kv_slots)},
+        "metadata": marks | {"labels": labels, "annotations": known},
         "spec": {
             "serviceName": name,
             "replicas": 0 if pause.is_on else 1,

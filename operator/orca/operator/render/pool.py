@@ -1,8 +1,10 @@
 """The pool's Redis, in a StatefulSet of ours or wherever a Secret points to, and how the parts reach it."""
 
+import base64
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orca.operator.domain import names
 from orca.operator.domain.resource import Json, OrcaDeployment
@@ -25,6 +27,8 @@ LOGIN_FILES: Mapping[str, str] = {
 
 _CONFIG_FOLDER = "/etc/redis"
 USERS_FILE = "users.acl"
+SECRET_KEYS = ("password", USERS_FILE)
+"""Keys of a managed pool's Secret."""
 _ALIVE = f"timeout 5 redis-cli -p {PORT} ping | grep -qE 'PONG|NOAUTH|LOADING'"
 _READY = f"timeout 5 redis-cli -p {PORT} ping | grep -qE 'PONG|NOAUTH'"
 
@@ -39,9 +43,26 @@ class PoolConnection:
     """Everything that a part needs to reach the pool."""
 
     url: Json  # an entry of `env` without its name
+    external_url: str | None  # the same as text; None for a managed pool, and if it is unknown
     environment: tuple[Json, ...]
     volumes: tuple[Json, ...]
     mounts: tuple[Json, ...]
+
+
+def external_url(deployment: OrcaDeployment, secret: Json | None) -> str | None:
+    """Return the URL in the Secret of an external pool.
+
+    None means that the pool is managed, or that the Secret has no URL that parts accept. A URL with a user or password
+    must not appear in a pod's spec.
+    """
+    external = deployment.spec.pool.external
+    encoded = ((secret or {}).get("data") or {}).get(None if external is None else external.url_secret.key)
+    try:
+        url = base64.b64decode(encoded or "").decode().strip()
+    except ValueError:
+        return None
+    is_plain = re.fullmatch(r"rediss?://[^\s@]+", url) is not None and "password=" not in url
+    return url if is_plain else None
 
 
 def connection(deployment: OrcaDeployment, secret: Json | None) -> PoolConnection:
@@ -59,11 +80,16 @@ def connection(deployment: OrcaDeployment, secret: Json | None) -> PoolConnectio
         return _connection(managed_url, [variable("ORCA_POOL_USER", USER)], name, ["password"], bounds)
     named = spec.external.url_secret
     there = (secret or {}).get("data") or {}
+    text = external_url(deployment, secret)
     url: Json = {"valueFrom": {"secretKeyRef": {"name": named.name, "key": named.key}}}
+    if text is not None:
+        # Not a reference: a pod that restarts would follow a Secret that names another Redis (plan/pool_move.py).
+        url = {"value": text}
     user: Json = {"name": "ORCA_POOL_USER", "valueFrom": {"secretKeyRef": {"name": named.name, "key": "user"}}}
     bounds.append(variable("ORCA_POOL_REPLICAS", spec.external.min_replicas))
     files = [key for key in LOGIN_FILES if key in there]
-    return _connection(url, [user] if "user" in there else [], named.name, files, bounds)
+    found = _connection(url, [user] if "user" in there else [], named.name, files, bounds)
+    return replace(found, external_url=text)
 
 
 def _connection(
@@ -74,7 +100,8 @@ def _connection(
     volume = secret_volume("pool-login", secret, {key: key for key in files})
     mount = {"name": volume["name"], "mountPath": _LOGIN_FOLDER, "readOnly": True}
     environment = (*user, *login, *bounds)
-    return PoolConnection(url, environment, (volume,), (mount,)) if files else PoolConnection(url, environment, (), ())
+    volumes, mounts = ((volume,), (mount,)) if files else ((), ())
+    return PoolConnection(url=url, external_url=None, environment=environment, volumes=volumes, mounts=mounts)
 
 
 def managed(deployment: OrcaDeployment, image: str, secret: Json | None, there: Json | None) -> list[Json]:
