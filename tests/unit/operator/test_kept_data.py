@@ -1,4 +1,4 @@
-"""Objects that hold requests, keys or models outlive the mistakes of others: no tool prunes it, nobody swaps it in silence."""
+"""Objects that hold requests, keys or models outlive the mistakes of others: nobody prunes or swaps them in silence."""
 
 import base64
 from collections.abc import Callable
