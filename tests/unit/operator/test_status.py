@@ -196,7 +196,7 @@ def test_what_the_api_server_refuses_is_told_beside_what_was_seen() -> None:
     found = status.make_status(seen, decided, {}, refusals)
     assert condition(found, "Accepted") == ("False", "Refused")
     assert condition(found, "Ready") == ("False", "Refused")
-    assert condition(found, "GatewayReady") == ("True", "Serving")
+    assert condition(found, "GatewayReady") == ("False", "RouteStarting")
 
 
 def test_a_volume_that_cannot_grow_is_told_and_what_is_there_goes_on() -> None:
