@@ -24,8 +24,9 @@ and deletes objects that are no longer wanted.
   resources: [pods]
   verbs: [list, watch, patch, delete]
 - apiGroups: [""]
+  # Listed to report why pods are refused or wait; created to report changes of a resource.
   resources: [events]
-  verbs: [create]
+  verbs: [list, create]
 - apiGroups: [apps]
   # Of gateways. It is not deleted: even without pods it tells which models the gateways had.
   resources: [deployments]
@@ -48,6 +49,10 @@ and deletes objects that are no longer wanted.
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]
   verbs: [get, list, create, patch, delete]
+- apiGroups: [gateway.networking.k8s.io]
+  # Those to which routes attach: are they programmed, and with TLS?
+  resources: [gateways]
+  verbs: [get]
 {{- end }}
 
 {{/* Rights to cluster-wide objects. An operator of single namespaces does not have them. */}}

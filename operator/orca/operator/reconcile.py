@@ -11,10 +11,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from orca.core.domain.errors import OrcaError
-from orca.operator.cluster import credentials, probes
+from orca.operator.cluster import credentials, explanations, probes
 from orca.operator.cluster.api_calls import ApiServerError
 from orca.operator.cluster.api_server import Cluster
-from orca.operator.domain import certificates, names
+from orca.operator.domain import certificates, cluster_events, names
 from orca.operator.domain.actions import Action, Apply, IssueCertificate, Nudge, PromiseSlots
 from orca.operator.domain.api_refusals import Refusal, Refusals
 from orca.operator.domain.objects import Children, ObjectKey, by_key
@@ -64,12 +64,17 @@ def observe(cluster: Cluster, release: Release, deployment: OrcaDeployment, lost
     else:
         pool_secret = cluster.secret(deployment.namespace, external.url_secret.name)
     named = deployment.spec.certificates.secret_name
-    observed = Children(children)
+    observed, now_s = Children(children), time.time()
+    reasons = cluster_events.reasons_to_read(observed, now_s)
+    events = explanations.list_events(cluster.calls, deployment.namespace, reasons)
     return Observation(
         deployment=deployment,
         release=release,
-        now_s=time.time(),
+        now_s=now_s,
         children=observed,
+        events=cluster_events.read_events(events),
+        tls_secret=_tls_secret(cluster, deployment),
+        gateways=explanations.read_gateways(cluster.calls, deployment),
         pool_secret=pool_secret,
         drawn_secrets=tuple(name for _, name in drawn),
         renewed_pool_secret=renewed,
@@ -112,6 +117,13 @@ def _missing_secrets(deployment: OrcaDeployment, children: Mapping[ObjectKey, Js
     keys, own = keys_secret(deployment), names.api_key(deployment.name)
     if keys is not None and keys.name == own and ("Secret", own) not in children:
         yield credentials.api_key_secret(deployment)
+
+
+def _tls_secret(cluster: Cluster, deployment: OrcaDeployment) -> Json | None:
+    ingress = deployment.spec.gateway.ingress
+    if ingress is None or ingress.tls_secret_name is None:
+        return None
+    return cluster.secret(deployment.namespace, ingress.tls_secret_name)
 
 
 def _keys_problem(cluster: Cluster, deployment: OrcaDeployment, children: Mapping[ObjectKey, Json]) -> str | None:

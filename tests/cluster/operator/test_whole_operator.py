@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes import client
 
 from support.operator.api_server import ApiServer
 from support.operator.fake_nodes import FakeNodes
@@ -145,6 +146,44 @@ def test_a_crash_is_reported_with_its_pod_and_last_log_lines_until_it_is_fixed(s
     nodes.says = lambda _: None
     shop.wait_for("Degraded", "False")
     shop.wait_for("Ready", "True")
+
+
+def message(shop: Shop, kind: str) -> str:
+    [told] = [str(each["message"]) for each in shop.status()["conditions"] if each["type"] == kind]
+    return told
+
+
+@pytest.mark.slow
+def test_pods_that_a_quota_forbids_are_told_in_its_words_until_there_is_room(shop: Shop) -> None:
+    quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
+    shop.core.create_namespaced_resource_quota(shop.namespace, quota)
+    shop.create()
+    shop.wait_for("Degraded", "True", "PodsForbidden")
+    conditions = [each for each in shop.status()["conditions"] if each["reason"] == "PodsForbidden"]
+    assert all("exceeded quota: few" in each["message"] for each in conditions)
+    shop.core.delete_namespaced_resource_quota("few", shop.namespace)
+    shop.wait_for("Ready", "True")
+
+
+@pytest.mark.slow
+def test_a_fetch_that_a_quota_forbids_is_told(shop: Shop) -> None:
+    quota = {"metadata": {"name": "limits"}, "spec": {"hard": {"limits.cpu": "8"}}}
+    shop.core.create_namespaced_resource_quota(shop.namespace, quota)
+    shop.create(model={"uri": "hf://org/model"})
+    shop.wait_for("ModelReady", "False", "PodsForbidden")
+    assert "must specify limits.cpu" in message(shop, "ModelReady")
+    shop.wait_for("Degraded", "True", "PodsForbidden")
+
+
+def test_an_ingress_is_reached_when_its_controller_has_given_it_an_address(shop: Shop, server: ApiServer) -> None:
+    shop.create(gateway={"ingress": {"host": "a.example", "className": "nobody"}})
+    shop.wait_for("SchedulerReady", "True")
+    shop.wait_for("GatewayReady", "False", "RouteStarting")
+    assert shop.status()["url"] == f"http://shop.{shop.namespace}.svc/v1"
+    status = {"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}}
+    client.NetworkingV1Api(server.api()).patch_namespaced_ingress_status("shop", shop.namespace, status)
+    shop.wait_for("Ready", "True", "Serving")
+    assert shop.status()["url"] == "http://a.example/v1"
 
 
 @pytest.mark.slow

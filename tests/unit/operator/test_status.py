@@ -196,7 +196,7 @@ def test_refusals_of_the_api_server_are_reported_with_the_observed_state() -> No
     found = status.make_status(seen, decided, {}, refusals)
     assert condition(found, "Accepted") == ("False", "Refused")
     assert condition(found, "Ready") == ("False", "Refused")
-    assert condition(found, "GatewayReady") == ("True", "Serving")
+    assert condition(found, "GatewayReady") == ("False", "RouteStarting")
 
 
 def test_a_volume_that_cannot_grow_is_reported_and_running_parts_continue() -> None:

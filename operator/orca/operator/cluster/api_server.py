@@ -59,26 +59,26 @@ class Cluster:
         self, api: client.ApiClient, *, call_s: float = CALL_S, write_s: Callable[[], float] = no_bound
     ) -> None:
         """Args: as of ApiCalls."""
-        self._calls = ApiCalls(api, call_s=call_s, write_s=write_s)
+        self.calls = ApiCalls(api, call_s=call_s, write_s=write_s)
 
     @property
     def write_s(self) -> float:
         """Seconds that a write which begins now may take, here or elsewhere on behalf of a resource; 0 for none."""
-        return self._calls.write_s
+        return self.calls.write_s
 
     def deployment(self, namespace: str, name: str) -> Json | None:
         """Return an OrcaDeployment as it is now; None if there is none."""
-        return self._calls.get(_resource_path(namespace, name))
+        return self.calls.get(_resource_path(namespace, name))
 
     def deployments(self, namespace: str | None) -> list[Json]:
         """Return all OrcaDeployments of a namespace. Args: namespace: None for the whole cluster."""
         where = "" if namespace is None else f"/namespaces/{namespace}"
-        found: list[Json] = self._calls.call("GET", f"/apis/{GROUP}/{VERSION}{where}/{PLURAL}")["items"]
+        found: list[Json] = self.calls.call("GET", f"/apis/{GROUP}/{VERSION}{where}/{PLURAL}")["items"]
         return found
 
     def secret(self, namespace: str, name: str) -> Json | None:
         """Return a Secret; None if there is none."""
-        return self._calls.get(f"{_folder('Secret', namespace)}/{name}")
+        return self.calls.get(f"{_folder('Secret', namespace)}/{name}")
 
     def children(self, namespace: str, name: str) -> list[Json]:
         """Return everything with the label of the OrcaDeployment."""
@@ -94,14 +94,14 @@ class Cluster:
 
     def apply_new(self, manifest: Mapping[str, Any]) -> Json:
         """Apply an object that is not there yet. Raises: ApiServerError 409 if somebody else has one of this name."""
-        there = self._calls.get(_path_of(manifest))
+        there = self.calls.get(_path_of(manifest))
         if there is not None:
             _check_is_ours(manifest, there)
         return self.apply(manifest)
 
     def apply(self, manifest: Mapping[str, Any]) -> Json:
         """Apply an object. Returns: the object as it is now."""
-        made: Json = self._calls.call("PATCH", _path_of(manifest), manifest, query=_APPLY)
+        made: Json = self.calls.call("PATCH", _path_of(manifest), manifest, query=_APPLY)
         return made
 
     def create(self, manifest: Mapping[str, Any]) -> Json:
@@ -111,11 +111,11 @@ class Cluster:
         """
         folder = _folder(manifest["kind"], manifest["metadata"]["namespace"])
         try:
-            made: Json = self._calls.call("POST", folder, manifest, query=_CREATE)
+            made: Json = self.calls.call("POST", folder, manifest, query=_CREATE)
         except ApiServerError as error:
             if error.status != 409:
                 raise
-            made = self._calls.call("GET", _path_of(manifest))
+            made = self.calls.call("GET", _path_of(manifest))
             _check_is_ours(manifest, made)
         return made
 
@@ -134,7 +134,7 @@ class Cluster:
         if is_forced:
             body["gracePeriodSeconds"] = 0
         try:
-            self._calls.call("DELETE", f"{_folder(kind, namespace)}/{name}", body)
+            self.calls.call("DELETE", f"{_folder(kind, namespace)}/{name}", body)
         except ApiServerError as error:
             if error.status not in (404, 409):
                 raise
@@ -149,7 +149,7 @@ class Cluster:
         }
         path = f"{_resource_path(namespace, name)}/status"
         try:
-            self._calls.call("PATCH", path, body, query=_APPLY)
+            self.calls.call("PATCH", path, body, query=_APPLY)
         except ApiServerError as error:
             if error.status != 404:
                 raise
@@ -177,11 +177,11 @@ class Cluster:
             "lastTimestamp": now,
             "count": 1,
         }
-        self._calls.call("POST", f"/api/v1/namespaces/{deployment.namespace}/events", event)
+        self.calls.call("POST", f"/api/v1/namespaces/{deployment.namespace}/events", event)
 
     def _list(self, path: str, kind: str, resource_kind: ResourceKind, query: Mapping[str, str] = _ALL) -> list[Json]:
         try:
-            items = self._calls.call("GET", path, query=query)["items"]
+            items = self.calls.call("GET", path, query=query)["items"]
         except ApiServerError as error:
             if error.status == 404 and resource_kind.is_optional:
                 return []

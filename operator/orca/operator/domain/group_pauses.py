@@ -1,6 +1,7 @@
 """Pauses of groups: rules for when a group gives way and when it comes back. Pure.
 
-A group is all or nothing. If not all of its pods find a node in time, the others hold what other groups may need. If
+A group is all or nothing. If not all of its pods find a node in time, or if the API server refuses some of them, the
+others hold what other groups may need. If
 its containers end again and again, it may be on a bad node. In both cases the whole group is taken down, stages and
 scheduler, and comes back after a wait that doubles each time. Waits differ from group to group, so that two groups that
 were in each other's way do not come back together.
@@ -16,7 +17,7 @@ from typing import Any
 
 from orca.operator.domain import names
 from orca.operator.domain.objects import annotations
-from orca.operator.domain.problems import CRASHING, NO_CAPACITY
+from orca.operator.domain.problems import CRASHING, FORBIDDEN, NO_CAPACITY
 
 WAIT_FIRST_S, WAIT_MAX_S = 30, 900
 """Each wait is lengthened by up to its own length."""
@@ -75,7 +76,7 @@ def read(stages: Mapping[str, Any]) -> Pause:
         return Pause()
     counts = [each for each in (found.times, found.begun_s, found.room_s) if each is not None]
     is_sound = all(isinstance(each, int) and 0 <= each <= NUMBER_MAX for each in counts) and found.times is not None
-    return found if is_sound and found.reason in (None, NO_CAPACITY, CRASHING) else Pause()
+    return found if is_sound and found.reason in (None, NO_CAPACITY, CRASHING, FORBIDDEN) else Pause()
 
 
 def next_pause(pause: Pause, group: str, *, is_ready: bool, problem: str | None, now_s: float) -> Pause:

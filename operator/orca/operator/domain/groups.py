@@ -17,7 +17,7 @@ class Group:
     ordinal: int
     is_ready: bool = False  # formed: it serves
     is_placed: bool = True  # all of its pods have a node
-    is_overdue: bool = False  # not placed, and its startup time is over or it has given way for want of nodes
+    is_overdue: bool = False  # not placed, and its startup time is over or it has given way for that
     is_leaving: bool = False  # it drains and goes, whatever the spec wants now
 
 
@@ -32,7 +32,7 @@ def _read_group(children: Children, name: str, startup_s: float, now_s: float) -
     stages = children.get("StatefulSet", name)
     waits_since_s = None if stages is None else _waits_since_s(children, stages)
     pause = Pause() if stages is None else group_pauses.read(stages)
-    is_away = pause.is_on and pause.reason == problems.NO_CAPACITY
+    is_away = pause.is_on and pause.reason in (problems.NO_CAPACITY, problems.FORBIDDEN)
     # Room is made only for a group whose time is over.
     is_late = waits_since_s is not None and (pause.room_s is not None or now_s - waits_since_s > startup_s)
     return Group(

@@ -10,6 +10,7 @@ from functools import cached_property
 
 from orca.core.fetch_report import FetchProgress
 from orca.operator.domain import facts, names
+from orca.operator.domain.cluster_events import Events
 from orca.operator.domain.groups import Group, read_groups
 from orca.operator.domain.model_references import outputs_digest
 from orca.operator.domain.objects import Children, label_map
@@ -73,6 +74,10 @@ class Observation:
     keys_problem: str | None = None  # why gateways cannot have the API keys that the spec names; None if they can
     pool: PoolStatus = field(default_factory=lambda: PoolStatus(problem="it was not polled yet"))
     lost_nodes: frozenset[str] = frozenset()
+    events: Events = field(default_factory=dict)  # of the cluster, about what is missing
+    tls_secret: Json | None = None  # that the Ingress names; None if there is none, or none is named
+    # Gateways to which the route attaches, by namespace and name, as far as the operator may read them.
+    gateways: Mapping[tuple[str, str], Json] = field(default_factory=dict)
     fetch: FetchProgress | None = None  # of the running fetch of the model; None if none runs, or it does not answer
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 from orca.operator.domain.objects import condition, has_ended, is_going
 
 NO_CAPACITY = "NoCapacity"
+FORBIDDEN = "PodsForbidden"
 IMAGE_PULL = "ImagePull"
 SECRET_MISSING = "SecretMissing"
 CERTIFICATE_UNFIT = "CertificateUnfit"

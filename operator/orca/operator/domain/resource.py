@@ -122,6 +122,7 @@ class IngressSpec:
     host: str | None = None
     tls_secret_name: str | None = None
     annotations: Mapping[str, Any] = field(default_factory=dict)
+    wait_for_address: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

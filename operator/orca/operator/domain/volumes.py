@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from orca.operator.domain.objects import Children, is_placed
+from orca.operator.domain import names
+from orca.operator.domain.objects import Children, has_ended, is_going, is_placed
 from orca.operator.domain.problems import Problem
 from orca.operator.domain.resource import Json
 
 ELSEWHERE = "VolumeElsewhere"
+GOING = "VolumeIsGoing"
 
 
 def claims_of(pod_spec: Mapping[str, Any]) -> Iterable[str]:
@@ -24,7 +26,7 @@ def find_problem(children: Children, pods: Sequence[Json]) -> Problem | None:
     counts.
     """
     for pod in pods:
-        if not is_placed(pod) or _has_started(pod):
+        if not is_placed(pod) or has_started(pod):
             continue
         for claim in claims_of(pod["spec"]):
             node = _node_that_has(children, claim)
@@ -38,15 +40,33 @@ def find_problem(children: Children, pods: Sequence[Json]) -> Problem | None:
     return None
 
 
+def find_going_pool(children: Children, name: str) -> Problem | None:
+    """Return the problem of a pool's volume that is being deleted while Redis uses it; None if it is not.
+
+    Args: name: of the resource.
+    """
+    claim = children.get("PersistentVolumeClaim", names.pool(name))
+    users = [pod for pod in children.pods(names.POOL) if not has_ended(pod)]
+    if claim is None or not is_going(claim) or not users:
+        return None
+    volume = claim.get("spec", {}).get("volumeName", "")
+    return Problem(
+        GOING,
+        f"somebody deletes the volume claim {names.pool(name)}, which holds all requests: it goes when the pod of Redis"
+        " ends, so the operator does not restart that. To keep the data, set persistentVolumeReclaimPolicy of the"
+        f" PersistentVolume {volume} to Retain; otherwise let all requests end first",
+    )
+
+
 def _node_that_has(children: Children, claim: str) -> str | None:
     there = children.get("PersistentVolumeClaim", claim)
     if there is None or there["spec"]["accessModes"] != ["ReadWriteOnce"]:
         return None
-    users = [pod for pod in children.of_kind("Pod") if _has_started(pod) and claim in claims_of(pod["spec"])]
+    users = [pod for pod in children.of_kind("Pod") if has_started(pod) and claim in claims_of(pod["spec"])]
     return users[0]["spec"]["nodeName"] if users else None
 
 
-def _has_started(pod: Json) -> bool:
+def has_started(pod: Json) -> bool:
     """Return whether a container of the pod runs: then all of its volumes are mounted."""
     containers = pod.get("status", {}).get("containerStatuses") or []
     return any("running" in container.get("state", {}) for container in containers)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orca.core.fetch_report import FetchProgress, read_reason
-from orca.operator.domain import names, problems
+from orca.operator.domain import cluster_events, names, problems, volumes
 from orca.operator.domain.model_references import source_digest
 from orca.operator.domain.objects import (
     condition,
@@ -100,9 +100,18 @@ def find_problem(observation: Observation) -> Problem | None:
         return reported or Problem(problems.CRASHING, f"the fetch has failed: {_failure(job)}")
     if reported is not None:
         return Problem(reported.reason, f"{reported.message}; the fetch tries again")
+    claim = observation.children.get("PersistentVolumeClaim", str(_name(observation)))
+    if claim is not None and is_going(claim):
+        name = claim["metadata"]["name"]
+        message = f"the volume {name} of the model is being deleted; the model is fetched again when no pod uses it"
+        return Problem(volumes.GOING, message)
+    known = [] if job is None else [job]
+    if refused := cluster_events.why_no_pods(observation.children, observation.events, known):
+        return refused
     if newest is None:
         return Problem(LOADING, f"the fetch of {observation.spec.model.uri} begins")
-    return problems.of_pod(newest) or _progress(observation.spec.model.uri, observation.fetch)
+    waits = cluster_events.why_pods_wait(observation.children, observation.events, [newest], observation.now_s)
+    return waits or problems.of_pod(newest) or _progress(observation.spec.model.uri, observation.fetch)
 
 
 def _name(observation: Observation) -> str | None:

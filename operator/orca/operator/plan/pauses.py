@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from orca.operator.domain import group_pauses, names, problems
+from orca.operator.domain import cluster_events, group_pauses, names, problems
 from orca.operator.domain.group_pauses import Pause
 from orca.operator.domain.objects import is_going, label_map
 from orca.operator.domain.observation import Observation
@@ -29,7 +29,7 @@ def next_pauses(observation: Observation, staying: Sequence[str], move: RolloutM
             pause = group_pauses.with_room(pause, startup_s, now_s)
         problem = None
         if is_overdue and not makes_room and group_pauses.has_had_its_time(pause, startup_s, now_s):
-            problem = problems.NO_CAPACITY
+            problem = problems.NO_CAPACITY if _refusal(observation, name) is None else problems.FORBIDDEN
         elif any(map(_keeps_crashing, _pods(observation, name))):
             problem = problems.CRASHING
         found[name] = group_pauses.next_pause(pause, name, is_ready=is_ready, problem=problem, now_s=now_s)
@@ -57,15 +57,31 @@ def _keeps_crashing(pod: Json) -> bool:
     return False
 
 
-def find_problem(pauses: Mapping[str, Pause]) -> Problem | None:
+def _refusal(observation: Observation, group: str) -> Problem | None:
+    """Return why the API server refuses pods of a group; None if it does not."""
+    makers = [observation.children.get("StatefulSet", name) for name in (group, names.scheduler(group))]
+    found = [each for each in makers if each is not None]
+    return cluster_events.why_no_pods(observation.children, observation.events, found)
+
+
+def find_problem(observation: Observation, pauses: Mapping[str, Pause]) -> Problem | None:
     """Return the problem of a group that has given way; None if none has. Args: pauses: by group."""
     for name, pause in pauses.items():
         if pause.is_on and pause.reason is not None:
             ends = datetime.fromtimestamp(pause.ends_s(name), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            why = {
-                problems.NO_CAPACITY: "not all of its pods found a node",
-                problems.CRASHING: "one of its containers kept crashing",
-            }[pause.reason]
             times = "once" if pause.times == 1 else f"{pause.times} times in a row"
+            why = _why(observation, name, pause.reason)
             return Problem(pause.reason, f"group {name} has given way {times}, since {why}; it comes back at {ends}")
     return None
+
+
+def _why(observation: Observation, group: str, reason: str) -> str:
+    if reason != problems.FORBIDDEN:
+        return {
+            problems.NO_CAPACITY: "not all of its pods found a node",
+            problems.CRASHING: "one of its containers kept crashing",
+        }[reason]
+    makers = [observation.children.get("StatefulSet", name) for name in (group, names.scheduler(group))]
+    said = [cluster_events.last_refusal(observation.events, each) for each in makers if each is not None]
+    words = next((each for each in said if each is not None), None)
+    return "the API server refuses some of its pods" + ("" if words is None else f" ({words})")

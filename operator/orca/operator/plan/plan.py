@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 
-from orca.operator.domain import certificates, group_pauses, names
+from orca.operator.domain import certificates, group_pauses, names, volumes
 from orca.operator.domain.actions import Action, Apply, Delete, IssueCertificate, Nudge, PromiseSlots
 from orca.operator.domain.group_pauses import Pause
 from orca.operator.domain.groups import Group
@@ -221,6 +221,9 @@ def _held_objects(
     # A scheduler that would not change may be written: that only repairs what somebody has edited.
     changing = decisions.slots.held - {name for name in schedulers if _is_as_wanted(observation, schedulers[name][1])}
     held |= {("StatefulSet", names.scheduler(name)) for name in changing}
+    if volumes.find_going_pool(observation.children, observation.name) is not None:
+        # The volume lives as long as the pod does.
+        held.add(("StatefulSet", names.pool(observation.name)))
     if observation.renewed_pool_secret is not None:
         # Redis has to start after its Secret is written: it reads its users only then.
         held.add(("StatefulSet", names.pool(observation.name)))

@@ -5,7 +5,7 @@ PoolReady        Redis answers and keeps what it is given
 ModelReady       the model's files are where the pods read them
 WorkersReady     all stage pods of the wanted groups run
 SchedulerReady   all wanted groups are formed
-GatewayReady     clients get answers
+GatewayReady     clients reach the gateways, also through the Ingress or the route
 Progressing      something is on its way: a start, a rollout, a change of scale
 Degraded         something that should serve does not, or will soon stop, and why
 Ready            the wanted revision serves, with all the groups that it needs, and clients reach it
@@ -13,21 +13,21 @@ Ready            the wanted revision serves, with all the groups that it needs, 
 A part for which the plan still has something to write is not ready, whatever was observed: that was before the write.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from orca.operator.domain import certificates, names, problems, volumes
+from orca.operator.domain import certificates, cluster_events, names, problems, volumes
 from orca.operator.domain.actions import Action, Apply, IssueCertificate
 from orca.operator.domain.api_refusals import Refusal
 from orca.operator.domain.objects import has_ended, is_pod_ready, is_rolled_out, label_map, unready_s
 from orca.operator.domain.observation import Observation
 from orca.operator.domain.problems import Problem
 from orca.operator.domain.resource import Json
-from orca.operator.plan import model_fetch, pauses
+from orca.operator.plan import model_fetch, pauses, reach
 from orca.operator.plan.plan import ReconcilePlan
-from orca.operator.render import gateway, pool
+from orca.operator.render import pool
 
 MESSAGE_MAX = 1024
 
@@ -68,7 +68,7 @@ def make_status(
     result: Json = {
         "observedGeneration": deployment.generation,
         "model": observation.spec.model.name,
-        "url": gateway.url(deployment),
+        "url": reach.url(observation),
         "selector": f"{names.selector(deployment.name)},{names.ROLE_LABEL}={names.SCHEDULER}",
         "groups": {
             "total": len(plan.groups),
@@ -107,7 +107,7 @@ def _conditions(observation: Observation, plan: ReconcilePlan, refusals: Sequenc
         accepted,
         *parts,
         progressing,
-        _degraded(parts, progressing, _late(observation), certificate),
+        _degraded(parts, progressing, _late(observation), _will_stop(observation, certificate)),
         _ready(observation, [accepted, *parts], progressing),
     ]
 
@@ -152,17 +152,13 @@ def _pool(observation: Observation, refusals: Sequence[Refusal]) -> Condition:
     name = "PoolReady"
     pods = observation.children.pods(names.POOL)
     if observation.spec.pool.external is None:
+        own, makers = names.pool(observation.name), _makers(observation, names.POOL)
         if not any(map(is_pod_ready, pods)):
-            keys = problems.of_secret(
-                names.pool(observation.name),
-                observation.pool_secret,
-                pool.SECRET_KEYS,
-                field="the pool",
-                names_keys=False,
-            )
-            return _missing(observation, name, pods, "PoolStarting", "Redis is not up yet", keys)
-        if not _is_as_written(observation, "StatefulSet", names.pool(observation.name)):
-            return _missing(observation, name, pods, "PoolStarting", "Redis is being replaced")
+            secret, keys = observation.pool_secret, pool.SECRET_KEYS
+            missing = problems.of_secret(own, secret, keys, field="the pool", names_keys=False)
+            return _missing(observation, name, pods, "PoolStarting", "Redis is not up yet", missing, makers=makers)
+        if not _is_as_written(observation, "StatefulSet", own):
+            return _missing(observation, name, pods, "PoolStarting", "Redis is being replaced", makers=makers)
     if observation.pool.problem is not None:
         reason = POOL_MOVED if observation.pool.has_moved else "PoolUnreachable"
         return Condition(name, False, reason, observation.pool.problem)
@@ -209,8 +205,9 @@ def _workers(observation: Observation, plan: ReconcilePlan, certificate: Problem
         return Condition(name, False, SLOTS_ARE_NEEDED, _why_groups_stay(observation, plan))
     if ready < wanted:
         message = f"{ready} of {wanted} stage pods are up"
-        known = _keeps_pods_waiting(certificate) or pauses.find_problem(plan.pauses)
-        return _missing(observation, name, pods, "StagesStarting", message, known)
+        known = _keeps_pods_waiting(certificate) or pauses.find_problem(observation, plan.pauses)
+        makers = _makers(observation, names.STAGE, {each.name for each in plan.new_groups})
+        return _missing(observation, name, pods, "StagesStarting", message, known, makers=makers)
     return Condition(name, True, "Running", f"{wanted} stage pods are up")
 
 
@@ -219,10 +216,12 @@ def _schedulers(observation: Observation, plan: ReconcilePlan, certificate: Prob
     if desired == 0:
         return Condition(name, True, "NoneWanted", NO_GROUPS)
     pods = _pods_of_groups(observation, plan, names.SCHEDULER)
+    makers = _makers(observation, names.SCHEDULER, {each.name for each in plan.new_groups})
     formed = [names.scheduler(each.name) for each in plan.new_groups if each.is_ready]
     if len(formed) < desired:
         message = f"{len(formed)} of {desired} groups are formed"
-        return _missing(observation, name, pods, "GroupForming", message, _keeps_from_forming(certificate))
+        known = _keeps_from_forming(certificate)
+        return _missing(observation, name, pods, "GroupForming", message, known, makers=makers)
     if plan.slots.held and plan.slots.waits_for:
         return Condition(name, True, SLOTS_ARE_NEEDED, _why_groups_stay(observation, plan))
     changed = [
@@ -232,7 +231,7 @@ def _schedulers(observation: Observation, plan: ReconcilePlan, certificate: Prob
     ]
     if len(changed) < desired:
         message = f"{len(changed)} of {desired} schedulers are up to date"
-        return _missing(observation, name, pods, "SchedulersChanging", message)
+        return _missing(observation, name, pods, "SchedulersChanging", message, makers=makers)
     return Condition(name, True, "Formed", f"{len(formed)} groups are formed")
 
 
@@ -254,12 +253,25 @@ def _gateways(observation: Observation) -> Condition:
     ready = sum(map(is_pod_ready, pods))
     problem = observation.keys_problem
     keys = None if problem is None else Problem(problems.SECRET_MISSING, problem)
+    deployment = observation.children.get("Deployment", names.gateway(observation.name))
+    makers = [] if deployment is None else [deployment]
     if ready == 0:
-        return _missing(observation, name, pods, "GatewayStarting", "no gateway is up yet", keys)
+        return _missing(observation, name, pods, "GatewayStarting", "no gateway is up yet", keys, makers=makers)
     message = f"{ready} of {observation.spec.gateway.replicas} gateways are up"
     if not _is_as_written(observation, "Deployment", names.gateway(observation.name)):
-        return _missing(observation, name, pods, "GatewaysChanging", f"{message}, not all of them up to date", keys)
+        message = f"{message}, not all of them up to date"
+        return _missing(observation, name, pods, "GatewaysChanging", message, keys, makers=makers)
+    if (unreached := reach.find_problem(observation)) is not None:
+        return _of_problem(
+            name, Problem(unreached.reason, f"{message}, but no client reaches them: {unreached.message}")
+        )
     return Condition(name, True, "Serving", message)
+
+
+def _makers(observation: Observation, role: str, groups: Set[str] | None = None) -> list[Json]:
+    """Return the StatefulSets of a role. Args: groups: names of the groups that count; None for all."""
+    found = observation.children.stateful_sets(role)
+    return [each for each in found if groups is None or label_map(each).get(names.GROUP_LABEL) in groups]
 
 
 def _keeps_pods_waiting(certificate: Problem | None) -> Problem | None:
@@ -278,9 +290,21 @@ def _missing(
     reason: str,
     message: str,
     known: Problem | None = None,
+    *,
+    makers: Sequence[Json] = (),
 ) -> Condition:
-    """Report a part that is missing, with the problem of a pod, if any. Args: known: a problem that no pod reports."""
-    problem = known or problems.worst(pods) or volumes.find_problem(observation.children, pods)
+    """Report a part that is missing, with the problem of a pod, if any.
+
+    Args: known: a problem that no pod reports. makers: StatefulSets and Deployments that make the pods.
+    """
+    children, events = observation.children, observation.events
+    problem = (
+        known
+        or cluster_events.why_no_pods(children, events, makers)
+        or cluster_events.why_pods_wait(children, events, pods, observation.now_s)
+        or problems.worst(pods)
+        or volumes.find_problem(children, pods)
+    )
     return Condition(name, False, reason, message) if problem is None else _of_problem(name, problem)
 
 
@@ -300,7 +324,7 @@ _ON_THE_WAY = frozenset(
     {
         *("PoolStarting", "StagesStarting", "GroupForming", "SchedulersChanging"),
         *("GatewayStarting", "GatewaysChanging", model_fetch.LOADING, APPLYING, GATEWAYS_LEARN, OLD_MODEL_DRAINS),
-        SLOTS_ARE_NEEDED,
+        *(SLOTS_ARE_NEEDED, reach.STARTING),
     }
 )
 
@@ -348,8 +372,14 @@ def _late(observation: Observation) -> str | None:
     return None
 
 
+def _will_stop(observation: Observation, certificate: Problem | None) -> Problem | None:
+    """Return the problem of something that serves now and will not for ever, or not everywhere."""
+    going = volumes.find_going_pool(observation.children, observation.name)
+    return going or certificate or reach.find_refused_parent(observation)
+
+
 def _degraded(
-    parts: Sequence[Condition], progressing: Condition, late: str | None, certificate: Problem | None
+    parts: Sequence[Condition], progressing: Condition, late: str | None, will_stop: Problem | None
 ) -> Condition:
     missing = [part for part in parts if not part.is_true and part.reason not in ("Suspended", model_fetch.LOADING)]
     broken = [part for part in missing if part.reason not in _ON_THE_WAY]
@@ -358,8 +388,8 @@ def _degraded(
     broken = broken or [part for part in parts if part.reason == VOLUME_STAYS]
     if broken:
         return Condition("Degraded", True, broken[0].reason, broken[0].message)
-    if certificate is not None:
-        return Condition("Degraded", True, certificate.reason, certificate.message)
+    if will_stop is not None:
+        return Condition("Degraded", True, will_stop.reason, will_stop.message)
     return Condition("Degraded", False, progressing.reason if progressing.is_true else "AsWanted")
 
 

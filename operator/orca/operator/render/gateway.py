@@ -236,13 +236,3 @@ def _http_route(deployment: OrcaDeployment) -> Json:
         "metadata": metadata(deployment, deployment.name, names.GATEWAY),
         "spec": spec,
     }
-
-
-def url(deployment: OrcaDeployment) -> str:
-    """Return where clients reach the API, as far as the spec tells."""
-    gateway = deployment.spec.gateway
-    if gateway.ingress is not None and gateway.ingress.host is not None:
-        return f"{'https' if gateway.ingress.tls_secret_name else 'http'}://{gateway.ingress.host}/v1"
-    if gateway.http_route is not None and gateway.http_route.hostnames:
-        return f"http://{gateway.http_route.hostnames[0]}/v1"
-    return f"http://{deployment.name}.{deployment.namespace}.svc/v1"
