@@ -35,7 +35,6 @@ from orca.cli.up.spec import Role
 from orca.cli.up.supervisor import Child, Supervised, Supervisor, SystemFailed
 from orca.core.domain.errors import PoolUnavailable, SettingError
 from orca.core.domain.model import ModelInfo, count_parameters, load_model_info
-from orca.core.domain.tokenizer_folder import check_tokenizer
 from orca.core.process.settings import check_variables
 from orca.gateway.limits.key_ring import KeyRing
 from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
@@ -67,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         quantization=settings.quantization,
         max_model_len=settings.max_model_len,
     )
-    check_tokenizer(model.folder)
+    _check_tokenizer(model.folder)
     if settings.stages > model.num_layers:
         raise SettingError(f"--stages {settings.stages} is more than the model's {model.num_layers} layers")
     heads = load_config(model.folder).num_heads
@@ -97,6 +96,13 @@ def main(argv: Sequence[str]) -> int:
         except SystemFailed as failure:
             display.print_text(f"orca up: {failure}")
             return failure.exit_code
+
+
+def _check_tokenizer(folder: Path) -> None:
+    # `--help` and wrong options need no tokenizers library.
+    from orca.core.domain.tokenizer_folder import check_tokenizer
+
+    check_tokenizer(folder)
 
 
 def _check_parts(settings: UpSettings) -> None:

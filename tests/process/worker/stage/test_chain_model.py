@@ -127,10 +127,9 @@ def test_a_dtype_that_rounds_whole_numbers_is_refused(folder: Path) -> None:
     [
         ("vocab_size", 15, "vocab_size 15 is below 16"),
         ("max_position_embeddings", 4097, "4097 is above 4096"),
-        ("rope_theta", 3.0, "option rope_theta = 3.0 is not known for orca_chain"),
     ],
 )
-def test_a_config_whose_numbers_would_not_be_exact_or_known_is_refused(
+def test_a_config_whose_numbers_would_not_be_exact_is_refused(
     tmp_path: Path, key: str, value: float, message: str
 ) -> None:
     make_chain_model(tmp_path)
