@@ -49,7 +49,7 @@ def test_it_satisfies_the_restricted_level_with_a_read_only_root() -> None:
 
 def test_all_probes_ask_health_on_the_port_it_listens_on() -> None:
     [port] = container()["ports"]
-    assert environment()["ORCA_OPERATOR_LISTEN"] == f"0.0.0.0:{port['containerPort']}"
+    assert environment()["ORCA_OPERATOR_LISTEN"] == f"[::]:{port['containerPort']}"
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container()[probe]["httpGet"] == {"path": "/health", "port": port["name"]}
 

@@ -170,6 +170,26 @@ def test_keys_are_those_of_the_user_or_made_or_none() -> None:
     assert keys(openToAll=True) == (None, "true")
 
 
+LISTENS = {"listen", "health-listen", "metrics-listen", "host"}
+"""Flags that say where a part listens."""
+
+
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "fetch"])
+def test_every_part_listens_at_all_addresses_of_its_pod(role: str) -> None:
+    found = flags(pods(model=ON_HUB)[role])
+    hosts = {
+        value.rpartition(":")[0] if value.count(":") > 2 else value for name, value in found.items() if name in LISTENS
+    }
+    assert hosts == ({"::"} if role == "gateway" else {"[::]"})
+
+
+def test_redis_binds_both_families_and_the_api_takes_every_family_of_its_cluster() -> None:
+    [redis] = pods()["pool"]["containers"]
+    words = redis["args"]
+    assert words[words.index("--bind") + 1 :][:2] == ["*", "-::*"]
+    assert manifests()["Service", "shop"]["spec"]["ipFamilyPolicy"] == "PreferDualStack"
+
+
 def test_a_model_on_a_claim_is_mounted_by_all_that_read_it() -> None:
     for role in ("gateway", "scheduler", "stage"):
         pod = pods(model={"uri": "pvc://models/llama/7b"})[role]

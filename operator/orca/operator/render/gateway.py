@@ -61,6 +61,8 @@ def _service(deployment: OrcaDeployment) -> Json:
         "kind": "Service",
         "metadata": metadata(deployment, deployment.name, names.GATEWAY),
         "spec": {
+            # Of a cluster with one family, this is that family.
+            "ipFamilyPolicy": "PreferDualStack",
             "selector": selector(deployment, names.GATEWAY),
             "ports": [{"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP"}],
         },
@@ -145,7 +147,7 @@ def _settings(deployment: OrcaDeployment, keys: SecretKey | None, older: Sequenc
         "dtype": spec.model.dtype,
         "quantization": spec.model.quantization,
         "max_model_len": spec.model.max_model_len,
-        "host": "0.0.0.0",
+        "host": "::",
         "port": PORT,
         "metrics_port": METRICS_PORT,
         "deployment": pool.key_prefix(deployment),
