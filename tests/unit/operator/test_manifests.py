@@ -170,6 +170,22 @@ def test_keys_are_those_of_the_user_or_made_or_none() -> None:
     assert keys(openToAll=True) == (None, "true")
 
 
+@pytest.mark.parametrize(
+    ("timeouts", "rendered"),
+    [
+        (None, {"request": "0s"}),
+        ({}, None),
+        ({"requestSeconds": 3600}, {"request": "3600s"}),
+        ({"backendRequestSeconds": 0}, {"backendRequest": "0s"}),
+        ({"requestSeconds": 86400, "backendRequestSeconds": 60}, {"request": "86400s", "backendRequest": "60s"}),
+    ],
+)
+def test_the_timeouts_of_a_route_are_a_choice_and_can_be_left_out(timeouts: Json | None, rendered: Json | None) -> None:
+    given = {} if timeouts is None else {"timeouts": timeouts}
+    route = manifests(gateway={"httpRoute": {"parentRefs": [{"name": "edge"}], **given}})["HTTPRoute", "shop"]
+    assert [each.get("timeouts") for each in route["spec"]["rules"]] == [rendered]
+
+
 LISTENS = {"listen", "health-listen", "metrics-listen", "host"}
 """Flags that say where a part listens."""
 

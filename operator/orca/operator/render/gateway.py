@@ -223,11 +223,11 @@ def _ingress(deployment: OrcaDeployment) -> Json:
 def _http_route(deployment: OrcaDeployment) -> Json:
     route = deployment.spec.gateway.http_route
     assert route is not None
-    rule = {
-        "backendRefs": [{"name": deployment.name, "port": 80}],
-        # An answer may stream for any time.
-        "timeouts": {"request": "0s"},
-    }
+    rule: Json = {"backendRefs": [{"name": deployment.name, "port": 80}]}
+    # Some Gateways refuse a route that has timeouts, and others cut off streams of one that has none.
+    limits = {"request": route.timeouts.request_seconds, "backendRequest": route.timeouts.backend_request_seconds}
+    if timeouts := {name: f"{seconds}s" for name, seconds in limits.items() if seconds is not None}:
+        rule["timeouts"] = timeouts
     spec: Json = {"parentRefs": [dict(each) for each in route.parent_refs], "rules": [rule]}
     if route.hostnames:
         spec["hostnames"] = list(route.hostnames)
