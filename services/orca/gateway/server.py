@@ -1,7 +1,6 @@
 """The gateway's uvicorn server: its sockets, its limit of open files, and the order in which a gateway ends."""
 
 import asyncio
-import contextlib
 import functools
 import logging
 import math
@@ -13,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from orca.core.domain.errors import SettingError
+from orca.core.process.listening import bind_all
 from orca.gateway.app import METRICS_PORT
 from orca.gateway.gateway import Gateway
 from orca.gateway.http.bounds import OpenConnections
@@ -36,24 +36,11 @@ def take_port(host: str, port: int) -> list[socket.socket]:
     Raises: SettingError if the port is not available.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        return bind_all(host, port)
     except socket.gaierror as error:
         raise SettingError(f"setting host: {host!r} is not an address: {error.strerror}") from error
-    with contextlib.ExitStack() as stack:
-        sockets = []
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            taken = stack.enter_context(socket.socket(family, kind, protocol))
-            # Ignore connections of an earlier server in TIME_WAIT.
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            try:
-                taken.bind(address)
-            except OSError as error:
-                raise SettingError(f"setting port: {port} of host {host} is not available: {error.strerror}") from error
-            sockets.append(taken)
-        stack.pop_all()
-        return sockets
+    except OSError as error:
+        raise SettingError(f"setting port: {port} of host {host} is not available: {error.strerror}") from error
 
 
 def allow_open_files(connections_max: int) -> None:
@@ -112,7 +99,7 @@ class GatewayServer(uvicorn.Server):
         self._settings = gateway.settings
         self._drain = gateway.drain
         self._metrics = gateway.metrics
-        self._metrics_server: asyncio.Server | None = None
+        self._metrics_servers: list[asyncio.Server] = []
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
         self.force_exit = self.should_exit
@@ -140,8 +127,7 @@ class GatewayServer(uvicorn.Server):
     @property
     def metrics_port(self) -> int:
         """The separate port for metrics, if there is one."""
-        assert self._metrics_server is not None
-        return int(self._metrics_server.sockets[0].getsockname()[1])
+        return int(self._metrics_servers[0].sockets[0].getsockname()[1])
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to shut down; uvicorn calls this ten times a second."""
@@ -189,8 +175,10 @@ class GatewayServer(uvicorn.Server):
             app_state={**self.lifespan.state, METRICS_PORT: True},
         )
         loop = asyncio.get_running_loop()
-        self._metrics_server = await loop.create_server(factory, self.config.host, port)
-        self.servers.append(self._metrics_server)
+        for bound in bind_all(self.config.host, port):
+            server = await loop.create_server(factory, sock=bound)
+            self._metrics_servers.append(server)
+            self.servers.append(server)
 
 
 def _end_silent_connections(listener: socket.socket, seconds: float) -> None:

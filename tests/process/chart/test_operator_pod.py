@@ -49,7 +49,7 @@ def test_the_operator_pod_satisfies_the_restricted_level_with_a_read_only_root()
 
 def test_all_probes_use_the_health_path_on_the_operators_port() -> None:
     [port] = container()["ports"]
-    assert environment()["ORCA_OPERATOR_LISTEN"] == f"0.0.0.0:{port['containerPort']}"
+    assert environment()["ORCA_OPERATOR_LISTEN"] == f"[::]:{port['containerPort']}"
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container()[probe]["httpGet"] == {"path": "/health", "port": port["name"]}
 

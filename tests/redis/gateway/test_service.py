@@ -18,6 +18,7 @@ import pytest
 import orca.cli.small_model as small_model
 from orca.core.domain.model import load_model_info
 from orca.core.domain.text import Tokenizer
+from orca.core.process.ports import free_port
 from orca.gateway.service import main
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import RedisPool
@@ -105,6 +106,17 @@ async def test_two_gateways_serve_from_one_pool_and_end_on_a_signal(tmp_path: Pa
                 assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == TEXT
                 assert chunks[-1] == "[DONE]"
             assert [await one.stop(), await two.stop()] == [0, 0]
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
+async def test_a_gateway_that_listens_everywhere_answers_at_both_families_at_each_of_its_ports(tmp_path: Path) -> None:
+    metrics = free_port()
+    flags = ("--host", "::", "--open-to-network", "true", "--metrics-port", str(metrics))
+    with EmbeddedRedis(tmp_path, port=0) as redis:
+        async with gateway(redis.url, *flags) as one, httpx.AsyncClient(timeout=20) as client:
+            for port in (one.client.base_url.port, metrics):
+                for host in ("127.0.0.1", "[::1]"):
+                    assert (await client.get(f"http://{host}:{port}/health")).status_code == 200
 
 
 async def test_a_gateway_starts_without_its_pool_and_answers_503(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ BESIDE: Mapping[str, Json] = {
     "scheduler.maxBatchTokens": _with("scheduler", maxBatchSize=1),
     "gateway.apiKeysSecret.key": _with("gateway", apiKeysSecret={"name": "mine"}),
     "gateway.httpRoute": _with("gateway", httpRoute={"parentRefs": [{"name": "edge"}]}),
+    "gateway.httpRoute.timeouts": _with("gateway", httpRoute={"parentRefs": [{"name": "edge"}], "timeouts": {}}),
     "gateway.ingress": _with("gateway", ingress={}),
     "gateway.ingress.tlsSecretName": _with("gateway", ingress={"host": "a.example"}),
     "pool.managed.storageGiB": _with("pool", managed={"memoryMiB": 128}),

@@ -176,6 +176,42 @@ def test_api_keys_are_user_provided_or_generated_or_absent() -> None:
     assert keys(openToAll=True) == (None, "true")
 
 
+@pytest.mark.parametrize(
+    ("timeouts", "rendered"),
+    [
+        (None, {"request": "0s"}),
+        ({}, None),
+        ({"requestSeconds": 3600}, {"request": "3600s"}),
+        ({"backendRequestSeconds": 0}, {"backendRequest": "0s"}),
+        ({"requestSeconds": 86400, "backendRequestSeconds": 60}, {"request": "86400s", "backendRequest": "60s"}),
+    ],
+)
+def test_the_timeouts_of_a_route_are_a_choice_and_can_be_left_out(timeouts: Json | None, rendered: Json | None) -> None:
+    given = {} if timeouts is None else {"timeouts": timeouts}
+    route = manifests(gateway={"httpRoute": {"parentRefs": [{"name": "edge"}], **given}})["HTTPRoute", "shop"]
+    assert [each.get("timeouts") for each in route["spec"]["rules"]] == [rendered]
+
+
+LISTENS = {"listen", "health-listen", "metrics-listen", "host"}
+"""Flags that say where a part listens."""
+
+
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "fetch"])
+def test_every_part_listens_at_all_addresses_of_its_pod(role: str) -> None:
+    found = flags(pods(model=ON_HUB)[role])
+    hosts = {
+        value.rpartition(":")[0] if value.count(":") > 2 else value for name, value in found.items() if name in LISTENS
+    }
+    assert hosts == ({"::"} if role == "gateway" else {"[::]"})
+
+
+def test_redis_binds_both_families_and_the_api_takes_every_family_of_its_cluster() -> None:
+    [redis] = pods()["pool"]["containers"]
+    words = redis["args"]
+    assert words[words.index("--bind") + 1 :][:2] == ["*", "-::*"]
+    assert manifests()["Service", "shop"]["spec"]["ipFamilyPolicy"] == "PreferDualStack"
+
+
 def test_a_model_on_a_volume_claim_is_mounted_by_all_pods_that_read_it() -> None:
     for role in ("gateway", "scheduler", "stage"):
         pod = pods(model={"uri": "pvc://models/llama/7b"})[role]

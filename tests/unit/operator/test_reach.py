@@ -140,12 +140,14 @@ def test_a_gateway_that_is_not_programmed_serves_nobody() -> None:
     [
         ([{"name": "web", "port": 80, "protocol": "HTTP"}], "http://a.example/v1"),
         ([{"name": "tls", "port": 443, "protocol": "HTTPS"}], "https://a.example/v1"),
-        ([{"port": 80, "protocol": "HTTP"}, {"port": 8443, "protocol": "HTTPS"}], "https://a.example:8443/v1"),
-        ([{"name": "web", "port": 8080, "protocol": "HTTP"}], "http://a.example:8080/v1"),
+        ([{"port": 80, "protocol": "HTTP"}, {"port": 8443, "protocol": "HTTPS"}], "https://a.example/v1"),
+        ([{"name": "web", "port": 8080, "protocol": "HTTP"}], "http://a.example/v1"),
         ([], "http://a.example/v1"),
     ],
 )
-def test_the_listeners_decide_scheme_and_port_of_the_url(listeners: list[Json], url: str) -> None:
+def test_the_listeners_decide_the_scheme_of_the_url_and_their_ports_do_not_count(
+    listeners: list[Json], url: str
+) -> None:
     assert told(replace(route(parent()), gateways=edge(*listeners)))[1] == url
 
 

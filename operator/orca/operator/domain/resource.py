@@ -126,8 +126,17 @@ class IngressSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RouteTimeoutsSpec:
+    """None leaves a timeout out of the route; 0 sets no limit."""
+
+    request_seconds: int | None = None
+    backend_request_seconds: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HttpRouteSpec:
     parent_refs: tuple[Mapping[str, Any], ...]
+    timeouts: RouteTimeoutsSpec
     hostnames: tuple[str, ...] = ()
 
 

@@ -1,10 +1,10 @@
 """The way of clients to the gateways: whether the Ingress or the route is served, and the URL. Pure.
 
-Pods that run are not enough: an HTTPRoute may be refused by its Gateway, nobody may serve an Ingress of this class, and
-the Secret with the certificate may be missing. The cluster says so in the status of these objects.
+Pods that run are not enough. A Gateway may refuse the HTTPRoute, nobody may serve an Ingress of this class, and the
+Secret with the certificate may be missing. The cluster says so in the status of these objects.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from orca.operator.domain import problems
@@ -23,7 +23,6 @@ PATIENCE_S = 60.0
 
 _TLS_KEYS = ("tls.crt", "tls.key")
 _TLS_PROTOCOLS = frozenset({"HTTPS", "TLS"})
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def find_problem(observation: Observation) -> Problem | None:
@@ -57,7 +56,7 @@ def url(observation: Observation) -> str:
     if ingress is not None and ingress.host is not None:
         return f"{'https' if ingress.tls_secret_name else 'http'}://{ingress.host}/v1"
     if route is not None and route.hostnames:
-        return f"{_route_scheme(observation, route.hostnames[0])}/v1"
+        return f"{_route_scheme(observation)}://{route.hostnames[0]}/v1"
     return _inside(deployment)
 
 
@@ -147,22 +146,18 @@ def _is_about(entry: Mapping[str, Any], parent: Mapping[str, Any], namespace: st
     return is_gateway and parent.get("sectionName") in (None, entry.get("sectionName"))
 
 
-def _route_scheme(observation: Observation, host: str) -> str:
-    """Return scheme, host and port of the route, by the listeners of its Gateways; http if those are unknown."""
+def _route_scheme(observation: Observation) -> str:
+    """Return https if a listener of the route has TLS; http if none has, and if the listeners are unknown.
+
+    The port of a listener is not the clients' in every implementation: Traefik's is the one behind its Service.
+    """
     route, namespace = observation.spec.gateway.http_route, observation.deployment.namespace
     assert route is not None
-    listeners = [
-        listener
+    protocols = {
+        listener.get("protocol")
         for parent in route.parent_refs
         if (gateway := observation.gateways.get((parent.get("namespace") or namespace, parent["name"]))) is not None
         for listener in gateway["spec"].get("listeners") or []
         if parent.get("sectionName") in (None, listener.get("name"))
-    ]
-    return _base_url(listeners, host)
-
-
-def _base_url(listeners: Sequence[Mapping[str, Any]], host: str) -> str:
-    encrypted = [each for each in listeners if each.get("protocol") in _TLS_PROTOCOLS]
-    scheme = "https" if encrypted else "http"
-    port = next((each.get("port") for each in encrypted or listeners), None)
-    return f"{scheme}://{host}" if port in (None, _DEFAULT_PORTS[scheme]) else f"{scheme}://{host}:{port}"
+    }
+    return "https" if protocols & _TLS_PROTOCOLS else "http"

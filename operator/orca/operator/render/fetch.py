@@ -7,7 +7,7 @@ from orca.operator.domain.resource import Json, OrcaDeployment, ResourcesSpec
 from orca.operator.render import model, objects
 from orca.operator.render.group import LOST_NODE
 from orca.operator.render.objects import metadata
-from orca.operator.render.pods import container, flags, http_probe, template
+from orca.operator.render.pods import container, everywhere, flags, http_probe, template
 
 PORT = 9090
 
@@ -55,7 +55,7 @@ def _pod(deployment: OrcaDeployment, image: str, labels: dict[str, str]) -> Json
         "uri": spec.model.uri,
         "revision": spec.model.revision,
         "into": model.FETCHED,
-        "listen": f"0.0.0.0:{PORT}",
+        "listen": everywhere(PORT),
         "log_format": "json",
     }
     main = container(

@@ -61,6 +61,8 @@ def _service(deployment: OrcaDeployment) -> Json:
         "kind": "Service",
         "metadata": metadata(deployment, deployment.name, names.GATEWAY),
         "spec": {
+            # Of a cluster with one family, this is that family.
+            "ipFamilyPolicy": "PreferDualStack",
             "selector": selector(deployment, names.GATEWAY),
             "ports": [{"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP"}],
         },
@@ -145,7 +147,7 @@ def _settings(deployment: OrcaDeployment, keys: SecretKey | None, older: Sequenc
         "dtype": spec.model.dtype,
         "quantization": spec.model.quantization,
         "max_model_len": spec.model.max_model_len,
-        "host": "0.0.0.0",
+        "host": "::",
         "port": PORT,
         "metrics_port": METRICS_PORT,
         "deployment": pool.key_prefix(deployment),
@@ -222,11 +224,11 @@ def _ingress(deployment: OrcaDeployment) -> Json:
 def _http_route(deployment: OrcaDeployment) -> Json:
     route = deployment.spec.gateway.http_route
     assert route is not None
-    rule = {
-        "backendRefs": [{"name": deployment.name, "port": 80}],
-        # An answer may stream for any time.
-        "timeouts": {"request": "0s"},
-    }
+    rule: Json = {"backendRefs": [{"name": deployment.name, "port": 80}]}
+    # Some Gateways refuse a route that has timeouts, and others cut off streams of one that has none.
+    limits = {"request": route.timeouts.request_seconds, "backendRequest": route.timeouts.backend_request_seconds}
+    if timeouts := {name: f"{seconds}s" for name, seconds in limits.items() if seconds is not None}:
+        rule["timeouts"] = timeouts
     spec: Json = {"parentRefs": [dict(each) for each in route.parent_refs], "rules": [rule]}
     if route.hostnames:
         spec["hostnames"] = list(route.hostnames)

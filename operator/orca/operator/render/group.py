@@ -18,7 +18,7 @@ from orca.operator.domain.observation import ModelVersion
 from orca.operator.domain.resource import Json, OrcaDeployment
 from orca.operator.render import model, pool
 from orca.operator.render.objects import metadata
-from orca.operator.render.pods import container, flags, http_probe, merged, secret_volume, template
+from orca.operator.render.pods import container, everywhere, flags, http_probe, merged, secret_volume, template
 from orca.operator.render.pool import PoolConnection
 
 STAGE_PORT = 7000
@@ -163,8 +163,8 @@ def _stage_pod(deployment: OrcaDeployment, image: str, labels: dict[str, str]) -
         "threads": worker.threads,
         "memory_share": worker.memory_share_percent / 100,
         "network_interface": worker.network_interface,
-        "listen": f"0.0.0.0:{STAGE_PORT}",
-        "health_listen": f"0.0.0.0:{HEALTH_PORT}",
+        "listen": everywhere(STAGE_PORT),
+        "health_listen": everywhere(HEALTH_PORT),
         **_certificate_settings(deployment),
         "log_format": "json",
     }
@@ -230,9 +230,9 @@ def _scheduler_pod(
         "group": group,
         "stages": ",".join(addresses),
         "generation": generation,
-        "listen": f"0.0.0.0:{RENDEZVOUS_PORT}",
+        "listen": everywhere(RENDEZVOUS_PORT),
         "advertise": f"{names.scheduler(group)}.{domain}",
-        "metrics_listen": f"0.0.0.0:{METRICS_PORT}",
+        "metrics_listen": everywhere(METRICS_PORT),
         "deployment": pool.key_prefix(deployment),
         "policy": chosen.policy,
         "bounds_file": f"{_SCHEDULE_FOLDER}/{_BOUNDS_FILE}",

@@ -104,6 +104,11 @@ def http_probe(path: str, port: str, *, period_s: int, failures: int, timeout_s:
     }
 
 
+def everywhere(port: int) -> str:
+    """Render the address at which a part listens: all of the pod's, whether its cluster gives it IPv4, IPv6 or both."""
+    return f"[::]:{port}"
+
+
 def flags(values: Mapping[str, object]) -> list[str]:
     """Render `{"max_batch_size": 16}` as `--max-batch-size 16`; values that are None are left out."""
     return [

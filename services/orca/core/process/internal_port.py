@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from orca.core.process.listening import bind_all
+
 REQUEST_S = 5.0
 """Longest time of one connection, from its first byte to its last."""
 HEAD_BYTES_MAX = 16 << 10
@@ -30,28 +32,33 @@ _REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Servic
 
 
 class InternalPort:
-    """One listening socket: `port = await InternalPort.open("127.0.0.1:0", {...})`, and `port.close()` at the end."""
+    """One port: `port = await InternalPort.open("127.0.0.1:0", {...})`, and `port.close()` at the end."""
 
     def __init__(self, pages: Mapping[str, Callable[[], Page]]) -> None:
         """Args: pages: path -> function that makes the page for each call; /health is there without it."""
         self._pages = {"/health": lambda: HEALTH, **pages}
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self.address = ""  # host:port, once open
 
     @classmethod
     async def open(cls, address: str, pages: Mapping[str, Callable[[], Page]] | None = None) -> "InternalPort":
-        """Listen at host:port; port 0 takes a free one. Raises: OSError if the address is not available."""
+        """Listen at host:port; port 0 takes a free one, and [::] all addresses of both families.
+
+        Raises: OSError if the address is not available.
+        """
         internal_port = cls(pages or {})
         host, _, port = address.rpartition(":")
-        server = await asyncio.start_server(internal_port._answer, host.strip("[]"), int(port), limit=HEAD_BYTES_MAX)
-        internal_port._server = server
-        internal_port.address = f"{host}:{server.sockets[0].getsockname()[1]}"
+        sockets = bind_all(host, int(port))
+        internal_port.address = f"{host}:{sockets[0].getsockname()[1]}"
+        for bound in sockets:
+            server = await asyncio.start_server(internal_port._answer, sock=bound, limit=HEAD_BYTES_MAX)
+            internal_port._servers.append(server)
         return internal_port
 
     def close(self) -> None:
         """Stop taking calls."""
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request per connection: probes and scrapes are seconds apart."""
