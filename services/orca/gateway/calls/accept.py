@@ -67,9 +67,21 @@ def completion_prompts(body: CompletionBody, model: ServedModel, settings: Gatew
 
 async def chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: GatewaySettings) -> str:
     """Render a chat by the model's template. Raises: InvalidRequest, ApiError."""
-    if len(body.messages or []) > settings.inline_messages_max:
+    messages = body.messages or []
+    if len(messages) > settings.inline_messages_max or _characters(messages) > settings.inline_chat_characters_max:
         return await asyncio.to_thread(_chat_prompt, body, model, settings)
     return _chat_prompt(body, model, settings)
+
+
+def _characters(messages: Sequence[Message]) -> int:
+    """Return the length of the texts of a chat, which are checked later."""
+    count = 0
+    for message in messages:
+        parts = message.content if isinstance(message.content, list) else [message.content]
+        for part in parts:
+            text = part.get("text") if isinstance(part, dict) else part
+            count += len(text) if isinstance(text, str) else 0
+    return count
 
 
 def _chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: GatewaySettings) -> str:
