@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from orca.core.domain.errors import ModelError
+from orca.core.domain.special_stops import PatternSearch
 from orca.core.domain.text import Detokenizer, OutputText, Tokenizer
 
 
@@ -234,6 +235,30 @@ def test_special_tokens_are_searched_as_letters_would_be(
     text, found, used = run(byte_level, ids, written)
     assert text == shown.replace("U", "").replace("E", "")
     assert (found is not None, used) == (bool(ends), min(ends)[0] if ends else len(ids))
+
+
+@pytest.mark.parametrize(
+    "output", ["a" * 5000, ("a" * 1000 + "b") * 5, "ab" * 2500, "z" * 5000], ids=["a", "aab", "ab", "z"]
+)
+@pytest.mark.parametrize("start", ["a", "ab", "abcdefgh"])
+def test_a_long_pattern_costs_few_steps_per_character(output: str, start: str) -> None:
+    pattern = (start * 1024)[:1023] + "!"
+    search = PatternSearch(pattern)
+    before = search.steps
+    assert before <= 2 * len(pattern)
+    for character in output:
+        assert search.push(character) == 0
+    assert search.steps - before <= 2 * len(output)
+
+
+@given(pattern=st.text("ab", min_size=1, max_size=5), cut=st.lists(st.text("ab", max_size=4), max_size=8))
+def test_a_pattern_is_found_in_a_growing_text_as_in_a_whole_one(pattern: str, cut: list[str]) -> None:
+    search, whole = PatternSearch(pattern), ""
+    for piece in cut:
+        ends = [n for n in range(1, len(piece) + 1) if (whole + piece[:n]).endswith(pattern)]
+        assert search.push(piece) == (ends[0] if ends else 0)
+        whole += piece
+        assert search.matched == max(n for n in range(len(pattern)) if whole.endswith(pattern[:n]))
 
 
 def single_byte_ids(tokenizer: Tokenizer, text: str) -> list[int]:
