@@ -215,6 +215,13 @@ def test_a_character_that_a_special_stop_cuts_off_ends_as_one_replacement_charac
     assert run(byte_level, ids, ["<|user|>"])[:2] == ("a\ufffd", "<|user|>")
 
 
+def test_a_special_stop_does_not_begin_before_an_incomplete_character(byte_level: Tokenizer) -> None:
+    cut = [*ids_of(byte_level, "o "), *single_byte_ids(byte_level, "€")[:2], *ids_of(byte_level, "<|user|>")]
+    assert run(byte_level, cut, ["o <|user|>"]) == ("o \ufffd", None, len(cut))
+    assert run(byte_level, [*cut, *ids_of(byte_level, "a")], ["<|user|>a"])[1] is None
+    assert run(byte_level, cut, ["o <|user|>", "<|user|>"]) == ("o \ufffd", "<|user|>", len(cut))
+
+
 def test_a_special_token_within_min_tokens_completes_no_stop_string(byte_level: Tokenizer) -> None:
     ids = ids_of(byte_level, "a", "<|user|>", "b", "<|user|>", "c")
     assert run(byte_level, ids, ["<|user|>"], min_tokens=2) == ("ab", "<|user|>", 4)

@@ -46,9 +46,18 @@ class SpecialStops:
         found = [text for text in stop if special_texts.search(text)]
         return cls(found, special_texts, special_ids) if found else None
 
-    def push(self, token_id: int, new: str) -> SpecialStop | None:
-        """Add the next token. Args: new: the text that it makes available, without what was held back before."""
-        piece = self._marks.get(token_id, _OTHER if token_id in self._special_ids else new)
+    def push(self, token_id: int, new: str, *, cuts_character: bool = False) -> SpecialStop | None:
+        """Add the next token.
+
+        Args:
+            new: the text that it makes available, without what was held back before.
+            cuts_character: a character before it is incomplete.
+        """
+        if token_id not in self._special_ids:
+            piece = new
+        else:
+            # The incomplete character is part of the text, so no stop string goes on across it.
+            piece = _OTHER * cuts_character + self._marks.get(token_id, _OTHER)
         first: tuple[int, int, str, int] | None = None
         for search, stop in zip(self._searches, self._stop, strict=True):
             end = search.push(piece)

@@ -56,7 +56,11 @@ class OutputText:
         new = self._detokenizer.push(token_id)
         if not self._stop:
             return TextDelta(new)
-        special = None if self._special is None else self._special.push(token_id, new)
+        special = (
+            None
+            if self._special is None
+            else self._special.push(token_id, new, cuts_character=self._detokenizer.is_inside_character)
+        )
         if not new and special is None:
             return TextDelta("")
         text = self._held + new
@@ -112,6 +116,11 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         return self._decoder.decode(self._token_bytes(token_id))
+
+    @property
+    def is_inside_character(self) -> bool:
+        """True while an incomplete character is held back."""
+        return bool(self._decoder.getstate()[0])
 
     def flush(self) -> str:
         """Return U+FFFD for a character that was incomplete when the output ended; otherwise nothing."""
