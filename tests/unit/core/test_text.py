@@ -1,5 +1,6 @@
 """The text of an output while it grows: whole characters, whole stop strings, the same however it is cut."""
 
+import copy
 from pathlib import Path
 
 import orjson
@@ -73,6 +74,18 @@ def test_byte_fallback_decodes_to_whole_characters(text: str, byte_fallback: Tok
 
 def test_the_bytes_of_an_emoji_are_held_back_until_it_is_complete(byte_level: Tokenizer) -> None:
     assert pieces(byte_level, single_byte_ids(byte_level, "🦑")) == ["", "", "", "🦑", ""]
+
+
+def test_the_offsets_of_a_prompt_are_found_while_other_threads_run(byte_level: Tokenizer) -> None:
+    """Only the batch calls of `tokenizers` release the interpreter's lock."""
+
+    class Batches:
+        encode_batch = byte_level._inner.encode_batch
+
+    text, other = "a fox 🦑", copy.copy(byte_level)
+    vars(other)["_inner"] = Batches()
+    whole = byte_level._inner.encode(text, add_special_tokens=False)
+    assert other.character_offsets(text, whole.ids) == [start for start, _ in whole.offsets]
 
 
 def test_an_unfinished_character_ends_as_one_replacement_character(byte_level: Tokenizer) -> None:

@@ -214,7 +214,8 @@ class Tokenizer:
     def character_offsets(self, text: str, ids: Sequence[int]) -> list[int] | None:
         """Return where in `text` each of its tokens begins; None if `ids` are not the tokens of this text."""
         for adds in (True, False):
-            encoded = self._inner.encode(text, add_special_tokens=adds)
+            # The batch call lets other threads run, as in `encode`; the fast one has no offsets.
+            encoded = self._inner.encode_batch([text], add_special_tokens=adds)[0]
             if encoded.ids == list(ids):
                 return [start for start, _ in encoded.offsets]
         return None
