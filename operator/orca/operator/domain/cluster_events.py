@@ -46,7 +46,7 @@ class ClusterEvent:
 
 
 Events = Mapping[tuple[str, str], ClusterEvent]
-"""By kind and name of the object."""
+"""The newest Event of each object, by kind and name."""
 
 
 def reasons_to_read(children: Children, now_s: float) -> list[str]:

@@ -1,7 +1,7 @@
 """The way of clients to the gateways: whether the Ingress or the route is served, and the URL. Pure.
 
-Pods that run are not enough: an HTTPRoute may be refused by its Gateway, nobody may serve an Ingress of this class, and
-the Secret with the certificate may be missing. The cluster says so in the status of these objects.
+Pods that run are not enough. A Gateway may refuse an HTTPRoute, nobody may serve an Ingress of this class, and the
+Secret with the certificate may be missing. The cluster says so in the status of these objects.
 """
 
 from collections.abc import Mapping, Sequence
