@@ -205,7 +205,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of a whole sequence. Ids that the tokenizer does not know have no text."""
-        return self._inner.decode(ids, skip_special_tokens=skip_special_tokens)
+        # The batch call lets other threads run, as in `encode`.
+        return self._inner.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
 
     def is_special(self, token_id: int) -> bool:
         """Return whether a token has no text in an output."""
