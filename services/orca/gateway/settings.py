@@ -131,6 +131,10 @@ class GatewaySettings:
     inline_messages_max: int = setting(
         500, "chats with more messages are rendered in a thread, so that streams go on meanwhile", least=0
     )
+    # A template and the check of its prompt may read each text several times.
+    inline_chat_characters_max: int = setting(
+        100_000, "chats with longer texts are rendered in a thread, so that streams go on meanwhile", least=0
+    )
     detokenize_tokens_max: int = setting(
         1 << 16, "most tokens of /detokenize, unless the model's context is longer", least=1
     )

@@ -1,5 +1,6 @@
 """The text of an output while it grows: whole characters, whole stop strings, the same however it is cut."""
 
+import copy
 from pathlib import Path
 
 import orjson
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from orca.core.domain.errors import ModelError
+from orca.core.domain.special_stops import PatternSearch
 from orca.core.domain.text import Detokenizer, OutputText, Tokenizer
 
 
@@ -72,6 +74,18 @@ def test_byte_fallback_decodes_to_whole_characters(text: str, byte_fallback: Tok
 
 def test_the_bytes_of_an_emoji_are_held_back_until_it_is_complete(byte_level: Tokenizer) -> None:
     assert pieces(byte_level, single_byte_ids(byte_level, "🦑")) == ["", "", "", "🦑", ""]
+
+
+def test_the_offsets_of_a_prompt_are_found_while_other_threads_run(byte_level: Tokenizer) -> None:
+    """Only the batch calls of `tokenizers` release the interpreter's lock."""
+
+    class Batches:
+        encode_batch = byte_level._inner.encode_batch
+
+    text, other = "a fox 🦑", copy.copy(byte_level)
+    vars(other)["_inner"] = Batches()
+    whole = byte_level._inner.encode(text, add_special_tokens=False)
+    assert other.character_offsets(text, whole.ids) == [start for start, _ in whole.offsets]
 
 
 def test_an_unfinished_character_ends_as_one_replacement_character(byte_level: Tokenizer) -> None:
@@ -214,6 +228,13 @@ def test_a_character_that_a_special_stop_cuts_off_ends_as_one_replacement_charac
     assert run(byte_level, ids, ["<|user|>"])[:2] == ("a\ufffd", "<|user|>")
 
 
+def test_a_special_stop_does_not_begin_before_an_incomplete_character(byte_level: Tokenizer) -> None:
+    cut = [*ids_of(byte_level, "o "), *single_byte_ids(byte_level, "€")[:2], *ids_of(byte_level, "<|user|>")]
+    assert run(byte_level, cut, ["o <|user|>"]) == ("o \ufffd", None, len(cut))
+    assert run(byte_level, [*cut, *ids_of(byte_level, "a")], ["<|user|>a"])[1] is None
+    assert run(byte_level, cut, ["o <|user|>", "<|user|>"]) == ("o \ufffd", "<|user|>", len(cut))
+
+
 def test_a_special_token_within_min_tokens_completes_no_stop_string(byte_level: Tokenizer) -> None:
     ids = ids_of(byte_level, "a", "<|user|>", "b", "<|user|>", "c")
     assert run(byte_level, ids, ["<|user|>"], min_tokens=2) == ("ab", "<|user|>", 4)
@@ -234,6 +255,30 @@ def test_special_tokens_are_searched_as_letters_would_be(
     text, found, used = run(byte_level, ids, written)
     assert text == shown.replace("U", "").replace("E", "")
     assert (found is not None, used) == (bool(ends), min(ends)[0] if ends else len(ids))
+
+
+@pytest.mark.parametrize(
+    "output", ["a" * 5000, ("a" * 1000 + "b") * 5, "ab" * 2500, "z" * 5000], ids=["a", "aab", "ab", "z"]
+)
+@pytest.mark.parametrize("start", ["a", "ab", "abcdefgh"])
+def test_a_long_pattern_costs_few_steps_per_character(output: str, start: str) -> None:
+    pattern = (start * 1024)[:1023] + "!"
+    search = PatternSearch(pattern)
+    before = search.steps
+    assert before <= 2 * len(pattern)
+    for character in output:
+        assert search.push(character) == 0
+    assert search.steps - before <= 2 * len(output)
+
+
+@given(pattern=st.text("ab", min_size=1, max_size=5), cut=st.lists(st.text("ab", max_size=4), max_size=8))
+def test_a_pattern_is_found_in_a_growing_text_as_in_a_whole_one(pattern: str, cut: list[str]) -> None:
+    search, whole = PatternSearch(pattern), ""
+    for piece in cut:
+        ends = [n for n in range(1, len(piece) + 1) if (whole + piece[:n]).endswith(pattern)]
+        assert search.push(piece) == (ends[0] if ends else 0)
+        whole += piece
+        assert search.matched == max(n for n in range(len(pattern)) if whole.endswith(pattern[:n]))
 
 
 def single_byte_ids(tokenizer: Tokenizer, text: str) -> list[int]:

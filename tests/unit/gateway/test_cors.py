@@ -133,6 +133,10 @@ BAD = (
     "null",
     "https://u@a",
     "**",
+    "https://bücher.example",  # a browser sends https://xn--bcher-kva.example
+    "https://a;b",
+    "https://a.example%20",
+    "https://a.example:99999",
 )
 
 

@@ -1,6 +1,7 @@
 """An echoed prompt is the prompt as it was given, and each token's offset is where its text stands in the answer."""
 
 import functools
+import threading
 from typing import Any
 
 import orjson
@@ -9,6 +10,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from orca.core.domain.text import Tokenizer
+from orca.gateway.calls.accept import echo_texts
+from orca.gateway.calls.bodies import CompletionBody
 from orca.gateway.models.models import ServedModel
 from orca.gateway.render.render import AnswerKind, RenderOptions
 from orca.gateway.settings import GatewaySettings
@@ -132,3 +135,22 @@ def test_stored_options_read_back_also_those_of_the_release_before() -> None:
         one = RenderOptions(kind=AnswerKind.COMPLETION, model="tiny", created=1, **options)  # type: ignore[arg-type]
         assert RenderOptions.from_json(one.to_json()) == one
         assert "echo_texts" not in orjson.loads(one.to_json())
+
+
+async def test_the_echo_of_long_prompts_is_decoded_in_a_thread() -> None:
+    settings = GatewaySettings(model="tiny", inline_characters_max=14)
+    async with rig(schedules=False, settings=settings) as one:
+        model, threads = one.app.state.gateway.models.current, []
+        decode = model.tokenizer.decode
+
+        def noting(given: list[int], **named: bool) -> str:
+            threads.append(threading.current_thread())
+            text: str = decode(given, **named)
+            return text
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(model.tokenizer, "decode", noting)
+            for prompts in (["the fox"] * 2, ["the fox"] * 3):
+                body = CompletionBody(prompt=prompts, echo=True)
+                await echo_texts(body, [model.tokenizer.encode(prompt) for prompt in prompts], model, settings)
+        assert [thread is threading.current_thread() for thread in threads] == [True] * 2 + [False] * 3

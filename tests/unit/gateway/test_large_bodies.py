@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -70,8 +71,11 @@ async def test_as_many_objects_and_lists_as_a_body_may_have_are_checked() -> Non
     assert len(THREADS) == 1
 
 
-async def test_a_chat_of_many_messages_is_rendered_in_a_thread() -> None:
-    settings = GatewaySettings(model="tiny", inline_messages_max=2)
+@pytest.mark.parametrize(
+    "limit", [{"inline_messages_max": 2}, {"inline_chat_characters_max": 14}], ids=["messages", "characters"]
+)
+async def test_a_chat_of_many_messages_or_long_texts_is_rendered_in_a_thread(limit: dict[str, int]) -> None:
+    settings = replace(GatewaySettings(model="tiny"), **limit)
     async with rig(schedules=False, settings=settings) as one:
         template = one.app.state.gateway.models.current.chat_template
         render, threads = template.render, []

@@ -8,7 +8,7 @@ import pytest
 
 from orca.core.domain.errors import InvalidRequest
 from orca.gateway.models.chat_template import ChatTemplate
-from orca.gateway.models.message_roles import MISSING_MAX, ROLES
+from orca.gateway.models.message_roles import PASSES_MAX, ROLES, TextSearch
 from support.gateway.chat_templates import CHAT_TEMPLATES
 from support.gateway.gateway_rig import rig, tokenizer
 
@@ -123,11 +123,46 @@ def test_many_changed_texts_cost_one_rendering_more_and_one_that_is_left_out_is_
         "{% for m in messages %}{% if m.role == 'user' or loop.first %}{{ m.content | tojson }}{% endif %}{% endfor %}"
     )
     one = ChatTemplate(source, TOKENS)
-    quoted = [{"role": "user", "content": f'"{n}"'} for n in range(MISSING_MAX * 3)]
-    assert one.prompt(quoted) == "".join(f'"\\"{n}\\""' for n in range(MISSING_MAX * 3))
+    quoted = [{"role": "user", "content": f'"{n}"'} for n in range(12)]
+    assert one.prompt(quoted) == "".join(f'"\\"{n}\\""' for n in range(12))
     with pytest.raises(InvalidRequest) as error:
         one.prompt([*quoted, {"role": "system", "content": "be"}])
-    assert error.value.param == f"messages[{MISSING_MAX * 3}].role"
+    assert error.value.param == f"messages[{12}].role"
+
+
+def scanned(prompt: str, texts: list[str]) -> tuple[float, bool]:
+    """Characters that a search scans, in lengths of the prompt, and whether it has found all texts."""
+    search = TextSearch(prompt)
+    found = [search.has(text) for text in texts]
+    return search.scanned / len(prompt), all(found)
+
+
+def test_a_text_that_is_found_too_late_makes_no_search_of_the_rest_expensive() -> None:
+    # The template cuts the thoughts of the first message, and the last one has the same text.
+    thought = "<think>q</think>END"
+    chat = [{"role": "assistant", "content": thought}]
+    chat += [{"role": "user", "content": f"question {n} of many"} for n in range(1000)]
+    chat.append({"role": "user", "content": thought})
+    prompt = template("qwen3").prompt(chat)
+    assert prompt.count(thought) == 1
+    lengths, has_all = scanned(prompt, [message["content"] for message in chat])
+    assert has_all
+    assert lengths < 4
+
+
+@pytest.mark.parametrize("order", ["reversed", "from both ends", "all missing"])
+def test_no_order_of_texts_costs_more_than_some_passes_over_the_prompt(order: str) -> None:
+    texts = [f"text {n:04} of many" for n in range(2000)]
+    prompt = "\n".join(texts)
+    if order == "reversed":
+        texts.reverse()
+    elif order == "from both ends":
+        texts = [text for pair in zip(texts, reversed(texts), strict=True) for text in pair]
+    else:
+        texts = [text + "!" for text in texts]
+    lengths, has_all = scanned(prompt, texts)
+    assert lengths < PASSES_MAX + 0.1
+    assert not has_all  # the budget is spent
 
 
 @pytest.mark.parametrize("variable", ["messages", "tools", "add_generation_prompt", "bos_token"])

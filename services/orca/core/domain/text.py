@@ -56,7 +56,11 @@ class OutputText:
         new = self._detokenizer.push(token_id)
         if not self._stop:
             return TextDelta(new)
-        special = None if self._special is None else self._special.push(token_id, new)
+        special = (
+            None
+            if self._special is None
+            else self._special.push(token_id, new, cuts_character=self._detokenizer.is_inside_character)
+        )
         if not new and special is None:
             return TextDelta("")
         text = self._held + new
@@ -112,6 +116,11 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         return self._decoder.decode(self._token_bytes(token_id))
+
+    @property
+    def is_inside_character(self) -> bool:
+        """True while an incomplete character is held back."""
+        return bool(self._decoder.getstate()[0])
 
     def flush(self) -> str:
         """Return U+FFFD for a character that was incomplete when the output ended; otherwise nothing."""
@@ -196,7 +205,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of a whole sequence. Ids that the tokenizer does not know have no text."""
-        return self._inner.decode(ids, skip_special_tokens=skip_special_tokens)
+        # The batch call lets other threads run, as in `encode`.
+        return self._inner.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
 
     def is_special(self, token_id: int) -> bool:
         """Return whether a token has no text in an output."""
@@ -205,7 +215,8 @@ class Tokenizer:
     def character_offsets(self, text: str, ids: Sequence[int]) -> list[int] | None:
         """Return where in `text` each of its tokens begins; None if `ids` are not the tokens of this text."""
         for adds in (True, False):
-            encoded = self._inner.encode(text, add_special_tokens=adds)
+            # The batch call lets other threads run, as in `encode`; the fast one has no offsets.
+            encoded = self._inner.encode_batch([text], add_special_tokens=adds)[0]
             if encoded.ids == list(ids):
                 return [start for start, _ in encoded.offsets]
         return None

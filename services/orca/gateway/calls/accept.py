@@ -67,9 +67,21 @@ def completion_prompts(body: CompletionBody, model: ServedModel, settings: Gatew
 
 async def chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: GatewaySettings) -> str:
     """Render a chat by the model's template. Raises: InvalidRequest, ApiError."""
-    if len(body.messages or []) > settings.inline_messages_max:
+    messages = body.messages or []
+    if len(messages) > settings.inline_messages_max or _characters(messages) > settings.inline_chat_characters_max:
         return await asyncio.to_thread(_chat_prompt, body, model, settings)
     return _chat_prompt(body, model, settings)
+
+
+def _characters(messages: Sequence[Message]) -> int:
+    """Return the length of the texts of a chat, which are checked later."""
+    count = 0
+    for message in messages:
+        parts = message.content if isinstance(message.content, list) else [message.content]
+        for part in parts:
+            text = part.get("text") if isinstance(part, dict) else part
+            count += len(text) if isinstance(text, str) else 0
+    return count
 
 
 def _chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: GatewaySettings) -> str:
@@ -87,6 +99,33 @@ def _chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: Ga
     )
 
 
+async def echo_texts(
+    body: CompletionBody | ChatBody, prompts: Sequence[Sequence[int]], model: ServedModel, settings: GatewaySettings
+) -> Sequence[str | None]:
+    """Return the prompts that do not come back from their tokens, as RenderOptions has them.
+
+    A tokenizer may add tokens of its own and change the text. The tokens of most texts give the text back, so a long
+    prompt is rarely stored twice.
+
+    Args:
+        prompts: token ids of each prompt.
+    """
+    if not isinstance(body, CompletionBody) or not body.echo:
+        return ()
+    texts = body.prompt if isinstance(body.prompt, list) and not _is_token_list(body.prompt) else [body.prompt]
+    if sum(len(text) for text in texts if isinstance(text, str)) > settings.inline_characters_max:
+        return await asyncio.to_thread(_echo_texts, texts, prompts, model)
+    return _echo_texts(texts, prompts, model)
+
+
+def _echo_texts(texts: list[Any], prompts: Sequence[Sequence[int]], model: ServedModel) -> Sequence[str | None]:
+    echoed = tuple(
+        text if isinstance(text, str) and text != model.tokenizer.decode(ids, skip_special_tokens=False) else None
+        for text, ids in zip(texts, prompts, strict=True)
+    )
+    return echoed if any(text is not None for text in echoed) else ()
+
+
 def submission(
     body: CompletionBody | ChatBody,
     prompts: Sequence[Sequence[int]],
@@ -94,12 +133,14 @@ def submission(
     settings: GatewaySettings,
     context: CallContext,
     max_total_tokens: int | None,
+    echoed: Sequence[str | None] = (),
 ) -> Submission:
     """Make all requests of a call: n choices of each prompt, in order.
 
     Args:
         prompts: token ids of each prompt.
         max_total_tokens: prompt and output of the longest request that fits; None if that is unknown.
+        echoed: result of `echo_texts`.
     Raises: InvalidRequest naming the field.
     """
     sampling = _sampling(body, model, settings)
@@ -133,7 +174,7 @@ def submission(
         requests=tuple(requests),
         reader=context.reader,
         on_disconnect=_on_disconnect(body, context),
-        render=_render_options(body, prompts, model, context).to_json(),
+        render=_render_options(body, model, context, echoed).to_json(),
         owner=context.call.owner,
         digest=context.digest,
     )
@@ -209,7 +250,7 @@ def _on_disconnect(body: GenerationBody, context: CallContext) -> OnDisconnect:
 
 
 def _render_options(
-    body: CompletionBody | ChatBody, prompts: Sequence[Sequence[int]], model: ServedModel, context: CallContext
+    body: CompletionBody | ChatBody, model: ServedModel, context: CallContext, echoed: Sequence[str | None]
 ) -> RenderOptions:
     stream_options = body.stream_options if body.stream else None
     continuous = bool(stream_options and stream_options.continuous_usage_stats)
@@ -219,7 +260,7 @@ def _render_options(
         created=context.now_ms // 1000,
         choices_per_prompt=body.n or 1,
         echo=isinstance(body, CompletionBody) and bool(body.echo),
-        echo_texts=_echo_texts(body.prompt, prompts, model) if isinstance(body, CompletionBody) and body.echo else (),
+        echo_texts=tuple(echoed),
         echo_only=isinstance(body, CompletionBody) and body.max_tokens == 0,
         include_usage=bool(stream_options and stream_options.include_usage),
         continuous_usage=continuous,
@@ -227,20 +268,6 @@ def _render_options(
         event_ids=context.call.wants_event_ids,
         goals=context.call.goals,
     )
-
-
-def _echo_texts(given: Any, prompts: Sequence[Sequence[int]], model: ServedModel) -> tuple[str | None, ...]:
-    """Return the prompts that do not come back from their tokens, as RenderOptions has them.
-
-    A tokenizer may add tokens of its own and change the text. The tokens of most texts give the text back, so a long
-    prompt is rarely stored twice.
-    """
-    texts = given if isinstance(given, list) and not _is_token_list(given) else [given]
-    echoed = tuple(
-        text if isinstance(text, str) and text != model.tokenizer.decode(ids, skip_special_tokens=False) else None
-        for text, ids in zip(texts, prompts, strict=True)
-    )
-    return echoed if any(text is not None for text in echoed) else ()
 
 
 def _logprobs(body: CompletionBody | ChatBody) -> tuple[int | None, int | None]:

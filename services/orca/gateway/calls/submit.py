@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from orca.core.domain.errors import NeverFits, NotInForce, Overloaded, PoolUnavailable, QueueFull
 from orca.core.domain.request import Request
-from orca.gateway.calls.accept import CallContext, submission
+from orca.gateway.calls.accept import CallContext, echo_texts, submission
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
 from orca.gateway.gateway import Gateway
 from orca.gateway.models.models import ServedModel, not_served
@@ -51,9 +51,10 @@ async def submit_to_current(
     Returns: what was submitted, and the requests that the pool has for it.
     Raises: ApiError 503 when this gateway does not know the model in force; OrcaError.
     """
+    echoed = await echo_texts(body, encoded.prompts, encoded.model, gateway.settings)
     for tries_left in reversed(range(MODELS_TRIED_MAX)):
         max_total_tokens = gateway.models.max_total_tokens(encoded.model)
-        wanted = submission(body, encoded.prompts, encoded.model, gateway.settings, context, max_total_tokens)
+        wanted = submission(body, encoded.prompts, encoded.model, gateway.settings, context, max_total_tokens, echoed)
         try:
             return wanted, await _submit(gateway, wanted)
         except NotInForce as error:
@@ -61,6 +62,7 @@ async def submit_to_current(
             if not tries_left or error.in_force is None or not gateway.models.set_current(error.in_force):
                 raise not_served(str(error)) from error
             encoded = await EncodedPrompts.for_model(encoded.encode, gateway.models.current)
+            echoed = await echo_texts(body, encoded.prompts, encoded.model, gateway.settings)
         except NeverFits as error:
             # A client that named no length gets what fits by now.
             if not tries_left or not gateway.models.update_promise(encoded.model, error.promised):

@@ -108,12 +108,12 @@ def _check_headers(unread: UnreadBody) -> None:
     """Refuse all but JSON: browsers send other kinds for any web page, without asking this server first (CORS)."""
     kind = unread.content_type.partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        message = f"the Content-Type header must be application/json, not {kind[:64]!r}"
-        raise ApiError(415, message, code="unsupported_media_type", closes=True)
+        message = f"Content-Type: must be application/json, not {kind[:64]!r}"
+        raise ApiError(415, message, param="Content-Type", code="unsupported_media_type", closes=True)
     encoding = unread.content_encoding.strip().lower()
     if encoding != "identity":
-        message = f"the Content-Encoding header names {encoding[:64]!r}: bodies must not be encoded"
-        raise ApiError(415, message, code="unsupported_media_type", closes=True)
+        message = f"Content-Encoding: must be identity, not {encoding[:64]!r}; bodies must not be encoded"
+        raise ApiError(415, message, param="Content-Encoding", code="unsupported_media_type", closes=True)
 
 
 async def _read(unread: UnreadBody, settings: GatewaySettings, budget: CallBudget) -> bytes:

@@ -20,8 +20,11 @@ Render = Callable[[Sequence[Message]], str]
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
-MISSING_MAX = 4
-"""Texts that are looked for in vain. After that, all further ones are taken for missing: each costs a pass."""
+PASSES_MAX = 4
+"""Most characters that are searched for the texts of a chat, in lengths of its prompt.
+
+The texts that are left then are taken for missing. So a chat costs time in proportion to its length.
+"""
 
 HEAD_CHARACTERS = 32
 """The beginning of a text, which is looked for first."""
@@ -103,26 +106,52 @@ def _trace(role: str, render: Render) -> _Trace:
 def _missing(messages: Sequence[Message], prompt: str) -> set[int]:
     """Return the numbers of the messages whose text the prompt does not have as it was."""
     missing: set[int] = set()
-    position = 0
+    search = TextSearch(prompt)
     for index, message in enumerate(messages):
         text = message["content"].strip()
-        if not text:
-            continue
-        found = -1
-        if len(missing) < MISSING_MAX:
-            # Templates mostly keep the order. A system message may be written first, or with the last question.
-            found = _find(prompt, text, position)
-            position = found + len(text) if found >= 0 else position
-            found = found if found >= 0 else _find(prompt, text, 0)
-        if found < 0:
+        if text and not search.has(text):
             missing.add(index)
     return missing
 
 
-def _find(prompt: str, text: str, position: int) -> int:
-    """Return what `prompt.find` does. Python prepares the search of a long text: a comparison takes less time."""
-    found = prompt.find(text[:HEAD_CHARACTERS], position)
-    return found if found < 0 or prompt.startswith(text, found) else prompt.find(text, found)
+class TextSearch:
+    """Looks for the texts of a chat in its prompt, at a cost that the prompt's length bounds."""
+
+    def __init__(self, prompt: str) -> None:
+        self.scanned = 0  # characters
+        self._prompt = prompt
+        self._scanned_max = PASSES_MAX * len(prompt)
+        self._position = 0  # the end of the last text that was found
+
+    def has(self, text: str) -> bool:
+        """Return whether the prompt has a text. False also if the search would cost too much."""
+        # Templates mostly keep the order. A system message may be written first, or with the last question.
+        found = self._find(text, self._position, len(self._prompt))
+        if found < 0:
+            # One that begins later is found already.
+            found = self._find(text, 0, min(self._position + len(text) - 1, len(self._prompt)))
+        if found >= 0:
+            # Also backwards: the texts after this one follow it.
+            self._position = found + len(text)
+        return found >= 0
+
+    def _find(self, text: str, start: int, end: int) -> int:
+        """Return what `prompt.find` does. Python prepares the search of a long text: a comparison takes less time."""
+        found = self._scan(text[:HEAD_CHARACTERS], start, end)
+        if found < 0:
+            return found
+        self.scanned += len(text)
+        return found if self._prompt.startswith(text, found, end) else self._scan(text, found, end)
+
+    def _scan(self, text: str, start: int, end: int) -> int:
+        """Return what `prompt.find` does, and count the characters. -1 also if too few are left of those allowed."""
+        left = self._scanned_max - self.scanned
+        if left <= 0:
+            return -1
+        end = min(end, start + left + len(text))
+        found = self._prompt.find(text, start, end)
+        self.scanned += max(0, (found if found >= 0 else end) - start)
+        return found
 
 
 def _written_otherwise(messages: Sequence[Message], missing: set[int], render: Render) -> set[int]:
