@@ -8,6 +8,7 @@ rank knows that at once, so the refused row keeps a token for the stages. Its ne
 computes with that token. The master ignores the result.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,7 +28,6 @@ from orca.worker.stage.host_sampler import (
     SamplingState,
     Scores,
     logprobs,
-    rows_without_number,
     sample,
     scores_of,
 )
@@ -115,14 +115,16 @@ class HostSampler:
 
     def sample(self, rows: Sequence[SamplingRow], output: StepOutput) -> HostSample:
         draws = [Draw(self._states[row.line], row.index) for row in rows]
-        tokens = sample(output.tensor, draws, output.argmax)
+        tokens, no_number = sample(output.tensor, draws, output.argmax)
         scored = _rows_with_logprobs(rows)
         scores = _host_logprobs(output.tensor, tokens, rows, scored) if scored else ()
         for draw, token in zip(draws, tokens, strict=True):
             if draw.state.counts is not None:
                 draw.state.counts.add(token)
         drawn: list[Sampled | Refused] = list(_sampled(rows, tokens, scored, scores))
-        for place in rows_without_number(output.tensor, tokens):
+        # A masked token's NaN or +inf spoils no choice, but every log probability: those are taken before the mask.
+        spoilt = (place for place, score in zip(scored, scores, strict=True) if not math.isfinite(score.logprob))
+        for place in {*no_number, *spoilt}:
             drawn[place] = Refused(rows[place].handle, _NO_NUMBER.format(index=rows[place].index))
         return HostSample(drawn, tokens)
 
