@@ -3,9 +3,11 @@
 A device that samples uses the tokens as inputs of its next step by itself, and copies them to the host after the step.
 So the next step may be launched before the host has read them (`StepSample`).
 
-A request whose token cannot be drawn is refused (core.domain.refusal), and the other rows have their tokens. Only this
-rank knows that at once, so the refused row keeps a token for the stages. Its next step, if there is one on its way,
-computes with that token. The master ignores the result.
+The host refuses a request whose token cannot be drawn (core.domain.refusal), and the other rows have their tokens. A
+device does not refuse: it does not look for NaN and infinity yet, and such a request gets tokens that mean nothing.
+
+Only this rank knows of its refusal at once, so the refused row keeps a token for the stages. Its next step, if there is
+one on its way, computes with that token. The master ignores the result.
 """
 
 import math
@@ -68,7 +70,7 @@ class StepSample(Protocol):
         ...
 
     def read(self) -> Sequence[Sampled | Refused]:
-        """Return the tokens with their log probabilities, or the refusals. Waits for a device that samples."""
+        """Return the tokens with their log probabilities, or the refusals of the host. Waits for a device that samples."""
         ...
 
 
