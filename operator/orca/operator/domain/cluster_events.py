@@ -46,7 +46,7 @@ class ClusterEvent:
 
 
 Events = Mapping[tuple[str, str], ClusterEvent]
-"""By kind and name of the object."""
+"""The keys are kind and name of the object."""
 
 
 def reasons_to_read(children: Children, now_s: float) -> list[str]:

@@ -1,6 +1,6 @@
 """The way of clients to the gateways: whether the Ingress or the route is served, and the URL. Pure.
 
-Pods that run are not enough: an HTTPRoute may be refused by its Gateway, nobody may serve an Ingress of this class, and
+Pods that run are not enough. An HTTPRoute may be refused by its Gateway, nobody may serve an Ingress of this class, and
 the Secret with the certificate may be missing. The cluster says so in the status of these objects.
 """
 
