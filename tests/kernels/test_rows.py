@@ -142,3 +142,19 @@ def test_argmax_of_a_row_is_the_first_of_equal_numbers(width: int) -> None:
     x[4, :512], x[4, 512:] = float("-inf"), 9.0  # a part and its edge
     x[5, width // 3 :: 500] = 9.0
     assert CPU.argmax(x).tolist() == x.numpy().argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 511, 512, 513, 1_025, 24_001])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_argmax_of_a_row_with_nan_is_the_first_nan(width: int, sign: int) -> None:
+    """A look at the chosen number then shows that the row has one."""
+    x = torch.randn(6, width)
+    nan = torch.copysign(torch.tensor(float("nan")), torch.tensor(float(sign)))
+    x[0] = nan
+    x[1, 0] = nan
+    x[2, -1] = nan
+    x[3, width // 2], x[3, width // 3 + 1 :: 7] = float("inf"), nan
+    x[4, 0], x[4, -1] = float("inf"), nan
+    x[5, -1] = float("inf")
+    for kernels in (CPU, PLAIN):
+        assert kernels.argmax(x).tolist() == x.numpy().argmax(axis=1).tolist()

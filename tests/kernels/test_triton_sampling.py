@@ -87,7 +87,7 @@ def test_the_same_seed_samples_the_token_of_the_stage(case: str) -> None:
     cases = [SamplingParams(**({"seed": (1 << 62) + seed} | CASES[case])) for seed in range(rows)]
     plain = sample_plain(
         logits, [Draw(SamplingState.start(each, (3, 3, 5, *output), 3, EOS), len(output)) for each in cases]
-    )
+    ).tokens
     tokens, _ = drawn(logits, range(rows), len(output), lines_of(cases, vocab, DEVICE, output))
     reference = lines_of(cases, vocab, CPU, output)
     exact = sample_reference(logits, torch.arange(rows), torch.full((rows,), len(output)), reference)

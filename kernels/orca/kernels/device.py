@@ -112,7 +112,10 @@ class Kernels(Protocol):
         ...
 
     def argmax(self, x: Tensor) -> Tensor:
-        """Return the first index of the largest number in each row of x [rows, width] float32, as [rows] int64."""
+        """Return the first index of the largest number in each row of x [rows, width] float32, as [rows] int64.
+
+        In a row with NaN it is the first index of a NaN.
+        """
         ...
 
     def write_kv(self, qkv: Tensor, kv: KvWrite, bias: Tensor | None = None) -> None:

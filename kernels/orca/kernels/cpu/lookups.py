@@ -187,7 +187,7 @@ def _add(to: Any, of: Any, many: Any, kind: Any) -> None:
 
 _SCAN_NUMBERS = 512
 """Numbers of a row that are scanned at a time for their largest one, with vector instructions. The index of the row's
-largest number is then searched in one such part, number by number."""
+largest number is then searched in one such part, number by number. A part is scanned for NaN first, in the cache."""
 
 
 def argmax(x: Tensor) -> Tensor:
@@ -199,6 +199,19 @@ def argmax(x: Tensor) -> Tensor:
     return places
 
 
+_NOT_SIGN, _INFINITY_WORD = np.int32(0x7FFF_FFFF), np.int32(0x7F80_0000)
+"""The bits of a float32 without its sign, and those of infinity. Larger ones are those of NaN."""
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def _has_nan(at: Any, many: Any) -> Any:
+    """Return whether one of the numbers is NaN. There is no early end, so vector instructions do it."""
+    words, most = carray(pointer(at, np.int32), (many,)), _INFINITY_WORD
+    for d in range(many):
+        most = max(most, np.int32(words[d] & _NOT_SIGN))
+    return most > _INFINITY_WORD
+
+
 def _find_largest(args: Any) -> None:
     rows, width = args[4], args[5]
     places = carray(pointer(args[3], np.int64), (rows,))
@@ -206,11 +219,15 @@ def _find_largest(args: Any) -> None:
     while row < rows:
         at, maximum, place = args[2] + row * width * 4, np.float32(-np.inf), 0
         for first in range(0, width, _SCAN_NUMBERS):
-            here = max_of(at + first * 4, min(_SCAN_NUMBERS, width - first))
+            many = min(_SCAN_NUMBERS, width - first)
+            if _has_nan(at + first * 4, many):
+                maximum, place = np.float32(np.nan), first
+                break
+            here = max_of(at + first * 4, many)
             if here > maximum:
                 maximum, place = here, first
         numbers = carray(pointer(at, np.float32), (width,))
-        while place < width - 1 and numbers[place] != maximum:
+        while place < width - 1 and numbers[place] != maximum and not np.isnan(numbers[place]):
             place += 1
         places[row] = place
         row = next_task(args)

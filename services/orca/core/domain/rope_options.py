@@ -41,8 +41,8 @@ def scaled_positions(config: Mapping[str, Any], positions: int) -> int:
     if options["rope_type"] not in ("linear", "dynamic", "yarn") or not _is_positive(factor):
         return positions
     if options["rope_type"] == "yarn":
-        original = options.get(ORIGINAL_POSITIONS)
-        positions = original if isinstance(original, int) and _is_positive(original) else positions
+        original: Any = options.get(ORIGINAL_POSITIONS)  # 32768.0 too, as worker.models.config reads it
+        positions = int(original) if _is_positive(original) else positions
     return max(1, int(positions * float(factor)))
 
 

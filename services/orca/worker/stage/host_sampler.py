@@ -9,6 +9,11 @@ top_k, top_p and min_p each set a floor: logits below it are dropped. Equal logi
 result does not depend on the order in which a sort leaves ties. The share top_p is measured on the distribution that
 top_k leaves.
 
+A row that the model computed wrongly has no such token: a NaN or +inf among the tokens that logit_bias and min_tokens
+leave, or no finite logit there. Its largest logit after the penalties is then not a finite number, and is the one that
+is chosen. So one look at the chosen logit finds such a row. It must be a logit after the mask: a masked token counts as
+-inf, whatever the model computed for it.
+
 Log probabilities are those of the model: log_softmax of the raw logits, before everything above (as OpenAI and vLLM
 report them).
 """
@@ -112,14 +117,20 @@ class Draw:
     index: int
 
 
-def sample(logits: Tensor, draws: Sequence[Draw], argmax: NDArray[np.int64] | None = None) -> list[int]:
-    """Sample one token for each row.
+class DrawnTokens(NamedTuple):
+    """The tokens of some rows, in row order."""
+
+    tokens: list[int]
+    no_number: list[int]  # rows whose token means nothing: the model's numbers overflowed
+
+
+def sample(logits: Tensor, draws: Sequence[Draw], argmax: NDArray[np.int64] | None = None) -> DrawnTokens:
+    """Sample one token for each row. The caller counts them (`TokenCounts.add`).
 
     Args:
         logits: [rows, vocab] float32; not changed.
         draws: one for each row.
-        argmax: [rows], the place of the first largest logit of each row, if it is known.
-    Returns: token ids in row order. The caller counts them (`TokenCounts.add`).
+        argmax: [rows], the place of the first largest logit of each row, if it is known; of a NaN, if there is one.
     """
     changed = [row for row, draw in enumerate(draws) if draw.state.changes_logits(draw.index)]
     if changed:
@@ -128,6 +139,12 @@ def sample(logits: Tensor, draws: Sequence[Draw], argmax: NDArray[np.int64] | No
         _apply_bias(logits, draws, changed)
         _apply_mask(logits, draws, changed)
         _apply_penalties(logits, draws, changed)
+    tokens = _choose(logits, draws, argmax)
+    return DrawnTokens(tokens, _rows_without_number(logits, tokens))
+
+
+def _choose(logits: Tensor, draws: Sequence[Draw], argmax: NDArray[np.int64] | None) -> list[int]:
+    """Choose by temperature, top_k, top_p and min_p. Args: logits: after bias, mask and penalties."""
     random = [row for row, draw in enumerate(draws) if not draw.state.is_greedy]
     if len(random) == len(draws):
         return _as_ints(_draw(logits, draws))
@@ -141,12 +158,11 @@ def sample(logits: Tensor, draws: Sequence[Draw], argmax: NDArray[np.int64] | No
     return tokens
 
 
-def rows_without_number(logits: Tensor, tokens: Sequence[int]) -> list[int]:
-    """Return the rows whose chosen logit is infinite or NaN: the model's numbers overflowed, and the choice means
-    nothing.
+def _rows_without_number(logits: Tensor, tokens: Sequence[int]) -> list[int]:
+    """Return the rows whose chosen logit is infinite or NaN.
 
     Args:
-        logits: [rows, vocab], raw.
+        logits: [rows, vocab], after bias, mask and penalties.
         tokens: the token that was chosen for each row.
     """
     chosen = logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None])
@@ -238,7 +254,8 @@ def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     temperatures = [max(param.temperature, _TEMPERATURE_LEAST) for param in params]
     temperature = torch.tensor(temperatures, dtype=torch.float64, device=device)
     scaled = logits.double() / temperature[:, None]
-    scaled -= scaled.amax(dim=-1, keepdim=True)  # the largest is 0: no overflow, and min_p is a plain floor
+    largest = scaled.amax(dim=-1, keepdim=True)  # NaN if any number is
+    scaled -= largest  # the largest is 0: no overflow, and min_p is a plain floor
     floor = _floor(scaled, params)
     weights = scaled.exp()
     if floor is not None:
@@ -249,8 +266,9 @@ def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     tokens = torch.searchsorted(cumulated, target[:, None], right=True)[:, 0]
     # Rounding may raise the target to the total itself: then the right token is the last one with any weight.
     tokens = torch.minimum(tokens, torch.searchsorted(cumulated, cumulated[:, -1:].contiguous())[:, 0])
-    # In a row of NaN no sum exceeds another, and the search ends after the last token.
-    return tokens.clamp_(max=logits.shape[1] - 1)
+    is_number = largest[:, 0].isfinite()
+    # Otherwise every sum is NaN, and the search ends after the last token.
+    return tokens if is_number.all() else torch.where(is_number, tokens, logits.argmax(dim=-1))
 
 
 def _floor(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor | None:

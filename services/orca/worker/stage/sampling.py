@@ -3,11 +3,14 @@
 A device that samples uses the tokens as inputs of its next step by itself, and copies them to the host after the step.
 So the next step may be launched before the host has read them (`StepSample`).
 
-A request whose token cannot be drawn is refused (core.domain.refusal), and the other rows have their tokens. Only this
-rank knows that at once, so the refused row keeps a token for the stages. Its next step, if there is one on its way,
-computes with that token. The master ignores the result.
+The host refuses a request whose token cannot be drawn (core.domain.refusal), and the other rows have their tokens. A
+device does not refuse: it does not look for NaN and infinity yet, and such a request gets tokens that mean nothing.
+
+Only this rank knows of its refusal at once, so the refused row keeps a token for the stages. Its next step, if there is
+one on its way, computes with that token. The master ignores the result.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,7 +30,6 @@ from orca.worker.stage.host_sampler import (
     SamplingState,
     Scores,
     logprobs,
-    rows_without_number,
     sample,
     scores_of,
 )
@@ -68,7 +70,7 @@ class StepSample(Protocol):
         ...
 
     def read(self) -> Sequence[Sampled | Refused]:
-        """Return the tokens with their log probabilities, or the refusals. Waits for a device that samples."""
+        """Return the tokens with their log probabilities, or the refusals of the host. Waits for a device that samples."""
         ...
 
 
@@ -115,14 +117,16 @@ class HostSampler:
 
     def sample(self, rows: Sequence[SamplingRow], output: StepOutput) -> HostSample:
         draws = [Draw(self._states[row.line], row.index) for row in rows]
-        tokens = sample(output.tensor, draws, output.argmax)
+        tokens, no_number = sample(output.tensor, draws, output.argmax)
         scored = _rows_with_logprobs(rows)
         scores = _host_logprobs(output.tensor, tokens, rows, scored) if scored else ()
         for draw, token in zip(draws, tokens, strict=True):
             if draw.state.counts is not None:
                 draw.state.counts.add(token)
         drawn: list[Sampled | Refused] = list(_sampled(rows, tokens, scored, scores))
-        for place in rows_without_number(output.tensor, tokens):
+        # A masked token's NaN or +inf spoils no choice, but every log probability: those are taken before the mask.
+        spoilt = (place for place, score in zip(scored, scores, strict=True) if not math.isfinite(score.logprob))
+        for place in {*no_number, *spoilt}:
             drawn[place] = Refused(rows[place].handle, _NO_NUMBER.format(index=rows[place].index))
         return HostSample(drawn, tokens)
 

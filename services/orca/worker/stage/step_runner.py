@@ -21,7 +21,7 @@ class StepOutput(NamedTuple):
     """The output of a stage's layers for a step. On the last stage it is valid only until the next step runs."""
 
     tensor: Tensor  # [tokens, hidden]; on the last stage float32 logits [sampling rows, vocab]
-    argmax: NDArray[np.int64] | None = None  # [rows]: the first of each row's largest logits, if the host samples
+    argmax: NDArray[np.int64] | None = None  # [rows]: Kernels.argmax of the logits, if the host samples
     tokens: Tensor | None = None  # [rows] int64: the sampled tokens, if the device samples in the recording
 
 

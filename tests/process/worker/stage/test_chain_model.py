@@ -114,7 +114,7 @@ def test_the_sampler_chooses_the_same_place_for_any_temperature_and_cut() -> Non
             Draw(SamplingState.start(SamplingParams(seed=seed, **choice), (), 0, ()), index=3 * seed)
             for seed in range(500)
         ]
-        assert sample(logits, draws) == [20 + drawn_index(seed, 3 * seed) for seed in range(500)]
+        assert sample(logits, draws).tokens == [20 + drawn_index(seed, 3 * seed) for seed in range(500)]
 
 
 def test_a_dtype_that_rounds_whole_numbers_is_refused(folder: Path) -> None:

@@ -288,6 +288,7 @@ SCALINGS: dict[str, tuple[dict[str, Any], int]] = {
     "linear": ({"rope_type": "linear", "factor": 2.5}, 240),
     "dynamic": ({"rope_type": "dynamic", "factor": 2.5}, 240),
     "yarn": ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+    "yarn of a float": ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64.0}, 256),
     "yarn counted in": ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}, 96),
     "yarn of the whole": ({"rope_type": "yarn", "factor": 4.0}, 384),
     "yarn by its positions": ({"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 24}, 96),

@@ -11,8 +11,12 @@ import torch
 from scipy import stats
 
 from orca.core.domain.request import SamplingParams
-from orca.worker.stage.host_sampler import Draw, SamplingState, logprobs, rows_without_number, sample
+from orca.core.domain.step import Claim, NewRequest, Refused, Sampled
+from orca.kernels.device import kernels_of
+from orca.worker.stage.host_sampler import Draw, SamplingState, logprobs, sample
 from orca.worker.stage.random_numbers import uniforms
+from orca.worker.stage.sampling import HostSampler, SamplingRow
+from orca.worker.stage.step_runner import StepOutput
 
 VOCAB = 37
 
@@ -102,7 +106,7 @@ def test_each_parameter_does_what_the_plain_version_does(case: str) -> None:
         logits = torch.randn(VOCAB, generator=generator) * 2
         output = [draw.randrange(VOCAB) for _ in range(draw.randint(0, 6))]
         params = SamplingParams(seed=seed, **CASES[case])
-        token = sample(logits[None], [Draw(state(params, output=output), len(output))])
+        token = sample(logits[None], [Draw(state(params, output=output), len(output))]).tokens
         assert token == [plain_token(logits.tolist(), params, (3, 3, 5), output, (1,))]
 
 
@@ -110,17 +114,17 @@ def test_a_row_gets_the_same_token_alone_and_in_a_batch_of_all_kinds() -> None:
     generator = torch.Generator().manual_seed(6)
     logits = torch.randn(len(CASES), VOCAB, generator=generator) * 2
     draws = [Draw(state(SamplingParams(seed=n, **case), output=(4, 4)), 2) for n, case in enumerate(CASES.values())]
-    alone = [sample(logits[n : n + 1], [draw])[0] for n, draw in enumerate(draws)]
-    assert sample(logits, draws) == alone
+    alone = [sample(logits[n : n + 1], [draw]).tokens[0] for n, draw in enumerate(draws)]
+    assert sample(logits, draws).tokens == alone
     shuffled = torch.randperm(len(draws), generator=generator).tolist()
-    assert sample(logits[shuffled], [draws[n] for n in shuffled]) == [alone[n] for n in shuffled]
+    assert sample(logits[shuffled], [draws[n] for n in shuffled]).tokens == [alone[n] for n in shuffled]
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-12])
 def test_the_coldest_temperatures_take_the_largest_logit_and_never_leave_the_vocabulary(temperature: float) -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(7)) * 5
     params = SamplingParams(temperature=temperature, top_k=3, top_p=0.5, min_p=0.1)
-    assert sample(logits, [Draw(state(params), 0)]) == logits.argmax(dim=-1).tolist()
+    assert sample(logits, [Draw(state(params), 0)]).tokens == logits.argmax(dim=-1).tolist()
 
 
 def test_sampling_leaves_the_logits_as_they_were() -> None:
@@ -136,7 +140,7 @@ def test_drawn_tokens_follow_the_distribution(case: str) -> None:
     rows = 6000
     params = CASES[case]
     draws = [Draw(state(SamplingParams(seed=seed, **params), eos=()), seed % 7) for seed in range(rows)]
-    counts = Counter(sample(logits.expand(rows, -1), draws))
+    counts = Counter(sample(logits.expand(rows, -1), draws).tokens)
     weights = (logits / params.get("temperature", 1.0)).double().exp().tolist()
     # The logits rise: what is kept is the last ones. Of top-p the fewest that have its share of the weight together.
     has_share = [sum(weights[-count:]) >= params.get("top_p", 1.0) * sum(weights) for count in range(1, 13)]
@@ -158,14 +162,14 @@ def test_random_numbers_of_neighbouring_seeds_and_indices_are_uniform_and_unrela
 def test_top_p_reaches_beyond_the_candidates_it_tries_first() -> None:
     logits = torch.zeros(1, 3000)  # flat: 0.9 of the weight is 2700 tokens, all equal, so all are kept
     params = SamplingParams(top_p=0.9, seed=1)
-    tokens = [sample(logits, [Draw(state(params, eos=()), index)])[0] for index in range(60)]
+    tokens = [sample(logits, [Draw(state(params, eos=()), index)]).tokens[0] for index in range(60)]
     assert len(set(tokens)) > 50
 
 
 def test_a_random_number_at_the_very_end_still_picks_a_kept_token() -> None:
     logits = torch.tensor([[0.0, 0.0, -math.inf, -math.inf]])
     draws = [Draw(state(SamplingParams(seed=seed), eos=()), 0) for seed in range(300)]
-    assert set(sample(logits.expand(300, -1), draws)) == {0, 1}
+    assert set(sample(logits.expand(300, -1), draws).tokens) == {0, 1}
 
 
 def test_log_probabilities_are_those_of_the_raw_logits_largest_first() -> None:
@@ -190,18 +194,75 @@ def test_penalties_count_tokens_one_by_one_as_they_would_from_the_start() -> Non
     assert counts == {3: 0, 5: 0} | Counter(output)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=str)
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {},
+    {"top_k": 2},
+    {"top_p": 0.9},
+    {"min_p": 0.1, "temperature": 1e-12},
+    {"temperature": 0.0, "repetition_penalty": 1.5, "logit_bias": ((5, -100.0),)},
+    {"repetition_penalty": 1.5, "logit_bias": ((5, -100.0),)},
+]
+
+
 @pytest.mark.parametrize(
-    "params", [SamplingParams(temperature=0.0), SamplingParams(top_p=0.9, top_k=5)], ids=["0", "1"]
+    "bad",
+    [
+        [1.0, math.inf, 2.0, 3.0],
+        [1.0, math.nan, 2.0, 3.0],
+        [math.nan, 1.0, 2.0, 3.0],
+        [1.0, 2.0, 3.0, math.inf],
+        [math.inf, 1.0, math.inf, 2.0],
+        [math.inf, -math.inf, math.nan, 2.0],
+        [math.nan] * 4,
+        [math.inf] * 4,
+        [-math.inf] * 4,
+    ],
+    ids=str,
 )
-def test_a_row_without_numbers_is_found_and_its_token_is_still_one_of_the_vocabulary(
-    bad: float, params: SamplingParams
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("knows_argmax", [False, True])
+def test_a_row_that_the_model_computed_wrongly_is_found_and_the_others_have_their_tokens(
+    bad: list[float], settings: dict[str, Any], knows_argmax: bool
 ) -> None:
-    """The stages look up its embedding before anybody knows that the request is refused."""
+    """Its token is one of the vocabulary: the stages look up its embedding before anybody knows of the refusal."""
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1))
-    logits[1] = bad
-    draws = [Draw(state(params), 0) for _ in range(3)]
-    tokens = sample(logits, draws)
-    assert all(0 <= token < VOCAB for token in tokens)
-    assert rows_without_number(logits, tokens) == [1]
-    assert tokens[::2] == sample(logits[::2].contiguous(), draws[::2])
+    logits[1] = -math.inf
+    logits[1, 4:8] = torch.tensor(bad)
+    draws = [Draw(state(SamplingParams(seed=n, **settings)), 0) for n in range(3)]
+    draws[2] = Draw(state(SamplingParams(temperature=0.0)), 0)
+    argmax = kernels_of(logits.device).argmax(logits).numpy() if knows_argmax else None
+    tokens, no_number = sample(logits, draws, argmax)
+    assert no_number == [1]
+    assert 0 <= tokens[1] < VOCAB
+    assert tokens[::2] == sample(logits[::2].contiguous(), draws[::2]).tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_token_that_is_not_allowed_spoils_no_row(temperature: float) -> None:
+    logits = torch.tensor([[1.0, math.nan, 3.0, math.inf, -math.inf], [-math.inf, 9.0, -math.inf, 8.0, -math.inf]])
+    params = SamplingParams(temperature=temperature, min_tokens=2, stop_token_ids=(3,), top_k=1)
+    draws = [Draw(state(params, prompt=()), 1)] * 2
+    tokens, no_number = sample(logits, draws)
+    assert (tokens[0], no_number) == (2, [1]), "the other row has numbers only where no token is allowed"
+    assert sample(logits, [Draw(draws[0].state, 2)] * 2).no_number == [0], "later, the stop token is allowed"
+
+
+@pytest.mark.parametrize("is_scored", [False, True])
+def test_a_request_without_a_log_probability_is_refused_if_it_asks_for_one(is_scored: bool) -> None:
+    logits = torch.tensor([[1.0, math.nan, 3.0, 2.0], [1.0, 0.0, 3.0, 2.0]])
+    params = SamplingParams(temperature=0.0, min_tokens=2, logprobs=0 if is_scored else None)
+    sampler = HostSampler((1,))
+    for line in range(2):
+        new = NewRequest(
+            handle=line,
+            request_id=f"r{line}",
+            claim=Claim(1, "call"),
+            tokens=(2,),
+            prompt_length=1,
+            max_total_tokens=9,
+            sampling=params,
+        )
+        sampler.start(line, new)
+    drawn = sampler.sample([SamplingRow(line, line, 0, params) for line in range(2)], StepOutput(logits)).read()
+    assert [type(each) for each in drawn] == [Refused if is_scored else Sampled, Sampled]
