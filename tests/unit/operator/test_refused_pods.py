@@ -14,7 +14,7 @@ from orca.operator.plan.plan import make_plan
 from orca.operator.reconcile import observe
 from support.operator.clusters import BORN, BORN_S, RELEASE, FakeCluster
 from support.operator.deployments import deployment
-from support.operator.paper_api import paper_api
+from support.operator.fake_api_server import fake_api_server
 
 ON_HUB = {"uri": "hf://org/model"}
 QUOTA = 'create Pod failed error: pods "x" is forbidden: exceeded quota: few'
@@ -71,7 +71,7 @@ def test_pods_that_the_api_server_refuses_to_the_gateways_are_told_from_their_de
 
 def test_a_fetch_that_the_api_server_refuses_is_told_and_is_degraded() -> None:
     cluster = FakeCluster(deployment(model=ON_HUB))
-    cluster.look()
+    cluster.reconcile()
     [job] = cluster.names("Job")
     found = told(seen(cluster, event("Job", job, "must specify limits.cpu for: fetch")))
     assert found["ModelReady"][:2] == ("False", "PodsForbidden")
@@ -162,15 +162,15 @@ def test_events_are_read_only_while_something_is_missing() -> None:
 @pytest.mark.parametrize("is_allowed", [True, False])
 def test_an_operator_without_the_right_to_read_events_works_all_the_same(is_allowed: bool) -> None:
     path = "/api/v1/namespaces/ns/events"
-    with paper_api() as (paper, cluster):
-        paper.objects["/apis/apps/v1/namespaces/ns/statefulsets/x"] = {
+    with fake_api_server() as (fake, cluster):
+        fake.objects["/apis/apps/v1/namespaces/ns/statefulsets/x"] = {
             "metadata": {"name": "x", "uid": "uid-x", "labels": names.labels("shop", "stage"), "ownerReferences": []},
             "spec": {"replicas": 1},
         }
-        paper.objects["/apis/apps/v1/namespaces/ns/statefulsets/x"]["metadata"]["labels"] |= {names.HASH_LABEL: "h"}
-        paper.objects[path] = {"items": [event("StatefulSet", "x", QUOTA)]}
+        fake.objects["/apis/apps/v1/namespaces/ns/statefulsets/x"]["metadata"]["labels"] |= {names.HASH_LABEL: "h"}
+        fake.objects[path] = {"items": [event("StatefulSet", "x", QUOTA)]}
         if not is_allowed:
-            paper.refuses["GET", "/events"] = 403, "not allowed"
+            fake.refuses["GET", "/events"] = 403, "not allowed"
         found: Events = observe(cluster, RELEASE, deployment(), frozenset()).events
     assert [each.message for each in found.values()] == ([QUOTA] if is_allowed else [])
 
@@ -191,7 +191,7 @@ def test_a_pool_volume_that_is_being_deleted_is_degraded_and_redis_is_not_restar
     before = cluster.objects["StatefulSet", "shop-pool"]
     cluster.deployment = deployment(generation=2, pool={"managed": {"memoryMiB": 256}})
     cluster.pool_secret = {"data": {"users.acl": "bmV3", "password": "bmV3"}}
-    cluster.look()
+    cluster.reconcile()
     assert cluster.objects["StatefulSet", "shop-pool"] == before
 
 
@@ -201,7 +201,7 @@ def test_redis_comes_back_on_a_new_volume_when_no_pod_holds_the_old_one() -> Non
         del cluster.objects["Pod", pod]
     cluster.deployment = deployment(generation=2, pool={"managed": {"memoryMiB": 256}})
     before = cluster.objects["StatefulSet", "shop-pool"]
-    cluster.look()
+    cluster.reconcile()
     assert cluster.objects["StatefulSet", "shop-pool"] != before
 
 

@@ -1,10 +1,10 @@
 """A model as the services know it without computing with it: its identity, its limits and its special tokens.
 
 This module reads a Hugging Face folder (config.json, generation_config.json, *.safetensors headers). It needs no torch,
-so gateway and scheduler need none. It reads the tokenizer only if no config has an EOS. The module worker.models.config reads the shape of the
-layers, and worker.weights.loader reads the weights. A folder that cannot be served is refused here as early as its
-files show it, with a ModelError that names file and reason. Pickled weights and code that comes with a model are never
-touched.
+so gateway and scheduler need none. It reads the tokenizer only if no config has an EOS. The module worker.models.config
+reads the shape of the layers, and worker.weights.loader reads the weights. A folder that cannot be served is refused
+here as early as its files show it, with a ModelError that names file and reason. Pickled weights and code that comes
+with a model are never touched.
 """
 
 import hashlib

@@ -124,23 +124,30 @@ class DrawnTokens(NamedTuple):
     no_number: list[int]  # rows whose token means nothing: the model's numbers overflowed
 
 
-def sample(logits: Tensor, draws: Sequence[Draw], argmax: NDArray[np.int64] | None = None) -> DrawnTokens:
+def sample(
+    logits: Tensor,
+    draws: Sequence[Draw],
+    argmax: NDArray[np.int64] | None = None,
+    numbers: NDArray[np.float32] | None = None,
+) -> DrawnTokens:
     """Sample one token for each row. The caller counts them (`TokenCounts.add`).
 
     Args:
         logits: [rows, vocab] float32; not changed.
         draws: one for each row.
         argmax: [rows], the place of the first largest logit of each row, if it is known; of a NaN, if there is one.
+        numbers: `logits` as an array, if there is one: a step of a recorded size calls nothing of PyTorch.
     """
     changed = [row for row, draw in enumerate(draws) if draw.state.changes_logits(draw.index)]
     if changed:
-        argmax = None
+        argmax = numbers = None
         logits = logits.clone()
         _apply_bias(logits, draws, changed)
         _apply_mask(logits, draws, changed)
         _apply_penalties(logits, draws, changed)
     tokens = _choose(logits, draws, argmax)
-    return DrawnTokens(tokens, _rows_without_number(logits, tokens))
+    numbers = logits.cpu().numpy() if numbers is None else numbers
+    return DrawnTokens(tokens, _rows_without_number(numbers, tokens))
 
 
 def _choose(logits: Tensor, draws: Sequence[Draw], argmax: NDArray[np.int64] | None) -> list[int]:
@@ -158,16 +165,15 @@ def _choose(logits: Tensor, draws: Sequence[Draw], argmax: NDArray[np.int64] | N
     return tokens
 
 
-def _rows_without_number(logits: Tensor, tokens: Sequence[int]) -> list[int]:
+def _rows_without_number(logits: NDArray[np.float32], tokens: Sequence[int]) -> list[int]:
     """Return the rows whose chosen logit is infinite or NaN.
 
     Args:
         logits: [rows, vocab], after bias, mask and penalties.
         tokens: the token that was chosen for each row.
     """
-    chosen = logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None])
-    is_number = chosen.isfinite()
-    return [] if is_number.all() else (~is_number[:, 0]).nonzero()[:, 0].tolist()
+    chosen = logits[np.arange(len(tokens)), tokens]
+    return [row for row, number in enumerate(chosen.tolist()) if not math.isfinite(number)]
 
 
 class Scores(NamedTuple):

@@ -72,7 +72,10 @@ class _Recording:
         if view is None:
             tensor, argmax, tokens = (None if each is None else each[:rows] for each in self.output)
             assert tensor is not None
-            view = self.views[rows] = StepOutput(tensor, None if argmax is None else argmax.numpy(), tokens)
+            view = StepOutput(tensor, tokens=tokens)
+            if argmax is not None:
+                view = StepOutput(tensor, argmax.numpy(), tensor.numpy())
+            self.views[rows] = view
         return view
 
 

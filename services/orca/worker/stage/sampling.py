@@ -70,7 +70,7 @@ class StepSample(Protocol):
         ...
 
     def read(self) -> Sequence[Sampled | Refused]:
-        """Return the tokens with their log probabilities, or the refusals of the host. Waits for a device that samples."""
+        """Return the tokens with their log probabilities, or the host's refusals. Waits for a device that samples."""
         ...
 
 
@@ -117,7 +117,7 @@ class HostSampler:
 
     def sample(self, rows: Sequence[SamplingRow], output: StepOutput) -> HostSample:
         draws = [Draw(self._states[row.line], row.index) for row in rows]
-        tokens, no_number = sample(output.tensor, draws, output.argmax)
+        tokens, no_number = sample(output.tensor, draws, output.argmax, output.logits)
         scored = _rows_with_logprobs(rows)
         scores = _host_logprobs(output.tensor, tokens, rows, scored) if scored else ()
         for draw, token in zip(draws, tokens, strict=True):

@@ -22,6 +22,7 @@ class StepOutput(NamedTuple):
 
     tensor: Tensor  # [tokens, hidden]; on the last stage float32 logits [sampling rows, vocab]
     argmax: NDArray[np.int64] | None = None  # [rows]: Kernels.argmax of the logits, if the host samples
+    logits: NDArray[np.float32] | None = None  # [rows, vocab]: `tensor` as an array, if it is kept from step to step
     tokens: Tensor | None = None  # [rows] int64: the sampled tokens, if the device samples in the recording
 
 
