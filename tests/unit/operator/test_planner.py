@@ -12,7 +12,7 @@ from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import Json, OrcaDeployment
 from orca.operator.plan.children import drift
 from orca.operator.plan.plan import ReconcilePlan
-from support.operator.clusters import BORN_S, RELEASE, FakeCluster
+from support.operator.clusters import BORN_S, POOL_URL, RELEASE, FakeCluster
 from support.operator.deployments import deployment
 
 
@@ -194,7 +194,7 @@ def test_the_parts_wait_for_the_secret_of_an_external_pool_and_are_kept_when_it_
     cluster.pool_secret = None
     cluster.reconcile()
     assert (cluster.names("StatefulSet"), cluster.names("Deployment")) == ([], [])
-    cluster.pool_secret = {"data": {"url": "", "password": ""}}
+    cluster.pool_secret = {"data": {"url": POOL_URL, "password": ""}}
     cluster.settle()
     assert (len(cluster.names("StatefulSet")), cluster.names("Deployment")) == (2, ["shop-gateway"])
     cluster.pool_secret = None
