@@ -381,6 +381,23 @@ def test_an_item_is_compared_with_the_one_of_its_key() -> None:
     assert drift(*gateway_with(rename)) == "spec.template.spec.containers[gateway].image"
 
 
+@pytest.mark.parametrize("field", ["env", "initContainers"])
+def test_our_items_in_another_order_are_drift_where_the_order_counts(field: str) -> None:
+    one, two, other = [{"name": name, "value": "1"} for name in ("ONE", "TWO", "OTHER")]
+    wanted = {"spec": {field: [one, two]}}
+    for there in ([one, two], [other, one, two], [one, other, two], [one, two, other]):
+        assert drift(wanted, {"spec": {field: there}}) is None
+    for there in ([two, one], [two, other, one]):
+        assert drift(wanted, {"spec": {field: there}}) == f"spec.{field}"
+    assert drift(wanted, {"spec": {field: [two, {**one, "value": "2"}]}}) == f"spec.{field}[ONE].value"
+
+
+def test_the_order_of_volumes_does_not_count() -> None:
+    one: Json = {"name": "one", "emptyDir": {}}
+    two: Json = {"name": "two", "emptyDir": {}}
+    assert drift({"volumes": [one, two]}, {"volumes": [two, one]}) is None
+
+
 def test_lists_without_keys_are_compared_as_a_whole() -> None:
     peers = {"spec": {"ingress": [{"ports": [{"port": 1, "protocol": "TCP"}]}]}}
     more = {"spec": {"ingress": [{"ports": [{"port": 1, "protocol": "TCP"}, {"port": 2, "protocol": "TCP"}]}]}}
