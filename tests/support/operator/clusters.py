@@ -1,5 +1,6 @@
 """A cluster as plain data for tests of pure code: what the planner writes is there, the test says which pods live."""
 
+import base64
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +17,8 @@ from orca.operator.plan.children import finish
 from orca.operator.plan.plan import ReconcilePlan, make_plan
 
 RELEASE = Release(gateway="gateway:1", scheduler="scheduler:1", worker="worker:1", pool="pool:1", fetch="fetch:1")
+POOL_URL = base64.b64encode(b"redis://redis.example:6379").decode()
+"""URL of an external pool, as a Secret has it."""
 BORN = "2026-01-01T00:00:00Z"
 BORN_S = 1_767_225_600.0
 
@@ -27,7 +30,7 @@ class FakeCluster:
         self.deployment = deployment
         self.objects: dict[tuple[str, str], Json] = {}
         self.pool = PoolStatus()
-        self.pool_secret: Json | None = {"data": {"users.acl": "", "password": ""}}
+        self.pool_secret: Json | None = {"data": {"users.acl": "", "password": "", "url": POOL_URL}}
         self.named_certificates: Json | None = None
         self.lost_nodes: frozenset[str] = frozenset()
         self.now_s = BORN_S + 1

@@ -1,12 +1,13 @@
 """Objects that hold requests, keys or models outlive the mistakes of others: nobody prunes or swaps them in silence."""
 
+import asyncio
 import base64
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from orca.operator.cluster import credentials
+from orca.operator.cluster import credentials, probes
 from orca.operator.cluster.api_calls import ApiServerError
 from orca.operator.domain import names
 from orca.operator.domain.api_refusals import Refusals
@@ -116,8 +117,12 @@ def external(url: str = HERE, **spec: Any) -> FakeCluster:
     return cluster
 
 
+def secret(url: str) -> Json:
+    return {"data": {"url": base64.b64encode(url.encode()).decode()}}
+
+
 def point(cluster: FakeCluster, url: str) -> None:
-    cluster.pool_secret = {"data": {"url": base64.b64encode(url.encode()).decode()}}
+    cluster.pool_secret = secret(url)
 
 
 def judged(cluster: FakeCluster, named: PoolStatus, left: PoolStatus) -> PoolStatus:
@@ -144,13 +149,49 @@ def test_the_redis_in_use_is_known_from_what_runs_and_its_url_is_in_no_secret() 
     assert pool_move.url_left(cluster.observed) == HERE
 
 
-@pytest.mark.parametrize("url", ["redis://u:p@there.example:6379", "unix:///redis.sock?password=p", "", "nonsense"])
-def test_a_url_that_parts_refuse_never_gets_into_a_pod(url: str) -> None:
+REFUSED = [
+    "redis://u:p@there.example:6379",
+    "redis://there.example?password=p",
+    "unix:///redis.sock",
+    "redis://there .example",
+    "",
+    "nonsense",
+]
+"""URLs that parts do not accept."""
+
+
+@pytest.mark.parametrize("url", REFUSED)
+def test_no_part_starts_with_a_url_that_it_refuses(url: str) -> None:
     cluster = external(url)
     assert cluster.observed.pool_in_use is None
-    [gateway] = [each for (kind, _), each in cluster.objects.items() if kind == "Deployment"]
-    [variable, *_] = gateway["spec"]["template"]["spec"]["containers"][0]["env"]
-    assert variable["valueFrom"]["secretKeyRef"] == {"name": "redis", "key": "url"}
+    assert (cluster.names("Deployment"), cluster.names("StatefulSet")) == ([], [])
+    point(cluster, HERE)
+    cluster.settle()
+    assert used(cluster) == {HERE}
+
+
+@pytest.mark.parametrize("bad", [*map(secret, REFUSED), {"data": {}}, {"data": None}, {"data": {"url": "%"}}, None])
+def test_a_bad_secret_between_two_urls_does_not_lead_parts_to_another_redis(bad: Json | None) -> None:
+    cluster = external()
+    before = {key: each for key, each in cluster.objects.items() if key[0] != "Pod"}
+    cluster.pool_secret, served = bad, cluster.pool
+    cluster.pool = asyncio.run(probes.poll_pool(cluster.deployment, bad, None))
+    assert cluster.pool.problem is not None
+    assert cluster.reconcile().actions == ()
+    told = status.make_status(cluster.observed, cluster.reconcile(), {})
+    [found] = [each for each in told["conditions"] if each["type"] == "PoolReady"]
+    assert (found["status"], found["message"]) == ("False", cluster.pool.problem)
+
+    point(cluster, THERE)
+    assert pool_move.url_left(cluster.observed) == HERE
+    assert judged(cluster, PoolStatus(), PoolStatus(queued=1)).has_moved
+    assert cluster.reconcile().actions == ()
+    assert {key: each for key, each in cluster.objects.items() if key[0] != "Pod"} == before
+
+    point(cluster, HERE)
+    assert pool_move.url_left(cluster.observed) is None
+    cluster.pool = served
+    assert cluster.reconcile().actions == ()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from orca.operator.plan.slots_change import asked_slots
 from orca.operator.render import group
 from orca.operator.render.pods import merged
 from orca.scheduler.settings import parse_settings
-from support.operator.clusters import FakeCluster
+from support.operator.clusters import POOL_URL, FakeCluster
 from support.operator.deployments import deployment
 
 ON_HUB = {"uri": "hf://org/model"}
@@ -225,15 +225,14 @@ def test_an_external_pool_has_its_own_url_and_credentials() -> None:
     assert ("StatefulSet", "shop-pool") not in found
     gateway = found["Deployment", "shop-gateway"]["spec"]["template"]["spec"]["containers"][0]
     variables = {each["name"]: each for each in gateway["env"]}
-    # The Secret of this cluster has no URL; test_kept_data.py has those with one.
-    assert variables["ORCA_GATEWAY_POOL"]["valueFrom"]["secretKeyRef"] == {"name": "redis", "key": "url"}
+    assert variables["ORCA_GATEWAY_POOL"]["value"] == "redis://redis.example:6379"
     assert variables["ORCA_POOL_REPLICAS"]["value"] == "2"
 
 
 def login(*keys: str) -> tuple[Json, Json]:
     """Variables of a scheduler for a Secret with these keys beside the URL, and its volumes by name."""
     cluster = FakeCluster(deployment(pool={"external": {"urlSecret": {"name": "redis"}}}))
-    cluster.pool_secret = {"data": dict.fromkeys(keys, "")}
+    cluster.pool_secret = {"data": {"url": POOL_URL, **dict.fromkeys(keys, "")}}
     cluster.settle()
     [scheduler] = cluster.names("StatefulSet", "scheduler")
     pod = cluster.objects["StatefulSet", scheduler]["spec"]["template"]["spec"]

@@ -12,7 +12,7 @@ from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import Json, OrcaDeployment
 from orca.operator.plan.children import drift
 from orca.operator.plan.plan import ReconcilePlan
-from support.operator.clusters import BORN_S, RELEASE, FakeCluster
+from support.operator.clusters import BORN_S, POOL_URL, RELEASE, FakeCluster
 from support.operator.deployments import deployment
 
 
@@ -194,7 +194,7 @@ def test_the_parts_wait_for_the_secret_of_an_external_pool_and_are_kept_when_it_
     cluster.pool_secret = None
     cluster.reconcile()
     assert (cluster.names("StatefulSet"), cluster.names("Deployment")) == ([], [])
-    cluster.pool_secret = {"data": {"url": "", "password": ""}}
+    cluster.pool_secret = {"data": {"url": POOL_URL, "password": ""}}
     cluster.settle()
     assert (len(cluster.names("StatefulSet")), cluster.names("Deployment")) == (2, ["shop-gateway"])
     cluster.pool_secret = None
@@ -379,6 +379,23 @@ def test_an_item_is_compared_with_the_one_of_its_key() -> None:
         pod["containers"].insert(0, {"name": "proxy", "image": "i"})
 
     assert drift(*gateway_with(rename)) == "spec.template.spec.containers[gateway].image"
+
+
+@pytest.mark.parametrize("field", ["env", "initContainers"])
+def test_our_items_in_another_order_are_drift_where_the_order_counts(field: str) -> None:
+    one, two, other = [{"name": name, "value": "1"} for name in ("ONE", "TWO", "OTHER")]
+    wanted = {"spec": {field: [one, two]}}
+    for there in ([one, two], [other, one, two], [one, other, two], [one, two, other]):
+        assert drift(wanted, {"spec": {field: there}}) is None
+    for there in ([two, one], [two, other, one]):
+        assert drift(wanted, {"spec": {field: there}}) == f"spec.{field}"
+    assert drift(wanted, {"spec": {field: [two, {**one, "value": "2"}]}}) == f"spec.{field}[ONE].value"
+
+
+def test_the_order_of_volumes_does_not_count() -> None:
+    one: Json = {"name": "one", "emptyDir": {}}
+    two: Json = {"name": "two", "emptyDir": {}}
+    assert drift({"volumes": [one, two]}, {"volumes": [two, one]}) is None
 
 
 def test_lists_without_keys_are_compared_as_a_whole() -> None:

@@ -144,6 +144,9 @@ async def _connected(
             raise UnusablePoolSecret(f"the Secret {name}: {error}") from error
         except ValueError as error:
             raise UnusablePoolSecret(str(error)) from error
+        if external is not None and other_url is None and pool.external_url(deployment, secret) is None:
+            # Parts are not started with such a URL (plan/plan.py), although this process may reach it.
+            raise UnusablePoolSecret(f"the Secret {name} must have a URL like redis://host:6379 or rediss://host:6379")
         try:
             yield found
         except RedisError as error:

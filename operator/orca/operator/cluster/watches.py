@@ -31,11 +31,12 @@ class Watches:
     """The watches of the served namespaces: `serve` names them, `run` keeps them going until it is cancelled."""
 
     def __init__(self, on_change: OnChange, on_failure: Callable[[], None]) -> None:
-        """Args: on_change: called on the loop of `run`. on_failure: called each time that watches have failed."""
+        """Args: on_change: called on the loop of `run`. on_failure: called each time that watches fail or just end."""
         self._on_change = on_change
         self._on_failure = on_failure
         self._served: frozenset[Namespace] = frozenset()
         self._news = asyncio.Event()
+        self._calls: set[asyncio.Task[None]] = set()  # the loop itself holds its tasks only weakly
 
     def serve(self, namespaces: Collection[Namespace]) -> None:
         """Watch these namespaces from now on, and no others."""
@@ -57,20 +58,26 @@ class Watches:
             await _end(*tasks.values())
 
     async def _keep(self, namespace: Namespace) -> None:
-        """Watch one namespace; begin again after each failure, less and less often."""
+        """Watch one namespace; begin again after each end, less and less often. Watches that are well do not end."""
         wait_s = AGAIN_FIRST_S
+        where = "the cluster" if namespace is None else f"the namespace {namespace}"
         while True:
-            began_s = monotonic()
+            began_s, found = monotonic(), "they ended without an error"
             try:
-                await _watch_in_thread(namespace, self._on_change)
+                await _watch_in_thread(namespace, self._begin_call)
             except Exception as error:
-                if monotonic() - began_s > STABLE_S:
-                    wait_s = AGAIN_FIRST_S
-                where = "the cluster" if namespace is None else f"the namespace {namespace}"
-                log.warning("the watches of %s have failed, and begin again in %.0f s: %s", where, wait_s, error)
-                self._on_failure()
+                found = f"{type(error).__name__}: {error}"
+            if monotonic() - began_s > STABLE_S:
+                wait_s = AGAIN_FIRST_S
+            log.warning("the watches of %s have failed, and begin again in %.0f s: %s", where, wait_s, found)
+            self._on_failure()
             await asyncio.sleep(wait_s)
             wait_s = min(AGAIN_MAX_S, 2 * wait_s)
+
+    def _begin_call(self, namespace: str, name: str) -> None:
+        call = asyncio.create_task(_call(self._on_change, namespace, name))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
 
 
 async def _end(*tasks: asyncio.Task[None]) -> None:
@@ -79,15 +86,19 @@ async def _end(*tasks: asyncio.Task[None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _watch_in_thread(namespace: Namespace, on_change: OnChange) -> None:
-    """Watch until cancelled. Raises: the exception that ended the watches."""
+async def _watch_in_thread(namespace: Namespace, begin_call: Callable[[str, str], None]) -> None:
+    """Watch until cancelled.
+
+    Args: begin_call: called on this loop with namespace and name of what may have changed.
+    Raises: the exception that ended the watches.
+    """
     loop, stop = asyncio.get_running_loop(), threading.Event()
     ended: asyncio.Future[Exception | None] = loop.create_future()
 
     async def on_change_here(namespace: str, name: str) -> None:
         # The loop may be closed by now.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(lambda: loop.create_task(_call(on_change, namespace, name)))
+            loop.call_soon_threadsafe(begin_call, namespace, name)
 
     def run() -> None:
         found: Exception | None = None
@@ -118,19 +129,23 @@ async def _call(on_change: OnChange, namespace: str, name: str) -> None:
 async def _watch(namespace: Namespace, on_change: OnChange, stop: threading.Event) -> None:
     """Run kopf until the event. Raises: the exception that ended it before."""
     stopping = asyncio.create_task(asyncio.to_thread(stop.wait))
-    others = asyncio.all_tasks()
-    roots = await kopf.spawn_tasks(
-        registry=make_registry(on_change),
-        settings=make_settings(is_namespaced=namespace is not None),
-        namespaces=() if namespace is None else (namespace,),
-        clusterwide=namespace is None,
-        standalone=True,
-    )
-    watching = asyncio.create_task(kopf.run_tasks(roots, ignored=others))
-    await asyncio.wait([watching, stopping], return_when=asyncio.FIRST_COMPLETED)
-    # kopf would go on for seconds after a flag of its own. If it is cancelled, it ends at once.
-    watching.cancel()
-    stop.set()
-    [ended, _] = await asyncio.gather(watching, stopping, return_exceptions=True)
-    if isinstance(ended, Exception):
-        raise ended
+    try:
+        others = asyncio.all_tasks()
+        roots = await kopf.spawn_tasks(
+            registry=make_registry(on_change),
+            settings=make_settings(is_namespaced=namespace is not None),
+            namespaces=() if namespace is None else (namespace,),
+            clusterwide=namespace is None,
+            standalone=True,
+        )
+        watching = asyncio.create_task(kopf.run_tasks(roots, ignored=others))
+        await asyncio.wait([watching, stopping], return_when=asyncio.FIRST_COMPLETED)
+        # kopf would go on for seconds after a flag of its own. If it is cancelled, it ends at once.
+        watching.cancel()
+        stop.set()
+        [ended, _] = await asyncio.gather(watching, stopping, return_exceptions=True)
+        if isinstance(ended, Exception):
+            raise ended
+    finally:
+        # Otherwise the loop would never end: it waits for the thread that waits for the event.
+        stop.set()

@@ -75,6 +75,9 @@ _SERVICE_PORTS, _SERVICE_PORT_KEYS = "spec.ports", ("port", "protocol")
 _SETS = frozenset({"tolerations", "finalizers"})
 """Lists to which admission adds and in which order says nothing."""
 
+_ORDERED = frozenset({"env", "initContainers"})
+"""Lists with keys whose order counts: a variable may refer to earlier ones, and containers run one after another."""
+
 _DEFAULTS = {"protocol": "TCP"}
 
 
@@ -82,7 +85,7 @@ def drift(wanted: Any, there: Any, path: str = "") -> str | None:
     """Find where an object is no longer as we wrote it. Fields and items that others have added do not count.
 
     Lists are compared as the API server merges them: by a key of their items, or as a whole. The items of a set only
-    have to be there.
+    have to be there. Where the order counts, our items must be in our order; items of others may be between them.
 
     Returns: the path of the first difference; None if there is none.
     """
@@ -107,8 +110,10 @@ def _drift_of_list(wanted: Sequence[Any], there: Sequence[Any], path: str) -> st
     keys = _SERVICE_PORT_KEYS if path == _SERVICE_PORTS else _MERGE_KEYS.get(field)
     if keys is not None and all(isinstance(each, Mapping) and keys[0] in each for each in (*wanted, *there)):
         known = {_key_of(each, keys): each for each in there}
-        pairs = ((_key_of(each, keys), each) for each in wanted)
-        return _first_drift((each, known.get(key), f"{path}[{key[0]}]") for key, each in pairs)
+        ours = {_key_of(each, keys): each for each in wanted}
+        found = _first_drift((each, known.get(key), f"{path}[{key[0]}]") for key, each in ours.items())
+        is_moved = field in _ORDERED and [*ours] != [key for key in known if key in ours]
+        return path if found is None and is_moved else found
     if len(wanted) != len(there):
         return path
     return _first_drift(

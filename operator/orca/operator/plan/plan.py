@@ -68,7 +68,8 @@ class _Decisions:
     change: ModelChange
     slots: SlotsChange
     fetch: FetchPlan
-    # False while the Secret of an external pool is missing, or names another Redis than the one with the requests.
+    # False while the Secret of an external pool is missing, has no URL that parts accept, or names another Redis than
+    # the one with the requests.
     is_pool_known: bool
     staying: Sequence[str]  # names of the groups of the wanted revision that exist or come now
     pauses: Mapping[str, Pause]
@@ -121,9 +122,10 @@ def _decide(observation: Observation) -> _Decisions:
     move, change = _next_move(observation, revision)
     fetch = plan_fetch(observation)
     slots = plan_slots_change(observation, has_older_models=bool(change.older))
-    is_pool_known = observation.spec.pool.external is None or (
-        observation.pool_secret is not None and not observation.pool.has_moved
-    )
+    # A Secret without a URL that parts accept counts as missing. With its URL, the parts would stop, and nobody would
+    # know any more which Redis holds the requests.
+    url = pool.external_url(observation.deployment, observation.pool_secret)
+    is_pool_known = observation.spec.pool.external is None or (url is not None and not observation.pool.has_moved)
     if change.waits_for_gateways or not fetch.is_complete or not is_pool_known or slots.held:
         move = _only_to_none(observation, move)
     staying = _staying(observation, move, revision)

@@ -9,7 +9,8 @@ never run. So the parts stay where they are, until one of these holds:
   schedulers is left to put one there.
 
 The URL in use is an annotation of the gateways' Deployment and of the schedulers' StatefulSets (facts.py). Their pods
-have the URL as a plain value, so a pod that restarts does not follow the Secret by itself.
+have the URL as a plain value, so a pod that restarts does not follow the Secret by itself. A Secret that is missing or
+has no URL that parts accept changes nothing (plan.py), so the annotation stays.
 """
 
 from orca.operator.domain import names

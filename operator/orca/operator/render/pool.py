@@ -81,6 +81,7 @@ def connection(deployment: OrcaDeployment, secret: Json | None) -> PoolConnectio
     named = spec.external.url_secret
     there = (secret or {}).get("data") or {}
     text = external_url(deployment, secret)
+    # The reference is never written: parts wait for a URL that they accept (plan/plan.py).
     url: Json = {"valueFrom": {"secretKeyRef": {"name": named.name, "key": named.key}}}
     if text is not None:
         # Not a reference: a pod that restarts would follow a Secret that names another Redis (plan/pool_move.py).
