@@ -326,6 +326,15 @@ def test_truncation_and_padding_of_the_file_are_switched_off(tmp_path: Path) -> 
         ("tokenizer.json", "{", "not a tokenizer"),
         ("tokenizer_config.json", "{", "not JSON"),
         ("tokenizer_config.json", "[]", "not a JSON object"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": []}', "added_tokens_decoder is .*, not an object"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"one": {"content": "a"}}}', "'one' is not a token id"),
+        ("tokenizer_config.json", '{"extra_special_tokens": 5}', "extra_special_tokens is 5, not a list"),
+        ("tokenizer_config.json", '{"additional_special_tokens": "x"}', "extra_special_tokens is 'x', not a list"),
+        ("tokenizer_config.json", '{"chat_template": ["x"]}', "an entry of chat_template is 'x', not an object"),
+        ("tokenizer.json", '{"added_tokens": {"a": 1}}', "added_tokens is .*, not a list"),
+        ("tokenizer.json", '{"added_tokens": [5]}', "an entry of added_tokens is 5, not an object"),
+        ("tokenizer.json", '{"added_tokens": [{"content": "a"}]}', "None is not a token id"),
+        ("added_tokens.json", '{"a": "one"}', "'one' is not a token id"),
     ],
 )
 def test_a_folder_that_cannot_be_read_is_refused_naming_the_file(
@@ -334,6 +343,18 @@ def test_a_folder_that_cannot_be_read_is_refused_naming_the_file(
     save(tmp_path, word_level(), {})
     (tmp_path / name).write_text(content)
     with pytest.raises(ModelError, match=f"{name}: {problem}"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "merges.txt"])
+def test_a_text_that_is_not_utf_8_is_refused_naming_the_file(tmp_path: Path, name: str) -> None:
+    save(tmp_path, word_level(), {})
+    if name == "merges.txt":
+        (tmp_path / "tokenizer.json").unlink()
+        (tmp_path / "vocab.json").write_text('{"a": 0}')
+        (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    (tmp_path / name).write_bytes(b"\xff")
+    with pytest.raises(ModelError, match=f"{name}: not a text in UTF-8"):
         Tokenizer.from_folder(tmp_path)
 
 

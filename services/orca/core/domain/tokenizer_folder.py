@@ -141,7 +141,7 @@ def _document(folder: Path, source: bytes | None, kind: TokenizerClass | None) -
             raise ModelError(f"{path}: not a tokenizer: no JSON object")
         return document
     vocab, merges = _vocabulary_files(folder, kind)
-    lines = merges.read_text(encoding="utf-8").split("\n")
+    lines = _read_text(merges).split("\n")
     pairs = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
     return {"version": "1.0", "added_tokens": [], "model": {"vocab": read_json(vocab), "merges": pairs, "type": "BPE"}}
 
@@ -164,20 +164,23 @@ def _special_tokens(
 
     Returns: named special tokens; special tokens without a name; added tokens by the ids that the files give.
     """
-    values = dict(settings)
+    values, settings_path = dict(settings), folder / "tokenizer_config.json"
     if "additional_special_tokens" in values and not values.get("extra_special_tokens"):
         values["extra_special_tokens"] = values.pop("additional_special_tokens")
     by_name = _pop_named(values)
     added: dict[int, AddedToken] = {}
     listed = values.get("added_tokens_decoder")
     if listed is not None:
-        added = {int(number): _token(folder, token) for number, token in listed.items()}
+        by_id = _checked(settings_path, "added_tokens_decoder", listed, dict)
+        added = {_token_id(settings_path, number): _token(folder, token) for number, token in by_id.items()}
     else:
         values |= _special_tokens_map(folder, values)
         by_name |= _pop_named(values)
         added |= _legacy_added_tokens(folder, values)
-        for entry in document.get("added_tokens") or ():
-            added[entry["id"]] = _token(folder, {key: value for key, value in entry.items() if key != "id"})
+        path = folder / "tokenizer.json"
+        for entry in _checked(path, "added_tokens", document.get("added_tokens") or [], list):
+            flags = dict(_checked(path, "an entry of added_tokens", entry, dict))
+            added[_token_id(path, flags.pop("id", None))] = _token(folder, flags)
     by_text = {str(token): token for token in added.values()}
     named: dict[str, AddedToken | str] = {}
     names = [*NAMED_SPECIAL_TOKENS, *(key for key in values if key.endswith("_token") and not key.startswith("add_"))]
@@ -188,8 +191,8 @@ def _special_tokens(
         if isinstance(value, str | dict) and value:
             token = value if isinstance(value, str) else _token(folder, value, special=True)
             named[name] = by_text.get(str(token), token)
-    unnamed = values.get("extra_special_tokens", values.get("additional_special_tokens"))
-    return named, [token if isinstance(token, str) else _token(folder, token) for token in unnamed or ()], added
+    unnamed = _extra_tokens(folder, values)
+    return named, [token if isinstance(token, str) else _token(folder, token) for token in unnamed], added
 
 
 def _pop_named(values: Json) -> Json:
@@ -197,11 +200,17 @@ def _pop_named(values: Json) -> Json:
     return values.pop("extra_special_tokens") if isinstance(values.get("extra_special_tokens"), dict) else {}
 
 
+def _extra_tokens(folder: Path, values: Mapping[str, Any]) -> list[Any]:
+    """Return the special tokens without a name, texts or objects. Raises: ModelError."""
+    found = values.get("extra_special_tokens", values.get("additional_special_tokens")) or []
+    return list(_checked(folder / "tokenizer_config.json", "extra_special_tokens", found, list))
+
+
 def _special_tokens_map(folder: Path, values: Mapping[str, Any]) -> Json:
     """Read special_tokens_map.json, which overrides tokenizer_config.json."""
     found = read_json(folder / "special_tokens_map.json")
     if isinstance(found.get("extra_special_tokens"), list):
-        before = values.get("extra_special_tokens") or []
+        before = _extra_tokens(folder, values)
         found["extra_special_tokens"] = [
             *before,
             *(each for each in found["extra_special_tokens"] if each not in before),
@@ -212,10 +221,13 @@ def _special_tokens_map(folder: Path, values: Mapping[str, Any]) -> Json:
 def _legacy_added_tokens(folder: Path, values: Mapping[str, Any]) -> dict[int, AddedToken]:
     """Read added_tokens.json of transformers 4: text -> id. Only a special token that is a plain text counts as one."""
     named = [values.get(name) for name in NAMED_SPECIAL_TOKENS]
-    special = {token for token in (*named, *(values.get("extra_special_tokens") or ())) if isinstance(token, str)}
+    special = {token for token in (*named, *_extra_tokens(folder, values)) if isinstance(token, str)}
+    path = folder / "added_tokens.json"
     return {
-        number: AddedToken(text, rstrip=False, lstrip=False, normalized=text not in special, special=text in special)
-        for text, number in read_json(folder / "added_tokens.json").items()
+        _token_id(path, number): AddedToken(
+            text, rstrip=False, lstrip=False, normalized=text not in special, special=text in special
+        )
+        for text, number in read_json(path).items()
     }
 
 
@@ -233,7 +245,7 @@ def _token(folder: Path, value: object, *, special: bool | None = None) -> Added
 
 def _rebuild(folder: Path, document: Json, kind: TokenizerClass, values: Mapping[str, Any]) -> None:
     """Replace the pipeline of a tokenizer.json by that of its class; vocabulary, merges and post-processor stay."""
-    model = document.get("model") or {}
+    model = _checked(folder / "tokenizer.json", "model", document.get("model") or {}, dict)
     if model.get("type", "BPE") != "BPE" or not isinstance(model.get("vocab"), dict):
         raise ModelError(
             f"{folder / 'tokenizer.json'}: a vocabulary of type {model.get('type')}; its tokenizer_class has BPE only"
@@ -335,11 +347,35 @@ def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     """Read the default chat template: chat_template.jinja before the one in tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return _read_text(path)
     template = settings.get("chat_template")
     if isinstance(template, list):
-        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
+        entries = [
+            _checked(folder / "tokenizer_config.json", "an entry of chat_template", each, dict) for each in template
+        ]
+        template = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
     return template if isinstance(template, str) else None
+
+
+def _checked(path: Path, name: str, value: Any, kind: type) -> Any:
+    """Return a value of a file. Raises: ModelError unless it is an object (dict) or a list, as it should be."""
+    if not isinstance(value, kind):
+        raise ModelError(f"{path}: {name} is {value!r}, not {'an object' if kind is dict else 'a list'}")
+    return value
+
+
+def _token_id(path: Path, value: object) -> int:
+    """Read a token id: a number, or its digits as a name in JSON. Raises: ModelError."""
+    if (isinstance(value, int) and not isinstance(value, bool) and value >= 0) or str(value).isdecimal():
+        return int(str(value))
+    raise ModelError(f"{path}: {value!r} is not a token id")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: not a text in UTF-8: {error}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
