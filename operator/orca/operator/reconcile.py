@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from orca.core.domain.errors import OrcaError
 from orca.operator.cluster import credentials, explanations, probes
@@ -17,7 +16,7 @@ from orca.operator.cluster.api_server import Cluster
 from orca.operator.domain import certificates, cluster_events, names
 from orca.operator.domain.actions import Action, Apply, IssueCertificate, Nudge, PromiseSlots
 from orca.operator.domain.api_refusals import Refusal, Refusals
-from orca.operator.domain.objects import Children, ObjectKey, by_key
+from orca.operator.domain.objects import Children, ObjectKey, by_key, timestamp
 from orca.operator.domain.observation import Observation, Release, keys_secret
 from orca.operator.domain.problems import of_secret
 from orca.operator.domain.resource import Json, OrcaDeployment
@@ -172,7 +171,7 @@ def _carry_out(cluster: Cluster, observation: Observation, plan: ReconcilePlan, 
                 log.warning("%s", error, extra={"resource": deployment.name})
                 refusal = Refusal(action, str(error), is_undone=True)
                 refusals.record(deployment, refusal)
-                now = _timestamp(observation)
+                now = timestamp(observation.now_s)
                 cluster.record_event(deployment, CHANGED_BY_OTHERS, str(error), is_warning=True, now=now)
             except OrcaError as error:
                 log.warning("the promise did not reach the pool: %s", error, extra={"resource": deployment.name})
@@ -220,7 +219,7 @@ def _write(cluster: Cluster, manifest: Json, *, is_new: bool) -> Json:
 
 def _record_events(cluster: Cluster, observation: Observation, before: Json, written: Json) -> None:
     """Record an Event when a Secret is drawn again, and when Ready or Degraded changes."""
-    now = _timestamp(observation)
+    now = timestamp(observation.now_s)
     old = {each["type"]: (each["status"], each["reason"]) for each in before.get("conditions") or []}
     for secret in observation.drawn_secrets if before else ():
         # Without this Event, nothing would show why clients' keys are refused, or why Redis restarts.
@@ -232,10 +231,6 @@ def _record_events(cluster: Cluster, observation: Observation, before: Json, wri
             is_warning = each["type"] == "Degraded"
             message = f"{each['type']} is {each['status']}: {each['message']}".removesuffix(": ")
             cluster.record_event(observation.deployment, each["reason"], message, is_warning=is_warning, now=now)
-
-
-def _timestamp(observation: Observation) -> str:
-    return datetime.fromtimestamp(observation.now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _write_status(cluster: Cluster, namespace: str, name: str, before: Json, written: Json) -> None:

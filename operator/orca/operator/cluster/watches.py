@@ -2,8 +2,8 @@
 
 kopf ends all of its watches if one of them is refused, as in a namespace that is deleted with its Role. So each
 namespace has a kopf of its own. It runs in a thread with its own event loop, since kopf cancels foreign tasks of its
-loop when it ends. If the watches of a namespace fail, they begin again after a while. Meanwhile the
-regular lists (watching.py) still find what has changed there.
+loop when it ends. If the watches of a namespace fail, they begin again after a while. Meanwhile the regular lists
+(watching.py) still find what has changed there.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from orca.operator.domain import names
@@ -102,6 +102,11 @@ def is_rolled_out(workload: Mapping[str, Any]) -> bool:
 def seconds(timestamp: str) -> float:
     """Return the seconds since 1970 of an RFC 3339 timestamp of the API server."""
     return datetime.fromisoformat(timestamp).timestamp()
+
+
+def timestamp(seconds_since_1970: float) -> str:
+    """Return a time as the API server writes it, in whole seconds."""
+    return datetime.fromtimestamp(seconds_since_1970, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def since(child: Mapping[str, Any], kind: str) -> str | None:

@@ -1,11 +1,10 @@
 """Decisions on which groups give way and which come back, by the rules of group_pauses.py: pure."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 
 from orca.operator.domain import cluster_events, group_pauses, names, problems
 from orca.operator.domain.group_pauses import Pause
-from orca.operator.domain.objects import is_going, label_map
+from orca.operator.domain.objects import is_going, label_map, timestamp
 from orca.operator.domain.observation import Observation
 from orca.operator.domain.problems import Problem
 from orca.operator.domain.resource import Json
@@ -68,7 +67,7 @@ def find_problem(observation: Observation, pauses: Mapping[str, Pause]) -> Probl
     """Return the problem of a group that has given way; None if none has. Args: pauses: by group."""
     for name, pause in pauses.items():
         if pause.is_on and pause.reason is not None:
-            ends = datetime.fromtimestamp(pause.ends_s(name), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            ends = timestamp(pause.ends_s(name))
             times = "once" if pause.times == 1 else f"{pause.times} times in a row"
             why = _why(observation, name, pause.reason)
             return Problem(pause.reason, f"group {name} has given way {times}, since {why}; it comes back at {ends}")

@@ -15,13 +15,12 @@ A part for which the plan still has something to write is not ready, whatever wa
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from orca.operator.domain import certificates, cluster_events, names, problems, volumes
 from orca.operator.domain.actions import Action, Apply, IssueCertificate
 from orca.operator.domain.api_refusals import Refusal
-from orca.operator.domain.objects import has_ended, is_pod_ready, is_rolled_out, label_map, unready_s
+from orca.operator.domain.objects import has_ended, is_pod_ready, is_rolled_out, label_map, timestamp, unready_s
 from orca.operator.domain.observation import Observation
 from orca.operator.domain.problems import Problem
 from orca.operator.domain.resource import Json
@@ -418,7 +417,7 @@ def is_on_the_way(status: Mapping[str, Any]) -> bool:
 
 
 def _dated(conditions: Sequence[Condition], before: Mapping[str, Any], generation: int, now_s: float) -> list[Json]:
-    now = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = timestamp(now_s)
     known = {each["type"]: each for each in before.get("conditions") or []}
     dated = []
     for condition in conditions:
