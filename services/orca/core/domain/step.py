@@ -7,6 +7,7 @@ Records that exist for each row of each step (`Row`, `Sampled`) are not frozen: 
 Nobody changes them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orca.core.domain.request import SamplingParams, Token
@@ -116,3 +117,21 @@ class StepResult:
     sampled: tuple[Sampled, ...] = ()
     refused: tuple[Refused, ...] = ()
     timing: StageTiming | None = None  # of the last stage
+
+    @classmethod
+    def of(
+        cls, step: Step, drawn: Sequence[Sampled | Refused], refused: tuple[Refused, ...], timing: StageTiming
+    ) -> "StepResult":
+        """Return the result of a step that has run.
+
+        Args:
+            drawn: one for each row with `sample` that has run, in row order.
+            refused: rows that every rank has left out.
+        """
+        return cls(
+            epoch=step.epoch,
+            number=step.number,
+            sampled=tuple(each for each in drawn if isinstance(each, Sampled)),
+            refused=refused + tuple(each for each in drawn if isinstance(each, Refused)),
+            timing=timing,
+        )

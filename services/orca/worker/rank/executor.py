@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from orca.core.domain.step import Refused, Sampled, StageTiming, Step, StepResult
+from orca.core.domain.step import Refused, StageTiming, Step, StepResult
 from orca.worker.parallel.process_groups import EpochGroups, IncomingTensor
 from orca.worker.parallel.progress import RankProgress
 from orca.worker.parallel.shard import Shard
@@ -141,13 +141,7 @@ class Executor:
             self._is_device_computing = False
             self._progress.end_step(launched.step)
             timing = replace(timing, end_ns=time.monotonic_ns())
-        return StepResult(
-            epoch=launched.step.epoch,
-            number=launched.step.number,
-            sampled=tuple(each for each in drawn if isinstance(each, Sampled)),
-            refused=launched.refused + tuple(each for each in drawn if isinstance(each, Refused)),
-            timing=timing,
-        )
+        return StepResult.of(launched.step, drawn, launched.refused, timing)
 
     def _compute(self, prepared: PreparedStep, hidden: Tensor | None) -> StepSample | None:
         output = self._stage.forward(prepared, hidden)

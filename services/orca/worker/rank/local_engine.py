@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError
-from orca.core.domain.step import Epoch, Refused, Sampled, StageTiming, Step, StepResult
+from orca.core.domain.step import Epoch, StageTiming, Step, StepResult
 from orca.worker.models.build import StageModel
 from orca.worker.rank.device_tokens import DeviceTokenQueue
 from orca.worker.stage.screen import RequestScreen
@@ -141,10 +141,4 @@ class LocalEngine:
         timing = StageTiming(
             stage=len(self._stages) - 1, received_ns=received_ns, start_ns=start_ns, end_ns=time.monotonic_ns()
         )
-        return StepResult(
-            epoch=step.epoch,
-            number=step.number,
-            sampled=tuple(each for each in drawn if isinstance(each, Sampled)),
-            refused=screened.refused + tuple(each for each in drawn if isinstance(each, Refused)),
-            timing=timing,
-        )
+        return StepResult.of(step, drawn, screened.refused, timing)
