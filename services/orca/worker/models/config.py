@@ -140,7 +140,6 @@ def load_config(folder: Path) -> ModelConfig:
     options = ConfigOptions(folder / "config.json", read_config(folder))
     family = options.take("model_type", str, "")
     config: ModelConfig
-    ignored: tuple[str, ...] = ()
     if family == "gpt2":
         config = _gpt2(options)
     elif family == "opt":
@@ -148,8 +147,8 @@ def load_config(folder: Path) -> ModelConfig:
     elif family == "orca_chain":
         config = _chain(options)
     else:
-        config, ignored = _llama(options, family)
-    options.finish(family, ignored=ignored)
+        config = _llama(options, family)
+    options.finish(family)
     if isinstance(config, DecoderConfig) and config.activation not in ACTIVATIONS:
         raise options.error(f"activation {config.activation!r} is not one of {', '.join(ACTIVATIONS)}")
     if config.num_heads % config.num_kv_heads:
@@ -211,8 +210,7 @@ def _opt(options: ConfigOptions) -> OPTConfig:
     )
 
 
-def _llama(options: ConfigOptions, family: str) -> tuple[LlamaConfig, tuple[str, ...]]:
-    """Returns: the config, and the names of the RoPE options that are ignored."""
+def _llama(options: ConfigOptions, family: str) -> LlamaConfig:
     hidden = options.size("hidden_size")
     heads = options.size("num_attention_heads")
     layers = options.size("num_hidden_layers")
@@ -225,8 +223,7 @@ def _llama(options: ConfigOptions, family: str) -> tuple[LlamaConfig, tuple[str,
         options.pass_over("attention_bias")  # q, k and v always have a bias there, the output never has
     if family == "qwen3":
         options.pass_over("use_qk_norm", "qk_norm", "qk_layernorm", "use_qk_layernorm")  # it always has them
-    rope, ignored = _rope(options, head_dim)
-    config = LlamaConfig(
+    return LlamaConfig(
         vocab_size=options.size("vocab_size"),
         hidden_size=hidden,
         num_layers=layers,
@@ -238,13 +235,12 @@ def _llama(options: ConfigOptions, family: str) -> tuple[LlamaConfig, tuple[str,
         norm_eps=options.number("rms_norm_eps", 1e-6),
         is_tied=options.flag("tie_word_embeddings", False),
         windows=_windows(options, family, layers),
-        rope=rope,
+        rope=_rope(options, head_dim),
         has_qkv_bias=has_attention_bias or family == "qwen2",
         has_output_bias=has_attention_bias,
         has_mlp_bias=options.flag("mlp_bias", False) if family == "llama" else False,
         has_qk_norm=family == "qwen3",
     )
-    return config, ignored
 
 
 def _chain(options: ConfigOptions) -> ChainConfig:
@@ -300,11 +296,8 @@ def _windows(options: ConfigOptions, family: str, layers: int) -> tuple[int | No
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _rope(options: ConfigOptions, head_dim: int) -> tuple[Rope, tuple[str, ...]]:
-    """Read RoPE under the names of transformers 4 and 5 (rope_options.py).
-
-    Returns: it, and the names of options that its kind does not read.
-    """
+def _rope(options: ConfigOptions, head_dim: int) -> Rope:
+    """Read RoPE under the names of transformers 4 and 5 (rope_options.py), and ignore what its kind does not read."""
     max_positions = options.size("max_position_embeddings")
     theta = options.number("rope_theta", 10_000.0)
     names = ("rope_scaling", "rope_parameters", ORIGINAL_POSITIONS)
@@ -339,7 +332,8 @@ def _rope(options: ConfigOptions, head_dim: int) -> tuple[Rope, tuple[str, ...]]
     if any(isinstance(value, dict) for value in values.values()):
         raise options.error(f"RoPE options {sorted(values)} differ by layer, which is not supported")
     inert = (*_ROPE_INERT, "rope_theta")
-    return rope, tuple(f"RoPE's {key}" for key, value in values.items() if key not in inert and value is not None)
+    options.ignore(f"RoPE's {key}" for key, value in values.items() if key not in inert and value is not None)
+    return rope
 
 
 def _rope_number(options: ConfigOptions, values: dict[str, Any], key: str) -> float | None:

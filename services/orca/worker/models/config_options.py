@@ -6,7 +6,7 @@ further options are ignored, as transformers ignores what its classes do not kno
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,7 @@ class ConfigOptions:
     def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
         self._path = path
         self._values = dict(values)
+        self._ignored: list[str] = []  # names for the log, of options inside others
 
     def error(self, message: str) -> ModelError:
         return ModelError(f"{self._path}: {message}")
@@ -159,17 +160,17 @@ class ConfigOptions:
         for key in keys:
             self._values.pop(key, None)
 
-    def finish(self, family: str, *, ignored: tuple[str, ...] = ()) -> None:
-        """Refuse options that nobody has read if they change an output; log the names of the others.
+    def ignore(self, names: Iterable[str]) -> None:
+        """Note options inside of others that this family does not read, for the log line of `finish`."""
+        self._ignored += names
 
-        Args:
-            ignored: more names to log.
-        """
+    def finish(self, family: str) -> None:
+        """Refuse options that nobody has read if they change an output; log the names of the others."""
         for key, value in self._values.items():
             if key in _MEANINGFUL and not _changes_nothing(value, _MEANINGFUL[key]):
                 raise self.error(f"option {key} = {value!r} is not supported for {family}: it changes the output")
         rest = [key for key in self._values if key not in _BOOKKEEPING and key not in _MEANINGFUL]
-        if rest := sorted([*rest, *ignored]):
+        if rest := sorted([*rest, *self._ignored]):
             line = f"{self._path}: ignored, because the layers of {family} read no such options: {', '.join(rest)}"
             log_once(__name__, logging.INFO, line)
 
