@@ -5,6 +5,9 @@ read an answer. Without `cors_origins` nothing here runs, and the browser refuse
 
 `Access-Control-Allow-Credentials` is never sent: the API has no cookies, and a key is a header that the page itself
 sets. So a page cannot use anything that the browser stores for this server.
+
+Starlette's own middleware does not do. It answers the preflights of all other origins itself. It adds no headers to the
+answer after a bug of ours, so the page could not read that answer.
 """
 
 import re
