@@ -1,8 +1,8 @@
 """Fifteen bad prompts beside eight clients, from HTTP to the model's numbers: each is a 400, and nobody else notices.
 
-Some are bad to the gateway. The others are as an older gateway may have stored them: only the ranks refuse these. A bad
-prompt comes whenever the group has run some steps more, so nothing here depends on time. The neighbours are compared
-with a run without bad prompts.
+Some are bad to the gateway. The others are as an older gateway may have stored them: only the ranks refuse these. The
+group runs as many steps after each bad prompt as the test allows, so nothing here depends on time. The neighbours are
+compared with a run without bad prompts.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import httpx
 import orjson
@@ -19,6 +20,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from orca.bench.parts.tiny_model import VOCAB, write_tiny_model
 from orca.core.domain.model import ModelInfo, load_model_info
 from orca.core.domain.request import FinishReason
+from orca.core.domain.step import Step
 from orca.core.domain.text import Tokenizer
 from orca.gateway.models.models import ServedModel
 from orca.gateway.settings import GatewaySettings
@@ -28,8 +30,9 @@ from orca.worker.rank.local_engine import LocalEngine
 from support.gateway.gateway_rig import Rig, WallClock, error_of, rig, until
 from support.worker.scheduled import REVISION, Scheduled, a_request
 
-CLIENTS, BAD_PROMPTS, STEPS_BETWEEN = 8, 15, 1
+CLIENTS, BAD_PROMPTS, STEPS_BETWEEN = 8, 15, 2
 NEW_TOKENS = 40
+assert NEW_TOKENS > BAD_PROMPTS * STEPS_BETWEEN, "no neighbour ends before the last bad prompt"
 BAD_TEXT = "hello <pad> world"
 
 
@@ -73,8 +76,30 @@ async def bad_call(one: Rig, number: int) -> httpx.Response:
     return await one.post("/v1/completions", prompt=BAD_TEXT, stream=number % 3 == 1)
 
 
+class PacedEngine(LocalEngine):
+    """An engine that takes only as many steps as it is allowed, until it is set free."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._allowed = asyncio.Semaphore(0)
+        self._is_free = False
+
+    def allow(self, steps: int) -> None:
+        for _ in range(steps):
+            self._allowed.release()
+
+    def set_free(self) -> None:
+        self._is_free = True
+        self.allow(1)  # for the step that waits
+
+    async def submit(self, step: Step) -> None:
+        if not self._is_free:
+            await self._allowed.acquire()
+        await super().submit(step)
+
+
 async def run(info: ModelInfo, folder: Path, bad_prompts: int) -> Outcome:
-    engine = LocalEngine([load_stage(folder, packs=False)], slots=4096, block_tokens=16, prefetch=1)
+    engine = PacedEngine([load_stage(folder, packs=False)], slots=4096, block_tokens=16, prefetch=1)
     pool, served = MemoryPool(WallClock()), ServedModel.of(info, tokenizer(), GatewaySettings(model="tiny"))
     async with (
         Scheduled(engine, max_batch_size=CLIENTS + 2, prefetch=1, pool=pool) as group,
@@ -82,12 +107,16 @@ async def run(info: ModelInfo, folder: Path, bad_prompts: int) -> Outcome:
     ):
         streams = [asyncio.create_task(stream_text(one, f"neighbour {number}")) for number in range(CLIENTS)]
         answers, stored = [], [a_request(f"bad{number}", (5, VOCAB, 6), 10) for number in range(bad_prompts)]
-        for number, request in enumerate(stored):
-            steps = len(group.log.records)
-            await until(lambda steps=steps: len(group.log.records) >= steps + STEPS_BETWEEN)  # type: ignore[misc]
-            answers.append(await bad_call(one, number))
-            await group.submit(request)
-        assert not any(stream.done() for stream in streams), "all of them ran all the time"
+        try:
+            for number, request in enumerate(stored):
+                answers.append(await bad_call(one, number))
+                await group.submit(request)
+                engine.allow(STEPS_BETWEEN)
+                steps = STEPS_BETWEEN * (number + 1)
+                await until(lambda steps=steps: len(group.log.records) >= steps)  # type: ignore[misc]
+            assert not any(stream.done() for stream in streams), "all of them ran all the time"
+        finally:
+            engine.set_free()
         logs = [await group.outcome_of(request) for request in stored]
         texts = [await stream for stream in streams]
         await until(lambda: not engine.slots_in_use)
