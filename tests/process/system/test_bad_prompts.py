@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import httpx
 import orjson
@@ -20,7 +19,6 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from orca.bench.parts.tiny_model import VOCAB, write_tiny_model
 from orca.core.domain.model import ModelInfo, load_model_info
 from orca.core.domain.request import FinishReason
-from orca.core.domain.step import Step
 from orca.core.domain.text import Tokenizer
 from orca.gateway.models.models import ServedModel
 from orca.gateway.settings import GatewaySettings
@@ -28,6 +26,7 @@ from orca.pool.memory.pool import MemoryPool
 from orca.worker.models.build import load_stage
 from orca.worker.rank.local_engine import LocalEngine
 from support.gateway.gateway_rig import Rig, WallClock, error_of, rig, until
+from support.worker.paced_engine import PacedEngine
 from support.worker.scheduled import REVISION, Scheduled, a_request
 
 CLIENTS, BAD_PROMPTS, STEPS_BETWEEN = 8, 15, 2
@@ -76,30 +75,8 @@ async def bad_call(one: Rig, number: int) -> httpx.Response:
     return await one.post("/v1/completions", prompt=BAD_TEXT, stream=number % 3 == 1)
 
 
-class PacedEngine(LocalEngine):
-    """An engine that takes only as many steps as it is allowed, until it is set free."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._allowed = asyncio.Semaphore(0)
-        self._is_free = False
-
-    def allow(self, steps: int) -> None:
-        for _ in range(steps):
-            self._allowed.release()
-
-    def set_free(self) -> None:
-        self._is_free = True
-        self.allow(1)  # for the step that waits
-
-    async def submit(self, step: Step) -> None:
-        if not self._is_free:
-            await self._allowed.acquire()
-        await super().submit(step)
-
-
 async def run(info: ModelInfo, folder: Path, bad_prompts: int) -> Outcome:
-    engine = PacedEngine([load_stage(folder, packs=False)], slots=4096, block_tokens=16, prefetch=1)
+    engine = PacedEngine(LocalEngine([load_stage(folder, packs=False)], slots=4096, block_tokens=16, prefetch=1))
     pool, served = MemoryPool(WallClock()), ServedModel.of(info, tokenizer(), GatewaySettings(model="tiny"))
     async with (
         Scheduled(engine, max_batch_size=CLIENTS + 2, prefetch=1, pool=pool) as group,

@@ -26,6 +26,7 @@ from orca.worker.models.build import load_stage
 from orca.worker.parallel.shard import Shard
 from orca.worker.rank.local_engine import LocalEngine
 from support.worker.engine_builders import until
+from support.worker.paced_engine import PacedEngine
 from support.worker.scheduled import REVISION, Scheduled, a_request
 
 NOT_A_NUMBER = VOCAB - 1
@@ -77,12 +78,18 @@ async def outcomes(
     engine: Engine, prefetch: int, bad: Sequence[Request]
 ) -> tuple[dict[str, tuple[list[int], End]], dict[str, list[int]]]:
     """Run the neighbours, and the bad requests beside them. Returns: the log and the steps of each."""
-    async with Scheduled(engine, max_batch_size=6, prefetch=prefetch) as group:
-        for request in NEIGHBOURS:
-            await group.submit(request)
-        await group.first_token_of(NEIGHBOURS[0])
-        for request in bad:
-            await group.submit(request)
+    paced = PacedEngine(engine)
+    async with Scheduled(paced, max_batch_size=6, prefetch=prefetch) as group:
+        try:
+            for request in NEIGHBOURS:
+                await group.submit(request)
+            # The bad requests come while the neighbours run, however long their submission takes.
+            paced.allow(2)
+            await group.first_token_of(NEIGHBOURS[0])
+            for request in bad:
+                await group.submit(request)
+        finally:
+            paced.set_free()
         found = {request.id: await group.outcome_of(request) for request in (*bad, *NEIGHBOURS)}
         assert len({record.epoch for record in group.log.records}) == 1
         if isinstance(engine, LocalEngine):
