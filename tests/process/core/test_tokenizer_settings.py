@@ -208,6 +208,16 @@ def test_every_setting_gives_the_tokens_and_the_text_of_autotokenizer(
         assert shown in (decoded, f" {decoded}"), text
 
 
+def test_loading_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Standard output belongs to the process: the parent of a scheduler reads it. The library prints unknown keys."""
+    listed = {number: {**token, "__type": "AddedToken", "unheard_of": 1} for number, token in LISTED.items()}
+    folder = write_folder(
+        tmp_path, bytes_(), {"added_tokens_decoder": listed, "mask_token": {**MASK, "id": 3}, **NAMED}
+    )
+    Tokenizer.from_folder(folder)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_the_cases_are_as_different_as_they_look(texts: list[str], tmp_path: Path) -> None:
     pairs = [
         ("gpt2 with a prefix space", "gpt2 without, opt"),

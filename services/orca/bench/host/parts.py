@@ -27,6 +27,7 @@ from orca.pool.redis.embedded import EmbeddedRedis
 DEPLOYMENT = "host"
 READY_WITHIN_S = 60.0
 STOP_WITHIN_S = 15.0
+LOG_LINES_SHOWN = 12
 
 POOL_SETTINGS = {
     "ORCA_POOL_MAX_QUEUED": str(1 << 30),
@@ -78,15 +79,16 @@ def running_redis(folder: Path) -> Iterator[PoolServer]:
 class NullScheduler:
     """The process of a scheduler with a null engine (scheduler_process.py)."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
         self._process = process
+        self._log = log
         self.pid = process.pid
 
     async def wait_until_seated(self) -> None:
         """Wait until the scheduler holds its group's seat. Raises: HostFailed."""
         assert self._process.stdout is not None
         if await asyncio.to_thread(self._process.stdout.readline) != b"ready\n":
-            raise HostFailed("the scheduler did not start; see its log")
+            raise _failed("the scheduler did not start", self._log)
 
     def start_group(self) -> None:
         assert self._process.stdin is not None
@@ -96,7 +98,7 @@ class NullScheduler:
     def check(self) -> None:
         """Check that the process still runs. Raises: HostFailed if it has ended."""
         if self._process.poll() is not None:
-            raise HostFailed(f"the scheduler ended with {self._process.returncode}; see its log")
+            raise _failed(f"the scheduler ended with {self._process.returncode}", self._log)
 
     def terminate(self) -> None:
         """Ask the process to drain and end; do not wait for it."""
@@ -111,7 +113,7 @@ class NullScheduler:
         assert self._process.stdout is not None
         words = self._process.stdout.readline().split()
         if len(words) != 2:
-            raise HostFailed("the scheduler did not drain; see its log")
+            raise _failed("the scheduler did not drain", self._log)
         return int(words[0]), int(words[1])
 
 
@@ -125,14 +127,16 @@ def running_scheduler(
     flags += ["--stages", "127.0.0.1:1", "--group", f"g{number}"]
     flags += ["--max-batch-size", str(batch_size), "--log-format", "json"]
     command = [sys.executable, "-m", "orca.bench.host.scheduler_process", str(step_us), *flags]
-    with _running(command, server, folder / f"scheduler-{number}.log") as process:
-        yield NullScheduler(process)
+    log = folder / f"scheduler-{number}.log"
+    with _running(command, server, log) as process:
+        yield NullScheduler(process, log)
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayProcess:
     pid: int
     target: LoadTarget
+    log: Path
 
 
 @contextmanager
@@ -141,11 +145,10 @@ def running_gateway(server: PoolServer, model: ModelInfo, folder: Path, number: 
     port = free_port()
     flags = ["--model", str(model.folder), "--pool", server.redis.url, "--deployment", DEPLOYMENT]
     flags += ["--host", "127.0.0.1", "--port", str(port), "--drain-seconds", "1", "--log-format", "json"]
-    with _running(
-        [sys.executable, "-m", "orca.cli.main", "gateway", *flags], server, folder / f"gateway-{number}.log"
-    ) as process:
+    log = folder / f"gateway-{number}.log"
+    with _running([sys.executable, "-m", "orca.cli.main", "gateway", *flags], server, log) as process:
         url = f"http://127.0.0.1:{port}"
-        yield GatewayProcess(process.pid, LoadTarget(url=url, model=model.name, vocab_size=model.vocab_size))
+        yield GatewayProcess(process.pid, LoadTarget(url=url, model=model.name, vocab_size=model.vocab_size), log)
 
 
 async def wait_until_healthy(gateway: GatewayProcess) -> None:
@@ -159,7 +162,7 @@ async def wait_until_healthy(gateway: GatewayProcess) -> None:
             await asyncio.sleep(0.1)
         else:
             return
-    raise HostFailed("the gateway did not start; see its log")
+    raise _failed("the gateway did not start", gateway.log)
 
 
 @contextmanager
@@ -177,6 +180,12 @@ def _running(command: Sequence[str], server: PoolServer, log: Path) -> "Iterator
         stack.enter_context(process)  # closes its pipes
         stack.callback(_stop, process)
         yield process
+
+
+def _failed(complaint: str, log: Path) -> HostFailed:
+    """Return an error that shows the end of the log: its folder may be gone when the error is read."""
+    lines = log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+    return HostFailed("\n".join([f"{complaint}; the end of its log:", *(lines or ["(it is empty)"])]))
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:

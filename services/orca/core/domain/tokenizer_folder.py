@@ -24,6 +24,7 @@ from orca.core.domain.log_once import log_once
 from orca.core.domain.tokenizer_class import Json, TokenizerClass, class_of_folder
 
 NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TOKEN_FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
 # Vocabularies above this size may have Mistral's first, wrong expression for splitting text.
 _MISTRAL_VOCABULARY_MIN = 100_000
@@ -233,8 +234,9 @@ def _legacy_added_tokens(folder: Path, values: Mapping[str, Any]) -> dict[int, A
 
 def _token(folder: Path, value: object, *, special: bool | None = None) -> AddedToken:
     """Read a token that a file writes out with its flags. Raises: ModelError."""
-    flags: Json = dict(value) if isinstance(value, dict) else {"content": value}
-    flags.pop("__type", None)
+    written: Json = value if isinstance(value, dict) else {"content": value}
+    # AddedToken reports any other key on standard output, which belongs to the process and not to a library.
+    flags = {name: written[name] for name in TOKEN_FLAGS if name in written}
     if special is not None:
         flags["special"] = special
     try:
