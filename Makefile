@@ -29,7 +29,7 @@ quick: $(or $(wildcard .venv/.installed-dev),.venv/.installed-quick)  ## run the
 test: .venv/.installed-dev  ## run the tests, three at a time on two processors
 	$(PYTEST) -m "not slow and not prove" --junitxml $(TIMES)/test.xml $(ARGS)
 
-check-slow: .venv/.installed-dev  ## run what leaves make test: whole starts, API servers, the Triton interpreter, matrices
+check-slow: .venv/.installed-dev  ## run what make test leaves out: whole starts, API servers, matrices
 	$(PYTEST) -m "slow and not prove" --timeout 1200 --junitxml $(TIMES)/check-slow.xml $(ARGS)
 
 prove: export ORCA_TEST_EFFORT = full

@@ -23,7 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` takes its choice
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    selection.mark_the_others_slow(items)
+    selection.mark_the_others(items)
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from orca.kernels.device import kernels_of
 from orca.kernels.plain import PlainKernels
 from support.kernels.torch_threads import computing_threads
 
-pytestmark = pytest.mark.covered(1)
+pytestmark = pytest.mark.covered(1, others="prove")
 
 TILES = {"avx2": Tile(lanes=8, rows=6, pairs=False), "avx512": Tile(lanes=16, rows=12, pairs=False), "own": None}
 """Vectors that are longer than this processor's are cut up by the compiler."""

@@ -53,7 +53,7 @@ def require_alike(logits: Tensor, lines: Sequence[int], index: int, state: Sampl
     return excused
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, others="prove")
 @pytest.mark.parametrize("vocab", [12, 64, 65, 500])
 def test_rows_of_all_kinds_beside_padding_equal_the_reference(vocab: int) -> None:
     cases = every_case()
@@ -79,7 +79,7 @@ def test_tokens_are_counted_on_the_device_step_after_step() -> None:
         assert require_alike(random_logits(len(lines), 24, seed=index), lines, index, state, other) == 0
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, others="prove")
 @pytest.mark.parametrize("case", ["plain", "hot", "top-k", "top-p", "all-cuts", "everything"])
 def test_the_same_seed_samples_the_token_of_the_stage(case: str) -> None:
     rows, vocab, output = 30, 150, (4, 4, 9)
@@ -109,7 +109,7 @@ def kept(logits: Tensor, cases: Sequence[SamplingParams]) -> tuple[Tensor, Tenso
     return logits >= floors.cpu()[:, None], expected
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="prove")
 @pytest.mark.parametrize("scale", [0.01, 3.0, 40.0])
 @pytest.mark.parametrize("offset", [0.0, -90.0])
 def test_floors_keep_the_tokens_that_the_reference_keeps(offset: float, scale: float) -> None:
@@ -155,7 +155,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others() -> None:
     assert torch.equal(torch.cat([logprobs for _, logprobs in alone]), together[1])
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, others="prove")
 @pytest.mark.parametrize("case", [{"top_k": 4}, {"top_p": 0.5}, {"min_p": 0.6}, {"top_k": 70, "top_p": 0.3}], ids=str)
 def test_equal_logits_are_kept_or_dropped_together(case: dict[str, float]) -> None:
     """Steps of a half, as of a coarse dtype: a floor has many tokens, on both sides of zero and over several splits."""
@@ -166,7 +166,7 @@ def test_equal_logits_are_kept_or_dropped_together(case: dict[str, float]) -> No
     assert len(set(state.last_tokens.tolist())) > 15  # of the 25 that the uppermost step has
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="prove")
 @pytest.mark.parametrize("case", ["greedy", "plain", "top-k", "top-p", "min-p", "all-cuts", "frequency"])
 def test_tokens_of_no_probability_are_never_drawn(case: str) -> None:
     logits = torch.full((20, 200), float("-inf"))
@@ -203,7 +203,7 @@ def test_greedy_takes_the_first_of_the_largest() -> None:
     assert drawn(logits, range(3), 0, lines_of(cases, 200, DEVICE))[0].tolist() == [70, 64, 0]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, others="prove")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_logits_of_other_dtypes_mean_the_same_numbers(dtype: torch.dtype) -> None:
     cases = every_case()
@@ -221,7 +221,7 @@ def test_three_hundred_biases_of_one_request_equal_the_reference() -> None:
     assert require_alike(random_logits(4, 400), range(4), 0, state, other) == 0
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, others="prove")
 @pytest.mark.parametrize(("case", "rows"), [("plain", 300), ("top-k", 80), ("top-p", 120)])
 def test_drawn_tokens_follow_the_distribution(case: str, rows: int) -> None:
     logits = torch.linspace(-1.5, 1.5, 12).expand(rows, -1).contiguous()

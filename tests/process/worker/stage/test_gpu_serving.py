@@ -60,7 +60,7 @@ def served(folder: Path, params: tuple[SamplingParams, ...], **options: object) 
     return asked
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, others="prove")
 @pytest.mark.parametrize("feeds_tokens", [False, True])
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("params", [(GREEDY,) * 3, SAMPLED], ids=["greedy", "sampled"])
@@ -84,7 +84,7 @@ def test_most_steps_are_recorded_and_sampled_on_the_device(folder: Path) -> None
     assert {size.tokens for size in stage._recorded._recordings} == {1, 2, 4}
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.usefixtures("gpu")
 def test_log_probabilities_are_reported_even_if_the_device_samples(folder: Path) -> None:
     asking = tuple(replace(each, logprobs=2) for each in SAMPLED)
@@ -100,7 +100,7 @@ def test_log_probabilities_are_reported_even_if_the_device_samples(folder: Path)
             assert [token for token, _ in one.token.logprob.top] == [token for token, _ in wanted.token.logprob.top]
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.usefixtures("gpu")
 def test_a_request_continued_from_its_log_gets_the_same_tokens(folder: Path) -> None:
     whole = served(folder, SAMPLED)

@@ -162,7 +162,7 @@ def ours(folder: Path, tensor: int) -> Run:
     return run(folder, TritonKernels(), GpuLinear, tensor=tensor)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, others="prove")
 def test_logits_are_those_of_plain_kernels(ours: Run, folder: Path, tensor: int) -> None:
     """Logits of float32 are sums whose terms are as large as the largest of them; each of two layers rounds some."""
     plain = run(folder, PlainKernels(), Linear, tensor=tensor)
@@ -171,7 +171,7 @@ def test_logits_are_those_of_plain_kernels(ours: Run, folder: Path, tensor: int)
         assert (one - other).abs().max() <= 32 * torch.finfo(torch.float32).eps * other.abs().max()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, others="prove")
 def test_kernels_of_steps_are_compiled_ahead(ours: Run) -> None:
     assert ours.meanwhile
     assert ours.meanwhile <= ours.before

@@ -80,7 +80,7 @@ def outputs(folder: Path, recorder: GraphRecorder | None) -> list[list[int]]:
     return [ask.output for ask in asks]
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 def test_tokens_are_the_same_in_any_order_that_respects_the_edges(folder: Path) -> None:
     recorder = AnyOrder(torch.device(DEVICE))
     assert outputs(folder, recorder) == outputs(folder, None)
@@ -91,7 +91,7 @@ def test_tokens_are_the_same_in_any_order_that_respects_the_edges(folder: Path) 
         assert len(graph.tasks) > 20
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 def test_missing_edges_change_the_tokens(folder: Path) -> None:
     recorder = AnyOrder(torch.device(DEVICE), values_alone)
     assert outputs(folder, recorder) != outputs(folder, None)
