@@ -348,6 +348,10 @@ class RedisPool(RequestPool):
     async def promise_slots(self, revision: str, slots: int) -> int:
         return int(await self._link.run("promise_slots", revision, slots, durability=Durability.SURVIVES_KILL))
 
+    async def state_block_tokens(self, caller: Caller, block_tokens: int) -> int:
+        arguments = caller.group, caller.revision, block_tokens
+        return int(await self._link.run("state_block_tokens", *arguments, durability=Durability.SURVIVES_KILL))
+
     async def set_promise(self, revision: str, slots: int, *, expected: int) -> int | None:
         arguments = revision, slots, expected
         promise = await self._link.run("set_promise", *arguments, durability=Durability.SURVIVES_FAIL_OVER)

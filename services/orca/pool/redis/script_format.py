@@ -20,6 +20,7 @@ from orca.core.domain.step import Claim
 from orca.pool import codec
 from orca.pool.contract import check_entry, reserved_bytes
 from orca.pool.records import Claimed, CommitEntry, LogSlice, Submission
+from orca.pool.schemas import schema_least
 from orca.pool.settings import PoolSettings
 
 Argument = str | bytes | int
@@ -48,7 +49,9 @@ class RequestArguments(NamedTuple):
     """Arguments of one request of a submission."""
 
     body: bytes
-    need: int
+    need: int  # tokens of its own block table
+    source: int | str  # tokens of the second block table, empty if it has one
+    schema_least: int
     prompt_tokens: int
     max_new: int
     reserved: int  # bytes
@@ -85,8 +88,11 @@ def submit_arguments(submission: Submission, settings: PoolSettings) -> list[Arg
 
 def _request_arguments(request: Request, body: bytes, size: int) -> RequestArguments:
     first_token_deadline_ms = request.first_token_deadline_ms
+    need, *source = request.table_tokens
     return RequestArguments(
-        need=request.max_total_tokens,
+        need=need,
+        source=source[0] if source else "",
+        schema_least=schema_least(request),
         prompt_tokens=len(request.prompt),
         max_new=request.max_new_tokens,
         reserved=size,

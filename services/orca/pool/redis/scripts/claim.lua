@@ -57,9 +57,6 @@ local function own(r)
   count('queued_prompt_tokens', -r.prompt_tokens)
 end
 
--- Returns the slots that the group must have free for the request.
-local function slots_of(r) return math.ceil(r.need / block) * block end
-
 -- Returns true after its deadline: the sweep will end it, and nothing of it is computed until then.
 local function is_expired(r) return r.deadline and tonumber(r.deadline) <= wall end
 
@@ -72,7 +69,7 @@ while not stop do
   for _, id in ipairs(ids) do
     local r = load(id)
     if r and is_expired(r) then r = nil end
-    local slots = r and slots_of(r)
+    local slots = r and slots_of(r.need, r.source, block)
     if r and slots <= free then
       free = free - slots
       chosen[#chosen + 1] = r

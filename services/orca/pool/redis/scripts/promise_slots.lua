@@ -9,8 +9,8 @@ if not promise then
   call('HSET', PROMISES, revision, slots)
   for _, id in ipairs(call('ZRANGE', q_key(revision), 0, -1)) do
     -- Few waiting requests need more, mostly none: the whole record is read only for those.
-    local need = tonumber(call('HGET', req_key(id), 'need'))
-    local r = need and need > slots and load(id)
+    local needs = call('HMGET', req_key(id), 'need', 'source')
+    local r = needs[1] and promised_need(revision, needs[1], needs[2]) > slots and load(id)
     if r then end_request(r, 'error') end
   end
 elseif slots < promise and current and current ~= revision and unfinished_of(revision) == 0 then
