@@ -230,7 +230,7 @@ class RequestPool(Protocol):
     async def promise_slots(self, revision: str, slots: int) -> int:
         """Promise the slots that a request of `revision` may need: those of its groups, or the model's length if less.
 
-        Requests that need more and were accepted before the first promise end with reason `error`: no group can run
+        Requests that need more and were accepted before the first promise end with reason `refused`: no group can run
         them.
 
         Returns: the promise in force: the first one made, or the latest of `set_promise`. While the revision is a

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from orca.core.domain.errors import NeverFits, NotStoredYet
-from orca.core.domain.request import FinishReason, SamplingParams, Token
+from orca.core.domain.request import End, FinishReason, SamplingParams, Token
 from orca.pool.records import CommitEntry
 from orca.pool.schemas import SCHEMA_3_FIELDS, SCHEMA_3_SAMPLING
 from support.pool.beds import REVISION, Bed, RedisBed, Scheduler, started, submission, whole_log
@@ -53,9 +53,7 @@ async def test_a_number_of_cached_prompt_tokens_is_read_and_claimed_with_token_0
     scheduler, owned = await started(bed, "a")
     log = (Token(7, cached_prompt_tokens=3), Token(8))
     for index, token in enumerate(log):
-        await bed.pool.commit(
-            [CommitEntry(request_id="a.0", claim=owned["a.0"].claim, index=index, tokens=(token,))]
-        )
+        await bed.pool.commit([CommitEntry(request_id="a.0", claim=owned["a.0"].claim, index=index, tokens=(token,))])
     assert await whole_log(bed.pool, "a.0") == list(log)
     await bed.pool.give_back({"a.0": owned["a.0"].claim})
     assert (await scheduler.take())["a.0"].log == log
@@ -87,9 +85,8 @@ async def test_the_first_promise_ends_a_request_that_two_tables_make_too_large(b
     await scheduler.enter()
     await bed.pool.state_block_tokens(scheduler.caller, 16)
     await bed.pool.promise_slots(REVISION, 48)
-    status = await bed.pool.status("a.0")
-    assert status.end is not None
-    assert status.end.reason is FinishReason.ERROR
+    end = (await bed.pool.status("a.0")).end
+    assert end == End(FinishReason.REFUSED, 0, detail="prompt and max_tokens need 64 slots, the engine has 48")
     assert list(await scheduler.take()) == ["b.0"]
 
 
@@ -99,7 +96,9 @@ async def test_a_field_of_a_later_release_is_ignored(redis_bed: RedisBed) -> Non
     key = redis_bed.keys.named("body", "a.0")
     body: bytes = await redis_bed.redis.get(key)
     end = 4 + int.from_bytes(body[:4], "little")
-    header = body[4:end].replace(b'"weight":2.0', b'"unheard_of":[1],"weight":2.0').replace(b'"seed"', b'"top_z":1,"seed"')
+    header = (
+        body[4:end].replace(b'"weight":2.0', b'"unheard_of":[1],"weight":2.0').replace(b'"seed"', b'"top_z":1,"seed"')
+    )
     assert len(header) == end - 4 + len(b'"unheard_of":[1],') + len(b'"top_z":1,')
     await redis_bed.redis.set(key, len(header).to_bytes(4, "little") + header + body[end:])
     request = (await redis_bed.pool.status("a.0")).request

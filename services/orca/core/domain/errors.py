@@ -34,9 +34,11 @@ class InvalidRequest(OrcaError):
 class NeverFits(InvalidRequest):
     """A request that needs more slots than any group of its revision has."""
 
+    WORDS = "prompt and max_tokens need %d slots, the engine has %d"
+
     def __init__(self, need: int, promised: int) -> None:
         """Args: need: slots of the call's largest request; promised: slots that the pool promises to one request."""
-        super().__init__(f"prompt and max_tokens need {need} slots, the engine has {promised}", param="max_tokens")
+        super().__init__(self.WORDS % (need, promised), param="max_tokens")
         self.need = need
         self.promised = promised
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from orca.core.domain.errors import UnknownRequest
-from orca.core.domain.request import FinishReason, Request
+from orca.core.domain.errors import NeverFits, UnknownRequest
+from orca.core.domain.request import End, FinishReason, Request
 from orca.core.domain.step import Claim, Epoch
 from orca.pool import codec
 from orca.pool.api import RequestPool
@@ -551,8 +551,10 @@ class MemoryPool(RequestPool):
             state.promises[revision] = slots
             for _, request_id in list(state.queue(revision)):
                 record = state.records[request_id]
-                if state.promised_need(record.request) > slots and state.is_readable(record):
-                    state.end_now(record, FinishReason.ERROR)
+                need = state.promised_need(record.request)
+                if need > slots and state.is_readable(record):
+                    detail = NeverFits.WORDS % (need, slots)
+                    state.end(record, End(FinishReason.REFUSED, len(record.log), detail=detail))
         elif state.revision not in (None, revision) and not unfinished(state, revision):
             state.promises[revision] = min(slots, state.promises[revision])
         return state.promises[revision]
