@@ -7,9 +7,9 @@ its task, also when the answer comes at the same moment.
 
 Some answers may be passed on to others, so they must survive a kill of the pool's server. These are the answers of
 submit, parent, read, read_many, status, cancel, attach, commit, set_schema, set_revision, promise_slots, set_promise,
-state_block_tokens and larger_requests. Such a call answers only when its content survives a kill, and raises PoolUnavailable if that is
-not so in time. A kill may undo the latest ones of all other calls, and nothing before them. A scheduler notices that at
-its next heartbeat or commit, as it does for any claim that is over.
+state_block_tokens and larger_requests. Such a call answers only when its content survives a kill, and raises
+PoolUnavailable if that is not so in time. A kill may undo the latest ones of all other calls, and nothing before them.
+A scheduler notices that at its next heartbeat or commit, as it does for any claim that is over.
 
     submit                      gateway      queued, with bytes reserved and a first reader
     enter, heartbeat, leave     scheduler    the group's seat

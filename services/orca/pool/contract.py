@@ -96,12 +96,12 @@ def stored(request: Request, arrival: int, submitted_ms: int) -> Request:
     return replace(request, arrival=arrival, submitted_ms=submitted_ms)
 
 
-def refusal(verdict: str, bound: int | str, requests: tuple[Request, ...]) -> OrcaError:
-    """Return the error for a refused submission, of which nothing was stored."""
+def refusal(verdict: str, bound: int | str, requests: tuple[Request, ...], need: int = 0) -> OrcaError:
+    """Return the error for a refused submission, of which nothing was stored. Args: need: of `promise`, in slots."""
     if verdict == "revision":
         return NotInForce(requests[0].revision, str(bound) or None)
     if verdict == "promise":
-        return NeverFits(max(request.max_total_tokens for request in requests), int(bound))
+        return NeverFits(need, int(bound))
     if verdict == "schema":
         names = {name: None for request in requests for name in newer_fields(request)}
         return NotStoredYet(tuple(names), int(bound))

@@ -13,7 +13,7 @@ from orca.core.api_keys import ApiKey
 from orca.gateway.calls.admission import check_load
 from orca.gateway.calls.idempotency import keyed_name, read_idempotency_key
 from orca.gateway.gateway import Gateway
-from orca.gateway.latency_goals import LatencyGoals, read_goals
+from orca.gateway.latency_goals import NO_GOALS, LatencyGoals, read_goals
 from orca.gateway.limits.auth import key_of, owner_of
 from orca.gateway.render.cursor import ResumePosition, read_position
 

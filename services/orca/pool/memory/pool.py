@@ -101,8 +101,9 @@ class MemoryPool(RequestPool):
             raise refusal("revision", state.revision or "", requests)
         if max(map(schema_least, requests)) > state.schema:
             raise refusal("schema", state.schema, requests)
-        if promise is not None and any(state.promised_need(request) > promise for request in requests):
-            raise refusal("promise", promise, requests)
+        need = max(map(state.promised_need, requests))
+        if promise is not None and need > promise:
+            raise refusal("promise", promise, requests, need)
         if queued + len(requests) > settings.max_queued:
             raise refusal("queue", settings.max_queued, requests)
         tokens = state.queued_prompt_tokens + sum(len(request.prompt) for request in requests)

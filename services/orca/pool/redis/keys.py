@@ -44,12 +44,13 @@ news                channel hints, one a line: "<id> <entries>" per log that gre
     this awake time), ended_ever (requests that have ended, forgotten ones too), written:<schema> (requests whose
     records were written under it).
 - req: schema, state (queued | owned | ended), revision, arrival, submitted_ms, need (tokens of its own block table),
-    source (tokens of the second table, only if it has a decoder prefix), prompt_tokens, max_new, bytes (reserved now), token_bytes (reserved per token that may still come), deadline (the one in force,
-    wall clock ms, if there is one), deadline_later (only while it has no token and the first token changes its
-    deadline: the later deadline, or empty for none), number and call (claim; call is empty while queued and unchanged
-    by the end), group and process (owner), first_claimed_ms, first_token_ms and ended_ms (wall clock; absent before),
-    mark ("<epoch> <group>" of the seat that it is reserved for), trial (1 from a claim to its first commit, otherwise
-    empty) and failures (in a row; both in poison.py, absent means none).
+    source (tokens of the second table, only if it has a decoder prefix), prompt_tokens, max_new, bytes (reserved now),
+    token_bytes (reserved per token that may still come), deadline (the one in force, wall clock ms, if there is one),
+    deadline_later (only while it has no token and the first token changes its deadline: the later deadline, or empty
+    for none), number and call (claim; call is empty while queued and unchanged by the end), group and process (owner),
+    first_claimed_ms, first_token_ms and ended_ms (wall clock; absent before), mark ("<epoch> <group>" of the seat that
+    it is reserved for), trial (1 from a claim to its first commit, otherwise empty) and failures (in a row; both in
+    poison.py, absent means none).
 - par: schema, choices (how many requests), left (not ended yet), on_disconnect, owner, digest.
 - seat: holder (process, empty when free), epoch, revision, last_call (highest call number of the holder); answers to
     repeated calls: enter_call, failed and poisoned ("<id> ..."), claim_call and claim_answer ("<blocked 0|1> <waiting>

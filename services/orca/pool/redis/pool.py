@@ -141,8 +141,8 @@ class RedisPool(RequestPool):
         if verdict == b"known":
             return (await self.parent(submission.parent)).requests
         if verdict != b"ok":
-            bound = rest[0].decode() if isinstance(rest[0], bytes) else rest[0]
-            raise refusal(verdict.decode(), bound, requests)
+            bound, *need = rest
+            raise refusal(verdict.decode(), bound.decode() if isinstance(bound, bytes) else bound, requests, *need)
         return tuple(stored(request, int(rest[0]) + i, int(rest[1])) for i, request in enumerate(requests))
 
     async def parent(self, parent: str) -> Parent:

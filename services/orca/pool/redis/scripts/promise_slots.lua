@@ -1,7 +1,8 @@
 -- promise slots: set what submit promises for a revision; the first group of it that formed does so. Requests that were
 -- accepted before and need more can never run, so they end here, once; submit refuses such requests from now on. Nobody
 -- relies on the promise of a revision that was replaced and has no requests, so a group with fewer slots lowers it.
--- ARGV: revision, slots, and as JSON the reason for their clients, with %d for both numbers. Answers the promise in force.
+-- ARGV: revision, slots, and as JSON the reason for their clients, with %d for both numbers.
+-- Answers the promise in force.
 begin(true)
 local revision, slots = ARGV[1], tonumber(ARGV[2])
 local promise, current = tonumber(call('HGET', PROMISES, revision)), call('HGET', META, 'revision')

@@ -1,5 +1,6 @@
--- state block tokens: set how many tokens a KV block of a revision's groups has. The first group states it. Another group
--- may replace it only if nobody relies on it: no other group of the revision lives, and none of its requests is left.
+-- state block tokens: set how many tokens a KV block of a revision's groups has. The first group states it. Another
+-- group may replace it only if nobody relies on it: no other group of the revision lives, and none of its requests is
+-- left.
 -- ARGV: group, revision, tokens. Answers the number in force.
 begin(true)
 local group, revision, tokens = ARGV[1], ARGV[2], tonumber(ARGV[3])
