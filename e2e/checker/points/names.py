@@ -36,6 +36,7 @@ POINTS = (
     Point("gateway", "redis.cancel", CANCEL),
     *(Point("scheduler", f"redis.{name}") for name in ("claim", "commit", "heartbeat", "sweep")),
     *(Point("scheduler", f"redis.{name}", FORMING) for name in ("enter", "promise_slots", "set_revision")),
+    Point("scheduler", "redis.state_block_tokens", FORMING),
     Point("scheduler", "grpc.Run"),
     Point("scheduler", "grpc.Results"),
     *(Point("scheduler", f"grpc.{name}", FORMING) for name in ("Status", "Join")),

@@ -11,11 +11,8 @@ from checker.history.records import PoolLog
 PREFIX = "orca:{local}:"
 """Prefix of all keys of the deployment that `orca up` makes."""
 
-LASTING = frozenset({"meta", "seat", "seats", "closed_at", "parts", "promises"})
+LASTING = frozenset({"meta", "seat", "seats", "closed_at", "parts", "promises", "blocks", "lengths"})
 """Kinds of keys that outlive all requests."""
-
-LASTING_BEFORE = frozenset({"closed"})
-"""The same kinds in schema 1 only: the previous release writes them while both releases run (faults.releases)."""
 
 
 READER = "checker"
@@ -55,7 +52,7 @@ async def count_keys(pool: redis.asyncio.Redis) -> dict[str, float]:
     kinds: Counter[str] = Counter()
     async for key in pool.scan_iter(f"{PREFIX}*", count=1000):
         kinds[key.decode().removeprefix(PREFIX).partition(":")[0]] += 1
-    return {f"keys {kind}": float(count) for kind, count in kinds.items() if kind not in LASTING | LASTING_BEFORE}
+    return {f"keys {kind}": float(count) for kind, count in kinds.items() if kind not in LASTING}
 
 
 async def redis_sizes(pool: redis.asyncio.Redis) -> dict[str, float]:

@@ -32,11 +32,6 @@ from orca.core.domain.errors import InvalidRequest
 from orca.core.domain.request import FinishReason
 from orca.pool.records import RequestStatus
 
-SCHEMA_LEAST = 2
-"""Goals are checked but not stored while an older schema is in force in the pool. Processes of the previous release
-would have to read the field, and do not know it.
-"""
-
 TTFT_HEADER, TPOT_HEADER = "x-slo-ttft-ms", "x-slo-tpot-ms"
 MS_MAX = 2**31
 _NUMBER = re.compile(r"\d{1,10}(\.\d{1,9})?")

@@ -145,7 +145,6 @@ class GatewaySettings:
     tokenize_bytes_max: int = setting(
         256 << 10, "most bytes of text of /tokenize, unless the limit for prompts is higher", least=1
     )
-    # No effect while the schema of the release before is in force (latency_goals.SCHEMA_LEAST).
     slo_enforce: bool = setting(
         False, "end requests that miss the latency goals of their x-slo headers; otherwise goals are only counted"
     )

@@ -6,10 +6,10 @@ Any method raises PoolUnavailable if the pool gave no answer: the call may have 
 its task, also when the answer comes at the same moment.
 
 Some answers may be passed on to others, so they must survive a kill of the pool's server. These are the answers of
-submit, parent, read, read_many, status, cancel, attach, commit, set_schema, set_revision, promise_slots, set_promise
-and larger_requests. Such a call answers only when its content survives a kill, and raises PoolUnavailable if that is
-not so in time. A kill may undo the latest ones of all other calls, and nothing before them. A scheduler notices that at
-its next heartbeat or commit, as it does for any claim that is over.
+submit, parent, read, read_many, status, cancel, attach, commit, set_schema, set_revision, promise_slots, set_promise,
+state_block_tokens and larger_requests. Such a call answers only when its content survives a kill, and raises
+PoolUnavailable if that is not so in time. A kill may undo the latest ones of all other calls, and nothing before them.
+A scheduler notices that at its next heartbeat or commit, as it does for any claim that is over.
 
     submit                      gateway      queued, with bytes reserved and a first reader
     enter, heartbeat, leave     scheduler    the group's seat
@@ -17,6 +17,7 @@ its next heartbeat or commit, as it does for any claim that is over.
     cancel, attach, renew, detach, read, read_many, status, log_news    gateway
     sweep                       gateway and scheduler, twice a second
     set_revision, promise_slots, stats                  scheduler, gateway, operator
+    state_block_tokens                                  scheduler
     set_promise, larger_requests                        operator
     report, set_schema          every part with its sweeps; whoever rolls out a release
 """
@@ -78,7 +79,7 @@ class RequestPool(Protocol):
         Returns: the requests with `arrival` and `submitted_ms` filled in; the stored ones if the parent is known.
         Raises: QueueFull, PoolFull (nothing stored); NotInForce if the revision is not the current one;
             NeverFits if a request needs more than the promised slots; NameTaken if the parent is known under
-            another digest.
+            another digest; NotStoredYet if the schema number in force is below that of a field.
         """
         ...
 
@@ -229,11 +230,20 @@ class RequestPool(Protocol):
     async def promise_slots(self, revision: str, slots: int) -> int:
         """Promise the slots that a request of `revision` may need: those of its groups, or the model's length if less.
 
-        Requests that need more and were accepted before the first promise end with reason `error`: no group can run
+        Requests that need more and were accepted before the first promise end with reason `refused`: no group can run
         them.
 
         Returns: the promise in force: the first one made, or the latest of `set_promise`. While the revision is a
             replaced one without requests, nobody relies on the promise, so a group with fewer slots lowers it.
+        """
+        ...
+
+    async def state_block_tokens(self, caller: Caller, block_tokens: int) -> int:
+        """State how many tokens a KV block of the caller's revision has, so that needs in whole blocks are exact.
+
+        The first group states it. Another group may replace it only if nobody relies on it: no other group of the
+        revision has a living seat, and all its requests have ended.
+        Returns: the number in force. A group with another one does not form.
         """
         ...
 

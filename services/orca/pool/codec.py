@@ -1,8 +1,11 @@
 """Requests, tokens and ends as bytes in Redis, and the memory that they use.
 
 body:  u32 length of the header | header, JSON | prompt, u32 per token           (little-endian)
+       The header is a list. Its last two entries are left out where they say nothing: the deadline of the first token,
+       and the named fields of schema 3 (schemas.py). A reader ignores a name that it does not know.
 token: the id in decimal, which Redis packs into one to four bytes; or, where log probabilities were asked for,
-       "L" | u32 id | u32 n | n x logprob, the token's own first (present = 1 byte before it), then the prompt's
+       "L" | u32 id | u32 n | n x logprob, the token's own first (present = 1 byte before it), then the prompt's.
+       A token with a number of cached prompt tokens: "C" | u32 number | the token as above
 logprob: u32 token | f64 logprob | u32 n | n x (u32 token, f64 logprob)
 end:   reason, count, and stop: JSON if there is one, otherwise empty. Releases before this one know no `refused`. So it
        is stored as an error whose stop is the detail, and they show it as a request that failed.
@@ -23,6 +26,7 @@ from typing import Any
 import orjson
 
 from orca.core.domain.request import End, FinishReason, Logprob, Request, SamplingParams, Token
+from orca.pool.schemas import SCHEMA_3_FIELDS, named_fields
 
 # Bytes of Redis memory, measured on 6.2 and 7.0 (`python -m pytest tests/redis/pool -k weigh`) and rounded up.
 # Admission reserves them, so they are upper bounds. A waiting request really uses about two thirds of REQUEST_BYTES.
@@ -36,8 +40,10 @@ REDIS_BYTES = 12 << 20
 append-only file. Redis excludes those from its count only as far as they are used."""
 _LOGPROB_HEAD = struct.Struct("<IdI")
 _LOGPROB_TOP = struct.Struct("<Id")
+_CACHED_BYTES = 5  # mark and number before token 0
 _U32 = struct.Struct("<I")
-_DEFAULT_SAMPLING = SamplingParams()
+_SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams))
+_LISTS = ("stop_token_ids", "stop", "allowed_token_ids", "forbidden_token_ids")
 
 
 def pack_bodies(requests: Iterable[Request]) -> list[bytes]:
@@ -57,23 +63,21 @@ def pack_body(request: Request) -> bytes:
 
 def _pack_head(request: Request) -> bytes:
     """Pack the part of a body before its prompt."""
-    sampling = {
-        field.name: value
-        for field in fields(SamplingParams)
-        if (value := getattr(request.sampling, field.name)) != getattr(_DEFAULT_SAMPLING, field.name)
-    }
     fields_of_header = [
         request.parent,
         request.choice,
         request.revision,
         request.max_new_tokens,
-        sampling,
+        named_fields(request.sampling, _SAMPLING_FIELDS),
         request.deadline_ms,
         request.traceparent,
     ]
-    if request.first_token_deadline_ms is not None:
-        # It is last, and left out if there is none: a body without it equals one from before the field existed.
+    # What says nothing is left out at the end: such a body equals one from before the field existed.
+    named = named_fields(request, SCHEMA_3_FIELDS)
+    if request.first_token_deadline_ms is not None or named:
         fields_of_header.append(request.first_token_deadline_ms)
+    if named:
+        fields_of_header.append(named)
     header = orjson.dumps(fields_of_header)
     return _U32.pack(len(header)) + header
 
@@ -82,7 +86,9 @@ def unpack_body(body: bytes, *, arrival: int, submitted_ms: int) -> Request:
     """Return the request that `pack_body` packed, with the two fields that the pool added."""
     header_end = 4 + _U32.unpack_from(body)[0]
     header = orjson.loads(body[4:header_end])
-    parent, choice, revision, max_new_tokens, sampling, deadline_ms, traceparent, *first_token_deadline_ms = header
+    parent, choice, revision, max_new_tokens, sampling, deadline_ms, traceparent, *more = header
+    named = {name: value for name, value in (more[1] if more[1:] else {}).items() if name in SCHEMA_3_FIELDS}
+    named["decoder_prefix"] = tuple(named.get("decoder_prefix", ()))
     return Request(
         parent=parent,
         choice=choice,
@@ -91,19 +97,22 @@ def unpack_body(body: bytes, *, arrival: int, submitted_ms: int) -> Request:
         max_new_tokens=max_new_tokens,
         sampling=_unpack_sampling(sampling),
         deadline_ms=deadline_ms,
-        first_token_deadline_ms=first_token_deadline_ms[0] if first_token_deadline_ms else None,
+        first_token_deadline_ms=more[0] if more else None,
         traceparent=traceparent,
         arrival=arrival,
         submitted_ms=submitted_ms,
+        **named,
     )
 
 
 def is_plain(token: Token) -> bool:
     """Return true if the token is its id and nothing else."""
-    return token.logprob is None and not token.prompt_logprobs
+    return token.logprob is None and not token.prompt_logprobs and token.cached_prompt_tokens is None
 
 
 def pack_token(token: Token) -> bytes:
+    if token.cached_prompt_tokens is not None:
+        return b"C" + _U32.pack(token.cached_prompt_tokens) + pack_token(token._replace(cached_prompt_tokens=None))
     if is_plain(token):
         return b"%d" % token.id
     own = b"\0" if token.logprob is None else b"\1" + _pack_logprob(token.logprob)
@@ -112,6 +121,8 @@ def pack_token(token: Token) -> bytes:
 
 
 def unpack_token(value: bytes) -> Token:
+    if value[:1] == b"C":
+        return unpack_token(value[_CACHED_BYTES:])._replace(cached_prompt_tokens=_U32.unpack_from(value, 1)[0])
     if value[:1] != b"L":
         return Token(int(value))
     token_id, offset, own = _U32.unpack_from(value, 1)[0], 6, None
@@ -153,7 +164,7 @@ def fixed_bytes(request: Request, body: bytes) -> int:
     """Return the bytes that do not depend on the tokens: record, queue place, body, empty log with its end."""
     asked = request.sampling.prompt_logprobs
     prompt = 0 if asked is None else _in_nodes(_TOKEN_HEAD + len(request.prompt) * _logprob_bytes(asked))
-    return REQUEST_BYTES + LOG_BYTES + len(body) + prompt
+    return REQUEST_BYTES + LOG_BYTES + len(body) + prompt + _CACHED_BYTES
 
 
 def parent_bytes(render: str) -> int:
@@ -193,13 +204,13 @@ def _unpack_logprob(value: bytes, offset: int) -> tuple[Logprob, int]:
 
 
 def _unpack_sampling(values: dict[str, Any]) -> SamplingParams:
-    # JSON has only lists: these three fields are tuples.
+    # JSON has only lists: these fields are tuples.
     if "logit_bias" in values:
         values["logit_bias"] = tuple((token, bias) for token, bias in values["logit_bias"])
-    for name in ("stop_token_ids", "stop"):
+    for name in _LISTS:
         if name in values:
             values[name] = tuple(values[name])
-    return SamplingParams(**values)
+    return SamplingParams(**{name: value for name, value in values.items() if name in _SAMPLING_FIELDS})
 
 
 def _pack_u32s(numbers: Sequence[int]) -> bytes:

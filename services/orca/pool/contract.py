@@ -3,11 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from orca.core.domain.errors import NameTaken, NeverFits, NotInForce, OrcaError, PoolFull, QueueFull
+from orca.core.domain.errors import (
+    NameTaken,
+    NeverFits,
+    NotInForce,
+    NotStoredYet,
+    OrcaError,
+    PoolFull,
+    QueueFull,
+)
 from orca.core.domain.request import FinishReason, Request, Token
 from orca.pool import codec
 from orca.pool.api import ProcessClosed, SeatLost, StaleCall
 from orca.pool.records import Caller, CommitEntry, Submission
+from orca.pool.schemas import newer_fields
 
 WANTED_FOR_MS = 5_000
 """Awake time for which a submission refused with PoolFull keeps ended requests under pressure. Its client is asked to
@@ -87,12 +96,15 @@ def stored(request: Request, arrival: int, submitted_ms: int) -> Request:
     return replace(request, arrival=arrival, submitted_ms=submitted_ms)
 
 
-def refusal(verdict: str, bound: int | str, requests: tuple[Request, ...]) -> OrcaError:
-    """Return the error for a refused submission, of which nothing was stored."""
+def refusal(verdict: str, bound: int | str, requests: tuple[Request, ...], need: int = 0) -> OrcaError:
+    """Return the error for a refused submission, of which nothing was stored. Args: need: of `promise`, in slots."""
     if verdict == "revision":
         return NotInForce(requests[0].revision, str(bound) or None)
     if verdict == "promise":
-        return NeverFits(max(request.max_total_tokens for request in requests), int(bound))
+        return NeverFits(need, int(bound))
+    if verdict == "schema":
+        names = {name: None for request in requests for name in newer_fields(request)}
+        return NotStoredYet(tuple(names), int(bound))
     if verdict == "taken":
         return NameTaken(f"{requests[0].parent} was submitted before with other content")
     if verdict == "queue":

@@ -3,11 +3,22 @@
 1: the first.
 2: each entry of a log holds the number of the claim that wrote it (codec.py), and a request may have a deadline of its
    first token and a rendering with latency goals, which only gateways of this layout write (gateway/latency_goals.py).
+3: a request may have the fields of `SCHEMA_3_FIELDS` and `SCHEMA_3_SAMPLING`, and token 0 the number of cached prompt
+   tokens. Some of them are reserved: they are stored and given back, and later releases fill them without another
+   number. A reader ignores named fields that it does not know.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
 
-from orca.core.domain.request import SCHEMA
+from orca.core.domain.request import SCHEMA, Request, SamplingParams
+
+SCHEMA_3_FIELDS = ("decoder_prefix", "weight", "order_class", "cache_salt", "key_hash", "head_hash")
+"""Fields of a request that no release before schema 3 knows: they are stored by name, and only where they are set."""
+
+SCHEMA_3_SAMPLING = ("grammar", "allowed_token_ids", "forbidden_token_ids")
+"""The same, of its sampling parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +39,22 @@ class Schemas:
 SCHEMAS = Schemas(oldest=max(1, SCHEMA - 1), newest=SCHEMA)
 """The range of this release. It runs beside the release before it until the newer number is in force, and again during
 a rollback."""
+
+
+def named_fields(record: Request | SamplingParams, names: Iterable[str]) -> dict[str, Any]:
+    """Return those of the named fields that are set: the others have their default."""
+    values = {name: getattr(record, name) for name in names}
+    return {name: value for name, value in values.items() if value != _DEFAULTS[type(record)][name]}
+
+
+def newer_fields(request: Request) -> list[str]:
+    """Return the names of the fields that make a request a record of schema 3."""
+    return [*named_fields(request, SCHEMA_3_FIELDS), *named_fields(request.sampling, SCHEMA_3_SAMPLING)]
+
+
+def schema_least(request: Request) -> int:
+    """Return the lowest schema number under which the request can be stored whole."""
+    return 3 if newer_fields(request) else 1
+
+
+_DEFAULTS = {record: {field.name: field.default for field in fields(record)} for record in (Request, SamplingParams)}

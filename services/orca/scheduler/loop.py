@@ -166,9 +166,18 @@ class GroupScheduler:
         No request needs more than the model's length, so a group that comes back with fewer slots still forms if it has
         at least that many.
 
-        Returns: the promise in force. Raises: EngineError if the group has fewer slots than promised.
+        Returns: the promise in force.
+        Raises: EngineError if the group has fewer slots than promised, or other blocks than the groups before it.
         """
         dependencies, revision = self._dependencies, self._dependencies.caller.revision
+        block_tokens = await dependencies.call_pool(
+            lambda pool: pool.state_block_tokens(dependencies.caller, limits.block_tokens)
+        )
+        if block_tokens != limits.block_tokens:
+            raise EngineError(
+                f"the group has {limits.block_tokens} tokens in a KV block, and the other groups or waiting requests of"
+                f" revision {revision} have {block_tokens}: start it with --block-tokens {block_tokens}"
+            )
         promised = await dependencies.call_pool(lambda pool: pool.promise_slots(revision, limits.longest_request))
         if limits.slots < promised:
             raise EngineError(

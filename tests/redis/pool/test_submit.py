@@ -101,7 +101,7 @@ async def test_the_first_promise_is_kept_and_ends_requests_that_can_never_run(be
     await bed.pool.submit(submission("small"))
     assert await bed.pool.promise_slots(REVISION, 64) == 64
     assert await bed.pool.promise_slots(REVISION, 1000) == 64
-    assert (await bed.pool.read("big.0", 0)).end.reason is FinishReason.ERROR
+    assert (await bed.pool.read("big.0", 0)).end.reason is FinishReason.REFUSED
     assert (await bed.pool.status("small.0")).state is OwnershipState.QUEUED
 
 

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from orca.core.domain.errors import UnknownRequest
-from orca.core.domain.request import End, FinishReason
+from orca.core.domain.request import End, FinishReason, Token
 from orca.pool.contract import SKIPPED_FOR_MS
-from orca.pool.records import OnDisconnect, OwnershipState
+from orca.pool.records import LogSlice, OnDisconnect, OwnershipState
 from orca.pool.schemas import SCHEMAS
-from support.pool.beds import REVISION, SETTINGS, UNREAD_MS, Bed, state, submission
+from support.pool.beds import REVISION, SETTINGS, UNREAD_MS, Bed, RedisBed, Scheduler, entry, started, state, submission
 
 UNREADABLE = 9  # a schema number of a release to come
 
@@ -57,7 +57,8 @@ async def test_the_first_promise_skips_unreadable_records_and_ends_readable_ones
     await bed.set_record_schema("a", UNREADABLE)
     await bed.pool.promise_slots(REVISION, 64)
     assert await state(bed, "a.0") is OwnershipState.QUEUED
-    assert (await bed.pool.read("b.0", 0)).end == End(FinishReason.ERROR, 0)
+    detail = "prompt and max_tokens need 104 slots, the engine has 64"
+    assert (await bed.pool.read("b.0", 0)).end == End(FinishReason.REFUSED, 0, detail=detail)
 
 
 async def test_ended_requests_after_many_unreadable_records_are_forgotten(bed: Bed) -> None:
@@ -85,3 +86,29 @@ async def test_skipped_records_are_handled_by_a_release_that_can_read_them(bed: 
     await bed.pass_awake(SKIPPED_FOR_MS)
     await bed.pool.sweep()
     assert await state(bed, "a.0") is OwnershipState.ENDED
+
+
+async def test_a_damaged_body_ends_its_request_and_the_others_run(redis_bed: RedisBed) -> None:
+    """Nothing of ours writes such bytes, but a Redis may be restored, moved or edited."""
+    await redis_bed.pool.set_revision(REVISION, 1)
+    for parent in ("a", "b", "c"):
+        await redis_bed.pool.submit(submission(parent))
+    await redis_bed.redis.set(redis_bed.keys.named("body", "b.0"), b"\xff\xff\xff\x7f[")
+    scheduler = Scheduler(redis_bed)
+    await scheduler.enter()
+    assert list(await scheduler.take()) == ["a.0", "c.0"]
+    assert (await redis_bed.pool.read("b.0", 0)).end == End(FinishReason.ERROR, 0)
+    assert list(await scheduler.heartbeat()) == ["a.0", "c.0"]
+
+
+@pytest.mark.parametrize("token", [b"Lx", b"1.5", b"x"])
+async def test_a_damaged_log_fails_its_own_readers_only(redis_bed: RedisBed, token: bytes) -> None:
+    scheduler, owned = await started(redis_bed, "a", "b")
+    await redis_bed.redis.xadd(redis_bed.keys.named("log", "a.0"), {"token": token}, id="1-0")
+    await redis_bed.pool.commit([entry(owned["b.0"], 0, 5)])
+    found = await redis_bed.pool.read_many({"a.0": 0, "b.0": 0})
+    assert found == {"a.0": None, "b.0": LogSlice(0, (Token(5),), None)}
+    await redis_bed.pool.give_back({name: claimed.claim for name, claimed in owned.items()})
+    assert list(await scheduler.take()) == ["b.0"]
+    end = (await redis_bed.pool.status("a.0")).end
+    assert end == End(FinishReason.ERROR, 1)

@@ -131,10 +131,14 @@ async def test_only_a_text_that_its_tokens_do_not_give_back_is_stored() -> None:
 
 
 def test_stored_options_read_back_also_those_of_the_release_before() -> None:
-    for options in ({}, {"echo": True}, {"echo": True, "echo_texts": ("a", None)}):
+    reserved = {"tool_format": "hermes", "reasoning_format": "think", "tools": "[]", "text_flags": 0, "items": "[]"}
+    for options in ({}, {"echo": True}, {"echo": True, "echo_texts": ("a", None)}, reserved):
         one = RenderOptions(kind=AnswerKind.COMPLETION, model="tiny", created=1, **options)  # type: ignore[arg-type]
         assert RenderOptions.from_json(one.to_json()) == one
-        assert "echo_texts" not in orjson.loads(one.to_json())
+        stored = orjson.loads(one.to_json())
+        assert "echo_texts" not in stored
+        assert reserved.keys() & stored.keys() == reserved.keys() & options.keys()
+        assert RenderOptions.from_json(orjson.dumps({**stored, "of_a_later_release": 1}).decode()) == one
 
 
 async def test_the_echo_of_long_prompts_is_decoded_in_a_thread() -> None:

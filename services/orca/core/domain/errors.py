@@ -3,6 +3,7 @@
 OrcaError
 ├── InvalidRequest      the caller's mistake; `param` names the field (HTTP 400)
 │   ├── NeverFits       could not run even on an idle group (HTTP 400)
+│   ├── NotStoredYet    the release before, which may still run, cannot read one of its fields (HTTP 400)
 │   └── NotInForce      its revision is not the one that the pool accepts (gateway: the model in force, or HTTP 503)
 ├── NameTaken           another request has the name already (HTTP 422)
 ├── ModelError          a model folder that cannot be served; names the file and the reason
@@ -33,11 +34,24 @@ class InvalidRequest(OrcaError):
 class NeverFits(InvalidRequest):
     """A request that needs more slots than any group of its revision has."""
 
+    WORDS = "prompt and max_tokens need %d slots, the engine has %d"
+
     def __init__(self, need: int, promised: int) -> None:
         """Args: need: slots of the call's largest request; promised: slots that the pool promises to one request."""
-        super().__init__(f"prompt and max_tokens need {need} slots, the engine has {promised}", param="max_tokens")
+        super().__init__(self.WORDS % (need, promised), param="max_tokens")
         self.need = need
         self.promised = promised
+
+
+class NotStoredYet(InvalidRequest):
+    """A request with a field that no record may have while the schema number of the release before is in force."""
+
+    def __init__(self, names: tuple[str, ...], in_force: int) -> None:
+        """Args: names: of the fields; in_force: the schema number of the pool."""
+        super().__init__(
+            f"{', '.join(names)}: not available while schema {in_force} of the release before is in force in the pool",
+            param=names[0],
+        )
 
 
 class NotInForce(InvalidRequest):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-SCHEMA = 2
+SCHEMA = 3
 """Number of the record layout that this release writes (protocol: schema number)."""
 
 DEFAULT_BLOCK_TOKENS = 16
@@ -51,6 +51,11 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()  # stop strings, none empty; matched on the text of the output only
 
+    # Reserved: the pool stores these fields, and nothing reads or writes them yet.
+    grammar: str | None = None  # the output matches it: llguidance's dialect of Lark
+    allowed_token_ids: tuple[int, ...] = ()  # no other token is drawn; empty allows all
+    forbidden_token_ids: tuple[int, ...] = ()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -63,12 +68,22 @@ class Request:
     parent: str
     choice: int
     revision: str  # of the model (see core.domain.model)
-    prompt: tuple[int, ...]  # at least one token id
+    prompt: tuple[int, ...]  # at least one token id; an encoder-decoder model's source
     max_new_tokens: int  # >= 1
     sampling: SamplingParams
     deadline_ms: int | None = None  # from `submitted_ms`; the request ends then, finished or not; None: never
     first_token_deadline_ms: int | None = None  # from `submitted_ms`; the request ends then if it has no token
     traceparent: str | None = None  # W3C trace context of the call that made it
+    # Tokens with which the target of an encoder-decoder model begins, its start token first. Empty for other models.
+    decoder_prefix: tuple[int, ...] = ()
+
+    # Reserved: the pool stores these fields, and nothing reads or writes them yet.
+    weight: float | None = None  # of the request's utility, > 0; None is 1
+    order_class: int | None = None  # requests of a lower class run first; None is 0
+    cache_salt: str | None = None  # requests share blocks of a common prefix only if their salts are equal
+    key_hash: str | None = None  # salted hash of the API key, for length prediction
+    head_hash: str | None = None  # salted hash of the prompt's first tokens, for length prediction
+
     arrival: int = 0
     submitted_ms: int = 0  # wall clock of the pool at submit, Unix milliseconds
 
@@ -90,11 +105,22 @@ class Request:
     @property
     def max_total_tokens(self) -> int:
         """Tokens that slots are reserved for: the paper's max_tokens (ORCA, section 4.2, footnote 6)."""
-        return len(self.prompt) + self.max_new_tokens
+        return len(self.prompt) + len(self.decoder_prefix) + self.max_new_tokens
+
+    @property
+    def table_tokens(self) -> tuple[int, ...]:
+        """Tokens of each block table. A decoder-only model has one table; with a decoder prefix: target, source."""
+        if not self.decoder_prefix:
+            return (self.max_total_tokens,)
+        return len(self.decoder_prefix) + self.max_new_tokens, len(self.prompt)
+
+    def slots(self, block_tokens: int) -> int:
+        """Return the slots reserved for the request: each of its block tables has whole blocks."""
+        return sum(slots_needed(tokens, block_tokens) for tokens in self.table_tokens)
 
 
 def slots_needed(max_total_tokens: int, block_tokens: int) -> int:
-    """Return the slots reserved for a request: its tokens rounded up to whole KV blocks."""
+    """Return the slots reserved for one block table: its tokens rounded up to whole KV blocks."""
     return -(-max_total_tokens // block_tokens) * block_tokens
 
 
@@ -113,6 +139,8 @@ class Token(NamedTuple):
     id: int
     logprob: Logprob | None = None  # if `sampling.logprobs` asks for it
     prompt_logprobs: tuple[Logprob, ...] = ()  # with token 0 only: prompt tokens 1.., if asked for
+    # Reserved, with token 0 only: tokens of the prompt whose KV was there before. None where nobody counts them.
+    cached_prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ Nobody changes them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 from orca.core.domain.request import SamplingParams, Token
 
@@ -42,6 +43,14 @@ class NewRequest:
     sampling: SamplingParams
 
 
+class Part(IntEnum):
+    """The part of an encoder-decoder model that a row runs. The numbers are those of the wire."""
+
+    UNSPECIFIED = 0  # of a decoder-only model
+    SOURCE = 1  # the encoder, once, and the keys and values of all cross attention
+    TARGET = 2  # the decoder
+
+
 @dataclass(slots=True)
 class Row:
     """A request's part of one step: `count` tokens at positions start .. start + count - 1.
@@ -56,13 +65,15 @@ class Row:
     count: int
     sample: bool  # draw a token after the last position; False for all chunks of a prompt but the last
     token: int | None = None
+    part: Part = Part.UNSPECIFIED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One iteration. A stage runs it if the epoch is equal and the number is the last one + 1.
 
-    The stage drops the state of `freed`, adds `new`, then runs `rows`. A step without rows only frees.
+    The stage drops the state of `freed`, adds `new`, then runs `rows`. A step without rows only frees. `lane` is the
+    number of the chain of steps that it belongs to. There is one chain, 0.
     """
 
     epoch: Epoch
@@ -70,6 +81,7 @@ class Step:
     freed: tuple[int, ...] = ()  # handles
     new: tuple[NewRequest, ...] = ()
     rows: tuple[Row, ...] = ()
+    lane: int = 0
 
     @property
     def tokens(self) -> int:

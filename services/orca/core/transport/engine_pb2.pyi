@@ -170,32 +170,44 @@ class NewRequest(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
 
 class Row(_message.Message):
-    __slots__ = ("handle", "start", "count", "sample", "token")
+    __slots__ = ("handle", "start", "count", "sample", "token", "part")
+    class Part(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        PART_UNSPECIFIED: _ClassVar[Row.Part]
+        SOURCE: _ClassVar[Row.Part]
+        TARGET: _ClassVar[Row.Part]
+    PART_UNSPECIFIED: Row.Part
+    SOURCE: Row.Part
+    TARGET: Row.Part
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     handle: int
     start: int
     count: int
     sample: bool
     token: int
-    def __init__(self, handle: _Optional[int] = ..., start: _Optional[int] = ..., count: _Optional[int] = ..., sample: _Optional[bool] = ..., token: _Optional[int] = ...) -> None: ...
+    part: Row.Part
+    def __init__(self, handle: _Optional[int] = ..., start: _Optional[int] = ..., count: _Optional[int] = ..., sample: _Optional[bool] = ..., token: _Optional[int] = ..., part: _Optional[_Union[Row.Part, str]] = ...) -> None: ...
 
 class StepMessage(_message.Message):
-    __slots__ = ("epoch", "number", "freed", "added", "rows")
+    __slots__ = ("epoch", "number", "freed", "added", "rows", "lane")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     FREED_FIELD_NUMBER: _ClassVar[int]
     ADDED_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
     epoch: Epoch
     number: int
     freed: _containers.RepeatedScalarFieldContainer[int]
     added: _containers.RepeatedCompositeFieldContainer[NewRequest]
     rows: _containers.RepeatedCompositeFieldContainer[Row]
-    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., number: _Optional[int] = ..., freed: _Optional[_Iterable[int]] = ..., added: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[Row, _Mapping]]] = ...) -> None: ...
+    lane: int
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., number: _Optional[int] = ..., freed: _Optional[_Iterable[int]] = ..., added: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[Row, _Mapping]]] = ..., lane: _Optional[int] = ...) -> None: ...
 
 class RunReply(_message.Message):
     __slots__ = ("verdict", "epoch")

@@ -15,7 +15,7 @@ HEADER = struct.Struct("<IB")
 _READ_BYTES = 1 << 16
 _READS = 16
 """Reads in a row, before the loop turns to others."""
-FRAME_BYTES_MAX = 64 << 20
+FRAME_BYTES_MAX = 1 << 30
 """The same bound as for a gRPC message (core.transport.grpc_links): no peer can make this process hold more."""
 
 K = TypeVar("K", bound=enum.IntEnum)

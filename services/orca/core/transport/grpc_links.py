@@ -21,8 +21,10 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 PING_EVERY_MS = 2_000
 PING_TIMEOUT_MS = 5_000
-MESSAGE_BYTES_MAX = 64 << 20
-"""Far above any step: 4 million prompt tokens. Activations never travel here."""
+MESSAGE_BYTES_MAX = 1 << 30
+"""Far above any step. The largest message is the result of a step in which many long prompts got log probabilities: 180
+bytes per prompt token with 20 alternatives. The pool reserves more memory than that for the same tokens, and has a
+quarter of this bound by default. Activations never travel here."""
 
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", PING_EVERY_MS),

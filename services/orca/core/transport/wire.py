@@ -6,12 +6,15 @@ keeps all tokens is None in our types and 0 on the wire.
 
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import Logprob, SamplingParams, Token
-from orca.core.domain.step import Claim, Epoch, NewRequest, Refused, Row, Sampled, StageTiming, Step, StepResult
+from orca.core.domain.step import Claim, Epoch, NewRequest, Part, Refused, Row, Sampled, StageTiming, Step, StepResult
 from orca.core.transport import engine_pb2 as pb
 
 CONTRACT = 2
 """Version of the messages for steps and results. It rises when one of them changes, also by a new field. Scheduler and
 stages of one group must mean the same, so a group with two versions is not formed."""
+
+
+_PARTS = {part.value: part for part in Part}
 
 
 def require_same_contract(contract: int, who: str) -> None:
@@ -43,9 +46,17 @@ def step_to_wire(step: Step) -> pb.StepMessage:
         freed=step.freed,
         added=[_new_to_wire(new) for new in step.new],
         rows=[
-            pb.Row(handle=row.handle, start=row.start, count=row.count, sample=row.sample, token=row.token)
+            pb.Row(
+                handle=row.handle,
+                start=row.start,
+                count=row.count,
+                sample=row.sample,
+                token=row.token,
+                part=row.part,
+            )
             for row in step.rows
         ],
+        lane=step.lane,
     )
 
 
@@ -56,9 +67,17 @@ def step_from_wire(message: pb.StepMessage) -> Step:
         freed=tuple(message.freed),
         new=tuple(_new_from_wire(new) for new in message.added),
         rows=tuple(
-            Row(row.handle, row.start, row.count, row.sample, row.token if row.HasField("token") else None)
+            Row(
+                row.handle,
+                row.start,
+                row.count,
+                row.sample,
+                row.token if row.HasField("token") else None,
+                _PARTS[row.part],
+            )
             for row in message.rows
         ),
+        lane=message.lane,
     )
 
 

@@ -13,7 +13,7 @@ from orca.core.api_keys import ApiKey
 from orca.gateway.calls.admission import check_load
 from orca.gateway.calls.idempotency import keyed_name, read_idempotency_key
 from orca.gateway.gateway import Gateway
-from orca.gateway.latency_goals import NO_GOALS, SCHEMA_LEAST, LatencyGoals, read_goals
+from orca.gateway.latency_goals import NO_GOALS, LatencyGoals, read_goals
 from orca.gateway.limits.auth import key_of, owner_of
 from orca.gateway.render.cursor import ResumePosition, read_position
 
@@ -58,8 +58,6 @@ async def open_generation(gateway: Gateway, http: HttpRequest) -> OpenedCall:
     owner, idempotency_key = owner_of(key), read_idempotency_key(headers)
     name = None if idempotency_key is None else keyed_name(owner, idempotency_key)
     await check_load(gateway, key, name)
-    goals = read_goals(headers, is_enforced=gateway.settings.slo_enforce)
-    are_goals_stored = (gateway.overload.backlog.schema or 0) >= SCHEMA_LEAST
     return OpenedCall(
         started=started,
         path=http.scope["path"],
@@ -67,7 +65,7 @@ async def open_generation(gateway: Gateway, http: HttpRequest) -> OpenedCall:
         owner=owner,
         position=ResumePosition(),
         keyed_name=name,
-        goals=goals if are_goals_stored else NO_GOALS,
+        goals=read_goals(headers, is_enforced=gateway.settings.slo_enforce),
         wants_event_ids="text/event-stream" in headers.get("accept", ""),
         prefers_async=_prefers_async(headers),
         traceparent=headers.get("traceparent"),

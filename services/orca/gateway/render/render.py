@@ -56,8 +56,16 @@ class RenderOptions:
     event_ids: bool = False
     goals: LatencyGoals = NO_GOALS  # change no byte; stored here so that other gateways have them
 
+    # Reserved (schema 3): stored and given back, and nothing reads or writes them yet. None where they are not set.
+    tool_format: str | None = None  # name of the table of markers by which tool calls are read
+    reasoning_format: str | None = None  # the same for reasoning
+    tools: str | None = None  # JSON: schemas of the tools
+    text_flags: int | None = None  # bits: how the text is cut
+    items: str | None = None  # JSON: items of a Responses call
+
     def to_json(self) -> str:
         stored = {field.name: getattr(self, field.name) for field in fields(self)}
+        stored = {name: value for name, value in stored.items() if value is not None}
         # Gateways of the release before read it too. They do not know these fields, and take a list for true.
         if not self.goals.named:
             del stored["goals"]
@@ -67,10 +75,12 @@ class RenderOptions:
 
     @classmethod
     def from_json(cls, text: str) -> "RenderOptions":
-        fields = orjson.loads(text)
-        echo = fields["echo"]
-        fields |= {"echo": bool(echo), "echo_texts": tuple(echo) if isinstance(echo, list) else ()}
-        return cls(**{**fields, "kind": AnswerKind(fields["kind"]), "goals": LatencyGoals(**fields.get("goals", {}))})
+        """Read what a gateway stored. Options of a later release are ignored."""
+        known = {field.name for field in fields(cls)}
+        stored = {name: value for name, value in orjson.loads(text).items() if name in known}
+        echo = stored["echo"]
+        stored |= {"echo": bool(echo), "echo_texts": tuple(echo) if isinstance(echo, list) else ()}
+        return cls(**{**stored, "kind": AnswerKind(stored["kind"]), "goals": LatencyGoals(**stored.get("goals", {}))})
 
     def echo_text(self, choice: int) -> str | None:
         """Return the text of a choice's prompt; None if it is that of the prompt's tokens."""

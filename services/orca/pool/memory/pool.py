@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from orca.core.domain.errors import UnknownRequest
-from orca.core.domain.request import FinishReason, Request, slots_needed
+from orca.core.domain.errors import NeverFits, UnknownRequest
+from orca.core.domain.request import End, FinishReason, Request
 from orca.core.domain.step import Claim, Epoch
 from orca.pool import codec
 from orca.pool.api import RequestPool
@@ -48,7 +48,7 @@ from orca.pool.records import (
     SeatHeld,
     Submission,
 )
-from orca.pool.schemas import SCHEMAS, Schemas
+from orca.pool.schemas import SCHEMAS, Schemas, schema_least
 from orca.pool.settings import PoolSettings
 
 
@@ -99,8 +99,11 @@ class MemoryPool(RequestPool):
         queued = sum(map(len, state.queues.values()))
         if revision != state.revision:
             raise refusal("revision", state.revision or "", requests)
-        if promise is not None and any(request.max_total_tokens > promise for request in requests):
-            raise refusal("promise", promise, requests)
+        if max(map(schema_least, requests)) > state.schema:
+            raise refusal("schema", state.schema, requests)
+        need = max(map(state.promised_need, requests))
+        if promise is not None and need > promise:
+            raise refusal("promise", promise, requests, need)
         if queued + len(requests) > settings.max_queued:
             raise refusal("queue", settings.max_queued, requests)
         tokens = state.queued_prompt_tokens + sum(len(request.prompt) for request in requests)
@@ -345,7 +348,7 @@ class MemoryPool(RequestPool):
             record = self.state.records[request_id]
             if self._is_expired(record) or not self.state.is_readable(record):
                 continue
-            slots = slots_needed(record.request.max_total_tokens, block_tokens)
+            slots = record.request.slots(block_tokens)
             if slots <= free_slots:
                 free_slots -= slots
                 chosen.append(record)
@@ -549,11 +552,26 @@ class MemoryPool(RequestPool):
             state.promises[revision] = slots
             for _, request_id in list(state.queue(revision)):
                 record = state.records[request_id]
-                if record.request.max_total_tokens > slots and state.is_readable(record):
-                    state.end_now(record, FinishReason.ERROR)
+                need = state.promised_need(record.request)
+                if need > slots and state.is_readable(record):
+                    detail = NeverFits.WORDS % (need, slots)
+                    state.end(record, End(FinishReason.REFUSED, len(record.log), detail=detail))
         elif state.revision not in (None, revision) and not unfinished(state, revision):
             state.promises[revision] = min(slots, state.promises[revision])
         return state.promises[revision]
+
+    async def state_block_tokens(self, caller: Caller, block_tokens: int) -> int:
+        state, revision = self.state, caller.revision
+        state.begin()
+        if revision not in state.block_tokens or not self._is_relied_on(caller):
+            state.block_tokens[revision] = block_tokens
+        return state.block_tokens[revision]
+
+    def _is_relied_on(self, caller: Caller) -> bool:
+        """Return true if another group of the caller's revision lives, or a request of it is left."""
+        living = (group for group in self.state.leases if self.state.is_seat_living(group) and group != caller.group)
+        is_another = any(self.state.seats[group].revision == caller.revision for group in living)
+        return is_another or bool(unfinished(self.state, caller.revision))
 
     async def set_promise(self, revision: str, slots: int, *, expected: int) -> int | None:
         self.state.begin()
@@ -563,7 +581,7 @@ class MemoryPool(RequestPool):
 
     async def larger_requests(self, revision: str, slots: int) -> LargerRequests:
         self.state.begin()
-        needs = [record.request.max_total_tokens for record in unfinished(self.state, revision)]
+        needs = [self.state.promised_need(record.request) for record in unfinished(self.state, revision)]
         larger = [need for need in needs if need > slots]
         return LargerRequests(
             promised_slots=self.state.promises.get(revision),

@@ -133,6 +133,7 @@ class PoolState:
         self.leases = DueTimes()  # group -> end of its seat's lease; groups without a living seat are not in it
         self.closed_at: dict[str, int] = {}  # process that has left -> awake ms
         self.promises: dict[str, int] = {}
+        self.block_tokens: dict[str, int] = {}  # revision -> tokens in a KV block of its groups
         self.bytes_reserved = 0
         # A submission was refused because reservations exceeded `wanted_bytes`, at this awake time.
         self.wanted_bytes, self.wanted_ms = 0, -WANTED_FOR_MS - 1
@@ -222,6 +223,12 @@ class PoolState:
             record = self.records[request.id]
             if record.state is not OwnershipState.ENDED and self.is_readable(record):
                 self.end_now(record, reason)
+
+    def promised_need(self, request: Request) -> int:
+        """Return what a promise is compared with: the tokens of the only block table, or the slots of both."""
+        if len(request.table_tokens) == 1:
+            return request.max_total_tokens
+        return request.slots(self.block_tokens.get(request.revision, 1))
 
     def is_readable(self, record: RequestRecord) -> bool:
         """Return true if the record was written under a schema number of this release."""

@@ -30,6 +30,10 @@ replaced            zset    revision that was current -> awake ms at which its l
 parts               zset    "<oldest schema> <newest> <part>" -> awake ms, end of its lease  while the lease lives
 promises            hash    revision -> slots that submit promises: those of the first     for ever, one per revision
                             group that formed, until the promise is replaced
+blocks              hash    revision -> tokens in a KV block of its groups                 for ever, one per revision
+lengths:<revision>  hash    reserved: "<prompt bin>,<output bin>" -> requests that ended,  for ever, one per revision
+                            halved with time, in bins of a power of two; and "ms", the
+                            wall clock of the last halving. Nothing writes it yet
 news                channel hints, one a line: "<id> <entries>" per log that grew, then    not kept
                             perhaps its last entries (prelude.lua); "+<revision>" per
                             request that came to its queue
@@ -39,13 +43,14 @@ news                channel hints, one a line: "<id> <entries>" per log that gre
     queued_prompt_tokens, wanted_bytes and wanted_ms (a submission was refused because `bytes` exceeded wanted_bytes, at
     this awake time), ended_ever (requests that have ended, forgotten ones too), written:<schema> (requests whose
     records were written under it).
-- req: schema, state (queued | owned | ended), revision, arrival, submitted_ms, need (max_total_tokens), prompt_tokens,
-    max_new, bytes (reserved now), token_bytes (reserved per token that may still come), deadline (the one in force,
-    wall clock ms, if there is one), deadline_later (only while it has no token and the first token changes its
-    deadline: the later deadline, or empty for none), number and call (claim; call is empty while queued and unchanged
-    by the end), group and process (owner), first_claimed_ms, first_token_ms and ended_ms (wall clock; absent before),
-    mark ("<epoch> <group>" of the seat that it is reserved for), trial (1 from a claim to its first commit, otherwise
-    empty) and failures (in a row; both in poison.py, absent means none).
+- req: schema, state (queued | owned | ended), revision, arrival, submitted_ms, need (tokens of its own block table),
+    source (tokens of the second table, only if it has a decoder prefix), prompt_tokens, max_new, bytes (reserved now),
+    token_bytes (reserved per token that may still come), deadline (the one in force, wall clock ms, if there is one),
+    deadline_later (only while it has no token and the first token changes its deadline: the later deadline, or empty
+    for none), number and call (claim; call is empty while queued and unchanged by the end), group and process (owner),
+    first_claimed_ms, first_token_ms and ended_ms (wall clock; absent before), mark ("<epoch> <group>" of the seat that
+    it is reserved for), trial (1 from a claim to its first commit, otherwise empty) and failures (in a row; both in
+    poison.py, absent means none).
 - par: schema, choices (how many requests), left (not ended yet), on_disconnect, owner, digest.
 - seat: holder (process, empty when free), epoch, revision, last_call (highest call number of the holder); answers to
     repeated calls: enter_call, failed and poisoned ("<id> ..."), claim_call and claim_answer ("<blocked 0|1> <waiting>
@@ -62,7 +67,7 @@ writes a range of numbers (schemas.py), and its scripts write the one in force. 
 number in force is outside its range. A queue skips a record whose number is outside the range.
 """
 
-NAMED = ("par", "render", "readers", "req", "body", "log", "q", "own", "seat")
+NAMED = ("par", "render", "readers", "req", "body", "log", "q", "own", "seat", "lengths")
 SINGLE = (
     "meta",
     "seats",
@@ -73,6 +78,7 @@ SINGLE = (
     "retired",
     "replaced",
     "promises",
+    "blocks",
     "parts",
     "news",
 )

@@ -141,8 +141,8 @@ class RedisPool(RequestPool):
         if verdict == b"known":
             return (await self.parent(submission.parent)).requests
         if verdict != b"ok":
-            bound = rest[0].decode() if isinstance(rest[0], bytes) else rest[0]
-            raise refusal(verdict.decode(), bound, requests)
+            bound, *need = rest
+            raise refusal(verdict.decode(), bound.decode() if isinstance(bound, bytes) else bound, requests, *need)
         return tuple(stored(request, int(rest[0]) + i, int(rest[1])) for i, request in enumerate(requests))
 
     async def parent(self, parent: str) -> Parent:
@@ -292,11 +292,9 @@ class RedisPool(RequestPool):
             raise verdict_error(verdict.decode(), caller)
         blocked, waiting, *given = rest
         claim_call = f"{caller.process}/{call}"
-        return ClaimAnswer(
-            claimed=tuple(script_format.read_claimed(item, claim_call) for item in given),
-            waiting=int(waiting),
-            is_blocked=bool(blocked),
-        )
+        claimed, damaged = script_format.read_all_claimed(given, claim_call)
+        await self.commit(damaged)
+        return ClaimAnswer(claimed=claimed, waiting=int(waiting), is_blocked=bool(blocked))
 
     async def commit(self, entries: Sequence[CommitEntry]) -> list[CommitAnswer]:
         if not entries:
@@ -346,7 +344,12 @@ class RedisPool(RequestPool):
         return answer.decode()
 
     async def promise_slots(self, revision: str, slots: int) -> int:
-        return int(await self._link.run("promise_slots", revision, slots, durability=Durability.SURVIVES_KILL))
+        arguments = revision, slots, script_format.NEVER_FITS
+        return int(await self._link.run("promise_slots", *arguments, durability=Durability.SURVIVES_KILL))
+
+    async def state_block_tokens(self, caller: Caller, block_tokens: int) -> int:
+        arguments = caller.group, caller.revision, block_tokens
+        return int(await self._link.run("state_block_tokens", *arguments, durability=Durability.SURVIVES_KILL))
 
     async def set_promise(self, revision: str, slots: int, *, expected: int) -> int | None:
         arguments = revision, slots, expected

@@ -12,17 +12,33 @@ commit: all entries in one argument. A step has hundreds of entries, and each ar
 Each script's head describes its replies.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from orca.core.domain.request import End, Request, Token
+import orjson
+
+from orca.core.domain.errors import NeverFits
+from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.core.domain.step import Claim
 from orca.pool import codec
 from orca.pool.contract import check_entry, reserved_bytes
 from orca.pool.records import Claimed, CommitEntry, LogSlice, Submission
+from orca.pool.schemas import schema_least
 from orca.pool.settings import PoolSettings
 
+log = logging.getLogger(__name__)
+
 Argument = str | bytes | int
+
+NEVER_FITS = orjson.dumps(NeverFits.WORDS)
+"""The reason that `promise_slots` stores with the end of a request that is too large for its group."""
+
+DAMAGE = (ValueError, TypeError, KeyError, IndexError, struct.error)
+"""What reading damaged bytes raises. Nothing of ours writes them, but a Redis may be restored, moved or edited."""
+
+_CLAIMED_HEAD = ("number", "arrival", "submitted_ms", "is_alone", "body")
 
 
 class ParentArguments(NamedTuple):
@@ -48,7 +64,9 @@ class RequestArguments(NamedTuple):
     """Arguments of one request of a submission."""
 
     body: bytes
-    need: int
+    need: int  # tokens of its own block table
+    source: int | str  # tokens of the second block table, empty if it has one
+    schema_least: int
     prompt_tokens: int
     max_new: int
     reserved: int  # bytes
@@ -85,8 +103,11 @@ def submit_arguments(submission: Submission, settings: PoolSettings) -> list[Arg
 
 def _request_arguments(request: Request, body: bytes, size: int) -> RequestArguments:
     first_token_deadline_ms = request.first_token_deadline_ms
+    need, *source = request.table_tokens
     return RequestArguments(
-        need=request.max_total_tokens,
+        need=need,
+        source=source[0] if source else "",
+        schema_least=schema_least(request),
         prompt_tokens=len(request.prompt),
         max_new=request.max_new_tokens,
         reserved=size,
@@ -139,8 +160,26 @@ def read_request(body: bytes, arrival: bytes, submitted_ms: bytes) -> Request:
     return codec.unpack_body(body, arrival=int(arrival), submitted_ms=int(submitted_ms))
 
 
-def read_claimed(item: list[Any], claim_call: str) -> Claimed:
-    """Build one request of a claim's reply."""
+def read_all_claimed(items: Iterable[list[Any]], claim_call: str) -> tuple[tuple[Claimed, ...], list[CommitEntry]]:
+    """Build the requests of a claim's reply.
+
+    Returns: the requests, and an end for each one that cannot be read. Nobody could ever run such a request, and it
+        must not keep the others of the reply from running.
+    """
+    claimed, damaged = [], []
+    for request_id, *item in items:
+        try:
+            claimed.append(_read_claimed(item, claim_call))
+        except DAMAGE as error:
+            name, (number, *_) = request_id.decode(), item
+            log.error("the record of %s is damaged, so the request ends: %r", name, error)
+            length = len(item) - len(_CLAIMED_HEAD)
+            end = End(FinishReason.ERROR, length)
+            damaged.append(CommitEntry(request_id=name, claim=Claim(int(number), claim_call), index=length, end=end))
+    return tuple(claimed), damaged
+
+
+def _read_claimed(item: list[Any], claim_call: str) -> Claimed:
     number, arrival, submitted_ms, is_alone, body, *tokens = item
     return Claimed(
         request=read_request(body, arrival, submitted_ms),
@@ -170,7 +209,12 @@ def read_slices(
         yield request_id, LogSlice(start, tuple(map(Token, ids)), None, is_cut=bool(is_cut))
     for position, *found in others:
         request_id, start = asked[position]
-        yield request_id, _read_slice(start, *found) if found else None
+        try:
+            yield request_id, _read_slice(start, *found) if found else None
+        except DAMAGE as error:
+            # For its readers the request is unknown. The other logs of the call are read.
+            log.error("the log of %s is damaged: %r", request_id, error)
+            yield request_id, None
 
 
 def _read_slice(start: int, is_cut: int, *found: Any) -> LogSlice:

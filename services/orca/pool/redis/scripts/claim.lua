@@ -1,7 +1,7 @@
 -- claim: own the oldest requests of the revision that fit into the free slots.
 -- ARGV: group, process, revision, call, free_slots, total_slots, block_tokens, most.
 -- Answers {'claimed', blocked 0|1, waiting, then per request
---             {number, arrival, submitted_ms, alone 0|1, body, token, ...}},
+--             {request, number, arrival, submitted_ms, alone 0|1, body, token, ...}},
 --         {'lost'}, {'closed'} or {'stale'}.
 begin(true)
 local group, process, revision, number = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
@@ -16,7 +16,7 @@ local function describe(id, claim_number)
   local record = call('HMGET', req_key(id), 'arrival', 'submitted_ms', 'failures')
   if not record[1] then return nil end
   local alone = is_alone(tonumber(record[3] or 0)) and 1 or 0
-  local answer = { claim_number, record[1], record[2], alone, call('GET', body_key(id)) }
+  local answer = { id, claim_number, record[1], record[2], alone, call('GET', body_key(id)) }
   for _, log_entry in ipairs(call('XRANGE', log_key(id), '-', '+')) do
     if log_entry[2][1] == 'token' then answer[#answer + 1] = log_entry[2][2] end
   end
@@ -57,9 +57,6 @@ local function own(r)
   count('queued_prompt_tokens', -r.prompt_tokens)
 end
 
--- Returns the slots that the group must have free for the request.
-local function slots_of(r) return math.ceil(r.need / block) * block end
-
 -- Returns true after its deadline: the sweep will end it, and nothing of it is computed until then.
 local function is_expired(r) return r.deadline and tonumber(r.deadline) <= wall end
 
@@ -72,7 +69,7 @@ while not stop do
   for _, id in ipairs(ids) do
     local r = load(id)
     if r and is_expired(r) then r = nil end
-    local slots = r and slots_of(r)
+    local slots = r and slots_of(r.need, r.source, block)
     if r and slots <= free then
       free = free - slots
       chosen[#chosen + 1] = r

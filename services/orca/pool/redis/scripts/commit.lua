@@ -52,7 +52,7 @@ local function commit_entry(id, number, claim_call, index, tokens, are_plain, re
     return NOT_YOURS
   end
   for i, token in ipairs(tokens) do
-    append_token(log, r[1], number, index + i, token)
+    append_token(log, number, index + i, token)
   end
   if index == 0 and #tokens > 0 then note_first_token(id) end
   -- The first commit of a claim ends the trial: the request ran, and did the group no harm.

@@ -7,7 +7,8 @@ local revision, slots = ARGV[1], tonumber(ARGV[2])
 local found, least, most = 0, math.huge, 0
 local function count_larger(ids)
   for _, id in ipairs(ids) do
-    local need = tonumber(call('HGET', req_key(id), 'need'))
+    local needs = call('HMGET', req_key(id), 'need', 'source')
+    local need = needs[1] and promised_need(revision, needs[1], needs[2])
     if need and need > slots then
       found, least, most = found + 1, math.min(least, need), math.max(most, need)
     end

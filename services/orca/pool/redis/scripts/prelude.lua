@@ -63,7 +63,7 @@ local function parent_of(id) return string.match(id, '^(.*)%.%d+$') end
 
 local FIELDS = {
   'schema', 'state', 'revision', 'arrival', 'prompt_tokens', 'max_new', 'bytes', 'token_bytes', 'deadline',
-  'number', 'call', 'group', 'need', 'mark', 'trial', 'failures',
+  'number', 'call', 'group', 'need', 'source', 'mark', 'trial', 'failures',
 }
 -- Returns the record of a request, or nil if there is none that this release can read.
 local function load(id)
@@ -73,6 +73,18 @@ local function load(id)
   for i, field in ipairs(FIELDS) do r[field] = values[i] end
   r.failures = tonumber(r.failures or 0)
   return r
+end
+
+-- Returns the slots of a request whose block tables have `need` and `source` tokens: each has whole blocks.
+local function slots_of(need, source, block)
+  local slots = math.ceil(need / block) * block
+  return source and slots + math.ceil(source / block) * block or slots
+end
+
+-- Returns what the promise of a revision is compared with: the tokens of the only block table, or the slots of both.
+local function promised_need(revision, need, source)
+  if not tonumber(source) then return tonumber(need) end
+  return slots_of(tonumber(need), tonumber(source), tonumber(call('HGET', BLOCKS, revision) or 1))
 end
 
 local function is_seat_living(group)
@@ -105,30 +117,22 @@ end
 -- Returns true if a request with so many failures must run alone until its next commit (poison.py).
 local function is_alone(failures) return failures >= FAILURES_IN_COMPANY end
 
--- Appends entry `position` (from 1) to a log. From schema 2 on an entry holds the number of the claim that wrote it; an
--- end decided by the pool itself has the latest number. No script reads it. Along a log it never falls, which an
--- outside observer can check.
-local function append_token(log, record_schema, number, position, token)
-  if tonumber(record_schema) >= 2 then
-    call('XADD', log, position .. '-0', 'token', token, 'claim', number)
-  else
-    call('XADD', log, position .. '-0', 'token', token)
-  end
+-- Appends entry `position` (from 1) to a log. An entry holds the number of the claim that wrote it; an end decided by
+-- the pool itself has the latest number. No script reads it. Along a log it never falls, which an outside observer can
+-- check.
+local function append_token(log, number, position, token)
+  call('XADD', log, position .. '-0', 'token', token, 'claim', number)
 end
 
-local function append_end(log, record_schema, number, position, reason, stop)
-  if tonumber(record_schema) >= 2 then
-    call('XADD', log, position .. '-0', 'end', reason, 'count', position - 1, 'stop', stop, 'claim', number)
-  else
-    call('XADD', log, position .. '-0', 'end', reason, 'count', position - 1, 'stop', stop)
-  end
+local function append_end(log, number, position, reason, stop)
+  call('XADD', log, position .. '-0', 'end', reason, 'count', position - 1, 'stop', stop, 'claim', number)
 end
 
 -- END: write the log's last entry, leave queue and group, and release the bytes that it will not use. Number and call
 -- stay, so that a repetition of the commit that brought the end is recognised.
 local function end_request(r, reason, stop)
   local length = call('XLEN', log_key(r.id))
-  append_end(log_key(r.id), r.schema, r.number, length + 1, reason, stop or '')
+  append_end(log_key(r.id), r.number, length + 1, reason, stop or '')
   if r.state == 'queued' then
     call('ZREM', q_key(r.revision), r.id)
     count('queued', -1)

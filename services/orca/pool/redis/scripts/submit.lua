@@ -2,7 +2,7 @@
 -- reader's entry.
 -- ARGV: PARENT_ARGUMENTS, then REQUEST_ARGUMENTS per request (script_format.py).
 -- Answers {'ok', first arrival, submitted_ms}, {'known'} or {'revision' | 'promise' | 'queue' | 'tokens' | 'bytes' |
---         'taken', the revision or bound in force, or ''}.
+--         'taken' | 'schema', the revision, bound or schema number in force, or '', and for 'promise' the need}.
 begin(true)
 
 -- Returns the arguments after the first `before`, by their names.
@@ -31,11 +31,13 @@ end
 local meta = call('HMGET', META, 'revision', 'queued', 'bytes', 'arrival', 'queued_prompt_tokens')
 local promise = tonumber(call('HGET', PROMISES, revision) or math.huge)
 if meta[1] ~= revision then return { 'revision', meta[1] or '' } end
-local prompt_tokens = 0
+local prompt_tokens, need = 0, 0
 for _, request in ipairs(requests) do
-  if tonumber(request.need) > promise then return { 'promise', promise } end
+  if tonumber(request.schema_least) > schema then return { 'schema', schema } end
+  need = math.max(need, promised_need(revision, request.need, request.source))
   prompt_tokens = prompt_tokens + request.prompt_tokens
 end
+if need > promise then return { 'promise', promise, need } end
 if tonumber(meta[2] or 0) + choices > max_queued then return { 'queue', max_queued } end
 local waiting_tokens = tonumber(meta[5] or 0)
 if waiting_tokens > 0 and waiting_tokens + prompt_tokens > max_queued_prompt_tokens then
@@ -65,6 +67,7 @@ for i, request in ipairs(requests) do
     'arrival', arrival + i, 'submitted_ms', wall, 'need', request.need, 'prompt_tokens', request.prompt_tokens,
     'max_new', request.max_new, 'bytes', request.reserved, 'token_bytes', request.token_bytes
   )
+  if request.source ~= '' then call('HSET', req_key(id), 'source', request.source) end
   call('SET', body_key(id), request.body)
   call('ZADD', q_key(revision), arrival + i, id)
   set_deadlines(id, tonumber(request.deadline_ms), tonumber(request.first_token_deadline_ms))

@@ -1,4 +1,4 @@
-"""Records of schema 1 in Redis, byte for byte as the first release wrote them: literals, so that they stay.
+"""Records of schema 2 in Redis, byte for byte as that release wrote them: literals, so that they stay.
 
 One deployment with two requests: `old.0` runs on group g1 and has two tokens, `over.0` was ended by its stop string.
 """
@@ -8,8 +8,8 @@ from redis.asyncio import Redis
 from orca.pool.redis.keys import Keys
 
 BODY = (
-    b'r\x00\x00\x00["old",0,"r1",12,{"temperature":0.5,"logit_bias":[[3,-1.5]],"seed":7,"stop_token_ids":[9],'
-    b'"stop":["a"]},null,null]\x01\x00\x00\x00\x02\x00\x00\x00\x03\x00\x00\x00\x04\x00\x00\x00'
+    b'w\x00\x00\x00["old",0,"r1",12,{"temperature":0.5,"logit_bias":[[3,-1.5]],"seed":7,"stop_token_ids":[9],'
+    b'"stop":["a"]},null,null,9000]\x01\x00\x00\x00\x02\x00\x00\x00\x03\x00\x00\x00\x04\x00\x00\x00'
 )
 BODY_OVER = (
     b'\x1f\x00\x00\x00["over",0,"r1",12,{},null,null]\x01\x00\x00\x00\x02\x00\x00\x00\x03\x00\x00\x00\x04\x00\x00\x00'
@@ -21,18 +21,18 @@ TOKEN_WITH_LOGPROBS = (
 
 HASHES = {
     ("meta",): (
-        b"schema 1 awake_ms 5000 wall_ms 1700000000000 revision r1 generation 1 arrival 2 bytes 14000 queued 0 owned 1 "
-        b"ended 1 ended_ever 1 queued_prompt_tokens 0 written:1 2"
+        b"schema 2 awake_ms 5000 wall_ms 1700000000000 revision r1 generation 1 arrival 2 bytes 14000 queued 0 owned 1 "
+        b"ended 1 ended_ever 1 queued_prompt_tokens 0 written:2 2"
     ),
-    ("par", "old"): b"schema 1 choices 1 left 1 on_disconnect keep owner  digest ",
-    ("par", "over"): b"schema 1 choices 1 left 0 on_disconnect keep owner  digest ",
+    ("par", "old"): b"schema 2 choices 1 left 1 on_disconnect keep owner  digest ",
+    ("par", "over"): b"schema 2 choices 1 left 0 on_disconnect keep owner  digest ",
     ("req", "old.0"): (
-        b"schema 1 state owned number 1 call p1/2 trial  revision r1 arrival 1 submitted_ms 1700000000000 need 16 "
+        b"schema 2 state owned number 1 call p1/2 trial  revision r1 arrival 1 submitted_ms 1700000000000 need 16 "
         b"prompt_tokens 4 max_new 12 bytes 8000 token_bytes 24 group g1 process p1 "
         b"first_claimed_ms 1700000000100 failures 0"
     ),
     ("req", "over.0"): (
-        b"schema 1 state ended number 1 call p1/2 trial  revision r1 arrival 2 submitted_ms 1700000000000 need 16 "
+        b"schema 2 state ended number 1 call p1/2 trial  revision r1 arrival 2 submitted_ms 1700000000000 need 16 "
         b"prompt_tokens 4 max_new 12 bytes 6000 token_bytes 24 group  process  "
         b"first_claimed_ms 1700000000100 failures 0"
     ),
@@ -54,12 +54,16 @@ STRINGS = {
 }
 SORTED = {("seats",): ("g1", 8000), ("ended",): ("over", 4000)}
 LOGS = {
-    "old.0": [{"token": TOKEN_WITH_LOGPROBS}, {"token": b"70000"}],
-    "over.0": [{"token": b"7"}, {"token": b"8"}, {"end": b"stop", "count": b"2", "stop": b'"a"'}],
+    "old.0": [{"token": TOKEN_WITH_LOGPROBS, "claim": b"1"}, {"token": b"70000", "claim": b"1"}],
+    "over.0": [
+        {"token": b"7", "claim": b"1"},
+        {"token": b"8", "claim": b"1"},
+        {"end": b"stop", "count": b"2", "stop": b'"a"', "claim": b"1"},
+    ],
 }
 
 
-async def write_schema_1(redis: Redis, keys: Keys) -> None:
+async def write_schema_2(redis: Redis, keys: Keys) -> None:
     """Write the records into an empty deployment."""
     for names, text in HASHES.items():
         words = [word.replace(b"~", b" ") for word in text.split(b" ")]
