@@ -19,7 +19,8 @@ from orca.core.domain.engine import Engine, EngineShape
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, slots_needed
 from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Step, StepResult
 from orca.scheduler.engines import virtual_time
-from orca.scheduler.engines.simulated_engine import CostModel, SimulatedEngine
+from orca.scheduler.engines.simulated_engine import SimulatedEngine
+from orca.scheduler.engines.step_cost import StepCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ def time_local(
     return asyncio.run(run())
 
 
-def time_simulated(shape: EngineShape, cost: CostModel, batches: Sequence[BatchShape]) -> list[BatchTime]:
+def time_simulated(shape: EngineShape, cost: StepCost, batches: Sequence[BatchShape]) -> list[BatchTime]:
     """Time the simulated engine in virtual time. One round is enough, because all rounds take the same time."""
     engine = SimulatedEngine(shape, cost=cost)
     return virtual_time.run(time_batches(engine, batches, vocab_size=1, rounds=1, warm_ups=0))

@@ -12,13 +12,14 @@ import orjson
 
 from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import append
-from orca.bench.trace import PRESETS, Range, TraceSpec
+from orca.bench.trace import PRESETS, Lengths, Range, TraceSpec, parse_lengths
 from orca.core.domain.errors import SettingError
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 
 PICTURES = (".png", ".svg", ".pdf")
+_LENGTHS = "N[:M[:MEAN:SD]]"
 
 
 def comma_separated(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
@@ -90,17 +91,16 @@ def add_trace_options(
     if preset is not None:
         shown = "; ".join(f"{name}: prompts {p}, new tokens {n}" for name, (p, n) in PRESETS.items())
         add("--preset", choices=tuple(PRESETS), default=preset, help=f"lengths ({shown}; default %(default)s)")
-    add(
-        "--prompt-tokens", type=_length, default=prompt, metavar="N[:M]", help="tokens of a prompt, uniform from N to M"
-    )
-    add("--new-tokens", type=_length, default=new, metavar="N[:M]", help="tokens to generate, uniform from N to M")
+    kinds = "uniform from N to M; with MEAN and SD (standard deviation), normal and cut off at N and M"
+    add("--prompt-tokens", type=_lengths, default=prompt, metavar=_LENGTHS, help=f"tokens of a prompt, {kinds}")
+    add("--new-tokens", type=_lengths, default=new, metavar=_LENGTHS, help=f"tokens to generate, {kinds}")
     add("--requests", type=int, default=requests, metavar="N", help="number of requests (%(default)s)")
     add("--seed", type=int, default=0, metavar="N", help="seed of lengths, arrivals and prompts (%(default)s)")
 
 
-def _length(text: str) -> Range:
+def _lengths(text: str) -> Lengths:
     try:
-        return Range.parse(text)
+        return parse_lengths(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

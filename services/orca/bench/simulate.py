@@ -6,7 +6,7 @@ model does not know: HTTP, tokenizing and the network.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -29,29 +29,37 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.process.command_line import CommandLineParser
-from orca.scheduler.engines.simulated_engine import CostModel
+from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.policy.request_level import HABITS, Habits, RequestLevelPolicy
 from orca.scheduler.settings import POLICIES
 
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Requests/s: from an almost idle 175B model to a saturated one."""
 
-ENGINES = MappingProxyType(
+COSTS: Mapping[str, LinearCost] = MappingProxyType(
     {
         # The paper's 175B model on 2 x 8 A100: a token takes its 95 ms through both stages (Figure 9c); 350 GFLOP a
         # token at half of the peak; 4.7 MB of KV a token, 290 GB left for it, read at 12 TB/s by the 8 GPUs of a stage.
+        "175b": LinearCost(step_us=45_000, token_us=150, context_ns=200),
+        # A llama-type model of 63 M parameters in float32 with packed weights on two cores of a server processor.
+        "63m": LinearCost(step_us=5_000, token_us=230, context_ns=1_500),
+    }
+)
+"""Costs of a stage by the name of the simulated engine: estimates from sizes and published figures."""
+
+ENGINES = MappingProxyType(
+    {
         "175b": Simulation(
             shape=EngineShape(stages=2, slots=60_000, block_tokens=DEFAULT_BLOCK_TOKENS, max_model_len=2048),
-            cost=CostModel(step_us=45_000, token_us=150, context_ns=200),
+            cost=COSTS["175b"],
         ),
-        # A llama-type model of 63 M parameters in float32 with packed weights on two cores of a server processor.
         "63m": Simulation(
             shape=EngineShape(stages=1, slots=32_768, block_tokens=DEFAULT_BLOCK_TOKENS, max_model_len=2048),
-            cost=CostModel(step_us=5_000, token_us=230, context_ns=1_500),
+            cost=COSTS["63m"],
         ),
     }
 )
-"""Simulated engines by name. Their costs are estimates from sizes and published figures; options override them."""
+"""Simulated engines by name. Options override their sizes and costs."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -133,7 +141,8 @@ def baseline(options: argparse.Namespace) -> RequestLevelPolicy:
 
 def simulation(options: argparse.Namespace) -> Simulation:
     """Return the simulated engine that the options describe. Raises: SettingError."""
-    base = ENGINES[options.simulate or "175b"]
+    engine = options.simulate or "175b"
+    base, cost = ENGINES[engine], COSTS[engine]
 
     def chosen(name: str, default: int) -> int:
         value = getattr(options, name)
@@ -151,10 +160,10 @@ def simulation(options: argparse.Namespace) -> Simulation:
             block_tokens=base.shape.block_tokens,
             max_model_len=chosen("max_model_len", base.shape.max_model_len),
         ),
-        cost=CostModel(
-            step_us=chosen("step_us", base.cost.step_us),
-            token_us=chosen("token_us", base.cost.token_us),
-            context_ns=chosen("context_ns", base.cost.context_ns),
+        cost=LinearCost(
+            step_us=chosen("step_us", cost.step_us),
+            token_us=chosen("token_us", cost.token_us),
+            context_ns=chosen("context_ns", cost.context_ns),
         ),
         prefetch=options.prefetch or 0,
     )

@@ -18,7 +18,8 @@ from orca.pool.memory.pool import MemoryPool
 from orca.pool.records import Caller, CommitAnswer, CommitEntry, OnDisconnect, Submission
 from orca.scheduler.dependencies import Dependencies
 from orca.scheduler.engines import virtual_time
-from orca.scheduler.engines.simulated_engine import CostModel, SimulatedEngine
+from orca.scheduler.engines.simulated_engine import SimulatedEngine
+from orca.scheduler.engines.step_cost import StepCost
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
 from orca.scheduler.observer import Observer
 from orca.scheduler.policy.iteration import IterationPolicy
@@ -33,7 +34,7 @@ class Simulation:
     """A simulated engine and the settings of its scheduler."""
 
     shape: EngineShape
-    cost: CostModel
+    cost: StepCost
     prefetch: int = 0
     baseline: RequestLevelPolicy = field(default_factory=RequestLevelPolicy)  # the policy named `request_level`
 

@@ -1,20 +1,34 @@
 """Request traces as in the paper: lengths from a uniform distribution, arrivals by a Poisson process (ORCA, section
-6.2).
+6.2). Lengths may also come from a truncated normal distribution (ExeGPT, section 7.1).
 
 Pure and seeded: the same settings and seed give the same trace on every machine. Lengths and arrivals come from two
 streams of random numbers. So traces that differ only in their rate contain the same requests in the same order, and
 their arrival times differ by a factor.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
+from statistics import NormalDist
 from types import MappingProxyType
+from typing import Protocol
 
 from orca.core.domain.request import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 """Sampling of every request of a measurement: the same tokens each time, exactly as many as wanted."""
+
+DEVIATION_MAX = 1_000_000
+"""Largest standard deviation of lengths: far above it, all lengths have the same share, which rounding loses."""
+
+
+class Lengths(Protocol):
+    """A distribution of lengths in tokens. Its text is shown in reports."""
+
+    def draw(self, numbers: Random) -> int:
+        """Return the next length, at least 1."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +45,65 @@ class Range:
     def __str__(self) -> str:
         return f"{self.low}" if self.low == self.high else f"U({self.low},{self.high})"
 
-    @staticmethod
-    def parse(text: str) -> "Range":
-        """Read `32` or `32:512`. Raises: ValueError."""
-        low, _, high = text.partition(":")
+    def draw(self, numbers: Random) -> int:
+        return numbers.randint(self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TruncatedNormal:
+    """A normal distribution that is cut off at both ends and rounded to whole numbers; both ends are included.
+
+    `mean` and `deviation` are those of the whole normal distribution. The lengths have the same mean only if both ends
+    are equally far from it, and they always deviate less.
+    """
+
+    mean: float
+    deviation: float  # standard deviation
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.low <= self.high:
+            raise ValueError(f"a range of lengths needs 1 <= low <= high, not {self.low}..{self.high}")
+        # With a mean outside, only a tail would be left, and rounding errors would decide the lengths.
+        if not self.low <= self.mean <= self.high:
+            raise ValueError(
+                f"the mean of lengths from {self.low} to {self.high} must be one of them, not {self.mean:g}"
+            )
+        if not 0 < self.deviation <= DEVIATION_MAX:
+            raise ValueError(
+                f"a standard deviation of lengths is above 0 and at most {DEVIATION_MAX:,}, not {self.deviation:g}"
+            )
+
+    def __str__(self) -> str:
+        return f"N({self.mean:g},{self.deviation:g};{self.low},{self.high})"
+
+    def draw(self, numbers: Random) -> int:
+        # The inverse of the distribution function takes one random number, however little the ends leave. Rejection
+        # would take any number of them.
+        normal = NormalDist(self.mean, self.deviation)
+        least, most = normal.cdf(self.low - 0.5), normal.cdf(self.high + 0.5)
+        share = least + (most - least) * numbers.random()
+        # The inverse is not defined at 0 and 1, which rounding reaches.
+        share = min(max(share, sys.float_info.min), 1 - sys.float_info.epsilon)
+        return min(max(round(normal.inv_cdf(share)), self.low), self.high)
+
+
+def parse_lengths(text: str) -> Lengths:
+    """Read `32` or `32:512`, a Range, or `32:512:200:90`, a TruncatedNormal with its mean and standard deviation last.
+
+    Raises: ValueError.
+    """
+    low, *others = text.split(":")
+    if not others:
+        return Range(int(low), int(low))
+    high, *moments = others
+    if not moments:
         return Range(int(low), int(high or low))
+    if len(moments) != 2:
+        raise ValueError(f"lengths are N, N:M or N:M:MEAN:SD, not {text}")
+    mean, deviation = map(float, moments)
+    return TruncatedNormal(mean=mean, deviation=deviation, low=int(low), high=int(high))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +111,8 @@ class TraceSpec:
     """The settings that determine a trace."""
 
     requests: int  # how many
-    prompt_tokens: Range  # the paper's number of input tokens
-    new_tokens: Range  # the paper's max_gen_tokens: each request generates exactly this number
+    prompt_tokens: Lengths  # the paper's number of input tokens
+    new_tokens: Lengths  # the paper's max_gen_tokens: each request generates exactly this number
     rate: float | None = None  # requests per second of the Poisson process; None: all arrive at 0
     seed: int = 0
 
@@ -111,7 +179,7 @@ def generate(spec: TraceSpec) -> Trace:
     for index in range(spec.requests):
         if spec.rate is not None:
             arrival_s += gaps.expovariate(1.0) / spec.rate
-        prompt_tokens = lengths.randint(spec.prompt_tokens.low, spec.prompt_tokens.high)
-        new_tokens = lengths.randint(spec.new_tokens.low, spec.new_tokens.high)
+        prompt_tokens = spec.prompt_tokens.draw(lengths)
+        new_tokens = spec.new_tokens.draw(lengths)
         requests.append(TraceRequest(index, arrival_s, prompt_tokens, new_tokens))
     return Trace(spec, tuple(requests))

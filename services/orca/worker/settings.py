@@ -54,6 +54,11 @@ class WorkerSettings:
     model: str = required("model folder with config.json, *.safetensors and tokenizer.json")
     stage: int = setting(0, "index of this stage (inter-layer partition), from 0", least=0)
     stages: int = setting(1, "number of stages (inter-layer partitions) of the group", least=1)
+    layers: str | None = setting(
+        None,
+        "number of layers of each stage, comma-separated, stage 0 first, such as 10,6,8; every stage of the group needs"
+        " the same value; unset: as even as possible, the first stages hold one more",
+    )
     tensor: int = setting(1, "number of ranks (intra-layer partitions) of the stage, one process each", least=1)
     listen: str = setting("127.0.0.1:0", "host:port of the controller's gRPC server; port 0: any free port")
     # A port of its own: with certificates on the gRPC port, a kubelet could not probe there.

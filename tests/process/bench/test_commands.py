@@ -70,6 +70,15 @@ def test_a_homogeneous_sweep_does_not_normalise_latency(capsys: pytest.CaptureFi
     assert "ms/token" not in shown
 
 
+def test_lengths_may_be_normal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "figures.jsonl"
+    lengths = ["--prompt-tokens", "1:256:128:81", "--new-tokens", "1:320:128:68"]
+    options = ["--engine", "simulated", "--policies", "iteration", "--rates", "1", "--max-batch-sizes", "2"]
+    assert bench(["sweep", *options, *lengths, "--requests", "5", "--figures", str(file)]) == 0
+    assert "iteration(2)" in capsys.readouterr().out
+    assert "N(128,81;1,256) in, N(128,68;1,320) out" in file.read_text()
+
+
 def test_the_costs_of_the_simulated_engine_can_be_chosen(tmp_path: Path) -> None:
     file = tmp_path / "times.json"
     costs = ["--stages", "3", "--step-us", "1000", "--token-us", "0", "--context-ns", "0"]
@@ -136,6 +145,8 @@ def test_serve_reports_an_unreachable_server(capsys: pytest.CaptureFixture[str])
         (["serve", "--rate", "0"], "above 0"),
         (["serve", "--preset", "huge"], "--preset"),
         (["serve", "--prompt-tokens", "9:3"], "--prompt-tokens: .* 1 <= low <= high, not 9..3"),
+        (["serve", "--new-tokens", "1:9:20:2"], "--new-tokens: the mean of lengths from 1 to 9 .*, not 20"),
+        (["serve", "--new-tokens", "1:9:5"], "--new-tokens: lengths are N, N:M or N:M:MEAN:SD, not 1:9:5"),
         (["serve", "--", "--stages", "2"], "does not start `orca up`, which could take --stages 2"),
         (["sweep", "--rates", "1,0"], "--rates: 0 is not above 0"),
         (["engine", "--batch-sizes", "0"], "--batch-sizes: 0 is not above 0"),

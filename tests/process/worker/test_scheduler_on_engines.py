@@ -11,7 +11,8 @@ import pytest
 from orca.bench.parts.stage_processes import BLOCK_TOKENS
 from orca.core.domain.engine import Engine, EngineShape
 from orca.core.domain.request import End, FinishReason, Request
-from orca.scheduler.engines.simulated_engine import CostModel, SimulatedEngine, seeded_tokens
+from orca.scheduler.engines.simulated_engine import SimulatedEngine, seeded_tokens
+from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
 from orca.worker.models.build import load_stage
 from orca.worker.parallel.shard import Shard
@@ -37,7 +38,7 @@ def local_engine(model: Path) -> MakeEngine:
 def simulated_engine(model: Path) -> MakeEngine:  # noqa: ARG001 - its tokens are its model
     def make(stages: int, prefetch: int) -> Engine:  # noqa: ARG001 - it has both kinds of rows
         shape = EngineShape(stages=stages, slots=512, block_tokens=BLOCK_TOKENS, max_model_len=256)
-        return SimulatedEngine(shape, cost=CostModel(step_us=1_000), tokens=seeded_tokens(7, vocab_size=97))
+        return SimulatedEngine(shape, cost=LinearCost(step_us=1_000), tokens=seeded_tokens(7, vocab_size=97))
 
     return make
 

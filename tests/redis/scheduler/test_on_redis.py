@@ -14,7 +14,8 @@ from orca.pool.records import Caller, OnDisconnect, OwnershipState, Submission
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.pool import RedisPool
 from orca.scheduler.dependencies import Dependencies
-from orca.scheduler.engines.simulated_engine import CostModel, SimulatedEngine, StepFault, seeded_tokens
+from orca.scheduler.engines.simulated_engine import SimulatedEngine, StepFault, seeded_tokens
+from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
 from orca.scheduler.observer import Observer
 from orca.scheduler.policy.iteration import IterationPolicy
@@ -28,7 +29,7 @@ def a_group(pool: RedisPool, name: str, chance: random.Random) -> GroupScheduler
     """A group whose stages die now and then."""
     engine = SimulatedEngine(
         EngineShape(stages=2, slots=512, block_tokens=16, max_model_len=128),
-        cost=CostModel(step_us=500),
+        cost=LinearCost(step_us=500),
         tokens=TOKENS,
         faults=lambda step: StepFault.DEATH if step.number > 20 and chance.random() < 0.02 else None,
     )

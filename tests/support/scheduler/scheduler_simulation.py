@@ -17,7 +17,6 @@ from orca.pool.records import Caller, OnDisconnect, OwnershipState, Submission
 from orca.scheduler.dependencies import Dependencies, LoopTimings
 from orca.scheduler.engines import virtual_time
 from orca.scheduler.engines.simulated_engine import (
-    CostModel,
     RefusalSource,
     SimulatedEngine,
     StepFault,
@@ -26,6 +25,7 @@ from orca.scheduler.engines.simulated_engine import (
     no_refusals,
     seeded_tokens,
 )
+from orca.scheduler.engines.step_cost import StepCost
 from orca.scheduler.engines.virtual_time import VirtualClock
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
 from orca.scheduler.observer import IterationHistory, IterationRecord
@@ -239,7 +239,7 @@ class Simulation:
         shape: EngineShape,
         *,
         name: str = "g0",
-        cost: CostModel | None = None,
+        cost: StepCost | None = None,
         faults: Callable[[Step], StepFault | None] = no_faults,
         refusals: RefusalSource = no_refusals,
         refuses: Callable[[Epoch], str | None] = lambda epoch: None,  # noqa: ARG005 - shape of the argument

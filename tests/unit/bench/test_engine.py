@@ -7,10 +7,11 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import Step
 from orca.scheduler.engines import virtual_time
-from orca.scheduler.engines.simulated_engine import CostModel, SimulatedEngine, StepFault
+from orca.scheduler.engines.simulated_engine import SimulatedEngine, StepFault
+from orca.scheduler.engines.step_cost import LinearCost
 
 SHAPE = EngineShape(stages=2, slots=4096, block_tokens=16, max_model_len=512)
-COST = CostModel(step_us=1_000, token_us=10)
+COST = LinearCost(step_us=1_000, token_us=10)
 
 
 def test_a_batch_takes_the_sum_of_its_iterations_on_all_stages() -> None:

@@ -10,7 +10,7 @@ from orca.bench.simulated_run import Simulation
 from orca.bench.trace import PRESETS, Range, Trace, TraceSpec, generate
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import SettingError
-from orca.scheduler.engines.simulated_engine import CostModel
+from orca.scheduler.engines.step_cost import LinearCost
 
 PAPER = ENGINES["175b"]
 
@@ -45,7 +45,7 @@ def test_the_same_trace_gives_the_same_times() -> None:
 
 def test_a_lone_request_takes_what_its_iterations_cost() -> None:
     shape = EngineShape(stages=2, slots=512, block_tokens=16, max_model_len=512)
-    alone = Simulation(shape=shape, cost=CostModel(step_us=1_000, token_us=10))
+    alone = Simulation(shape=shape, cost=LinearCost(step_us=1_000, token_us=10))
     [outcome] = alone.run("iteration", 1, trace(None, requests=1, lengths=(Range(50, 50), Range(5, 5))))
     # Five iterations through two stages: one of 50 prompt tokens, four of one token.
     assert outcome.latency_s == pytest.approx(2 * (5 * 1_000 + (50 + 4) * 10) / 1e6, abs=1e-4)

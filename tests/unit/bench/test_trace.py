@@ -2,11 +2,21 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from statistics import fmean, pstdev
+from math import sqrt
+from statistics import NormalDist, fmean, pstdev
 
 import pytest
 
-from orca.bench.trace import PRESETS, Range, TraceSpec, generate
+from orca.bench.trace import (
+    DEVIATION_MAX,
+    PRESETS,
+    Lengths,
+    Range,
+    TraceSpec,
+    TruncatedNormal,
+    generate,
+    parse_lengths,
+)
 
 
 def spec(**changes: object) -> TraceSpec:
@@ -57,7 +67,7 @@ def test_without_a_rate_all_requests_arrive_at_the_start() -> None:
 
 
 def test_a_homogeneous_trace_has_one_length() -> None:
-    trace = generate(spec(prompt_tokens=Range.parse("32"), new_tokens=Range.parse("16")))
+    trace = generate(spec(prompt_tokens=parse_lengths("32"), new_tokens=parse_lengths("16")))
     assert {(request.prompt_tokens, request.new_tokens) for request in trace.requests} == {(32, 16)}
     assert trace.max_total_tokens == 48
 
@@ -73,7 +83,85 @@ def test_prompts_are_fixed_by_the_seed_and_differ_between_requests() -> None:
 @pytest.mark.parametrize("text", ["0:5", "7:3", "0", "x"])
 def test_an_invalid_range_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"range|invalid literal"):
-        Range.parse(text)
+        parse_lengths(text)
+
+
+def lengths_of(distribution: Lengths, *, seed: int = 7) -> list[int]:
+    return [request.new_tokens for request in generate(spec(new_tokens=distribution, seed=seed)).requests]
+
+
+def test_normal_lengths_have_their_mean_and_deviation_where_the_ends_cut_off_little() -> None:
+    lengths = lengths_of(TruncatedNormal(mean=200, deviation=30, low=1, high=400))
+    assert fmean(lengths) == pytest.approx(200, abs=2.0)  # 4000 lengths: the mean deviates by 30 / 63
+    assert pstdev(lengths) == pytest.approx(30, rel=0.05)
+    # Two thirds of a normal distribution lie within one deviation; of a uniform one with this deviation, 58 %.
+    assert sum(170 < length < 230 for length in lengths) / len(lengths) == pytest.approx(0.675, abs=0.03)
+
+
+def test_normal_lengths_are_cut_off_at_both_ends_and_not_moved_there() -> None:
+    # Table 3 of ExeGPT, the inputs of summarization: a deviation as large as the mean.
+    low, high, mean, deviation = 1, 512, 256.0, 252.0
+    lengths = lengths_of(TruncatedNormal(mean=mean, deviation=deviation, low=low, high=high))
+    assert low <= min(lengths) <= 5
+    assert high - 5 <= max(lengths) <= high
+    # The deviation of a normal distribution that is cut off at both sides at the same distance.
+    normal, end = NormalDist(), (high - mean) / deviation
+    left = normal.cdf(end) - normal.cdf(-end)
+    assert fmean(lengths) == pytest.approx(mean, rel=0.03)
+    assert pstdev(lengths) == pytest.approx(deviation * sqrt(1 - 2 * end * normal.pdf(end) / left), rel=0.03)
+    assert sum(length in (low, high) for length in lengths) < 40, "what is cut off is drawn again, not set to the ends"
+
+
+def test_both_ends_of_normal_lengths_are_included() -> None:
+    lengths = lengths_of(TruncatedNormal(mean=4, deviation=DEVIATION_MAX, low=3, high=6))
+    for length in (3, 4, 5, 6):  # the top of so wide a normal distribution is level
+        assert sum(each == length for each in lengths) == pytest.approx(1000, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("text", "only"), [("5:5:5:100", 5), ("1:900:7:1e-300", 7), ("3:900:3:1e-9", 3), ("1:900:900:1e-9", 900)]
+)
+def test_normal_lengths_without_a_choice_are_all_the_same(text: str, only: int) -> None:
+    assert set(lengths_of(parse_lengths(text))) == {only}
+
+
+def test_normal_lengths_depend_on_the_seed_only() -> None:
+    distribution = parse_lengths("1:320:128:68")
+    assert distribution == TruncatedNormal(mean=128, deviation=68, low=1, high=320)
+    assert lengths_of(distribution) == lengths_of(distribution)
+    assert lengths_of(distribution) != lengths_of(distribution, seed=8)
+    assert lengths_of(distribution)[:8] == [254, 5, 68, 200, 63, 215, 118, 161], "another machine drew these"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("0:9:5:2", "1 <= low <= high, not 0..9"),
+        ("9:3:5:2", "1 <= low <= high, not 9..3"),
+        ("1:9:0.5:2", "from 1 to 9 must be one of them, not 0.5"),
+        ("1:9:10:2", "from 1 to 9 must be one of them, not 10"),
+        ("1:9:nan:2", "must be one of them, not nan"),
+        ("1:9:5:0", "above 0 and at most 1,000,000, not 0"),
+        ("1:9:5:-1", "not -1"),
+        ("1:9:5:inf", "not inf"),
+        ("1:9:5:nan", "not nan"),
+        ("1:9:5", "N, N:M or N:M:MEAN:SD, not 1:9:5"),
+        ("1:9:5:2:1", "N, N:M or N:M:MEAN:SD, not 1:9:5:2:1"),
+        ("1::5:2", "invalid literal"),
+        ("1:9:x:2", "could not convert"),
+    ],
+)
+def test_an_invalid_normal_distribution_is_refused(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        parse_lengths(text)
+
+
+def test_distributions_are_shown_with_their_parameters() -> None:
+    assert [str(parse_lengths(text)) for text in ("32", "32:512", "1:320:128:67.5")] == [
+        "32",
+        "U(32,512)",
+        "N(128,67.5;1,320)",
+    ]
 
 
 @pytest.mark.parametrize("changes", [{"requests": 0}, {"rate": 0.0}, {"rate": -1.0}])

@@ -71,6 +71,17 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
         (["--served-name", ""], "setting --served-name: '' is not a name"),
         (["--stages", "two"], "setting --stages: 'two' is not a number"),
         (["--stages", "7"], "--stages 7 is more than the model's 6 layers"),
+        (
+            ["--stages", "3", "--layers", "3,0,3"],
+            (
+                "setting --layers: '3,0,3' gives 0 layers to a stage: divide the model's 6 layers over 3 stages, "
+                "at least one for each"
+            ),
+        ),
+        (
+            ["--layers", "3,3"],
+            "setting --layers: '3,3' has 2 numbers: divide the model's 6 layers over 1 stage, at least one for each",
+        ),
         (["--tensor", "7"], "--tensor 7 is more than the model's 6 attention heads"),
         (["--prefetch", "2"], "setting --prefetch: 2 is not 0 or 1"),
         (["--colour", "red"], "unrecognized arguments: --colour red (--help lists the options)"),

@@ -119,6 +119,12 @@ def test_one_batch_is_in_flight_if_long_steps_leave_the_other_parts_no_processor
             "2 groups x 1 stage x 2 ranks x 3 threads (63 M parameters, 2 processors, threads as asked for)",
         ),
         ("--device cuda --stages 2", LARGE, 16, "2 stages on cuda"),
+        (
+            "--device cuda --stages 3 --layers 10,6,8 --tensor 2",
+            LARGE,
+            16,
+            "3 stages of 10,6,8 layers x 2 ranks on cuda",
+        ),
     ],
 )
 def test_the_layout_is_printed_with_its_reasons(flags: str, parameters: int, processors: int, said: str) -> None:

@@ -49,6 +49,13 @@ def test_each_replica_has_a_scheduler_and_all_its_stages() -> None:
     ]
 
 
+def test_every_stage_is_told_how_all_layers_are_divided() -> None:
+    specs = by_name(planned("--replicas", "2", "--layers", "1,5"))
+    workers = [flags_of(spec) for name, spec in specs.items() if name.startswith("worker")]
+    assert [flags["--layers"] for flags in workers] == ["1,5"] * 4
+    assert "--layers" not in flags_of(by_name(planned())["worker-0.0"])
+
+
 def test_a_scheduler_is_told_the_addresses_of_its_own_stages_in_order() -> None:
     specs = by_name(planned("--replicas", "2"))
     stages = flags_of(specs["scheduler-1"])["--stages"].split(",")

@@ -9,7 +9,7 @@ import pytest
 
 from orca.core.domain.errors import SettingError
 from orca.scheduler.bounds_file import BoundsFile
-from orca.scheduler.engines.simulated_engine import CostModel
+from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
 from orca.scheduler.policy.request_level import RequestLevelPolicy
 from orca.scheduler.settings import BatchingSettings
@@ -23,7 +23,7 @@ from support.scheduler.scheduler_simulation import (
     virtually,
 )
 
-SLOW = CostModel(step_us=10_000)
+SLOW = LinearCost(step_us=10_000)
 
 
 async def running_simulation(

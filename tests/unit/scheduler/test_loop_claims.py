@@ -9,7 +9,7 @@ import pytest
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.step import Claim
 from orca.pool.records import Caller, ClaimAnswer, Heartbeat, OwnershipState
-from orca.scheduler.engines.simulated_engine import CostModel
+from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.loop import SchedulingOptions
 from support.scheduler.scheduler_simulation import (
     REVISION,
@@ -39,7 +39,7 @@ async def test_an_idle_scheduler_polls_the_pool_only_a_few_times_a_second() -> N
 @virtually
 async def test_a_claim_that_the_scheduler_does_not_know_is_given_back() -> None:
     simulation = a_simulation(choices=SchedulingOptions(max_batch_size=1))
-    group = simulation.add_group(a_shape(), cost=CostModel(step_us=100_000))
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=100_000))
     simulation.start(group)
     await simulation.submit(a_request("A", new=60))
     await tokens_at_least(simulation, "A.0", 1)
@@ -79,7 +79,7 @@ async def test_a_claim_whose_answer_was_lost_is_repeated_under_its_number() -> N
 @virtually
 async def test_concurrent_heartbeats_and_claims_give_no_request_back(slow: str) -> None:
     simulation = a_simulation()
-    group = simulation.add_group(a_shape(), cost=CostModel(step_us=50_000))
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=50_000))
     heartbeat, claim = simulation.pool.heartbeat, simulation.pool.claim
 
     async def slow_heartbeat(*args: Any, **rest: Any) -> Heartbeat:
@@ -107,7 +107,7 @@ async def test_concurrent_heartbeats_and_claims_give_no_request_back(slow: str) 
 @virtually
 async def test_a_request_claimed_again_gets_a_new_handle_on_the_stages() -> None:
     simulation = a_simulation()
-    group = simulation.add_group(a_shape(), cost=CostModel(step_us=100_000))
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=100_000))
     simulation.start(group)
     request = await simulation.submit(a_request("A", new=6))
     await tokens_at_least(simulation, "A.0", 2)
@@ -124,7 +124,7 @@ async def test_a_request_claimed_again_gets_a_new_handle_on_the_stages() -> None
 async def test_an_outage_of_the_pool_costs_only_time(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "orca.scheduler")
     simulation = a_simulation(chance=random.Random(3))
-    group = simulation.add_group(a_shape(), cost=CostModel(step_us=20_000))
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=20_000))
     scheduler = simulation.start(group)
     request = await simulation.submit(a_request("A", new=10))
     await tokens_at_least(simulation, "A.0", 2)
@@ -142,7 +142,7 @@ async def test_an_outage_of_the_pool_costs_only_time(caplog: pytest.LogCaptureFi
 @virtually
 async def test_younger_requests_are_claimed_soon_after_a_blocking_head_is_gone_even_under_load() -> None:
     simulation = a_simulation()
-    group = simulation.add_group(a_shape(slots=2000, max_model_len=2000), cost=CostModel(step_us=1_000))
+    group = simulation.add_group(a_shape(slots=2000, max_model_len=2000), cost=LinearCost(step_us=1_000))
     simulation.start(group)
     await simulation.submit(a_request("A", new=1500))
     await tokens_at_least(simulation, "A.0", 1)

@@ -5,7 +5,7 @@ import asyncio
 from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.pool.records import Caller, CommitEntry
 from orca.scheduler.dependencies import LoopTimings
-from orca.scheduler.engines.simulated_engine import CostModel
+from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.loop import SchedulingOptions
 from support.scheduler.scheduler_simulation import (
     REVISION,
@@ -51,7 +51,7 @@ class LettersText:
 @virtually
 async def test_a_stop_string_that_began_under_another_owner_ends_a_request() -> None:
     simulation = a_simulation(tokens=by_index(int), make_stop_string_matcher=LettersText)
-    group = simulation.add_group(a_shape(), cost=CostModel(step_us=100_000))
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=100_000))
     simulation.start(group)
     await simulation.submit(a_request("A", new=20, stop=("defg",)))
     await tokens_at_least(simulation, "A.0", 5)
@@ -86,7 +86,7 @@ async def test_a_log_that_another_release_wrote_past_its_end_ends_after_its_last
 @virtually
 async def test_a_cancelled_request_stops_as_soon_as_a_commit_is_refused() -> None:
     simulation = a_simulation(timings=LoopTimings(heartbeat_s=2.0))
-    group = simulation.add_group(a_shape(), cost=CostModel(step_us=10_000))
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=10_000))
     simulation.start(group)
     await simulation.submit(a_request("A", new=60))
     await tokens_at_least(simulation, "A.0", 3)
@@ -100,7 +100,7 @@ async def test_a_cancelled_request_stops_as_soon_as_a_commit_is_refused() -> Non
 @virtually
 async def test_a_cancelled_request_stops_within_a_heartbeat_also_when_it_has_nothing_to_commit() -> None:
     simulation = a_simulation(choices=SchedulingOptions(max_batch_size=1, prefetch=0))
-    group = simulation.add_group(a_shape(stages=2), cost=CostModel(step_us=1_000_000))
+    group = simulation.add_group(a_shape(stages=2), cost=LinearCost(step_us=1_000_000))
     simulation.start(group)
     await simulation.submit(a_request("A", new=5))
     await asyncio.sleep(0.5)
@@ -115,7 +115,7 @@ async def test_a_cancelled_request_stops_within_a_heartbeat_also_when_it_has_not
 @virtually
 async def test_a_request_whose_deadline_passes_while_it_runs_gives_its_slots_back() -> None:
     simulation = a_simulation()
-    group = simulation.add_group(a_shape(), cost=CostModel(step_us=50_000))
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=50_000))
     simulation.start(group)
     await simulation.submit(a_request("A", new=40, deadline_ms=1_000))
     await simulation.finish()

@@ -9,7 +9,8 @@ from orca.core.domain.errors import EngineError, NeverFits, SettingError
 from orca.core.domain.request import End, FinishReason
 from orca.core.domain.step import Epoch, Step
 from orca.pool.records import Caller, OwnershipState, SeatEntered
-from orca.scheduler.engines.simulated_engine import CostModel, StepFault
+from orca.scheduler.engines.simulated_engine import StepFault
+from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.request_level import RequestLevelPolicy
@@ -47,7 +48,7 @@ async def test_a_broken_engine_costs_an_epoch_and_no_token() -> None:
 @virtually
 async def test_slow_steps_are_waited_for_while_stages_make_progress() -> None:
     simulation = a_simulation(choices=SchedulingOptions(prefetch=1))
-    group = simulation.add_group(a_shape(stages=3), cost=CostModel(step_us=700_000))
+    group = simulation.add_group(a_shape(stages=3), cost=LinearCost(step_us=700_000))
     simulation.start(group)
     request = await simulation.submit(a_request("A", new=6))
     await simulation.finish()
@@ -67,7 +68,7 @@ async def test_a_lost_step_ends_the_epoch_after_its_bound_without_progress() -> 
             return StepFault.LOST
         return None
 
-    group = simulation.add_group(a_shape(), cost=CostModel(step_us=700_000), faults=faults)
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=700_000), faults=faults)
     simulation.start(group)
     await simulation.submit(a_request("A", new=3))
     await serving(simulation, group)
@@ -158,13 +159,13 @@ async def test_forming_a_group_is_retried_for_hours() -> None:
 @virtually
 async def test_a_group_with_fewer_slots_skips_larger_requests_and_a_larger_group_runs_them() -> None:
     simulation = a_simulation()
-    large = simulation.add_group(a_shape(slots=128, max_model_len=128), name="large", cost=CostModel(step_us=20_000))
+    large = simulation.add_group(a_shape(slots=128, max_model_len=128), name="large", cost=LinearCost(step_us=20_000))
     simulation.start(large)
     for name in "AB":
         await simulation.submit(a_request(name, new=90))
     await tokens_at_least(simulation, "A.0", 1)
     assert await simulation.pool.set_promise(REVISION, 64, expected=128) == 64
-    small = simulation.add_group(a_shape(slots=64, max_model_len=128), name="small", cost=CostModel(step_us=20_000))
+    small = simulation.add_group(a_shape(slots=64, max_model_len=128), name="small", cost=LinearCost(step_us=20_000))
     simulation.start(small)
     with pytest.raises(NeverFits):
         await simulation.submit(a_request("C", new=90))
@@ -242,7 +243,7 @@ async def test_a_scheduler_that_ends_by_such_a_refusal_releases_its_seat() -> No
 @virtually
 async def test_stop_commits_the_step_in_flight_and_gives_the_rest_back() -> None:
     simulation = a_simulation()
-    group = simulation.add_group(a_shape(), cost=CostModel(step_us=200_000))
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=200_000))
     simulation.start(group)
     await simulation.submit(a_request("A", new=10))
     await tokens_at_least(simulation, "A.0", 3)
@@ -256,7 +257,7 @@ async def test_stop_commits_the_step_in_flight_and_gives_the_rest_back() -> None
 @virtually
 async def test_a_scheduler_cancelled_while_it_drains_ends_at_once() -> None:
     simulation = a_simulation()
-    group = simulation.add_group(a_shape(), cost=CostModel(step_us=200_000))
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=200_000))
     scheduler = simulation.start(group)
     await simulation.submit(a_request("A", new=10))
     await tokens_at_least(simulation, "A.0", 3)
@@ -274,7 +275,7 @@ async def test_a_scheduler_cancelled_while_it_drains_ends_at_once() -> None:
 @virtually
 async def test_a_scheduler_cancelled_during_a_step_ends_at_once() -> None:
     simulation = a_simulation()
-    group = simulation.add_group(a_shape(), cost=CostModel(step_us=200_000))
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=200_000))
     simulation.start(group)
     await simulation.submit(a_request("A", new=10))
     await tokens_at_least(simulation, "A.0", 3)
@@ -288,7 +289,7 @@ async def test_a_scheduler_cancelled_during_a_step_ends_at_once() -> None:
 @virtually
 async def test_a_stopping_scheduler_claims_nothing_more() -> None:
     simulation = a_simulation()
-    group = simulation.add_group(a_shape(), cost=CostModel(step_us=500_000))
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=500_000))
     scheduler = simulation.start(group)
     await simulation.submit(a_request("A", new=10))
     await tokens_at_least(simulation, "A.0", 1)
@@ -314,7 +315,7 @@ async def test_stop_while_another_process_holds_the_seat_returns_at_once() -> No
 @virtually
 async def test_a_second_process_waits_for_the_end_of_the_lease_and_continues_the_requests() -> None:
     simulation = a_simulation()
-    group = simulation.add_group(a_shape(), cost=CostModel(step_us=50_000))
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=50_000))
     simulation.start(group)
     request = await simulation.submit(a_request("A", new=10))
     await tokens_at_least(simulation, "A.0", 2)
@@ -330,7 +331,7 @@ async def test_a_second_process_waits_for_the_end_of_the_lease_and_continues_the
 @virtually
 async def test_a_successor_that_knows_its_predecessor_exited_takes_the_seat_at_once() -> None:
     simulation = a_simulation()
-    group = simulation.add_group(a_shape(), cost=CostModel(step_us=50_000))
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=50_000))
     simulation.start(group)
     await serving(simulation, group)
     await simulation.crash(group)
@@ -345,7 +346,7 @@ async def test_a_successor_that_knows_its_predecessor_exited_takes_the_seat_at_o
 @virtually
 async def test_a_process_that_lost_its_seat_drops_everything_and_waits_for_the_lease() -> None:
     simulation = a_simulation(choices=SchedulingOptions(is_predecessor_dead=True))
-    group = simulation.add_group(a_shape(), cost=CostModel(step_us=50_000))
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=50_000))
     simulation.start(group)
     await simulation.submit(a_request("A", new=40))
     await tokens_at_least(simulation, "A.0", 2)

@@ -11,7 +11,7 @@ import pytest
 from orca.pool.records import CommitAnswer, CommitEntry
 from orca.scheduler.dependencies import LoopTimings
 from orca.scheduler.engines import virtual_time
-from orca.scheduler.engines.simulated_engine import CostModel
+from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.observer import IterationLogFile
 from orca.scheduler.policy.iteration import IterationPolicy
@@ -51,7 +51,7 @@ async def test_a_late_request_joins_and_an_early_one_leaves_while_others_run() -
 @virtually
 async def test_the_successor_of_a_request_that_ends_by_length_starts_in_the_very_next_step() -> None:
     simulation = a_simulation(choices=SchedulingOptions(max_batch_size=1))
-    group = simulation.add_group(a_shape(), cost=CostModel(step_us=50_000))
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=50_000))
     simulation.start(group)
     for name in "ABC":
         await simulation.submit(a_request(name, new=2))
@@ -77,7 +77,7 @@ async def test_a_request_that_waits_for_slots_starts_in_the_step_that_frees_them
 async def test_a_place_freed_by_an_early_end_is_filled_while_other_batches_are_in_flight() -> None:
     simulation = a_simulation(tokens=lambda request_id, index: int(request_id == "A.0" and index == 1), eos=(1,))
     simulation.choices = SchedulingOptions(max_batch_size=1)
-    group = simulation.add_group(a_shape(stages=2), cost=CostModel(step_us=100_000))
+    group = simulation.add_group(a_shape(stages=2), cost=LinearCost(step_us=100_000))
     await simulation.queue_up(a_request(name, new=5) for name in "ABC")
     simulation.start(group)
     await simulation.finish()
@@ -95,7 +95,7 @@ def test_batches_are_those_of_algorithm_1_with_early_ends_and_claims_from_the_po
     async def looped() -> list[str]:
         simulation = a_simulation(tokens=lambda name, index: int(index == lasts[name]), eos=(1,), delay_ms=0.5)
         simulation.choices = SchedulingOptions(max_batch_size=max_batch_size)
-        group = simulation.add_group(a_shape(stages=stages, slots=4096), cost=CostModel(step_us=30_000))
+        group = simulation.add_group(a_shape(stages=stages, slots=4096), cost=LinearCost(step_us=30_000))
         await simulation.queue_up(requests)
         simulation.start(group)
         await simulation.finish()
@@ -112,7 +112,7 @@ async def test_steps_continue_while_the_answer_to_a_claim_is_late() -> None:
         tokens=lambda name, index: int(name == "A.0" and index == 1), eos=(1,), timings=LoopTimings(flush_s=5.0)
     )
     simulation.choices = SchedulingOptions(max_batch_size=2)
-    group = simulation.add_group(a_shape(slots=4096), cost=CostModel(step_us=10_000))
+    group = simulation.add_group(a_shape(slots=4096), cost=LinearCost(step_us=10_000))
     await simulation.queue_up(a_request(name, new=12) for name in "ABC")
     simulation.start(group)
     await tokens_at_least(simulation, "B.0", 1)
@@ -139,7 +139,7 @@ async def test_an_idle_scheduler_starts_a_request_at_once_when_the_pool_hints_at
 @virtually
 async def test_steps_never_wait_for_commits() -> None:
     simulation = a_simulation(delay_ms=100.0, timings=LoopTimings(flush_s=5.0))
-    group = simulation.add_group(a_shape(), cost=CostModel(step_us=1_000))
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=1_000))
     simulation.start(group)
     await simulation.submit(a_request("A", new=20))
     await simulation.finish()
@@ -152,7 +152,7 @@ async def test_steps_never_wait_for_commits() -> None:
 async def test_within_the_commit_interval_only_first_tokens_and_ends_are_sent() -> None:
     simulation = a_simulation(timings=LoopTimings(commit_s=0.1))
     commits = commits_of(simulation)
-    group = simulation.add_group(a_shape(), cost=CostModel(step_us=10_000))
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=10_000))
     simulation.start(group)
     await serving(simulation, group)
     await simulation.submit(a_request("A", new=19))
@@ -205,7 +205,7 @@ async def test_while_requests_queue_the_commit_interval_doubles() -> None:
 @virtually
 async def test_a_stopping_scheduler_does_not_wait_for_the_commit_interval() -> None:
     simulation = a_simulation(timings=LoopTimings(commit_s=3600.0))
-    group = simulation.add_group(a_shape(), cost=CostModel(step_us=10_000))
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=10_000))
     simulation.start(group)
     await serving(simulation, group)
     await simulation.submit(a_request("A", new=40))
@@ -224,7 +224,7 @@ async def one_place(commit_s: float) -> tuple[Simulation, list[list[tuple[str, i
     simulation = a_simulation(timings=LoopTimings(commit_s=commit_s))
     simulation.choices = SchedulingOptions(max_batch_size=1)
     commits = commits_of(simulation)
-    group = simulation.add_group(a_shape(slots=4096, max_model_len=4096), cost=CostModel(step_us=10_000))
+    group = simulation.add_group(a_shape(slots=4096, max_model_len=4096), cost=LinearCost(step_us=10_000))
     simulation.start(group)
     await serving(simulation, group)
     return simulation, commits

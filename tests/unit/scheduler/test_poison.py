@@ -12,7 +12,8 @@ from orca.core.domain.step import Epoch, Step
 from orca.pool.poison import FAILURES_MAX
 from orca.scheduler.dependencies import LoopTimings
 from orca.scheduler.engines import virtual_time
-from orca.scheduler.engines.simulated_engine import CostModel, StepFault, seeded_tokens
+from orca.scheduler.engines.simulated_engine import StepFault, seeded_tokens
+from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import Policy
@@ -85,7 +86,7 @@ async def test_a_suspect_runs_alone_until_its_first_commit_and_then_with_others(
         crashes += bool(step.rows)
         return StepFault.CRASH if step.rows and crashes <= 2 else None
 
-    group = simulation.add_group(a_shape(), faults=faults, cost=CostModel(step_us=10_000))
+    group = simulation.add_group(a_shape(), faults=faults, cost=LinearCost(step_us=10_000))
     simulation.start(group)
     await simulation.submit(a_request("A", new=40))
     await simulation.until(lambda: is_blamed(group.logs[0].failed, 2))
@@ -109,7 +110,7 @@ async def test_many_suspects_are_acquitted_one_by_one_and_continue_together() ->
     def breaks_twice(step: Step) -> StepFault | None:
         return StepFault.CRASH if step.rows and step.epoch.number <= 2 else None
 
-    group = simulation.add_group(shape, faults=breaks_twice, cost=CostModel(step_us=20_000))
+    group = simulation.add_group(shape, faults=breaks_twice, cost=LinearCost(step_us=20_000))
     await simulation.pool.set_revision("r1", 1)
     for name in "ABCDEFGHIJKLMNO":
         await simulation.submit(a_request(name, new=200))
@@ -141,7 +142,7 @@ async def test_deaths_with_an_external_cause_blame_no_request() -> None:
 async def test_a_request_that_only_waited_in_the_group_is_not_blamed() -> None:
     simulation = a_simulation(choices=SchedulingOptions(max_batch_size=1))
     poison = Poison({"A.0": 0})
-    group = simulation.add_group(a_shape(stages=2), faults=poison, cost=CostModel(step_us=5_000))
+    group = simulation.add_group(a_shape(stages=2), faults=poison, cost=LinearCost(step_us=5_000))
     await simulation.pool.set_revision("r1", 1)
     for name in "ABCD":
         await simulation.submit(a_request(name, prompt=20, new=8))
@@ -154,7 +155,7 @@ async def test_a_request_that_only_waited_in_the_group_is_not_blamed() -> None:
 @virtually
 async def test_a_scheduler_that_dies_with_its_engine_blames_no_request() -> None:
     simulation, poison = a_simulation(), Poison({"A.0": 0})
-    group = simulation.add_group(a_shape(), faults=poison, cost=CostModel(step_us=100_000))
+    group = simulation.add_group(a_shape(), faults=poison, cost=LinearCost(step_us=100_000))
     simulation.start(group)
     await simulation.submit(a_request("A"))
     await simulation.until(lambda: has_crashed(poison, 1))
@@ -185,7 +186,7 @@ async def run_poisoned_simulation(seed: int) -> None:
     poison = Poison({})
     for number in range(chance.randint(1, 2)):
         shape = a_shape(stages=chance.randint(1, 3), slots=chance.choice([32, 96]), max_model_len=32)
-        simulation.start(simulation.add_group(shape, name=f"g{number}", faults=poison, cost=CostModel(step_us=2_000)))
+        simulation.start(simulation.add_group(shape, name=f"g{number}", faults=poison, cost=LinearCost(step_us=2_000)))
     for number in range(chance.randint(3, 10)):
         request = a_request(f"r{number}", prompt=chance.randint(1, 16), new=chance.randint(1, 12))
         if chance.random() < 0.25:

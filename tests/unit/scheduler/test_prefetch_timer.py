@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from orca.core.domain.step import Claim
-from orca.scheduler.engines.simulated_engine import CostModel
+from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.epoch.prefetch_timer import PrefetchTimer
 from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.state import NOTHING, Batch, BatchRow, GroupState, StepInFlight
@@ -81,7 +81,7 @@ def test_the_travel_time_is_measured_by_steps_that_compute_nothing() -> None:
 async def two_running(choices: SchedulingOptions) -> tuple[Simulation, Group]:
     """Steps of 50 ms, of two requests, which have run for some."""
     simulation = a_simulation(choices=choices)
-    group = simulation.add_group(a_shape(), cost=CostModel(step_us=50_000, token_us=0))
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=50_000, token_us=0))
     simulation.start(group)
     await serving(simulation, group)
     for name in "AB":

@@ -13,7 +13,8 @@ from orca.core.domain.request import End, FinishReason
 from orca.core.domain.step import Step
 from orca.scheduler.dependencies import LoopTimings
 from orca.scheduler.engines import virtual_time
-from orca.scheduler.engines.simulated_engine import CostModel, StepFault, seeded_tokens
+from orca.scheduler.engines.simulated_engine import StepFault, seeded_tokens
+from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import Policy
@@ -81,7 +82,7 @@ def test_a_refused_request_ends_with_its_reason_and_its_neighbours_with_their_to
 async def refuse_one(policy: Policy, stages: int, prefetch: int, index: int) -> None:
     simulation = a_simulation(policy=policy, choices=SchedulingOptions(max_batch_size=4, prefetch=prefetch))
     plan = Refusals({"B.0": index, "D.0": index})
-    group = simulation.add_group(a_shape(stages=stages, slots=256), refusals=plan, cost=CostModel(step_us=1_000))
+    group = simulation.add_group(a_shape(stages=stages, slots=256), refusals=plan, cost=LinearCost(step_us=1_000))
     await simulation.queue_up(a_request(name, new=8) for name in "ABCDE")
     simulation.start(group)
     await simulation.finish()
@@ -94,7 +95,7 @@ async def test_neighbours_have_a_token_in_every_step_while_fifteen_requests_are_
     """No time is measured: a neighbour that waits for anything leaves a step out."""
     simulation = a_simulation(choices=SchedulingOptions(max_batch_size=16))
     plan = Refusals({f"bad{number}.0": number % 3 for number in range(15)})
-    group = simulation.add_group(a_shape(slots=1024, max_model_len=256), refusals=plan, cost=CostModel(step_us=2_000))
+    group = simulation.add_group(a_shape(slots=1024, max_model_len=256), refusals=plan, cost=LinearCost(step_us=2_000))
     neighbours = [a_request(f"n{number}", new=60) for number in range(8)]
     await simulation.queue_up(neighbours)
     simulation.start(group)
@@ -119,7 +120,7 @@ async def test_a_refused_suspect_ends_alone_and_the_others_go_on() -> None:
     def breaks_twice(step: Step) -> StepFault | None:
         return next(crashes, None) if step.rows else None
 
-    group = simulation.add_group(a_shape(), faults=breaks_twice, refusals=plan, cost=CostModel(step_us=10_000))
+    group = simulation.add_group(a_shape(), faults=breaks_twice, refusals=plan, cost=LinearCost(step_us=10_000))
     await simulation.queue_up(a_request(name, new=4) for name in "AB")
     simulation.start(group)
     await simulation.until(lambda: has_failed(group, 4))
@@ -182,7 +183,7 @@ async def run_refusing_world(seed: int) -> None:
 
     for number in range(chance.randint(1, 2)):
         shape = a_shape(stages=chance.randint(1, 3), slots=chance.choice([32, 96]), max_model_len=32)
-        cost = CostModel(step_us=2_000)
+        cost = LinearCost(step_us=2_000)
         simulation.start(simulation.add_group(shape, name=f"g{number}", faults=dies, refusals=plan, cost=cost))
     for number in range(chance.randint(3, 10)):
         request = a_request(f"r{number}", prompt=chance.randint(1, 16), new=chance.randint(1, 12))

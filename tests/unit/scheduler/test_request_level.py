@@ -9,7 +9,7 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.request import Request
 from orca.core.domain.step import Claim, Epoch, Step
 from orca.scheduler.engines import virtual_time
-from orca.scheduler.engines.simulated_engine import CostModel
+from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, Policy
@@ -133,7 +133,7 @@ def worker_chart(policy: Policy, limits: BatchLimits, requests: list[Request]) -
         choices = SchedulingOptions(max_batch_size=limits.max_batch_size)
         simulation = Simulation(tokens=by_index(lambda _: 1), choices=choices, policy=policy)
         shape = EngineShape(stages=3, slots=64, block_tokens=1, max_model_len=16)
-        group = simulation.add_group(shape, cost=CostModel(step_us=1000))
+        group = simulation.add_group(shape, cost=LinearCost(step_us=1000))
         group.engine.stage_times = []
         await simulation.pool.set_revision("r1", 1)
         await simulation.pool.promise_slots("r1", 64)
@@ -179,7 +179,7 @@ def test_results_reach_the_pool_only_when_the_whole_batch_has_ended() -> None:
             tokens=by_index(lambda _: 1), policy=policy, choices=SchedulingOptions(max_batch_size=2)
         )
         shape = EngineShape(stages=1, slots=64, block_tokens=1, max_model_len=64)
-        group = simulation.add_group(shape, cost=CostModel(step_us=100_000))
+        group = simulation.add_group(shape, cost=LinearCost(step_us=100_000))
         simulation.start(group)
         await simulation.submit(a_request("A", new=2))
         await simulation.submit(a_request("B", new=9))

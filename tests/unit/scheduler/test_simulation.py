@@ -19,7 +19,8 @@ from orca.core.domain.step import Epoch, Step
 from orca.pool.poison import FAILURES_MAX
 from orca.scheduler.dependencies import LoopTimings
 from orca.scheduler.engines import virtual_time
-from orca.scheduler.engines.simulated_engine import CostModel, StepFault, seeded_tokens
+from orca.scheduler.engines.simulated_engine import StepFault, seeded_tokens
+from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import Policy
@@ -66,7 +67,7 @@ def add_random_group(simulation: Simulation, name: str, *, is_faulty: bool, slot
         return "a stage is still loading" if is_faulty and chance.random() < 0.2 else None
 
     shape = EngineShape(stages=chance.randint(1, 3), slots=slots, block_tokens=4, max_model_len=32)
-    cost = CostModel(step_us=chance.choice([0, 500, 5_000]), token_us=chance.choice([0, 100]))
+    cost = LinearCost(step_us=chance.choice([0, 500, 5_000]), token_us=chance.choice([0, 100]))
     simulation.start(simulation.add_group(shape, name=name, cost=cost, faults=faults, refuses=refuses))
 
 

@@ -58,7 +58,10 @@ def is_shared(device: str, *, threads: int, processors: int) -> bool:
 def describe(settings: UpSettings, *, parameters: int, processors: int) -> str:
     """Describe the choice of `with_layout` and the reason: `1 stage x 2 threads (63 M parameters, 2 processors)`."""
     levels = [(settings.replicas, "group"), (settings.stages, "stage"), (settings.tensor, "rank")]
-    shape = [_counted(number, word) for number, word in levels if number > 1 or word == "stage"]
+    layers = {"stage": f" of {settings.layers} layers"} if settings.layers is not None else {}
+    shape = [
+        f"{_counted(number, word)}{layers.get(word, '')}" for number, word in levels if number > 1 or word == "stage"
+    ]
     if settings.device != "cpu":
         return f"{' x '.join(shape)} on {settings.device}"
     chosen = with_layout(settings, parameters=parameters, processors=processors)

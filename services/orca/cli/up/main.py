@@ -44,6 +44,7 @@ from orca.scheduler.settings import PREFIX as SCHEDULER_PREFIX
 from orca.scheduler.settings import SchedulerSettings
 from orca.worker.machine import available_processors
 from orca.worker.models.config import load_config
+from orca.worker.parallel.stage_layers import read_layers
 from orca.worker.settings import PREFIX as WORKER_PREFIX
 from orca.worker.settings import WorkerSettings
 
@@ -67,11 +68,7 @@ def main(argv: Sequence[str]) -> int:
         max_model_len=settings.max_model_len,
     )
     _check_tokenizer(model.folder)
-    if settings.stages > model.num_layers:
-        raise SettingError(f"--stages {settings.stages} is more than the model's {model.num_layers} layers")
-    heads = load_config(model.folder).num_heads
-    if settings.tensor > heads:
-        raise SettingError(f"--tensor {settings.tensor} is more than the model's {heads} attention heads")
+    _check_parallelism(settings, model)
     gpus = local_resources.visible_gpus() if settings.device == "cuda" else ()
     if settings.device == "cuda" and len(gpus) < settings.tensor:
         raise SettingError(f"--device cuda --tensor {settings.tensor}: {len(gpus)} NVIDIA devices are visible")
@@ -111,6 +108,17 @@ def _check_parts(settings: UpSettings) -> None:
     for kind, prefix in _PARTS:
         check_variables(kind, os.environ, prefix=prefix)
     KeyRing(GatewaySettings(model="", api_keys=settings.api_keys, api_keys_file=settings.api_keys_file))
+
+
+def _check_parallelism(settings: UpSettings, model: ModelInfo) -> None:
+    """Raises: SettingError if the model cannot be divided over the stages and ranks."""
+    if settings.stages > model.num_layers:
+        raise SettingError(f"--stages {settings.stages} is more than the model's {model.num_layers} layers")
+    if settings.layers is not None:
+        read_layers(settings.layers, stages=settings.stages, num_layers=model.num_layers)
+    heads = load_config(model.folder).num_heads
+    if settings.tensor > heads:
+        raise SettingError(f"--tensor {settings.tensor} is more than the model's {heads} attention heads")
 
 
 async def _check_redis(url: str) -> None:

@@ -151,6 +151,7 @@ def _worker(settings: UpSettings, model: ModelInfo, context: RuntimeContext, gro
         **_model_flags(settings, model),
         "stage": stage,
         "stages": settings.stages,
+        "layers": settings.layers,
         "tensor": settings.tensor,
         "listen": context.addresses.workers[group][stage],
         "health_listen": context.addresses.health[group][stage],

@@ -1,4 +1,4 @@
-"""A simulated engine: a cost model on the running loop's clock, a seeded source of tokens, and faults.
+"""A simulated engine: a step cost (step_cost.py) on the running loop's clock, a seeded source of tokens, and faults.
 
 It implements `core.domain.engine.Engine`, so the loop, the policies and `orca bench` cannot distinguish it from real
 stages. It is strict where real stages may be lenient: a step that breaks the contract of `core.domain.step` fails an
@@ -18,22 +18,8 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import Token, slots_needed
 from orca.core.domain.step import Epoch, NewRequest, Refused, Row, Sampled, StageTiming, Step, StepResult
+from orca.scheduler.engines.step_cost import LinearCost, StepCost
 from orca.scheduler.engines.step_timeout import StepTimeout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostModel:
-    """The time of one stage for one step, in microseconds: a sum of three parts."""
-
-    step_us: int = 1_000  # per step: weights read once
-    token_us: int = 0  # per row of the flat tensor
-    context_ns: int = 0  # per token of KV read by attention, in nanoseconds, since it is far below a microsecond
-
-    def stage_us(self, step: Step) -> int:
-        if not step.rows:
-            return 0
-        context = sum(row.start + row.count for row in step.rows)
-        return self.step_us + self.token_us * step.tokens + self.context_ns * context // 1_000
 
 
 class StepFault(StrEnum):
@@ -105,7 +91,7 @@ class SimulatedEngine:
 
     Args:
         shape: the shape that it reports; a step beyond its slots fails an assertion.
-        cost: time per stage and step.
+        cost: time per stage and step; 1 ms unless set.
         tokens: the source of "sampled" tokens.
         faults: called once for each step with rows.
         refusals: called for each row of a request until it is refused.
@@ -118,7 +104,7 @@ class SimulatedEngine:
         self,
         shape: EngineShape,
         *,
-        cost: CostModel | None = None,
+        cost: StepCost | None = None,
         tokens: TokenSource | None = None,
         faults: Callable[[Step], StepFault | None] = no_faults,
         refusals: RefusalSource = no_refusals,
@@ -127,7 +113,7 @@ class SimulatedEngine:
         form_us: int = 0,
     ) -> None:
         self.shape = shape
-        self._cost = CostModel() if cost is None else cost
+        self._cost: StepCost = LinearCost() if cost is None else cost
         self._tokens = seeded_tokens(0) if tokens is None else tokens
         self._faults = faults
         self._refusals = refusals

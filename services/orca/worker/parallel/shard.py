@@ -1,8 +1,8 @@
 """The part of a model that one rank holds: layers by stage, heads and columns by rank (ORCA, section 4.1, Figure 6).
 
 There is one rule for numbers that do not divide evenly: parts are contiguous, and the first `total % parts` of them get
-one more. Key-value heads follow their query heads: a rank holds every KV head that one of its query heads reads, so
-both ranks hold a KV head on their border.
+one more. `--layers` may divide the layers in another way. Key-value heads follow their query heads: a rank holds every
+KV head that one of its query heads reads, so both ranks hold a KV head on their border.
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ class Shard:
     stages: int = 1
     rank: int = 0  # inside the stage, 0 .. tensor - 1
     tensor: int = 1
+    layer_counts: tuple[int, ...] | None = None  # layers of each stage; None divides them as evenly as possible
 
     def __post_init__(self) -> None:
         if not (0 <= self.stage < self.stages and 0 <= self.rank < self.tensor):
@@ -35,14 +36,24 @@ class Shard:
         return self.stage == self.stages - 1
 
     def layers(self, num_layers: int) -> range:
-        """Return the layers of this stage.
+        """Return the layers of this stage. Raises: ModelError as `layers_by_stage` does."""
+        counts = self.layers_by_stage(num_layers)
+        first = sum(counts[: self.stage])
+        return range(first, first + counts[self.stage])
 
-        Raises: ModelError if there are more stages than layers.
+    def layers_by_stage(self, num_layers: int) -> tuple[int, ...]:
+        """Return how many layers each stage of the group holds.
+
+        Raises: ModelError if there are more stages than layers, or if `layer_counts` divides another number of layers.
         """
         if self.stages > num_layers:
             raise ModelError(f"{num_layers} layers cannot be split over {self.stages} stages")
-        first, last = part(num_layers, self.stages, self.stage)
-        return range(first, last)
+        counts = self.layer_counts
+        if counts is None:
+            return _sizes(num_layers, self.stages)
+        if len(counts) != self.stages or min(counts) < 1 or sum(counts) != num_layers:
+            raise ModelError(f"layers {counts} are no division of {num_layers} layers over {self.stages} stages")
+        return counts
 
     def slice(self, total: int, what: str) -> tuple[int, int]:
         """Return this rank's [first, last) of `total` columns, heads or tokens.
@@ -55,7 +66,7 @@ class Shard:
 
     def sizes(self, total: int) -> list[int]:
         """Return how many of `total` each rank of the stage holds."""
-        return [last - first for first, last in (part(total, self.tensor, rank) for rank in range(self.tensor))]
+        return list(_sizes(total, self.tensor))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,10 @@ def part(total: int, parts: int, index: int) -> tuple[int, int]:
     small, larger = divmod(total, parts)
     first = index * small + min(index, larger)
     return first, first + small + (index < larger)
+
+
+def _sizes(total: int, parts: int) -> tuple[int, ...]:
+    return tuple(last - first for first, last in (part(total, parts, index) for index in range(parts)))
 
 
 class TensorGroup(Protocol):

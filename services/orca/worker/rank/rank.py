@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,6 +36,7 @@ from orca.worker.messages.master_link import MasterLink
 from orca.worker.models.build import StageModel, load_stage, prepare_kernels
 from orca.worker.parallel.progress import RankProgress
 from orca.worker.parallel.shard import Shard
+from orca.worker.parallel.stage_layers import read_layers
 from orca.worker.parallel.tensor_link import TensorLink
 from orca.worker.rank.kv_slots import slots_possible
 from orca.worker.rank.progress_layers import count_progress
@@ -76,6 +78,7 @@ class Rank:
         """Compile missing kernels, before anything of the model is read.
 
         Returns: whether the process should start again (Kernels.prepare).
+        Raises: ModelError for a model that cannot be served, BadValue if `--layers` does not divide its layers.
         """
         settings = self._settings
         self._send(RankFrameKind.HEARTBEAT, RankHeartbeat(doing="finds kernels, or compiles them once"))
@@ -85,6 +88,9 @@ class Rank:
             quantization=settings.quantization,
             max_model_len=settings.max_model_len,
         )
+        if settings.layers is not None:
+            counts = read_layers(settings.layers, stages=settings.stages, num_layers=self._info.num_layers)
+            self._shard = replace(self._shard, layer_counts=counts)
         return prepare_kernels(self._info, self._shard, self._device)
 
     def run(self) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+from torch.distributed.distributed_c10d import Store
 
 from orca.core.domain.errors import EngineError
 from orca.core.transport.tls_files import TlsFiles
@@ -74,6 +75,7 @@ class RankEpoch:
         self._store = RendezvousStore(order.rendezvous, order.timeout_s, TlsFiles.of(self._settings))
         if is_outdated():  # the reader thread may have called `interrupt` before there was a store to close
             raise EngineError("a newer epoch was ordered")
+        require_same_layers(self._store, order.prefix, self._shard, model.config.num_layers)
         self._groups = EpochGroups(
             self._shard,
             self._device,
@@ -120,3 +122,22 @@ class RankEpoch:
         store = self._store
         if store is not None:
             store.close()
+
+
+def require_same_layers(store: Store, prefix: str, shard: Shard, num_layers: int) -> None:
+    """Check that all ranks divide the layers in the same way: otherwise a layer would run twice, or not at all.
+
+    The first rank of the epoch writes its division into the store, and every other rank compares its own with that.
+
+    Raises: EngineError if they differ.
+    """
+    if shard.stages == 1:
+        return
+    own = ",".join(map(str, shard.layers_by_stage(num_layers)))
+    written = store.compare_set(f"{prefix}layers", "", f"{shard.stage}/{own}").decode()
+    stage, _, first = written.partition("/")
+    if first != own:
+        raise EngineError(
+            f"stage {shard.stage} divides the layers as {own}, but stage {stage} as {first}: "
+            "start all stages of the group with the same --layers"
+        )

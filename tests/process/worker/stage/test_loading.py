@@ -113,6 +113,13 @@ def test_parts_are_contiguous_and_the_first_ones_take_the_rest() -> None:
     assert [list(Shard(stage=stage, stages=3).layers(5)) for stage in range(3)] == [[0, 1], [2, 3], [4]]
 
 
+def test_layers_are_divided_as_the_counts_say() -> None:
+    shards = [Shard(stage=stage, stages=3, layer_counts=(1, 3, 1)) for stage in range(3)]
+    assert [list(shard.layers(5)) for shard in shards] == [[0], [1, 2, 3], [4]]
+    assert {shard.layers_by_stage(5) for shard in shards} == {(1, 3, 1)}
+    assert Shard(stages=3).layers_by_stage(5) == (2, 2, 1)
+
+
 def test_a_kv_head_on_the_border_of_two_ranks_is_held_by_both() -> None:
     left, right = (heads_of(Shard(rank=rank, tensor=2), 6, 2) for rank in range(2))
     assert (left.query, left.kv, left.kv_of_query) == ((0, 3), (0, 1), (0, 0, 0))
@@ -138,6 +145,9 @@ def test_splits_that_do_not_divide_compute_the_same(original: Path) -> None:
     ("shard", "reason"),
     [
         (Shard(stages=4), "3 layers cannot be split over 4 stages"),
+        (Shard(stages=2, layer_counts=(2, 2)), r"layers \(2, 2\) are no division of 3 layers over 2 stages"),
+        (Shard(stages=2, layer_counts=(3,)), r"layers \(3,\) are no division of 3 layers over 2 stages"),
+        (Shard(stages=2, layer_counts=(3, 0)), r"layers \(3, 0\) are no division of 3 layers over 2 stages"),
         (Shard(tensor=7), "6 attention heads cannot be split over 7 ranks"),
     ],
 )
