@@ -46,22 +46,28 @@ new_requests = st.builds(
     max_total_tokens=INT32,
     sampling=sampling_params,
 )
-rows = st.builds(
-    Row,
-    handle=INT64,
-    start=INT32,
-    count=INT32,
-    sample=st.booleans(),
-    token=st.none() | INT32,
-    part=st.sampled_from(Part),
-)
+
+
+def rows(*parts: Part) -> st.SearchStrategy[tuple[Row, ...]]:
+    row = st.builds(
+        Row,
+        handle=INT64,
+        start=INT32,
+        count=INT32,
+        sample=st.booleans(),
+        token=st.none() | INT32,
+        part=st.sampled_from(parts),
+    )
+    return st.lists(row, max_size=3).map(tuple)
+
+
 steps = st.builds(
     Step,
     epoch=epochs,
     number=INT64,
     freed=st.lists(INT64, max_size=3).map(tuple),
     new=st.lists(new_requests, max_size=2).map(tuple),
-    rows=st.lists(rows, max_size=3).map(tuple),
+    rows=rows(Part.UNSPECIFIED) | rows(Part.SOURCE, Part.TARGET),
     lane=INT32,
 )
 logprobs = st.builds(Logprob, INT32, FLOAT, st.lists(st.tuples(INT32, FLOAT), max_size=3).map(tuple))

@@ -9,7 +9,7 @@ Nobody changes them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum
 
 from orca.core.domain.request import SamplingParams, Token
 
@@ -43,12 +43,12 @@ class NewRequest:
     sampling: SamplingParams
 
 
-class Part(IntEnum):
-    """The part of an encoder-decoder model that a row runs. The numbers are those of the wire."""
+class Part(Enum):
+    """The part of an encoder-decoder model that a row runs."""
 
-    UNSPECIFIED = 0  # of a decoder-only model
-    SOURCE = 1  # the encoder, once, and the keys and values of all cross attention
-    TARGET = 2  # the decoder
+    UNSPECIFIED = "unspecified"  # of a decoder-only model
+    SOURCE = "source"  # the encoder, once, and the keys and values of all cross attention
+    TARGET = "target"  # the decoder
 
 
 @dataclass(slots=True)

@@ -14,7 +14,13 @@ CONTRACT = 2
 stages of one group must mean the same, so a group with two versions is not formed."""
 
 
-_PARTS = {part.value: part for part in Part}
+_NO_PART = Part.UNSPECIFIED  # bound once: a member of an Enum is looked up slowly, and there is a row for each token
+_WIRE_PARTS = {
+    Part.UNSPECIFIED: pb.Row.PART_UNSPECIFIED,
+    Part.SOURCE: pb.Row.SOURCE,
+    Part.TARGET: pb.Row.TARGET,
+}
+_PARTS = {on_wire: part for part, on_wire in _WIRE_PARTS.items()}
 
 
 def require_same_contract(contract: int, who: str) -> None:
@@ -46,14 +52,9 @@ def step_to_wire(step: Step) -> pb.StepMessage:
         freed=step.freed,
         added=[_new_to_wire(new) for new in step.new],
         rows=[
-            pb.Row(
-                handle=row.handle,
-                start=row.start,
-                count=row.count,
-                sample=row.sample,
-                token=row.token,
-                part=row.part,
-            )
+            pb.Row(handle=row.handle, start=row.start, count=row.count, sample=row.sample, token=row.token)
+            if row.part is _NO_PART
+            else _part_to_wire(row)
             for row in step.rows
         ],
         lane=step.lane,
@@ -61,22 +62,20 @@ def step_to_wire(step: Step) -> pb.StepMessage:
 
 
 def step_from_wire(message: pb.StepMessage) -> Step:
+    rows = tuple(
+        Row(row.handle, row.start, row.count, row.sample, row.token if row.HasField("token") else None)
+        for row in message.rows
+    )
+    # All rows of an encoder-decoder model have a part. Otherwise it is not read: there is a row for each token.
+    if rows and message.rows[0].part:
+        for row, on_wire in zip(rows, message.rows, strict=True):
+            row.part = _PARTS[on_wire.part]
     return Step(
         epoch=epoch_from_wire(message.epoch),
         number=message.number,
         freed=tuple(message.freed),
         new=tuple(_new_from_wire(new) for new in message.added),
-        rows=tuple(
-            Row(
-                row.handle,
-                row.start,
-                row.count,
-                row.sample,
-                row.token if row.HasField("token") else None,
-                _PARTS[row.part],
-            )
-            for row in message.rows
-        ),
+        rows=rows,
         lane=message.lane,
     )
 
@@ -98,6 +97,18 @@ def result_from_wire(message: pb.ResultMessage) -> StepResult:
         sampled=tuple(_sampled_from_wire(sampled) for sampled in message.sampled),
         refused=tuple(Refused(refused.handle, refused.reason) for refused in message.refused),
         timing=_timing_from_wire(message.timing) if message.HasField("timing") else None,
+    )
+
+
+def _part_to_wire(row: Row) -> pb.Row:
+    """Return a row of an encoder-decoder model."""
+    return pb.Row(
+        handle=row.handle,
+        start=row.start,
+        count=row.count,
+        sample=row.sample,
+        token=row.token,
+        part=_WIRE_PARTS[row.part],
     )
 
 
