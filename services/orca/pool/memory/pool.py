@@ -101,7 +101,7 @@ class MemoryPool(RequestPool):
             raise refusal("revision", state.revision or "", requests)
         if max(map(schema_least, requests)) > state.schema:
             raise refusal("schema", state.schema, requests)
-        need = max(map(state.promised_need, requests))
+        need = max(_promised_need(state, request) for request in requests)
         if promise is not None and need > promise:
             raise refusal("promise", promise, requests, need)
         if queued + len(requests) > settings.max_queued:
@@ -552,7 +552,7 @@ class MemoryPool(RequestPool):
             state.promises[revision] = slots
             for _, request_id in list(state.queue(revision)):
                 record = state.records[request_id]
-                need = state.promised_need(record.request)
+                need = _promised_need(state, record.request)
                 if need > slots and state.is_readable(record):
                     detail = NeverFits.WORDS % (need, slots)
                     state.end(record, End(FinishReason.REFUSED, len(record.log), detail=detail))
@@ -581,7 +581,7 @@ class MemoryPool(RequestPool):
 
     async def larger_requests(self, revision: str, slots: int) -> LargerRequests:
         self.state.begin()
-        needs = [self.state.promised_need(record.request) for record in unfinished(self.state, revision)]
+        needs = [_promised_need(self.state, record.request) for record in unfinished(self.state, revision)]
         larger = [need for need in needs if need > slots]
         return LargerRequests(
             promised_slots=self.state.promises.get(revision),
@@ -622,6 +622,13 @@ class MemoryPool(RequestPool):
             schema=state.schema,
             newer_records=sum(record.schema > state.schema for record in state.records.values()),
         )
+
+
+def _promised_need(state: PoolState, request: Request) -> int:
+    """Return what a promise is compared with: the tokens of the only block table, or the slots of both."""
+    if len(request.table_tokens) == 1:
+        return request.max_total_tokens
+    return request.slots(state.block_tokens.get(request.revision, 1))
 
 
 def unfinished(state: PoolState, revision: str) -> list[RequestRecord]:

@@ -224,12 +224,6 @@ class PoolState:
             if record.state is not OwnershipState.ENDED and self.is_readable(record):
                 self.end_now(record, reason)
 
-    def promised_need(self, request: Request) -> int:
-        """Return what a promise is compared with: the tokens of the only block table, or the slots of both."""
-        if len(request.table_tokens) == 1:
-            return request.max_total_tokens
-        return request.slots(self.block_tokens.get(request.revision, 1))
-
     def is_readable(self, record: RequestRecord) -> bool:
         """Return true if the record was written under a schema number of this release."""
         return record.schema in self.schemas

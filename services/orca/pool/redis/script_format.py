@@ -36,7 +36,7 @@ NEVER_FITS = orjson.dumps(NeverFits.WORDS)
 """The reason that `promise_slots` stores with the end of a request that is too large for its group."""
 
 DAMAGE = (ValueError, TypeError, KeyError, IndexError, struct.error)
-"""What reading damaged bytes raises. Nothing of ours writes them, but a Redis may be restored, moved or edited."""
+"""Errors of reading damaged bytes. Nothing of ours writes them, but a Redis may be restored, moved or edited."""
 
 _CLAIMED_HEAD = ("number", "arrival", "submitted_ms", "is_alone", "body")
 
