@@ -281,7 +281,7 @@ GATEWAY_LEAVE_S = 5
 """A gateway that was told to end still serves for this long, until nobody sends it new calls: endpoints, kube-proxy and
 ingress controllers learn of its end one after another. Then its drainSeconds begin."""
 
-_CONTAINERS = {"worker": "stage", "scheduler": "scheduler", "gateway": "gateway", "pool": "pool"}
+_CONTAINERS = {"worker": "stage", "scheduler": "scheduler", "gateway": "gateway", "pool": "redis"}
 """Field of the spec -> name of the container."""
 
 
@@ -307,9 +307,14 @@ def _check_arguments(role: str, patch: Mapping[str, Any]) -> None:
     for container in containers if isinstance(containers, list) else ():
         is_own = isinstance(container, Mapping) and container.get("name") == _CONTAINERS[role]
         if is_own and (fields := container.keys() & {"args", "command"}):
+            # Redis reads no variables.
+            hint = (
+                f"; put settings without a field in this resource into the container's env, as ORCA_{role.upper()}_NAME"
+                if role != "pool"
+                else ""
+            )
             raise BadSpec(
-                f"{role}.podPatch: only the operator sets {min(fields)} of the container {_CONTAINERS[role]};"
-                f" put settings without a field in this resource into the container's env, as ORCA_{role.upper()}_NAME"
+                f"{role}.podPatch: only the operator sets {min(fields)} of the container {_CONTAINERS[role]}{hint}"
             )
 
 
