@@ -85,6 +85,35 @@ _PATCH = Examples(
     valid=({"spec": {"priorityClassName": "high"}}, {"metadata": {"annotations": {"a.example/b": "c"}}}),
     invalid=([],),
 )
+_REMOVE = Examples(
+    valid=(
+        ["/spec/securityContext/runAsUser"],
+        ["/spec/securityContext/fsGroup", "/spec/securityContext/runAsGroup"],
+        [f"/spec/{n}" for n in range(63)] + ["/spec/serviceAccountName"],
+    ),
+    invalid=(
+        [""],
+        ["/"],
+        ["spec/a"],
+        ["/spec"],
+        ["/spec/"],
+        ["/spec//a"],
+        ["/spec/a/"],
+        ["/spec/a~2"],
+        ["/status/a"],
+        ["/spec/" + "a" * 507],
+        ["/spec/a", "/spec/a"],
+        [f"/spec/{n}" for n in range(65)],
+        [5],
+        ["/metadata/labels"],
+        ["/metadata/labels/orca-serving.io~1role"],
+        ["/spec/containers"],
+        ["/spec/containers/stage"],
+        ["/spec/containers/stage/image"],
+        ["/spec/containers/stage/ports/7000"],
+        ["/spec/volumes"],
+    ),
+)
 _REQUESTS = Examples(
     valid=(
         {"cpu": 1},
@@ -171,6 +200,7 @@ EXAMPLES: Mapping[str, Examples] = {
     **{f"{role}.resources.requests": _REQUESTS for role in ("worker", "scheduler", "gateway", "pool")},
     **{f"{role}.resources.limits": _LIMITS for role in ("worker", "scheduler", "gateway", "pool")},
     **{f"{role}.podPatch": _PATCH for role in ("worker", "scheduler", "gateway", "pool")},
+    **{f"{role}.podPatchRemove": _REMOVE for role in ("worker", "scheduler", "gateway", "pool")},
     **{f"{role}.nodeSelector": _LABELS for role in ("worker", "gateway")},
     **{f"{role}.tolerations[].{name}": of for role in ("worker", "gateway") for name, of in _TOLERATION.items()},
 }
