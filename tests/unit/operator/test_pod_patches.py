@@ -10,7 +10,7 @@ from support.operator.clusters import FakeCluster
 from support.operator.deployments import deployment
 
 ON_HUB = {"uri": "hf://org/model"}
-ROLES = (("worker", "stage"), ("scheduler", "scheduler"), ("gateway", "gateway"), ("pool", "redis"))
+ROLES = (("worker", "stage"), ("scheduler", "scheduler"), ("gateway", "gateway"), ("pool", "redis"), ("fetch", "fetch"))
 """Fields of the spec, and the operator's container in their pods."""
 
 
@@ -114,7 +114,7 @@ def test_a_patch_merges_maps_and_replaces_other_values_and_null_removes() -> Non
     assert merged(base, {"a": None, "b": 3, "map": {"y": None, "z": 3}}) == {"b": 3, "map": {"x": 1, "z": 3}}
 
 
-@pytest.mark.parametrize("role", ["worker", "scheduler", "gateway"])
+@pytest.mark.parametrize("role", ["worker", "scheduler", "gateway", "fetch"])
 def test_tolerations_come_beside_those_for_lost_nodes(role: str) -> None:
     mine = {"key": "dedicated", "operator": "Exists"}
     before = pod(role)["spec"]["tolerations"]
@@ -135,6 +135,38 @@ def test_a_device_can_be_another_than_a_whole_gpu() -> None:
     slices = {"resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}}
     found = pod("worker", main("worker", **slices), [f"{limits}/nvidia.com~1gpu"], device="cuda")
     assert found["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/mig-1g.10gb": 1}
+
+
+def test_a_fetch_gets_proxies_certificates_annotations_and_a_place_like_any_pod() -> None:
+    spec = {
+        "nodeSelector": {"zone": "a"},
+        "priorityClassName": "high",
+        "volumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+        "containers": [
+            {
+                "name": "fetch",
+                "env": [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}],
+                "volumeMounts": [{"name": "ca", "mountPath": "/etc/ssl/certs"}],
+                "securityContext": {"runAsUser": 1000},
+            }
+        ],
+    }
+    metadata = {"annotations": {"sidecar.istio.io/inject": "false"}}
+    resources = {"limits": {"cpu": "2", "memory": "2Gi"}}
+    found = pod("fetch", {"metadata": metadata, "spec": spec}, resources=resources)
+    [container] = found["spec"]["containers"]
+    assert found["metadata"]["annotations"] == metadata["annotations"]
+    assert found["spec"]["nodeSelector"] == {"zone": "a"}
+    assert found["spec"]["priorityClassName"] == "high"
+    assert {"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"} in container["env"]
+    assert mounts(found).keys() == {"/tmp", "/models", "/etc/ssl/certs"}
+    assert container["securityContext"]["runAsUser"] == 1000
+    assert container["resources"] == resources
+
+
+def test_a_fetch_asks_for_little_unless_the_spec_says_otherwise() -> None:
+    [container] = pod("fetch")["spec"]["containers"]
+    assert container["resources"] == {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
 
 
 def test_what_is_left_out_can_be_given_again_as_a_whole() -> None:

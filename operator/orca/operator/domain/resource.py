@@ -197,6 +197,13 @@ class PoolSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSpec:
+    resources: ResourcesSpec
+    pod_patch: Mapping[str, Any] = field(default_factory=dict)
+    pod_patch_remove: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CertificatesSpec:
     """The certificate of the links between scheduler and stages."""
 
@@ -231,6 +238,7 @@ class DeploymentSpec:
     scheduler: SchedulerSpec
     gateway: GatewaySpec
     pool: PoolSpec
+    fetch: FetchSpec
     certificates: CertificatesSpec
     rollout: RolloutSpec
     drain_seconds: int
@@ -296,12 +304,16 @@ def _check(spec: DeploymentSpec) -> None:
     _check_patch("scheduler", spec.scheduler, container="scheduler")
     _check_patch("gateway", spec.gateway, container="gateway")
     _check_patch("pool", spec.pool, container="redis")
+    _check_patch("fetch", spec.fetch, container="fetch")
     if spec.gateway.http_route is not None:
         _check_parents(spec.gateway.http_route)
     _check_grace(spec.gateway)
 
 
-def _check_patch(field: str, role: WorkerSpec | SchedulerSpec | GatewaySpec | PoolSpec, *, container: str) -> None:
+_Role = WorkerSpec | SchedulerSpec | GatewaySpec | PoolSpec | FetchSpec
+
+
+def _check_patch(field: str, role: _Role, *, container: str) -> None:
     """Args: field: of the role in the spec. container: the operator's in the role's pods."""
     # Redis reads no variables.
     variables = None if container == "redis" else f"ORCA_{field.upper()}"
