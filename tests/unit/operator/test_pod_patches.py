@@ -1,8 +1,12 @@
 """The user's patch of a pod: what it adds, what it takes away, and what it may not touch."""
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from orca.operator.domain.pod_patches.pod_patch import merged, pointer_to, segments, without
 from orca.operator.domain.resource import BadSpec, Json
@@ -167,6 +171,22 @@ def test_a_fetch_gets_proxies_certificates_annotations_and_a_place_like_any_pod(
 def test_a_fetch_asks_for_little_unless_the_spec_says_otherwise() -> None:
     [container] = pod("fetch")["spec"]["containers"]
     assert container["resources"] == {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
+
+
+EXAMPLES = re.findall(r"```yaml\n(.*?)```", (Path(__file__).parents[3] / "docs/how-to/pods.md").read_text(), re.S)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_of_the_page_about_pods_have_the_effect_that_it_describes(example: str) -> None:
+    spec = yaml.safe_load(example)["spec"]
+    cluster = FakeCluster(deployment(**spec))
+    cluster.settle()
+    text = json.dumps([each["spec"] for (kind, _), each in cluster.objects.items() if kind != "Pod" and "spec" in each])
+    for role in spec.values():
+        for removed in role.get("podPatchRemove", []) if isinstance(role, dict) else ():
+            assert f'"{segments(removed)[-1]}":' not in text
+        for container in role.get("podPatch", {}).get("spec", {}).get("containers", []):
+            assert all(json.dumps(variable) in text for variable in container["env"])
 
 
 def test_what_is_left_out_can_be_given_again_as_a_whole() -> None:
