@@ -118,7 +118,7 @@ def test_a_fetch_with_a_transient_failure_is_retried(shop: Shop, nodes: FakeNode
     assert len(fetch_pods(shop)) > 1
 
 
-def test_a_fetched_model_outlives_its_job_and_its_volume_does_not_outlive_its_claim(
+def test_a_fetched_model_stays_when_its_finished_job_is_cleaned_up(
     shop: Shop, nodes: FakeNodes, on_paper: Json, server: ApiServer
 ) -> None:
     fetches_say(nodes, ended(0))
@@ -136,10 +136,8 @@ def test_a_fetched_model_outlives_its_job_and_its_volume_does_not_outlive_its_cl
 
 def mark(shop: Shop) -> str | None:
     """Return the mark of the model's claim."""
-    found = shop.core.list_namespaced_persistent_volume_claim(
-        shop.namespace, label_selector=f"{names.ROLE_LABEL}=fetch"
-    )
-    [claim] = found.items
+    selector = f"{names.ROLE_LABEL}={names.FETCH}"
+    [claim] = shop.core.list_namespaced_persistent_volume_claim(shop.namespace, label_selector=selector).items
     return (claim.metadata.annotations or {}).get(names.FETCHED_ANNOTATION)
 
 

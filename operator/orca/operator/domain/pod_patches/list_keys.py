@@ -35,7 +35,8 @@ _DEFAULTS = {"protocol": "TCP", "key": "", "operator": "Equal", "value": "", "ef
 
 def missing_key(item: Any, keys: Sequence[str]) -> str | None:
     """Return a key that an item has to give and does not; None if there is none. A key with a default may be absent."""
-    return next((key for key in keys if key not in _DEFAULTS and not (isinstance(item, Mapping) and key in item)), None)
+    given = item if isinstance(item, Mapping) else {}
+    return next((key for key in keys if key not in _DEFAULTS and given.get(key) is None), None)
 
 
 def are_keyed(items: Iterable[Any], keys: Sequence[str]) -> bool:
@@ -44,7 +45,8 @@ def are_keyed(items: Iterable[Any], keys: Sequence[str]) -> bool:
 
 
 def key_of(item: Mapping[str, Any], keys: Sequence[str]) -> tuple[Any, ...]:
-    return tuple(item.get(key, _DEFAULTS.get(key)) for key in keys)
+    values = ((key, item.get(key)) for key in keys)
+    return tuple(_DEFAULTS.get(key) if value is None else value for key, value in values)
 
 
 def name_of(item: Any, field: str) -> str:

@@ -11,9 +11,7 @@ from orca.operator.domain.pod_patches.list_keys import MERGE_KEYS, SETS, key_of,
 from orca.operator.domain.pod_patches.pod_patch import pointer_to, segments
 
 _NEEDED_OF_POD = frozenset({"containers", "volumes", "enableServiceLinks"})
-_NEEDED_OF_CONTAINER = frozenset(
-    {"name", "image", "args", "command", "env", "ports", "volumeMounts", "readinessProbe"},
-)
+_NEEDED_OF_CONTAINER = frozenset({"name", "image", "args", "command", "env", "ports", "volumeMounts", "readinessProbe"})
 
 
 def find_problems(
@@ -81,6 +79,8 @@ def _items(items: Sequence[Any], keys: Sequence[str], path: str, *, is_set: bool
             yield f"{path}: {each!r} is not an object"
         elif (missing := missing_key(each, keys)) is not None:
             yield f"{path}: every item needs {missing}, by which it is merged"
+        elif bad := [value for value in key_of(each, keys) if not isinstance(value, str | int)]:
+            yield f"{path}: {bad[0]!r} is neither a text nor a number"
         elif (key := key_of(each, keys)) in found and not is_set:
             yield f"{path}: there are two items with the {keys[0]} {key[0]!r}"
         else:
