@@ -81,6 +81,9 @@ def _type(of: Json, *, is_required: bool) -> str:
 
 
 def _shown(value: object) -> object:
+    """Return a default as YAML writes it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_shown(each)}" for name, each in value.items()) + "}"
     return str(value).lower() if isinstance(value, bool) else value
 
 

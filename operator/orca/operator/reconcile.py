@@ -14,7 +14,7 @@ from orca.operator.cluster import credentials, explanations, probes
 from orca.operator.cluster.api_calls import ApiServerError
 from orca.operator.cluster.api_server import Cluster
 from orca.operator.domain import certificates, cluster_events, names
-from orca.operator.domain.actions import Action, Apply, IssueCertificate, Nudge, PromiseSlots
+from orca.operator.domain.actions import Action, Apply, IssueCertificate, MarkFetched, Nudge, PromiseSlots
 from orca.operator.domain.api_refusals import Refusal, Refusals
 from orca.operator.domain.objects import Children, ObjectKey, by_key, timestamp
 from orca.operator.domain.observation import Observation, Release, keys_secret
@@ -200,7 +200,10 @@ def _act(cluster: Cluster, observation: Observation, action: Action) -> None:
             raise ApiServerError(409, f"somebody changes the Secret {name} while it is written: {still.reason}")
     elif isinstance(action, Nudge):
         log.info("nudge", extra={"kind": "Pod", "child": action.pod, **context})
-        cluster.annotate_pod(deployment.namespace, action.pod, action.uid, action.annotations)
+        cluster.annotate("Pod", deployment.namespace, action.pod, action.uid, action.annotations)
+    elif isinstance(action, MarkFetched):
+        log.info("mark", extra={"kind": "PersistentVolumeClaim", "child": action.claim, **context})
+        cluster.annotate("PersistentVolumeClaim", deployment.namespace, action.claim, action.uid, action.annotations)
     elif isinstance(action, PromiseSlots):
         log.info("promise", extra={"slots": action.slots, "revision": action.revision, **context})
         probes.set_promise(deployment, observation.pool_secret, action, within_s=lambda: cluster.write_s)

@@ -118,6 +118,47 @@ def test_a_fetch_with_a_transient_failure_is_retried(shop: Shop, nodes: FakeNode
     assert len(fetch_pods(shop)) > 1
 
 
+def test_a_fetched_model_stays_when_its_finished_job_is_cleaned_up(
+    shop: Shop, nodes: FakeNodes, on_paper: Json, server: ApiServer
+) -> None:
+    fetches_say(nodes, ended(0))
+    shop.create(model=on_paper)
+    shop.wait_for("Ready", "True", "Serving")
+    jobs = client.BatchV1Api(server.api())
+    wait_until(lambda: mark(shop) is not None, WITHIN_S)
+    jobs.delete_collection_namespaced_job(shop.namespace, propagation_policy="Background")
+    wait_until(lambda: jobs.list_namespaced_job(shop.namespace).items == [], WITHIN_S)
+    shop.edit(replicas=2, model={**on_paper, "cache": {"sizeGiB": 1}})
+    shop.wait_for("Ready", "True", "Serving")
+    assert (len(shop.groups()), jobs.list_namespaced_job(shop.namespace).items) == (2, [])
+    assert mark(shop) is not None
+
+
+def mark(shop: Shop) -> str | None:
+    """Return the mark of the model's claim."""
+    selector = f"{names.ROLE_LABEL}={names.FETCH}"
+    [claim] = shop.core.list_namespaced_persistent_volume_claim(shop.namespace, label_selector=selector).items
+    return (claim.metadata.annotations or {}).get(names.FETCHED_ANNOTATION)
+
+
+def test_a_fetch_gets_another_shape_while_it_runs(
+    shop: Shop, nodes: FakeNodes, on_paper: Json, server: ApiServer
+) -> None:
+    fetches_say(nodes, None)
+    shop.create(model=on_paper)
+    wait_until(lambda: fetch_pods(shop) != [], WITHIN_S)
+    shop.edit(fetch={"podPatchRemove": ["/spec/securityContext/runAsUser"], "resources": {"limits": {"cpu": "1"}}})
+    jobs = client.BatchV1Api(server.api())
+
+    def users_and_limits() -> list[tuple[Any, Any]]:
+        templates = [each.spec.template.spec for each in jobs.list_namespaced_job(shop.namespace).items]
+        return [(each.security_context.run_as_user, each.containers[0].resources.limits) for each in templates]
+
+    wait_until(lambda: users_and_limits() == [(None, {"cpu": "1", "memory": "1Gi"})], WITHIN_S, users_and_limits)
+    fetches_say(nodes, ended(0))
+    shop.wait_for("Ready", "True", "Serving")
+
+
 def test_a_fetched_model_in_the_wanted_state_is_not_written(
     shop: Shop, nodes: FakeNodes, on_paper: Json, operator: OperatorProcess
 ) -> None:

@@ -67,6 +67,9 @@ def tolerating(**toleration: Any) -> Json:
         ({"gateway": {"tolerations": [{"operator": "Exists"}] * 33}}, "must have at most 32 items"),
         ({"gateway": {"httpRoute": {"parentRefs": [{"name": "a"}] * 9}}}, "must have at most 8 items"),
         ({"gateway": {"httpRoute": {"parentRefs": []}}}, "should have at least 1 items"),
+        ({"pool": {"podPatchRemove": ["/metadata/labels"]}}, "the operator needs labels, annotations, containers"),
+        ({"fetch": {"podPatchRemove": ["/spec/containers/fetch/args"]}}, "the operator needs its container"),
+        ({"worker": {"podPatchRemove": ["/metadata/labels/orca-serving.io~1group"]}}, "are the operator's"),
     ],
 )
 def test_contradicting_fields_are_refused_with_a_reason(api: DryRun, spec: Json, reason: str) -> None:

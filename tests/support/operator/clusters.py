@@ -9,8 +9,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from orca.operator.cluster import credentials
 from orca.operator.domain import names
-from orca.operator.domain.actions import Apply, Delete, IssueCertificate, Nudge, PromiseSlots
-from orca.operator.domain.objects import Children
+from orca.operator.domain.actions import Apply, Delete, IssueCertificate, MarkFetched, Nudge, PromiseSlots
+from orca.operator.domain.objects import Children, annotations
 from orca.operator.domain.observation import Observation, PoolStatus, Release
 from orca.operator.domain.resource import Json, OrcaDeployment
 from orca.operator.plan.children import finish
@@ -62,6 +62,9 @@ class FakeCluster:
                 self.write(finish(self.deployment, certificates_secret(self.deployment, self.now_s)))
             elif isinstance(action, Nudge):
                 self.objects["Pod", action.pod]["metadata"]["annotations"] = dict(action.annotations)
+            elif isinstance(action, MarkFetched):
+                claim = self.objects["PersistentVolumeClaim", action.claim]
+                claim["metadata"]["annotations"] = {**annotations(claim["metadata"]), **action.annotations}
             elif isinstance(action, PromiseSlots):
                 self.pool = replace(self.pool, promised_slots=action.slots)
             else:
@@ -90,6 +93,10 @@ class FakeCluster:
             "generation": generation,
         }
         self.objects[key] = {"status": there.get("status", {}), **manifest, "metadata": marks | manifest["metadata"]}
+        # It is written apart from its object: an apply of the object leaves it.
+        if (mark := annotations(there["metadata"]).get(names.FETCHED_ANNOTATION)) is not None:
+            metadata = self.objects[key]["metadata"]
+            metadata["annotations"] = {**annotations(metadata), names.FETCHED_ANNOTATION: mark}
 
     def start(self) -> None:
         """All pods of all controllers are there, ready and of the newest template; Jobs have done their work."""

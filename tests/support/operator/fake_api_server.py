@@ -49,11 +49,14 @@ class FakeApiServer:
         assert body is not None
         body = self.admits(body)
         if method == "POST":
-            path += "/" + body["metadata"].get("name", f"generated-{len(self.objects)}")
+            path += "/" + body["metadata"].get("name", f"generated-{len(self.said)}")
         if method == "POST" and path in self.objects:
             return 409, {"message": "it is there already"}
         there = self.objects.get(path, {"metadata": {**_MADE, "uid": f"uid-{len(self.objects)}"}})
-        self.objects[path] = {**there, **body, "metadata": there["metadata"] | body["metadata"]}
+        metadata = there["metadata"] | body["metadata"]
+        if annotations := (there["metadata"].get("annotations") or {}) | (body["metadata"].get("annotations") or {}):
+            metadata["annotations"] = annotations
+        self.objects[path] = {**there, **body, "metadata": metadata}
         return 200, self.objects[path]
 
     def _read(self, path: str) -> tuple[int, Json]:

@@ -43,6 +43,7 @@ BESIDE: Mapping[str, Json] = {
         for name in ("operator", "value", "tolerationSeconds")
     },
     "images.fetch": _ON_HUB,
+    "fetch": _ON_HUB,
     "scheduler.maxBatchTokens": _with("scheduler", maxBatchSize=1),
     "gateway.apiKeysSecret.key": _with("gateway", apiKeysSecret={"name": "mine"}),
     "gateway.httpRoute": _with("gateway", httpRoute={"parentRefs": [{"name": "edge"}]}),
@@ -84,6 +85,35 @@ _LABELS = Examples(
 _PATCH = Examples(
     valid=({"spec": {"priorityClassName": "high"}}, {"metadata": {"annotations": {"a.example/b": "c"}}}),
     invalid=([],),
+)
+_REMOVE = Examples(
+    valid=(
+        ["/spec/securityContext/runAsUser"],
+        ["/spec/securityContext/fsGroup", "/spec/securityContext/runAsGroup"],
+        [f"/spec/{n}" for n in range(63)] + ["/spec/serviceAccountName"],
+    ),
+    invalid=(
+        [""],
+        ["/"],
+        ["spec/a"],
+        ["/spec"],
+        ["/spec/"],
+        ["/spec//a"],
+        ["/spec/a/"],
+        ["/spec/a~2"],
+        ["/status/a"],
+        ["/spec/" + "a" * 507],
+        ["/spec/a", "/spec/a"],
+        [f"/spec/{n}" for n in range(65)],
+        [5],
+        ["/metadata/labels"],
+        ["/metadata/labels/orca-serving.io~1role"],
+        ["/spec/containers"],
+        ["/spec/containers/stage"],
+        ["/spec/containers/stage/image"],
+        ["/spec/containers/stage/ports/7000"],
+        ["/spec/volumes"],
+    ),
 )
 _REQUESTS = Examples(
     valid=(
@@ -168,9 +198,10 @@ EXAMPLES: Mapping[str, Examples] = {
         invalid=(["Upper"], [""], ["a", "a"], [f"a{n}" for n in range(9)], [5]),
     ),
     **{f"images.{role}": _IMAGE for role in ("gateway", "scheduler", "worker", "pool", "fetch")},
-    **{f"{role}.resources.requests": _REQUESTS for role in ("worker", "scheduler", "gateway", "pool")},
-    **{f"{role}.resources.limits": _LIMITS for role in ("worker", "scheduler", "gateway", "pool")},
-    **{f"{role}.podPatch": _PATCH for role in ("worker", "scheduler", "gateway", "pool")},
+    **{f"{role}.resources.requests": _REQUESTS for role in ("worker", "scheduler", "gateway", "pool", "fetch")},
+    **{f"{role}.resources.limits": _LIMITS for role in ("worker", "scheduler", "gateway", "pool", "fetch")},
+    **{f"{role}.podPatch": _PATCH for role in ("worker", "scheduler", "gateway", "pool", "fetch")},
+    **{f"{role}.podPatchRemove": _REMOVE for role in ("worker", "scheduler", "gateway", "pool", "fetch")},
     **{f"{role}.nodeSelector": _LABELS for role in ("worker", "gateway")},
     **{f"{role}.tolerations[].{name}": of for role in ("worker", "gateway") for name, of in _TOLERATION.items()},
 }

@@ -58,6 +58,11 @@ class Shop:
         found: dict[str, Any] = self._objects.get_namespaced_custom_object(*self._where, name)
         return {"generation": found["metadata"]["generation"], **found.get("status", {})}
 
+    def spec(self, name: str = "shop") -> dict[str, Any]:
+        """Return the spec as the API server stores it."""
+        found: dict[str, Any] = self._objects.get_namespaced_custom_object(*self._where, name)
+        return dict(found["spec"])
+
     def condition(self, kind: str, name: str = "shop") -> tuple[str, str]:
         """Status and reason, once they tell of the newest spec."""
         status = self.status(name)

@@ -8,7 +8,6 @@ import pytest
 from orca.operator.domain.resource import Json
 from orca.operator.plan.slots_change import asked_slots
 from orca.operator.render import group
-from orca.operator.render.pods import merged
 from orca.scheduler.settings import parse_settings
 from support.operator.clusters import POOL_URL, FakeCluster
 from support.operator.deployments import deployment
@@ -268,26 +267,6 @@ def test_an_ingress_does_not_buffer_streams_and_keeps_the_users_annotations() ->
 def test_an_http_route_refers_to_its_parents() -> None:
     found = manifests(gateway={"httpRoute": {"parentRefs": [{"name": "edge"}], "hostnames": ["a.example"]}})
     assert found["HTTPRoute", "shop"]["spec"]["parentRefs"] == [{"name": "edge"}]
-
-
-def test_a_patch_is_applied_last_and_finds_containers_by_name() -> None:
-    patch = {
-        "spec": {"containers": [{"name": "gateway", "env": [{"name": "A", "value": "1"}]}], "priorityClassName": "x"}
-    }
-    gateway = pods(gateway={"podPatch": patch})["gateway"]
-    assert gateway["priorityClassName"] == "x"
-    assert {"name": "A", "value": "1"} in gateway["containers"][0]["env"]
-    assert gateway["containers"][0]["image"] == "gateway:1"
-
-
-def test_a_patch_merges_maps_and_named_lists_replaces_other_values_and_removes_null_fields() -> None:
-    base = {"a": 1, "map": {"x": 1, "y": 2}, "named": [{"name": "p", "v": 1}], "plain": [1, 2]}
-    patch = {"a": None, "map": {"y": None, "z": 3}, "named": [{"name": "q"}, {"name": "p", "w": 2}], "plain": [3]}
-    assert merged(base, patch) == {
-        "map": {"x": 1, "z": 3},
-        "named": [{"name": "p", "v": 1, "w": 2}, {"name": "q"}],
-        "plain": [3],
-    }
 
 
 def test_a_fetch_writes_to_the_volume_claim_that_all_others_mount_read_only() -> None:

@@ -11,7 +11,8 @@ import pytest
 from orca.core.fetch_report import FetchProgress
 from orca.operator.cluster import probes
 from orca.operator.domain import names
-from orca.operator.domain.actions import Delete
+from orca.operator.domain.actions import Action, Apply, Delete, MarkFetched
+from orca.operator.domain.api_refusals import Refusal
 from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import Json
 from orca.operator.plan import status
@@ -122,10 +123,122 @@ def test_a_running_fetch_is_replaced_when_its_spec_changes() -> None:
     assert "mine" in json.dumps(cluster.objects["Job", job])
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"resources": {"limits": {"cpu": "1"}}},
+        {"podPatch": {"spec": {"priorityClassName": "high"}}},
+        {"podPatchRemove": ["/spec/securityContext/fsGroup"]},
+    ],
+)
+def test_a_fetch_gets_another_shape_while_it_runs_and_keeps_it_after_its_success(shape: Json) -> None:
+    cluster = FakeCluster(deployment(model=ON_HUB))
+    cluster.reconcile()
+    [job] = cluster.names("Job")
+    before = cluster.objects["Job", job]["spec"]
+    change(cluster, model=ON_HUB, fetch=shape)
+    assert deleted(cluster.reconcile()) == [("Job", job)]
+    cluster.settle()
+    assert cluster.objects["Job", job]["spec"] != before
+    assert change(cluster, model=ON_HUB).reconcile().actions == ()
+
+
 def test_a_successful_fetch_is_never_repeated() -> None:
     cluster = settled()
     change(cluster, model={**ON_HUB, "tokenSecret": {"name": "mine"}})
     assert cluster.reconcile().actions == ()
+
+
+def test_a_model_is_still_there_after_its_finished_job_is_cleaned_up() -> None:
+    cluster = settled()
+    [job] = cluster.names("Job")
+    del cluster.objects["Job", job]
+    assert cluster.reconcile().actions == ()
+    change(cluster, model=ON_HUB, replicas=2, gateway={"replicas": 3}).settle()
+    assert len(cluster.names("StatefulSet", "stage")) == 2
+    assert cluster.objects["Deployment", "shop-gateway"]["spec"]["replicas"] == 3
+    assert (cluster.names("Job"), model_ready(cluster)["reason"]) == ([], "Fetched")
+
+
+def test_a_model_that_was_fetched_before_there_were_marks_gets_its_mark() -> None:
+    cluster = settled()
+    [claim] = claims(cluster)
+    metadata = cluster.objects["PersistentVolumeClaim", claim]["metadata"]
+    del metadata["annotations"][names.FETCHED_ANNOTATION]
+    [marked] = settled_again(cluster)
+    assert isinstance(marked, MarkFetched)
+    assert model_ready(cluster)["reason"] == "Fetched"
+    assert (marked.claim, marked.uid) == (claim, metadata["uid"])
+    assert json.loads(metadata["annotations"][names.FETCHED_ANNOTATION])["uri"] == ON_HUB["uri"]
+
+
+def settled_again(cluster: FakeCluster) -> list[Action]:
+    """Return all actions until there is nothing to do."""
+    return [action for plan in cluster.settle() for action in plan.actions]
+
+
+def test_a_mark_stays_when_its_claim_is_written_again() -> None:
+    cluster = settled()
+    [job] = cluster.names("Job")
+    del cluster.objects["Job", job]
+    change(cluster, model={**ON_HUB, "cache": {"sizeGiB": 60}}).settle()
+    assert cluster.names("Job") == []
+
+
+def test_a_claim_that_is_made_again_with_the_annotations_of_the_old_one_is_filled_again() -> None:
+    cluster = settled()
+    [claim] = claims(cluster)
+    del cluster.objects["Job", claim]
+    cluster.objects["PersistentVolumeClaim", claim]["metadata"]["uid"] = "another"
+    cluster.reconcile()
+    assert cluster.names("Job") == [claim]
+    assert model_ready(cluster)["reason"] == "ModelLoading"
+
+
+@pytest.mark.parametrize("mark", [None, "true", "{}", '{"uri": "hf://org/other"}'])
+def test_a_claim_without_a_job_and_a_sound_mark_is_filled_again(mark: str | None) -> None:
+    cluster = settled()
+    [claim] = claims(cluster)
+    del cluster.objects["Job", claim]
+    marks = cluster.objects["PersistentVolumeClaim", claim]["metadata"]["annotations"]
+    marks |= {names.FETCHED_ANNOTATION: mark}
+    if mark is None:
+        del marks[names.FETCHED_ANNOTATION]
+    cluster.reconcile()
+    assert cluster.names("Job") == [claim]
+
+
+def test_a_claim_gets_no_mark_before_its_fetch_succeeds() -> None:
+    cluster = FakeCluster(deployment(model=ON_HUB))
+    cluster.reconcile()
+    [claim] = claims(cluster)
+    cluster.end_job(claim, "Failed")
+    cluster.reconcile()
+    assert names.FETCHED_ANNOTATION not in cluster.objects["PersistentVolumeClaim", claim]["metadata"]["annotations"]
+
+
+def test_a_revert_to_a_model_that_is_still_in_its_volume_needs_no_fetch() -> None:
+    cluster = settled()
+    change(cluster, model=NEWER).settle()
+    assert len(claims(cluster)) == 2
+    made = [each for each in settled_again(change(cluster, model=ON_HUB)) if isinstance(each, Apply)]
+    assert [each.manifest["kind"] for each in made if each.manifest["kind"] == "Job"] == []
+
+
+def test_a_job_that_runs_beside_a_complete_model_goes() -> None:
+    cluster = settled()
+    [job] = cluster.names("Job")
+    cluster.objects["Job", job]["status"] = {}
+    assert deleted(cluster.reconcile()) == [("Job", job)]
+    assert (cluster.names("Job"), cluster.reconcile().actions) == ([], ())
+
+
+def test_a_mark_that_is_refused_is_no_fault_of_the_spec() -> None:
+    cluster = settled()
+    refused = Refusal(MarkFetched("c", "uid", {}, "its model is complete"), "no")
+    found = status.make_status(cluster.observe(at=NOW), cluster.reconcile(), {}, [refused])
+    [accepted] = [each for each in found["conditions"] if each["type"] == "Accepted"]
+    assert accepted["status"] == "True"
 
 
 def test_a_failed_fetch_is_retried_after_a_while() -> None:

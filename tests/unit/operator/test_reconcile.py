@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from orca.operator.cluster.api_server import Cluster
 from orca.operator.domain import names
 from orca.operator.domain.api_refusals import Refusals
 from orca.operator.domain.resource import Json
@@ -11,7 +12,7 @@ from orca.operator.plan.children import finish, is_ours
 from orca.operator.reconcile import observe, reconcile
 from support.operator.clusters import RELEASE
 from support.operator.deployments import deployment
-from support.operator.fake_api_server import fake_api_server
+from support.operator.fake_api_server import FakeApiServer, fake_api_server
 
 NOBODY: frozenset[str] = frozenset()
 
@@ -70,6 +71,43 @@ def test_an_object_with_the_operators_labels_and_another_owner_is_neither_delete
         reconcile(cluster, observe(cluster, RELEASE, deployment(), NOBODY), {}, Refusals(time.monotonic))
     assert [method for method, path, _ in fake.said if path.startswith(f"{services}/") and method == "DELETE"] == []
     assert fake.calls("PATCH", "services/shop") == 0
+
+
+def fetched(fake: FakeApiServer, cluster: Cluster) -> str:
+    """Reconcile until a model is fetched. Returns: the name of its Job and claim."""
+    reconcile_hub_model(cluster)
+    [job] = [path for path in fake.objects if "/jobs/" in path]
+    done = {"type": "Complete", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    fake.objects[job] |= {"status": {"conditions": [done]}}
+    reconcile_hub_model(cluster)
+    return job.rpartition("/")[2]
+
+
+def reconcile_hub_model(cluster: Cluster) -> None:
+    observed = observe(cluster, RELEASE, deployment(model={"uri": "hf://org/model"}), NOBODY)
+    reconcile(cluster, observed, {}, Refusals(time.monotonic))
+
+
+def test_a_claim_is_marked_by_a_write_that_touches_nothing_else_and_needs_its_job_no_more() -> None:
+    with fake_api_server() as (fake, cluster):
+        name = fetched(fake, cluster)
+        claim = fake.objects[f"/api/v1/namespaces/ns/persistentvolumeclaims/{name}"]
+        writes = [body for _, path, body in fake.said if path.endswith(f"persistentvolumeclaims/{name}") and body]
+        metadata = writes[-1]["metadata"]
+        assert (writes[-1].keys(), metadata["uid"]) == ({"apiVersion", "kind", "metadata"}, claim["metadata"]["uid"])
+        assert list(metadata["annotations"]) == [names.FETCHED_ANNOTATION]
+        del fake.objects[f"/apis/batch/v1/namespaces/ns/jobs/{name}"]
+        reconcile_hub_model(cluster)
+        assert not any("/jobs/" in path for path in fake.objects)
+        assert fake.calls("PATCH", f"persistentvolumeclaims/{name}") == len(writes)
+
+
+@pytest.mark.parametrize("status", [404, 409])
+def test_a_claim_that_goes_before_its_mark_is_no_refusal(status: int) -> None:
+    with fake_api_server() as (fake, cluster):
+        reconcile_hub_model(cluster)
+        fake.refuses["PATCH", "uid-of-another"] = status, "it is another one"
+        cluster.annotate("PersistentVolumeClaim", "ns", "uid-of-another", "uid", {"a": "b"})
 
 
 def without_ports(body: Json) -> Json:

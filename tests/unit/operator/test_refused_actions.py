@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from orca.operator.domain import names
-from orca.operator.domain.actions import Action, Apply, Delete, IssueCertificate, Nudge
+from orca.operator.domain.actions import Action, Apply, Delete, IssueCertificate, MarkFetched, Nudge
 from orca.operator.domain.api_refusals import WAIT_MAX_S, Refusal, Refusals
 from orca.operator.domain.resource import OrcaDeployment
 from orca.operator.plan.plan import make_plan
@@ -82,8 +82,9 @@ def test_refusals_of_actions_that_are_no_longer_planned_are_forgotten() -> None:
     assert is_tried(refusals, apply())
 
 
-def test_refused_deletes_nudges_and_certificates_wait_too() -> None:
+def test_refused_deletes_annotations_and_certificates_wait_too() -> None:
     refusals = Refusals(Clock())
-    for action in (Delete("Pod", "p", "uid", "gone"), Nudge("p", "uid", {}, "new"), IssueCertificate("it ends", None)):
+    marks = Nudge("p", "uid", {}, "new"), MarkFetched("c", "uid-2", {}, "new")
+    for action in (Delete("Pod", "p", "uid", "gone"), *marks, IssueCertificate("it ends", None)):
         assert is_tried(refusals, action)
         assert not is_tried(refusals, action)

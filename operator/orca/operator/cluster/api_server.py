@@ -47,6 +47,7 @@ KINDS: Mapping[str, ResourceKind] = {
 _ALL: Mapping[str, str] = {}
 _CREATE = {"fieldManager": names.MANAGER}
 _APPLY = {"fieldManager": names.MANAGER, "force": "true"}
+_ANNOTATE = {"fieldManager": names.MARKER, "force": "true"}
 
 
 class Cluster:
@@ -119,11 +120,15 @@ class Cluster:
             _check_is_ours(manifest, made)
         return made
 
-    def annotate_pod(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
-        """Annotate a pod, unless it is gone or another pod has its name by now."""
+    def annotate(self, kind: str, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
+        """Annotate an object, unless it is gone or another object has its name by now.
+
+        The field manager is another one than that of `apply`: each would take from the object what it does not write.
+        """
         metadata = {"name": name, "namespace": namespace, "uid": uid, "annotations": dict(annotations)}
+        manifest = {"apiVersion": KINDS[kind].api_version, "kind": kind, "metadata": metadata}
         try:
-            self.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
+            self.calls.call("PATCH", _path_of(manifest), manifest, query=_ANNOTATE)
         except ApiServerError as error:
             if error.status not in (404, 409):
                 raise

@@ -40,6 +40,16 @@ class Nudge:
 
 
 @dataclass(frozen=True, slots=True)
+class MarkFetched:
+    """Annotate a claim with the model that is complete in it. The claim is not written otherwise."""
+
+    claim: str
+    uid: str
+    annotations: Mapping[str, str]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class IssueCertificate:
     """Draw the certificate of schedulers and stages, and write its Secret."""
 
@@ -61,4 +71,4 @@ class PromiseSlots:
     reason: str
 
 
-Action = Apply | Delete | Nudge | IssueCertificate | PromiseSlots
+Action = Apply | Delete | Nudge | MarkFetched | IssueCertificate | PromiseSlots

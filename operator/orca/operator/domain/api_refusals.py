@@ -11,7 +11,7 @@ no refusal: the next reconcile sends it again.
 from collections.abc import Callable, Hashable, Sequence, Set
 from dataclasses import dataclass
 
-from orca.operator.domain.actions import Action, Apply, Delete, IssueCertificate, PromiseSlots
+from orca.operator.domain.actions import Action, Apply, Delete, IssueCertificate, MarkFetched, PromiseSlots
 from orca.operator.domain.resource import OrcaDeployment
 
 WAIT_FIRST_S, WAIT_MAX_S = 5.0, 600.0
@@ -32,6 +32,8 @@ class Refusal:
     def is_of_volume(self) -> bool:
         """True if it concerns a volume that exists: it cannot become as wanted, and serves as it is."""
         action = self.action
+        if isinstance(action, MarkFetched):
+            return True
         return isinstance(action, Apply) and action.manifest["kind"] == "PersistentVolumeClaim" and not action.is_new
 
 
@@ -83,4 +85,4 @@ def _key(deployment: OrcaDeployment, action: Action) -> Hashable:
         return deployment.generation, "issue"
     if isinstance(action, PromiseSlots):
         return deployment.generation, "promise", action.revision, action.slots
-    return deployment.generation, "nudge", action.uid
+    return deployment.generation, "annotate", action.uid

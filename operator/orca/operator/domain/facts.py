@@ -10,6 +10,7 @@ They are in labels and annotations of the operator's own, written when an object
                                 pool        as on the Deployment of gateways
     Deployment of gateways      pool        URL of the external Redis that holds the requests, without credentials
     pods of gateways            models      their own model, then older ones whose answers they still read
+    claim of a fetched model    fetched     the model that is complete in it
 
 The arguments of containers say the same, but users may patch those. Users may edit a label or an annotation too. If one
 is missing or unreadable, the fact is unknown, and the plan assumes what loses no request. On an object that the spec
@@ -23,7 +24,7 @@ from typing import Any
 from orca.operator.domain import names
 from orca.operator.domain.model_references import ModelReference, read_model
 from orca.operator.domain.objects import annotations, label_map
-from orca.operator.domain.resource import Json
+from orca.operator.domain.resource import Json, ModelSpec
 
 STAGES_MAX = 64
 """The bound in the CRD."""
@@ -50,6 +51,21 @@ def models_annotations(models: Sequence[ModelReference]) -> dict[str, str]:
 def pool_annotations(url: str | None) -> dict[str, str]:
     """Return the fact on whatever uses an external pool. Args: url: None for a managed pool, or if it is unknown."""
     return {} if url is None else {names.POOL_ANNOTATION: url}
+
+
+def fetched_annotations(model: ModelSpec, claim: Json) -> dict[str, str]:
+    """Return the fact on a claim in which a model is complete.
+
+    It names the very claim. Tools copy annotations to a claim that they make again, and that one is empty.
+    """
+    fetched = {"uri": model.uri, "revision": model.revision, "endpoint": model.endpoint}
+    known = {"claim": claim["metadata"]["uid"], **{name: value for name, value in fetched.items() if value is not None}}
+    return {names.FETCHED_ANNOTATION: json.dumps(known, sort_keys=True)}
+
+
+def is_fetched(model: ModelSpec, claim: Json) -> bool:
+    """Return whether a claim says that a model is complete in it."""
+    return fetched_annotations(model, claim).items() <= annotations(claim["metadata"]).items()
 
 
 def kept_annotations(there: Json) -> dict[str, str]:

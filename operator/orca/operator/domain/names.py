@@ -21,7 +21,10 @@ from typing import Any
 from orca.operator.domain.resource import GROUP
 
 MANAGER = "orca-operator"
-"""Field manager of every server-side apply."""
+"""Field manager of the objects that are written as a whole, by server-side apply."""
+
+MARKER = "orca-operator-marks"
+"""Field manager of annotations on objects that somebody else writes, or that are written apart from their spec."""
 
 GATEWAY, SCHEDULER, STAGE, POOL, FETCH, ACCOUNT = "gateway", "scheduler", "stage", "pool", "fetch", "account"
 """Roles of pods, and of the objects that belong to them; ACCOUNT is for the ServiceAccount that all pods share."""
@@ -59,6 +62,9 @@ KEPT_ANNOTATIONS = {
     "helm.sh/resource-policy": "keep",
 }
 """Annotations of objects without an owner. They hold what nobody can make again, so tools must not prune them."""
+
+FETCHED_ANNOTATION = f"{GROUP}/fetched"
+"""JSON of the model that a fetch has completed in a claim, on that claim: facts.py writes and reads it."""
 
 _GROUP = re.compile(r".+-[0-9a-f]{8}-[0-9]{1,9}")
 

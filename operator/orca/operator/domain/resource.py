@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from orca.operator.domain.pod_patches import patch_rules
+
 GROUP = "orca-serving.io"
 VERSION = "v1alpha1"
 PLURAL = "orcadeployments"
@@ -103,6 +105,7 @@ class WorkerSpec:
     runtime_class_name: str | None = None
     shared_memory_mib: int
     pod_patch: Mapping[str, Any] = field(default_factory=dict)
+    pod_patch_remove: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +117,7 @@ class SchedulerSpec:
     prefetch: int
     resources: ResourcesSpec
     pod_patch: Mapping[str, Any] = field(default_factory=dict)
+    pod_patch_remove: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +166,7 @@ class GatewaySpec:
     node_selector: Mapping[str, Any] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
     pod_patch: Mapping[str, Any] = field(default_factory=dict)
+    pod_patch_remove: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +193,14 @@ class PoolSpec:
     retention_seconds: int
     resources: ResourcesSpec
     pod_patch: Mapping[str, Any] = field(default_factory=dict)
+    pod_patch_remove: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSpec:
+    resources: ResourcesSpec
+    pod_patch: Mapping[str, Any] = field(default_factory=dict)
+    pod_patch_remove: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +238,7 @@ class DeploymentSpec:
     scheduler: SchedulerSpec
     gateway: GatewaySpec
     pool: PoolSpec
+    fetch: FetchSpec
     certificates: CertificatesSpec
     rollout: RolloutSpec
     drain_seconds: int
@@ -281,45 +295,31 @@ GATEWAY_LEAVE_S = 5
 """A gateway that was told to end still serves for this long, until nobody sends it new calls: endpoints, kube-proxy and
 ingress controllers learn of its end one after another. Then its drainSeconds begin."""
 
-_CONTAINERS = {"worker": "stage", "scheduler": "scheduler", "gateway": "gateway", "pool": "pool"}
-"""Field of the spec -> name of the container."""
+_GRACE = "terminationGracePeriodSeconds"
 
 
 def _check(spec: DeploymentSpec) -> None:
     """Check what the rules of the CRD cannot."""
-    for role in ("worker", "scheduler", "gateway", "pool"):
-        patch = getattr(spec, role).pod_patch
-        if unknown := set(patch) - {"metadata", "spec"}:
-            name = sorted(unknown)[0]
-            raise BadSpec(f"{role}.podPatch: {name} is not a field of a pod template; give metadata or spec")
-        if bad := [name for name, value in patch.items() if not isinstance(value, Mapping)]:
-            raise BadSpec(f"{role}.podPatch.{bad[0]} is not an object")
-        _check_arguments(role, patch)
-        _check_marks(role, patch)
+    _check_patch("worker", spec.worker, container="stage")
+    _check_patch("scheduler", spec.scheduler, container="scheduler")
+    _check_patch("gateway", spec.gateway, container="gateway")
+    _check_patch("pool", spec.pool, container="redis")
+    _check_patch("fetch", spec.fetch, container="fetch")
     if spec.gateway.http_route is not None:
         _check_parents(spec.gateway.http_route)
     _check_grace(spec.gateway)
 
 
-def _check_arguments(role: str, patch: Mapping[str, Any]) -> None:
-    """Refuse other arguments than the operator's: its annotations and the pool record what those say."""
-    containers = patch.get("spec", {}).get("containers")
-    for container in containers if isinstance(containers, list) else ():
-        is_own = isinstance(container, Mapping) and container.get("name") == _CONTAINERS[role]
-        if is_own and (fields := container.keys() & {"args", "command"}):
-            raise BadSpec(
-                f"{role}.podPatch: only the operator sets {min(fields)} of the container {_CONTAINERS[role]};"
-                f" put settings without a field in this resource into the container's env, as ORCA_{role.upper()}_NAME"
-            )
+_Role = WorkerSpec | SchedulerSpec | GatewaySpec | PoolSpec | FetchSpec
 
 
-def _check_marks(role: str, patch: Mapping[str, Any]) -> None:
-    """Refuse labels and annotations with our prefix: the operator finds its pods by them, and reads facts from them."""
-    for kind in ("labels", "annotations"):
-        marks = patch.get("metadata", {}).get(kind)
-        ours = sorted(key for key in marks if key.startswith(f"{GROUP}/")) if isinstance(marks, Mapping) else []
-        if ours:
-            raise BadSpec(f"{role}.podPatch.metadata.{kind}: only the operator sets {ours[0]}")
+def _check_patch(field: str, role: _Role, *, container: str) -> None:
+    """Args: field: of the role in the spec. container: the operator's in the role's pods."""
+    # Redis reads no variables.
+    variables = None if container == "redis" else f"ORCA_{field.upper()}"
+    patch, remove = role.pod_patch, role.pod_patch_remove
+    for problem in patch_rules.find_problems(patch, remove, container=container, variables=variables, domain=GROUP):
+        raise BadSpec(f"{field}.{problem}")
 
 
 def _check_parents(route: HttpRouteSpec) -> None:
@@ -336,10 +336,12 @@ def _check_parents(route: HttpRouteSpec) -> None:
 
 def _check_grace(gateway: GatewaySpec) -> None:
     """Refuse a grace period in which a gateway could not finish the answers that it is still sending."""
-    patched, least = gateway.pod_patch.get("spec", {}), GATEWAY_LEAVE_S + gateway.drain_seconds
-    grace = patched.get("terminationGracePeriodSeconds", least)
-    field = f"gateway.podPatch: terminationGracePeriodSeconds {'null' if grace is None else repr(grace)}"
+    least = GATEWAY_LEAVE_S + gateway.drain_seconds
+    is_removed = f"/spec/{_GRACE}" in gateway.pod_patch_remove
+    grace = gateway.pod_patch.get("spec", {}).get(_GRACE, None if is_removed else least)
+    field = f"gateway.podPatch: {_GRACE} {'null' if grace is None else repr(grace)}"
     if grace is None:
+        field = f"gateway.podPatchRemove: no {_GRACE}" if is_removed else field
         raise BadSpec(f"{field} means Kubernetes' default of 30 s, but a gateway may take {least} s to end")
     if not isinstance(grace, int):
         raise BadSpec(f"{field} is not a whole number")

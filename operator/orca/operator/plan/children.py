@@ -7,6 +7,7 @@ from typing import Any
 
 from orca.operator.domain import names
 from orca.operator.domain.objects import controllers
+from orca.operator.domain.pod_patches.list_keys import MERGE_KEYS, SETS, are_keyed, key_of
 from orca.operator.domain.quantity import is_same_quantity
 from orca.operator.domain.resource import Json, OrcaDeployment
 
@@ -52,33 +53,11 @@ def _is_owned(deployment: OrcaDeployment, manifest: Json) -> bool:
     return manifest["kind"] not in KEPT_KINDS or deployment.spec.deletion_policy == "Delete"
 
 
-_MERGE_KEYS: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(
-        ("containers", "initContainers", "ephemeralContainers", "volumes", "env", "imagePullSecrets", "resourceClaims"),
-        ("name",),
-    ),
-    "ports": ("containerPort", "protocol"),
-    "volumeMounts": ("mountPath",),
-    "volumeDevices": ("devicePath",),
-    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
-    "hostAliases": ("ip",),
-    "ownerReferences": ("uid",),
-}
-"""Keys by which the API server tells the items of a list from one another, by the name of the list's field.
-
-Source: x-kubernetes-list-map-keys in the OpenAPI of Kubernetes. All other lists are replaced as a whole by an apply.
-"""
-
 _SERVICE_PORTS, _SERVICE_PORT_KEYS = "spec.ports", ("port", "protocol")
 """The ports of a Service have another key than those of a container. Those of a NetworkPolicy have none."""
 
-_SETS = frozenset({"tolerations", "finalizers"})
-"""Lists to which admission adds and in which order says nothing."""
-
 _ORDERED = frozenset({"env", "initContainers"})
 """Lists with keys whose order counts: a variable may refer to earlier ones, and containers run one after another."""
-
-_DEFAULTS = {"protocol": "TCP"}
 
 
 def drift(wanted: Any, there: Any, path: str = "") -> str | None:
@@ -104,13 +83,13 @@ def drift(wanted: Any, there: Any, path: str = "") -> str | None:
 
 def _drift_of_list(wanted: Sequence[Any], there: Sequence[Any], path: str) -> str | None:
     field = path.rpartition(".")[2]
-    if field in _SETS:
+    if field in SETS:
         is_there = (any(drift(each, other) is None for other in there) for each in wanted)
         return None if all(is_there) else path
-    keys = _SERVICE_PORT_KEYS if path == _SERVICE_PORTS else _MERGE_KEYS.get(field)
-    if keys is not None and all(isinstance(each, Mapping) and keys[0] in each for each in (*wanted, *there)):
-        known = {_key_of(each, keys): each for each in there}
-        ours = {_key_of(each, keys): each for each in wanted}
+    keys = _SERVICE_PORT_KEYS if path == _SERVICE_PORTS else MERGE_KEYS.get(field)
+    if keys is not None and are_keyed((*wanted, *there), keys):
+        known = {key_of(each, keys): each for each in there}
+        ours = {key_of(each, keys): each for each in wanted}
         found = _first_drift((each, known.get(key), f"{path}[{key[0]}]") for key, each in ours.items())
         is_moved = field in _ORDERED and [*ours] != [key for key in known if key in ours]
         return path if found is None and is_moved else found
@@ -119,10 +98,6 @@ def _drift_of_list(wanted: Sequence[Any], there: Sequence[Any], path: str) -> st
     return _first_drift(
         (one, other, f"{path}[{index}]") for index, (one, other) in enumerate(zip(wanted, there, strict=True))
     )
-
-
-def _key_of(item: Mapping[str, Any], keys: Sequence[str]) -> tuple[Any, ...]:
-    return tuple(item.get(key, _DEFAULTS.get(key)) for key in keys)
 
 
 def _first_drift(fields: Iterable[tuple[Any, Any, str]]) -> str | None:

@@ -4,15 +4,19 @@ One Job fetches a model from a hub or a store into one claim. Both have the same
 the model and its revision. When the Job succeeds, the model is complete. Until then, groups and gateways that read
 another model stay as they are (plan.py).
 
+The claim is then marked with the model (facts.py), since many clusters clean up finished Jobs. A marked claim needs no
+Job. A claim that takes the place of a marked one has no valid mark, so the model is fetched again.
+
 A Job that has failed for good is made again after RETRY_S: somebody may have fixed the cause meanwhile, in a Secret or
-at the hub. A Job that would be another one now (image, token) is made again at once, unless it has succeeded.
+at the hub. A Job that would be another one now (image, token, podPatch) is made again at once, unless it has succeeded.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orca.core.fetch_report import FetchProgress, read_reason
-from orca.operator.domain import cluster_events, names, problems, volumes
+from orca.operator.domain import cluster_events, facts, names, problems, volumes
+from orca.operator.domain.actions import MarkFetched
 from orca.operator.domain.model_references import source_digest
 from orca.operator.domain.objects import (
     condition,
@@ -40,6 +44,7 @@ class FetchPlan:
 
     is_complete: bool  # pods that read the wanted model may start
     manifests: tuple[Json, ...]  # claim and Job of the wanted model
+    mark: MarkFetched | None  # for the claim of the wanted model; None if it has its mark, or must not have it yet
     held: tuple[str, ...]  # Jobs that stay as they are: they have begun, or pods still read what they fetched
     unread_claims: tuple[str, ...]  # of models that no pod reads any more
     leaving: Mapping[str, str]  # why a Job of the wanted model goes, by its name
@@ -58,7 +63,7 @@ def plan_fetch(observation: Observation) -> FetchPlan:
         new, there = fetch.job(observation.deployment, observation.images.fetch), children.get("Job", wanted)
         reason = None if there is None else _why_it_goes(observation, there, new)
         if there is None or is_going(there):
-            manifests.append(new)
+            manifests += [] if _is_marked(observation) else [new]
         elif reason is None:
             held.append(wanted)
         else:
@@ -70,6 +75,7 @@ def plan_fetch(observation: Observation) -> FetchPlan:
     ]
     return FetchPlan(
         is_complete=is_complete(observation),
+        mark=_mark(observation),
         manifests=tuple(manifests),
         held=tuple(held),
         unread_claims=tuple(unread),
@@ -82,8 +88,12 @@ def is_complete(observation: Observation) -> bool:
     name = _name(observation)
     if name is None:
         return True
-    job, claim = observation.children.get("Job", name), observation.children.get("PersistentVolumeClaim", name)
-    if job is None or claim is None or is_going(job) or is_going(claim):
+    job, claim = observation.children.get("Job", name), _claim(observation)
+    if claim is None:
+        return False
+    if facts.is_fetched(observation.spec.model, claim):
+        return True
+    if job is None or is_going(job):
         return False
     return condition_status(job, "Complete") == "True" and not _is_for_older_claim(job, claim)
 
@@ -120,12 +130,34 @@ def _name(observation: Observation) -> str | None:
     return names.model(observation.name, source_digest(wanted)) if wanted.is_fetched else None
 
 
+def _claim(observation: Observation) -> Json | None:
+    """Return the claim of the wanted model; None if there is none, or if it is being deleted."""
+    name = _name(observation)
+    claim = None if name is None else observation.children.get("PersistentVolumeClaim", name)
+    return None if claim is None or is_going(claim) else claim
+
+
+def _is_marked(observation: Observation) -> bool:
+    claim = _claim(observation)
+    return claim is not None and facts.is_fetched(observation.spec.model, claim)
+
+
+def _mark(observation: Observation) -> MarkFetched | None:
+    claim = _claim(observation)
+    if claim is None or _is_marked(observation) or not is_complete(observation):
+        return None
+    name, uid = claim["metadata"]["name"], claim["metadata"]["uid"]
+    return MarkFetched(name, uid, facts.fetched_annotations(observation.spec.model, claim), "its model is complete")
+
+
 def _why_it_goes(observation: Observation, there: Json, new: Json) -> str | None:
     claim = observation.children.get("PersistentVolumeClaim", new["metadata"]["name"])
     if claim is not None and _is_for_older_claim(there, claim):
         return "the volume that it filled is gone"
     if condition_status(there, "Complete") == "True":
         return None
+    if _is_marked(observation):
+        return "the model is complete without it"
     if label_map(there).get(names.HASH_LABEL) != hash_of(observation.deployment, new):
         return "the spec has changed"
     failed = since(there, "Failed")

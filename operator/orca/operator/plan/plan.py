@@ -94,6 +94,7 @@ def make_plan(observation: Observation) -> ReconcilePlan:
     kept = held | {key_of(each) for each in wanted}
     actions: tuple[Action, ...] = (
         *_promises(observation, decisions.slots),
+        *([] if decisions.fetch.mark is None else [decisions.fetch.mark]),
         *_certificates_to_issue(observation),
         *_rights(observation),
         *_applies(observation, wanted),

@@ -3,7 +3,7 @@
 from orca.core.fetch_report import PERMANENT_EXIT
 from orca.operator.domain import names
 from orca.operator.domain.model_references import source_digest
-from orca.operator.domain.resource import Json, OrcaDeployment, ResourcesSpec
+from orca.operator.domain.resource import Json, OrcaDeployment
 from orca.operator.render import model, objects
 from orca.operator.render.group import LOST_NODE
 from orca.operator.render.objects import metadata
@@ -13,7 +13,6 @@ PORT = 9090
 
 _FAILED_PODS_MAX = 100
 """Failed pods of one Job. The waits between pods grow to ten minutes, so this many last for half a day or more."""
-_RESOURCES = ResourcesSpec(requests={"cpu": "100m", "memory": "128Mi"}, limits={"memory": "1Gi"})
 
 
 def claim(deployment: OrcaDeployment, there: Json | None) -> Json:
@@ -63,7 +62,7 @@ def _pod(deployment: OrcaDeployment, image: str, labels: dict[str, str]) -> Json
         image,
         ["fetch", *flags(values)],
         images=spec.images,
-        resources=_RESOURCES,
+        resources=spec.fetch.resources,
         ports={"progress": PORT},
         environment=_environment(deployment),
         mounts=[{"name": "model", "mountPath": model.FOLDER}],
@@ -87,6 +86,8 @@ def _pod(deployment: OrcaDeployment, image: str, labels: dict[str, str]) -> Json
             "tolerations": [*spec.worker.tolerations, *LOST_NODE],
             "affinity": _beside_other_readers(deployment) if spec.model.cache.access_mode == "ReadWriteOnce" else None,
         },
+        patch=spec.fetch.pod_patch,
+        remove=spec.fetch.pod_patch_remove,
     )
 
 

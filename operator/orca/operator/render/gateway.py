@@ -133,6 +133,7 @@ def _pod(
             "topologySpreadConstraints": [_spread(deployment)],
         },
         patch=gateway.pod_patch,
+        remove=gateway.pod_patch_remove,
         annotations=facts.models_annotations([model.wanted_model(deployment), *older]),
     )
 

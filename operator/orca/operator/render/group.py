@@ -15,10 +15,11 @@ from orca.operator.domain import facts, names
 from orca.operator.domain.certificates import CA, CERTIFICATE, FILES, KEY, server_name
 from orca.operator.domain.group_pauses import Pause
 from orca.operator.domain.observation import ModelVersion
+from orca.operator.domain.pod_patches.pod_patch import merged
 from orca.operator.domain.resource import Json, OrcaDeployment
 from orca.operator.render import model, pool
 from orca.operator.render.objects import metadata
-from orca.operator.render.pods import container, everywhere, flags, http_probe, merged, secret_volume, template
+from orca.operator.render.pods import container, everywhere, flags, http_probe, secret_volume, template
 from orca.operator.render.pool import PoolConnection
 
 STAGE_PORT = 7000
@@ -208,6 +209,7 @@ def _stage_pod(deployment: OrcaDeployment, image: str, labels: dict[str, str]) -
             "runtimeClassName": worker.runtime_class_name,
         },
         patch=worker.pod_patch,
+        remove=worker.pod_patch_remove,
     )
 
 
@@ -277,6 +279,7 @@ def _scheduler_pod(
         ],
         more={"terminationGracePeriodSeconds": DRAIN_S, "tolerations": list(LOST_NODE)},
         patch=chosen.pod_patch,
+        remove=chosen.pod_patch_remove,
     )
 
 

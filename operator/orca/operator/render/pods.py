@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orca.operator.domain.pod_patches.pod_patch import merged, without
 from orca.operator.domain.resource import ImagesSpec, Json, ResourcesSpec
 
 USER_ID = 65532
@@ -21,6 +22,7 @@ def template(
     annotations: Mapping[str, str] | None = None,
     more: Mapping[str, Any] | None = None,
     patch: Mapping[str, Any] | None = None,
+    remove: Sequence[str] = (),
 ) -> Json:
     """Render a pod template with one container.
 
@@ -28,6 +30,7 @@ def template(
         account: name of the ServiceAccount.
         more: fields of the pod's spec; those that are None are left out.
         patch: of the user, merged over everything else.
+        remove: JSON pointers of the user to fields that are left out before.
     """
     spec: Json = {
         "serviceAccountName": account,
@@ -49,7 +52,7 @@ def template(
         **_given(more or {}),
     }
     metadata = {"labels": dict(labels), **_given({"annotations": annotations})}
-    return merged({"metadata": metadata, "spec": spec}, patch or {})
+    return merged(without({"metadata": metadata, "spec": spec}, remove), patch or {})
 
 
 def container(
@@ -121,33 +124,6 @@ def flags(values: Mapping[str, object]) -> list[str]:
 
 def variable(name: str, value: object) -> Json:
     return {"name": name, "value": _text(value)}
-
-
-def merged(base: Json, patch: Mapping[str, Any]) -> Json:
-    """Merge `patch` over `base`: maps by key, lists of named things by name. Other values replace; None removes."""
-    result = dict(base)
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        elif isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
-            result[key] = merged(result[key], value)
-        elif _is_named(value) and _is_named(result.get(key)):
-            result[key] = _merged_by_name(result[key], value)
-        else:
-            result[key] = value
-    return result
-
-
-def _merged_by_name(base: Sequence[Json], patch: Sequence[Json]) -> list[Json]:
-    patches = {each["name"]: each for each in patch}
-    known = [merged(each, patches.pop(each["name"], {})) for each in base]
-    return [*known, *patches.values()]
-
-
-def _is_named(value: Any) -> bool:
-    return (
-        isinstance(value, list) and bool(value) and all(isinstance(each, Mapping) and "name" in each for each in value)
-    )
 
 
 def _given(values: Mapping[str, Any]) -> Json:

@@ -179,6 +179,7 @@ def _stateful_set(deployment: OrcaDeployment, image: str, secret: Json | None) -
                 annotations={names.USERS_ANNOTATION: _digest_of_users(secret)},
                 more={"terminationGracePeriodSeconds": 60},
                 patch=spec.pool.pod_patch,
+                remove=spec.pool.pod_patch_remove,
             ),
         },
     }
