@@ -28,6 +28,10 @@ def with_resources(**resources: Json) -> Json:
     return {"worker": {"resources": resources}}
 
 
+def serving(**service: Any) -> Json:
+    return {"gateway": {"service": service}}
+
+
 def tolerating(**toleration: Any) -> Json:
     return {"gateway": {"tolerations": [toleration]}}
 
@@ -60,6 +64,11 @@ def tolerating(**toleration: Any) -> Json:
         ({"scheduler": {"maxBatchTokens": 16}}, "maxBatchTokens must be 0 or greater than maxBatchSize"),
         ({"scheduler": {"maxBatchTokens": 32, "policy": "request_level"}}, "maxBatchTokens needs the policy iteration"),
         ({"gateway": {"ingress": {}, "httpRoute": {"parentRefs": [{"name": "a"}]}}}, "give ingress or httpRoute"),
+        (serving(loadBalancerClass="a"), "loadBalancerClass needs the type LoadBalancer"),
+        (serving(externalTrafficPolicy="Local"), "externalTrafficPolicy needs the type NodePort or LoadBalancer"),
+        (serving(ipFamilies=["IPv4", "IPv6"], ipFamilyPolicy="SingleStack"), "two ipFamilies need the ipFamilyPolicy"),
+        (serving(ipFamilies=["IPv4", "IPv4"]), "ipFamilies must name each family once"),
+        (serving(labels={"app.kubernetes.io/instance": "a"}), "Argo CD would take them for its own"),
         ({"gateway": {"apiKeysSecret": {"name": "a"}, "openToAll": True}}, "give apiKeysSecret or openToAll"),
         ({"pool": {"managed": {}, "external": {"urlSecret": {"name": "a"}}}}, "give managed or external"),
         ({"pool": {"managed": {"storageGiB": 4}}}, "storageGiB must be at least three times memoryMiB"),
@@ -119,6 +128,39 @@ def test_changes_of_immutable_fields_are_refused_with_a_reason(
     try:
         with pytest.raises(client.ApiException) as refused:
             shop.edit(pool={**dict.fromkeys(before), **after})
+        assert refused.value.status == 422
+        assert reason in refused.value.body
+    finally:
+        shop.delete()
+
+
+BALANCED = {"type": "LoadBalancer", "loadBalancerClass": "a"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (BALANCED, {"loadBalancerClass": "b"}, "a load balancer keeps its loadBalancerClass"),
+        (BALANCED, {"loadBalancerClass": None}, "a load balancer keeps its loadBalancerClass"),
+        (BALANCED, {"type": "ClusterIP", "loadBalancerClass": None}, None),
+        ({"ipFamilies": ["IPv4"]}, {"ipFamilies": ["IPv6"]}, "the first of ipFamilies is fixed"),
+        ({"ipFamilies": ["IPv4"]}, {"ipFamilies": ["IPv4", "IPv6"]}, None),
+        ({"ipFamilies": ["IPv4"]}, {"ipFamilies": None}, None),
+    ],
+)
+@pytest.mark.usefixtures("api")
+def test_a_service_changes_only_what_its_cluster_lets_it_change(
+    server: ApiServer, before: Json, after: Json, reason: str | None
+) -> None:
+    """Args: reason: None if the change is accepted."""
+    shop = Shop(server, NAMESPACE)
+    shop.create(pool={}, gateway={"service": before})
+    try:
+        if reason is None:
+            shop.edit(gateway={"service": after})
+            return
+        with pytest.raises(client.ApiException) as refused:
+            shop.edit(gateway={"service": after})
         assert refused.value.status == 422
         assert reason in refused.value.body
     finally:

@@ -84,7 +84,7 @@ class FakeCluster:
         generation = there["metadata"]["generation"] + 1
         written = datetime.fromtimestamp(self.now_s, UTC).isoformat()
         marks = {
-            "managedFields": [{"time": written}],
+            "managedFields": [{"manager": names.MANAGER, "time": written}],
             "creationTimestamp": BORN,
             "uid": f"uid-{key[1]}",
             "generation": generation,

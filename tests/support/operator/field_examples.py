@@ -45,6 +45,8 @@ BESIDE: Mapping[str, Json] = {
     "images.fetch": _ON_HUB,
     "scheduler.maxBatchTokens": _with("scheduler", maxBatchSize=1),
     "gateway.apiKeysSecret.key": _with("gateway", apiKeysSecret={"name": "mine"}),
+    "gateway.service.loadBalancerClass": _with("gateway", service={"type": "LoadBalancer"}),
+    "gateway.service.externalTrafficPolicy": _with("gateway", service={"type": "NodePort"}),
     "gateway.httpRoute": _with("gateway", httpRoute={"parentRefs": [{"name": "edge"}]}),
     "gateway.httpRoute.timeouts": _with("gateway", httpRoute={"parentRefs": [{"name": "edge"}], "timeouts": {}}),
     "gateway.ingress": _with("gateway", ingress={}),
@@ -81,6 +83,16 @@ _LABELS = Examples(
     valid=({"gpu": "h100"}, {"example.com/gpu": ""}, {"gpu": "a" * 63}),
     invalid=({"gpu": 1}, {"gpu": "a" * 64}, {"gpu": "a b"}, {"": "a"}, {"a b": "c"}, {"A.example/b": "c"}),
 )
+_OWN_LABELS = ("orca-serving.io/role", *(f"app.kubernetes.io/{key}" for key in ("name", "managed-by", "instance")))
+_MORE_LABELS = Examples(
+    valid=({"team": "a"}, {"example.com/team": ""}, {"app.kubernetes.io/part-of": "chat"}),
+    invalid=({"team": 1}, {"team": "a" * 64}, {"a b": "c"}, *({key: "a"} for key in _OWN_LABELS)),
+)
+_ANNOTATIONS = Examples(
+    valid=({"a.example/b": ""}, {f"a.example/{n}": "a" * 2048 for n in range(64)}),
+    invalid=({"a b": "c"}, {"a": 1}, {"a": "b" * 2049}, {f"a.example/{n}": "a" for n in range(65)}),
+)
+_MORE_ANNOTATIONS = Examples(valid=_ANNOTATIONS.valid, invalid=(*_ANNOTATIONS.invalid, {"orca-serving.io/stages": "1"}))
 _PATCH = Examples(
     valid=({"spec": {"priorityClassName": "high"}}, {"metadata": {"annotations": {"a.example/b": "c"}}}),
     invalid=([],),
@@ -148,10 +160,18 @@ EXAMPLES: Mapping[str, Examples] = {
     "gateway.ingress.className": _NAME,
     "gateway.ingress.host": _HOST,
     "gateway.ingress.tlsSecretName": _NAME,
-    "gateway.ingress.annotations": Examples(
-        valid=({"a.example/b": ""}, {f"a.example/{n}": "a" * 2048 for n in range(64)}),
-        invalid=({"a b": "c"}, {"a": 1}, {"a": "b" * 2049}, {f"a.example/{n}": "a" for n in range(65)}),
+    "gateway.ingress.annotations": _ANNOTATIONS,
+    "gateway.service.loadBalancerClass": Examples(
+        valid=("internal", "service.k8s.aws/nlb", "A_1"),
+        invalid=("a b", "/nlb", "a/b/c", "A.example/b"),
+        of_length=None,
     ),
+    "gateway.service.ipFamilies": Examples(
+        valid=(["IPv4"], ["IPv4", "IPv6"], ["IPv6"]),
+        invalid=([], ["IPv5"], ["IPv4", "IPv4"], ["IPv4", "IPv6", "IPv4"], [4]),
+    ),
+    "gateway.service.labels": _MORE_LABELS,
+    "gateway.service.annotations": _MORE_ANNOTATIONS,
     "gateway.httpRoute.parentRefs[].name": _NAME,
     "gateway.httpRoute.parentRefs[].namespace": Examples(valid=("b-1",), invalid=("Upper", "a.b", "-a")),
     "gateway.httpRoute.parentRefs[].sectionName": _NAME,

@@ -192,6 +192,29 @@ def test_the_timeouts_of_a_route_are_a_choice_and_can_be_left_out(timeouts: Json
     assert [each.get("timeouts") for each in route["spec"]["rules"]] == [rendered]
 
 
+def service(**fields: Any) -> Json:
+    return manifests(gateway={"service": fields})["Service", "shop"]
+
+
+def test_the_service_of_the_api_has_the_type_and_the_fields_that_are_asked_for() -> None:
+    fields = {"type": "LoadBalancer", "loadBalancerClass": "a.example/nlb", "externalTrafficPolicy": "Local"}
+    families = {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"]}
+    before, after = service()["spec"], service(**fields, **families)["spec"]
+    assert after == before | fields | families
+
+
+def test_the_type_of_the_service_is_always_written_so_that_a_type_before_leaves_nothing_behind() -> None:
+    assert service()["spec"]["type"] == "ClusterIP"
+
+
+def test_the_service_has_the_labels_and_annotations_that_are_asked_for_beside_the_operators() -> None:
+    marks = service(labels={"team": "a"}, annotations={"a.example/internal": "true"})["metadata"]
+    assert marks["labels"]["team"] == "a"
+    assert marks["labels"]["orca-serving.io/role"] == "gateway"
+    assert marks["annotations"] == {"a.example/internal": "true"}
+    assert "annotations" not in service()["metadata"]
+
+
 LISTENS = {"listen", "health-listen", "metrics-listen", "host"}
 """Flags that say where a part listens."""
 

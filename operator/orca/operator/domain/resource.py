@@ -117,6 +117,19 @@ class SchedulerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSpec:
+    """The Service of the API. None leaves a field to the API server."""
+
+    type: str
+    load_balancer_class: str | None = None
+    external_traffic_policy: str | None = None
+    ip_family_policy: str
+    ip_families: tuple[str, ...] = ()
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    annotations: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IngressSpec:
     class_name: str | None = None
     host: str | None = None
@@ -153,6 +166,7 @@ class GatewaySpec:
     drain_seconds: int
     api_keys_secret: SecretKey | None = None
     open_to_all: bool
+    service: ServiceSpec
     ingress: IngressSpec | None = None
     http_route: HttpRouteSpec | None = None
     limits: LimitsSpec

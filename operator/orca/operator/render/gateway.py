@@ -56,17 +56,27 @@ def gateways(
 
 
 def _service(deployment: OrcaDeployment) -> Json:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": metadata(deployment, deployment.name, names.GATEWAY),
-        "spec": {
-            # Of a cluster with one family, this is that family.
-            "ipFamilyPolicy": "PreferDualStack",
-            "selector": selector(deployment, names.GATEWAY),
-            "ports": [{"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP"}],
-        },
+    chosen = deployment.spec.gateway.service
+    spec: Json = {
+        # Written also where it is the default: with another type, the API server takes away what the one before had
+        # added, such as ports of nodes.
+        "type": chosen.type,
+        # Of a cluster with one family, the default is that family.
+        "ipFamilyPolicy": chosen.ip_family_policy,
+        "selector": selector(deployment, names.GATEWAY),
+        "ports": [{"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP"}],
     }
+    if chosen.ip_families:
+        spec["ipFamilies"] = list(chosen.ip_families)
+    if chosen.load_balancer_class is not None:
+        spec["loadBalancerClass"] = chosen.load_balancer_class
+    if chosen.external_traffic_policy is not None:
+        spec["externalTrafficPolicy"] = chosen.external_traffic_policy
+    marks = metadata(deployment, deployment.name, names.GATEWAY)
+    marks["labels"] = {**chosen.labels, **marks["labels"]}
+    if chosen.annotations:
+        marks["annotations"] = dict(chosen.annotations)
+    return {"apiVersion": "v1", "kind": "Service", "metadata": marks, "spec": spec}
 
 
 def _deployment(
