@@ -183,6 +183,11 @@ EXAMPLES: Mapping[str, Examples] = {
     "pool.external.urlSecret.name": _NAME,
     "pool.external.urlSecret.key": _KEY,
     "certificates.secretName": _NAME,
+    "objectMetadata.labels": _MORE_LABELS,
+    "objectMetadata.annotations": Examples(
+        valid=({"a.example/b": ""}, {f"a.example/{n}": "a" * 2048 for n in range(32)}),
+        invalid=(*_MORE_ANNOTATIONS.invalid, {"helm.sh/resource-policy": "keep"}),
+    ),
     "images.pullSecrets": Examples(
         valid=(["a"], [f"a{n}" for n in range(8)]),
         invalid=(["Upper"], [""], ["a", "a"], [f"a{n}" for n in range(9)], [5]),

@@ -218,6 +218,14 @@ class RolloutSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectMetadataSpec:
+    """Labels and annotations of all objects but pods."""
+
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    annotations: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImagesSpec:
     """Images that replace those of the operator's release; None takes the release's."""
 
@@ -245,6 +253,7 @@ class DeploymentSpec:
     startup_seconds: int
     suspend: bool
     deletion_policy: str
+    object_metadata: ObjectMetadataSpec
     images: ImagesSpec
 
     @property

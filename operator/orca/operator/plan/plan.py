@@ -28,7 +28,7 @@ from orca.operator.domain.objects import (
 )
 from orca.operator.domain.observation import Observation, keys_secret
 from orca.operator.domain.resource import Json
-from orca.operator.plan.children import KEPT_KINDS, drift, finish, hash_of
+from orca.operator.plan.children import KEPT_KINDS, content_hash, drift, finish, hash_of, with_object_metadata
 from orca.operator.plan.model_change import ModelChange, may_come_into_force, plan_model_change
 from orca.operator.plan.model_fetch import FetchPlan, plan_fetch
 from orca.operator.plan.pauses import next_pauses
@@ -98,7 +98,7 @@ def make_plan(observation: Observation) -> ReconcilePlan:
         *_rights(observation),
         *_applies(observation, wanted),
         *_suspensions(observation, held),
-        *_nudges(observation, hash_of(observation.deployment, schedule)),
+        *_nudges(observation, content_hash(observation.deployment, schedule)),
         *_leftovers(observation, kept, decisions.fetch.leaving),
         *_unread_claims(observation, decisions.fetch.unread_claims),
         *_removals(observation, decisions.move.remove),
@@ -344,7 +344,7 @@ def _removals(observation: Observation, remove: Sequence[str]) -> Iterable[Apply
         elif not may_come_into_force(observation, scheduler):
             yield _delete(scheduler, "its group leaves")
         elif scheduler["spec"]["replicas"]:
-            yield Apply(group.resized(scheduler, 0), "its group leaves")
+            yield _resize(observation, group.resized(scheduler, 0), "its group leaves")
         elif is_rolled_out(scheduler) and not has_pods:
             yield _delete(scheduler, "its group leaves")
 
@@ -365,10 +365,10 @@ def _returns(observation: Observation, decisions: _Decisions) -> Iterable[Apply]
         scheduler = observation.children.get("StatefulSet", names.scheduler(each.name))
         if pause.is_on and pause.is_over(each.name, observation.now_s):
             for manifest in group.come_back(stages, scheduler, pause.ended):
-                yield Apply(manifest, "its group comes back")
+                yield _resize(observation, manifest, "its group comes back")
         is_needed = each.name in decisions.change.kept and observation.pool.problem is None
         if is_needed and not pause.is_on and scheduler is not None and not scheduler["spec"]["replicas"]:
-            yield Apply(group.resized(scheduler, 1), "its model came into force")
+            yield _resize(observation, group.resized(scheduler, 1), "its model came into force")
 
 
 def _suspensions(observation: Observation, held: Set[ObjectKey]) -> Iterable[Apply]:
@@ -381,7 +381,12 @@ def _suspensions(observation: Observation, held: Set[ObjectKey]) -> Iterable[App
         return
     there = observation.children.by_key[key]
     if there["spec"]["replicas"] and not is_going(there):
-        yield Apply(group.resized(there, 0), "the resource is suspended")
+        yield _resize(observation, group.resized(there, 0), "the resource is suspended")
+
+
+def _resize(observation: Observation, manifest: Json, reason: str) -> Apply:
+    """Write an object as it is, but for the number of its pods. An apply takes away what it leaves out."""
+    return Apply(with_object_metadata(observation.deployment, manifest), reason)
 
 
 def _nudges(observation: Observation, schedule: str) -> Iterable[Nudge]:
