@@ -48,7 +48,15 @@ def tolerating(**toleration: Any) -> Json:
         ({"worker": {"rdmaResource": {"name": "rdma/hca"}}}, "rdmaResource needs the device cuda"),
         (
             {"worker": {"device": "cuda", "resources": {"limits": {"nvidia.com/gpu": 1}}}},
-            "do not set nvidia.com/gpu in limits; parallelism.tensor sets it",
+            "do not set the acceleratorResource, by default nvidia.com/gpu, in limits; parallelism.tensor sets it",
+        ),
+        (
+            {"worker": {"device": "cuda", "acceleratorResource": "a/b", "resources": {"limits": {"a/b": 1}}}},
+            "do not set the acceleratorResource",
+        ),
+        (
+            {"worker": {"device": "cuda", "acceleratorResource": "a/b", "rdmaResource": {"name": "a/b"}}},
+            "rdmaResource must name RDMA devices, not accelerators",
         ),
         (
             {"worker": {"device": "cuda", "rdmaResource": {"name": "a/b"}, "resources": {"limits": {"a/b": 1}}}},

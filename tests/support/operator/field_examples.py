@@ -34,6 +34,7 @@ BESIDE: Mapping[str, Json] = {
     "model.tokenSecret": _ON_HUB,
     "model.tokenSecret.key": {"model": {"uri": "hf://org/model", "tokenSecret": {"name": "mine"}}},
     "model.cache": _ON_HUB,
+    "worker.acceleratorResource": _with("worker", device="cuda"),
     "worker.rdmaResource": _with("worker", device="cuda"),
     "worker.rdmaResource.count": _with("worker", device="cuda", rdmaResource={"name": "rdma/hca"}),
     **{f"{role}.tolerations[]": _with(role, tolerations=[{"operator": "Exists"}]) for role in ("worker", "gateway")},
@@ -145,6 +146,11 @@ EXAMPLES: Mapping[str, Examples] = {
     "model.tokenSecret.key": _KEY,
     "model.cache.storageClassName": _NAME,
     "worker.networkInterface": Examples(valid=("eth0", "ib0.8001"), invalid=("eth 0", "a/b")),
+    "worker.acceleratorResource": Examples(
+        valid=("nvidia.com/mig-1g.10gb", "amd.com/gpu", "a/B_1"),
+        invalid=("", "gpu", "cpu", "nvidia.com/", "a b/c", "a/b/c", "a/" + "b" * 64, "kubernetes.io/gpu"),
+        of_length=None,
+    ),
     "worker.rdmaResource.name": Examples(
         valid=("rdma/hca_a", "a/b"),
         invalid=("hca", "cpu", "nvidia.com/gpu", "rdma/", "rdma/a b", "rdma/a/b", "r/" + "a" * 64),

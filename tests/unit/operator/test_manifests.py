@@ -141,6 +141,14 @@ def test_cuda_requests_one_gpu_per_rank() -> None:
     assert flags(stage)["device"] == "cuda"
 
 
+def test_accelerators_are_asked_for_by_the_name_of_their_device_plugin() -> None:
+    worker = {"device": "cuda", "acceleratorResource": "amd.com/gpu", "resources": {"limits": {"memory": "1Gi"}}}
+    stage = pods(worker=worker, parallelism={"tensor": 2})["stage"]
+    assert stage["containers"][0]["resources"]["limits"] == {"memory": "1Gi", "amd.com/gpu": "2"}
+    on_cpu = pods(worker={"acceleratorResource": "amd.com/gpu"})["stage"]
+    assert "limits" not in on_cpu["containers"][0]["resources"]
+
+
 def test_shared_memory_has_the_requested_size() -> None:
     volumes = pods(worker={"sharedMemoryMiB": 2048})["stage"]["volumes"]
     assert {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "2048Mi"}} in volumes

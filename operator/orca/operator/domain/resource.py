@@ -92,6 +92,7 @@ class RdmaResourceSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
     device: str
+    accelerator_resource: str  # name of an extended resource
     threads: int
     memory_share_percent: int
     resources: ResourcesSpec

@@ -317,7 +317,7 @@ def _devices(deployment: OrcaDeployment) -> Json:
     worker = deployment.spec.worker
     limits: dict[str, str] = {}
     if worker.device == "cuda":
-        limits["nvidia.com/gpu"] = str(deployment.spec.parallelism.tensor)
+        limits[worker.accelerator_resource] = str(deployment.spec.parallelism.tensor)
     if worker.rdma_resource is not None:
         limits[worker.rdma_resource.name] = str(worker.rdma_resource.count)
     return {"limits": limits} if limits else {}
