@@ -189,6 +189,9 @@ EXAMPLES: Mapping[str, Examples] = {
     "pool.external.urlSecret.name": _NAME,
     "pool.external.urlSecret.key": _KEY,
     "certificates.secretName": _NAME,
+    "spread.topologyKey": Examples(
+        valid=("topology.kubernetes.io/zone", "rack", ""), invalid=("a b", "-a", "a/b/c", "A.example/b"), of_length=None
+    ),
     "objectMetadata.labels": _MORE_LABELS,
     "objectMetadata.annotations": Examples(
         valid=({"a.example/b": ""}, {f"a.example/{n}": "a" * 2048 for n in range(32)}),

@@ -219,6 +219,11 @@ class RolloutSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadSpec:
+    topology_key: str  # empty for no preference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectMetadataSpec:
     """Labels and annotations of all objects but pods."""
 
@@ -254,6 +259,7 @@ class DeploymentSpec:
     startup_seconds: int
     suspend: bool
     deletion_policy: str
+    spread: SpreadSpec
     object_metadata: ObjectMetadataSpec
     images: ImagesSpec
 

@@ -140,7 +140,7 @@ def _pod(
             "terminationGracePeriodSeconds": GATEWAY_LEAVE_S + gateway.drain_seconds + 10,
             "nodeSelector": dict(gateway.node_selector) or None,
             "tolerations": [*gateway.tolerations, *LOST_NODE],
-            "topologySpreadConstraints": [_spread(deployment)],
+            "topologySpreadConstraints": _spread(deployment),
         },
         patch=gateway.pod_patch,
         annotations=facts.models_annotations([model.wanted_model(deployment), *older]),
@@ -189,13 +189,12 @@ def _volumes(
     return volumes, mounts
 
 
-def _spread(deployment: OrcaDeployment) -> Json:
-    return {
-        "maxSkew": 1,
-        "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": selector(deployment, names.GATEWAY)},
-    }
+def _spread(deployment: OrcaDeployment) -> list[Json] | None:
+    key = deployment.spec.spread.topology_key
+    if not key:
+        return None
+    selected = {"labelSelector": {"matchLabels": selector(deployment, names.GATEWAY)}}
+    return [{"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", **selected}]
 
 
 def _disruption_budget(deployment: OrcaDeployment) -> Json:

@@ -17,7 +17,7 @@ from orca.operator.domain.group_pauses import Pause
 from orca.operator.domain.observation import ModelVersion
 from orca.operator.domain.resource import Json, OrcaDeployment
 from orca.operator.render import model, pool
-from orca.operator.render.objects import metadata
+from orca.operator.render.objects import metadata, selector
 from orca.operator.render.pods import container, everywhere, flags, http_probe, merged, secret_volume, template
 from orca.operator.render.pool import PoolConnection
 
@@ -37,7 +37,11 @@ DRAIN_S = 30
 
 
 def revision(deployment: OrcaDeployment, image: str) -> str:
-    """Return 8 hex digits that name everything whose change needs new stage pods."""
+    """Return 8 hex digits that name everything whose change needs new stage pods.
+
+    The pod that it hashes is of no group, so it does not prefer other nodes than those of other groups. A preference is
+    no reason for new groups.
+    """
     content = [_stage_pod(deployment, image, {}), deployment.spec.parallelism.stages]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
@@ -206,9 +210,24 @@ def _stage_pod(deployment: OrcaDeployment, image: str, labels: dict[str, str]) -
             "nodeSelector": dict(worker.node_selector) or None,
             "tolerations": [*worker.tolerations, *LOST_NODE],
             "runtimeClassName": worker.runtime_class_name,
+            "affinity": _apart_from_other_groups(deployment, labels.get(names.GROUP_LABEL)),
         },
         patch=worker.pod_patch,
     )
+
+
+def _apart_from_other_groups(deployment: OrcaDeployment, group: str | None) -> Json | None:
+    """Render the preference for nodes without stages of other groups, so that not all groups go with one node.
+
+    It says nothing about the stages of its own group. Args: group: its name; None for a pod of no group.
+    """
+    key = deployment.spec.spread.topology_key
+    if group is None or not key:
+        return None
+    others = {"key": names.GROUP_LABEL, "operator": "NotIn", "values": [group]}
+    selected = {"matchLabels": selector(deployment, names.STAGE), "matchExpressions": [others]}
+    term = {"weight": 100, "podAffinityTerm": {"labelSelector": selected, "topologyKey": key}}
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
 def _scheduler_pod(
