@@ -23,6 +23,9 @@ from orca.operator.domain.resource import GROUP
 MANAGER = "orca-operator"
 """Field manager of every server-side apply."""
 
+REPLICAS_MANAGER = "orca-operator-replicas"
+"""Field manager of the number of gateways, from when the operator leaves it to an autoscaler until that changes it."""
+
 GATEWAY, SCHEDULER, STAGE, POOL, FETCH, ACCOUNT = "gateway", "scheduler", "stage", "pool", "fetch", "account"
 """Roles of pods, and of the objects that belong to them; ACCOUNT is for the ServiceAccount that all pods share."""
 

@@ -164,6 +164,7 @@ class LimitsSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySpec:
     replicas: int
+    autoscaled: bool
     drain_seconds: int
     api_keys_secret: SecretKey | None = None
     open_to_all: bool

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from itertools import chain
 
 from orca.operator.domain import certificates, group_pauses, names, volumes
-from orca.operator.domain.actions import Action, Apply, Delete, IssueCertificate, Nudge, PromiseSlots
+from orca.operator.domain.actions import Action, Apply, Delete, HandOver, IssueCertificate, Nudge, PromiseSlots
 from orca.operator.domain.group_pauses import Pause
 from orca.operator.domain.groups import Group
 from orca.operator.domain.objects import (
     ObjectKey,
     annotations,
     condition,
+    has_number_from,
     is_going,
     is_pod_ready,
     is_rolled_out,
@@ -96,6 +97,7 @@ def make_plan(observation: Observation) -> ReconcilePlan:
         *_promises(observation, decisions.slots),
         *_certificates_to_issue(observation),
         *_rights(observation),
+        *_handovers(observation, held),
         *_applies(observation, wanted),
         *_suspensions(observation, held),
         *_nudges(observation, content_hash(observation.deployment, schedule)),
@@ -293,6 +295,16 @@ def _promises(observation: Observation, slots: SlotsChange) -> Iterable[PromiseS
         has_fewer = slots.promise < promised
         reason = "the spec gives fewer slots to a group" if has_fewer else "all groups have more slots"
         yield PromiseSlots(revision=revision, slots=slots.promise, expected=promised, reason=reason)
+
+
+def _handovers(observation: Observation, held: Set[ObjectKey]) -> Iterable[HandOver]:
+    """Leave the number of gateways to the autoscaler, if the operator has written it before; before the next apply."""
+    key = "Deployment", names.gateway(observation.name)
+    there, spec = observation.children.get(*key), observation.spec
+    if there is None or key in held or is_going(there) or spec.suspend or not spec.gateway.autoscaled:
+        return
+    if has_number_from(there, names.MANAGER):
+        yield HandOver(gateway.only_replicas(there), "an autoscaler chooses the number of gateways")
 
 
 def _applies(observation: Observation, wanted: Iterable[Json]) -> Iterable[Apply]:

@@ -254,9 +254,12 @@ def _gateways(observation: Observation) -> Condition:
     keys = None if problem is None else Problem(problems.SECRET_MISSING, problem)
     deployment = observation.children.get("Deployment", names.gateway(observation.name))
     makers = [] if deployment is None else [deployment]
+    wanted = _wanted_gateways(observation, deployment)
+    if wanted == 0:
+        return Condition(name, False, GATEWAYS_AT_ZERO, "an autoscaler has scaled the gateways to 0")
     if ready == 0:
         return _missing(observation, name, pods, "GatewayStarting", "no gateway is up yet", keys, makers=makers)
-    message = f"{ready} of {observation.spec.gateway.replicas} gateways are up"
+    message = f"{ready} of {wanted} gateways are up"
     if not _is_as_written(observation, "Deployment", names.gateway(observation.name)):
         message = f"{message}, not all of them up to date"
         return _missing(observation, name, pods, "GatewaysChanging", message, keys, makers=makers)
@@ -265,6 +268,13 @@ def _gateways(observation: Observation) -> Condition:
             name, Problem(unreached.reason, f"{message}, but no client reaches them: {unreached.message}")
         )
     return Condition(name, True, "Serving", message)
+
+
+def _wanted_gateways(observation: Observation, deployment: Json | None) -> int:
+    """Return how many gateways there should be: an autoscaler's choice is in the Deployment only."""
+    if deployment is not None and observation.spec.gateway.autoscaled:
+        return int(deployment["spec"]["replicas"])
+    return observation.spec.gateway.replicas
 
 
 def _makers(observation: Observation, role: str, groups: Set[str] | None = None) -> list[Json]:
@@ -314,6 +324,7 @@ def _of_problem(name: str, problem: Problem) -> Condition:
 NO_GROUPS = "replicas is 0: requests wait in the pool"
 TRIES_AGAIN = "the operator tries again from time to time"
 APPLYING = "Applying"
+GATEWAYS_AT_ZERO = "GatewaysAtZero"
 VOLUME_STAYS = "VolumeCannotGrow"
 POOL_MOVED = "PoolMoved"
 SLOTS_ARE_NEEDED = "SlotsAreNeeded"
@@ -380,7 +391,8 @@ def _will_stop(observation: Observation, certificate: Problem | None) -> Problem
 def _degraded(
     parts: Sequence[Condition], progressing: Condition, late: str | None, will_stop: Problem | None
 ) -> Condition:
-    missing = [part for part in parts if not part.is_true and part.reason not in ("Suspended", model_fetch.LOADING)]
+    on_purpose = ("Suspended", GATEWAYS_AT_ZERO, model_fetch.LOADING)
+    missing = [part for part in parts if not part.is_true and part.reason not in on_purpose]
     broken = [part for part in missing if part.reason not in _ON_THE_WAY]
     if missing and not broken and late is not None:
         return Condition("Degraded", True, missing[0].reason, f"{missing[0].message}; {late}")

@@ -94,12 +94,28 @@ def _deployment(
         "kind": "Deployment",
         "metadata": marks,
         "spec": {
-            "replicas": 0 if deployment.spec.suspend else deployment.spec.gateway.replicas,
+            **_replicas(deployment),
             "selector": {"matchLabels": selector(deployment, names.GATEWAY)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "template": _pod(deployment, image, keys, connection, older),
         },
     }
+
+
+def _replicas(deployment: OrcaDeployment) -> Json:
+    if deployment.spec.suspend:
+        return {"replicas": 0}
+    return {} if deployment.spec.gateway.autoscaled else {"replicas": deployment.spec.gateway.replicas}
+
+
+def only_replicas(there: Json) -> Json:
+    """Render the number of gateways that the Deployment has, and nothing else.
+
+    After a suspension it is 1, since autoscalers leave alone what has no pods.
+    """
+    marks = {key: there["metadata"][key] for key in ("name", "namespace", "uid")}
+    spec = {"replicas": max(1, there["spec"]["replicas"])}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": marks, "spec": spec}
 
 
 def _pod(
