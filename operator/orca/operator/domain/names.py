@@ -39,6 +39,9 @@ MODEL_LABEL = f"{GROUP}/model"
 GENERATION_LABEL = f"{GROUP}/generation"
 """Generation of the model, on schedulers (observation.ModelVersion)."""
 
+POD_INDEX_LABEL = "apps.kubernetes.io/pod-index"
+"""Label by which Kubernetes numbers the pods of a StatefulSet."""
+
 SCHEDULE_ANNOTATION = f"{GROUP}/schedule"
 """Hash of the ConfigMap that a scheduler pod should have by now, on the pod. A kubelet brings a changed ConfigMap at
 its next sync of the pod, which may take a minute. A changed annotation makes it sync at once."""

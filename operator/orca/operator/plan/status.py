@@ -68,7 +68,7 @@ def make_status(
         "observedGeneration": deployment.generation,
         "model": observation.spec.model.name,
         "url": reach.url(observation),
-        "selector": f"{names.selector(deployment.name)},{names.ROLE_LABEL}={names.SCHEDULER}",
+        "selector": _one_pod_per_group(deployment.name),
         "groups": {
             "total": len(plan.groups),
             "ready": sum(each.is_ready for each in plan.groups),
@@ -86,6 +86,15 @@ def make_status(
         wait_s = counts.oldest_wait_ms // 1000
         result["requests"] = {"queued": counts.queued, "running": counts.running, "oldestWaitSeconds": wait_s}
     return result
+
+
+def _one_pod_per_group(deployment: str) -> str:
+    """Return the selector of the scale subresource: the first stage of each group, which computes as much as others do.
+
+    A HorizontalPodAutoscaler multiplies the number of these pods by how far their load is from its target. With more
+    than one pod per group it would ask for as many times more groups.
+    """
+    return f"{names.selector(deployment)},{names.ROLE_LABEL}={names.STAGE},{names.POD_INDEX_LABEL}=0"
 
 
 def _conditions(observation: Observation, plan: ReconcilePlan, refusals: Sequence[Refusal]) -> list[Condition]:

@@ -180,7 +180,7 @@ def _stage_pod(deployment: OrcaDeployment, image: str, labels: dict[str, str]) -
         resources=worker.resources,
         ports={"engine": STAGE_PORT, "health": HEALTH_PORT},
         environment=[
-            _field("ORCA_WORKER_STAGE", "metadata.labels['apps.kubernetes.io/pod-index']"),
+            _field("ORCA_WORKER_STAGE", f"metadata.labels['{names.POD_INDEX_LABEL}']"),
             _field("ORCA_WORKER_DATA_HOST", "status.podIP"),
         ],
         mounts=[*location.mounts, _CERTIFICATES_MOUNT, {"name": "shared-memory", "mountPath": "/dev/shm"}],
