@@ -77,6 +77,7 @@ def tolerating(**toleration: Any) -> Json:
         (serving(ipFamilies=["IPv4", "IPv6"], ipFamilyPolicy="SingleStack"), "two ipFamilies need the ipFamilyPolicy"),
         (serving(ipFamilies=["IPv4", "IPv4"]), "ipFamilies must name each family once"),
         (serving(labels={"app.kubernetes.io/instance": "a"}), "Argo CD would take them for its own"),
+        ({"serviceAccount": {"name": "a", "annotations": {"a": "b"}}}, "give name or annotations, not both"),
         ({"gateway": {"apiKeysSecret": {"name": "a"}, "openToAll": True}}, "give apiKeysSecret or openToAll"),
         ({"pool": {"managed": {}, "external": {"urlSecret": {"name": "a"}}}}, "give managed or external"),
         ({"pool": {"managed": {"storageGiB": 4}}}, "storageGiB must be at least three times memoryMiB"),

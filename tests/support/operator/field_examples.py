@@ -189,6 +189,11 @@ EXAMPLES: Mapping[str, Examples] = {
     "pool.external.urlSecret.name": _NAME,
     "pool.external.urlSecret.key": _KEY,
     "certificates.secretName": _NAME,
+    "serviceAccount.name": _NAME,
+    "serviceAccount.annotations": Examples(
+        valid=({"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/a"}, {f"a.example/{n}": "" for n in range(32)}),
+        invalid=_MORE_ANNOTATIONS.invalid,
+    ),
     "spread.topologyKey": Examples(
         valid=("topology.kubernetes.io/zone", "rack", ""), invalid=("a b", "-a", "a/b/c", "A.example/b"), of_length=None
     ),

@@ -65,6 +65,21 @@ def test_all_pods_have_the_service_account_of_their_deployment_without_a_token(r
     assert pods(model=ON_HUB)[role]["serviceAccountName"] == "shop"
 
 
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "pool", "fetch"])
+def test_pods_may_have_an_account_of_the_users_and_still_get_no_token(role: str) -> None:
+    pod = pods(model=ON_HUB, serviceAccount={"name": "mine"})[role]
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("mine", False)
+
+
+def test_the_operators_account_may_carry_an_identity_of_a_cloud_and_no_pod_changes_for_it() -> None:
+    annotations = {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/models"}
+    found = manifests(model=ON_HUB, serviceAccount={"annotations": annotations})
+    assert found["ServiceAccount", "shop"]["metadata"]["annotations"] == annotations
+    assert found["ServiceAccount", "shop"]["automountServiceAccountToken"] is False
+    assert pods(model=ON_HUB, serviceAccount={"annotations": annotations}) == pods(model=ON_HUB)
+    assert ("ServiceAccount", "shop") in manifests(serviceAccount={"name": "mine"})
+
+
 @pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "pool"])
 def test_every_container_is_probed(role: str) -> None:
     [container] = pods()[role]["containers"]

@@ -220,6 +220,12 @@ class RolloutSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceAccountSpec:
+    name: str | None = None  # None: the operator makes one
+    annotations: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadSpec:
     topology_key: str  # empty for no preference
 
@@ -260,6 +266,7 @@ class DeploymentSpec:
     startup_seconds: int
     suspend: bool
     deletion_policy: str
+    service_account: ServiceAccountSpec
     spread: SpreadSpec
     object_metadata: ObjectMetadataSpec
     images: ImagesSpec
@@ -278,6 +285,11 @@ class OrcaDeployment:
     uid: str
     generation: int
     spec: DeploymentSpec
+
+    @property
+    def account(self) -> str:
+        """The name of the ServiceAccount of all pods."""
+        return self.spec.service_account.name or self.name
 
     @property
     def owner_reference(self) -> Json:

@@ -149,7 +149,7 @@ def _pod(
     return template(
         names.labels(deployment.name, names.GATEWAY),
         main,
-        account=deployment.name,
+        account=deployment.account,
         images=spec.images,
         volumes=volumes,
         more={

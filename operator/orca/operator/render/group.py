@@ -196,7 +196,7 @@ def _stage_pod(deployment: OrcaDeployment, image: str, labels: dict[str, str]) -
     return template(
         labels,
         stage,
-        account=deployment.name,
+        account=deployment.account,
         images=spec.images,
         volumes=[
             *location.volumes,
@@ -286,7 +286,7 @@ def _scheduler_pod(
     return template(
         labels,
         main,
-        account=deployment.name,
+        account=deployment.account,
         images=spec.images,
         volumes=[
             *location.volumes,
