@@ -84,7 +84,10 @@ _LABELS = Examples(
     valid=({"gpu": "h100"}, {"example.com/gpu": ""}, {"gpu": "a" * 63}),
     invalid=({"gpu": 1}, {"gpu": "a" * 64}, {"gpu": "a b"}, {"": "a"}, {"a b": "c"}, {"A.example/b": "c"}),
 )
-_OWN_LABELS = ("orca-serving.io/role", *(f"app.kubernetes.io/{key}" for key in ("name", "managed-by", "instance")))
+_OWN_LABELS = (
+    *("orca-serving.io/role", "argocd.argoproj.io/instance"),
+    *(f"app.kubernetes.io/{key}" for key in ("name", "component", "managed-by", "instance")),
+)
 _MORE_LABELS = Examples(
     valid=({"team": "a"}, {"example.com/team": ""}, {"app.kubernetes.io/part-of": "chat"}),
     invalid=({"team": 1}, {"team": "a" * 64}, {"a b": "c"}, *({key: "a"} for key in _OWN_LABELS)),
@@ -200,7 +203,11 @@ EXAMPLES: Mapping[str, Examples] = {
     "objectMetadata.labels": _MORE_LABELS,
     "objectMetadata.annotations": Examples(
         valid=({"a.example/b": ""}, {f"a.example/{n}": "a" * 2048 for n in range(32)}),
-        invalid=(*_MORE_ANNOTATIONS.invalid, {"helm.sh/resource-policy": "keep"}),
+        invalid=(
+            *_MORE_ANNOTATIONS.invalid,
+            {"helm.sh/resource-policy": "keep"},
+            {"argocd.argoproj.io/tracking-id": ""},
+        ),
     ),
     "images.pullSecrets": Examples(
         valid=(["a"], [f"a{n}" for n in range(8)]),
