@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from orca.operator.domain.actions import Apply
 from orca.operator.domain.resource import Json
 from orca.operator.render import group
@@ -53,6 +55,12 @@ def test_the_label_of_the_nodes_is_a_choice_for_groups_and_gateways_and_may_be_n
     assert keys() == (["kubernetes.io/hostname"],) * 2
     assert keys(spread=ZONE) == ([ZONE["topologyKey"]],) * 2
     assert keys(spread=OFF) == ([], [])
+
+
+@pytest.mark.parametrize(("mode", "count"), [("ReadWriteOnce", 0), ("ReadWriteMany", 1)])
+def test_groups_stay_together_where_their_volume_must_be_on_one_node(mode: str, count: int) -> None:
+    [pod] = stage_pods(settled(model={"uri": "hf://org/model", "cache": {"accessMode": mode}})).values()
+    assert len(terms(pod)) == count
 
 
 def test_a_change_of_the_spread_makes_no_new_groups() -> None:

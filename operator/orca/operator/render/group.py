@@ -221,8 +221,10 @@ def _apart_from_other_groups(deployment: OrcaDeployment, group: str | None) -> J
 
     It says nothing about the stages of its own group. Args: group: its name; None for a pod of no group.
     """
-    key = deployment.spec.spread.topology_key
-    if group is None or not key:
+    key, wanted = deployment.spec.spread.topology_key, deployment.spec.model
+    # All pods that read such a volume must run on one node, and the scheduler of Kubernetes does not know that.
+    is_on_one_node = wanted.is_fetched and wanted.cache.access_mode == "ReadWriteOnce"
+    if group is None or not key or is_on_one_node:
         return None
     others = {"key": names.GROUP_LABEL, "operator": "NotIn", "values": [group]}
     selected = {"matchLabels": selector(deployment, names.STAGE), "matchExpressions": [others]}
