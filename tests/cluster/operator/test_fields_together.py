@@ -74,7 +74,8 @@ def tolerating(**toleration: Any) -> Json:
         ({"gateway": {"ingress": {}, "httpRoute": {"parentRefs": [{"name": "a"}]}}}, "give ingress or httpRoute"),
         (serving(loadBalancerClass="a"), "loadBalancerClass needs the type LoadBalancer"),
         (serving(externalTrafficPolicy="Local"), "externalTrafficPolicy needs the type NodePort or LoadBalancer"),
-        (serving(ipFamilies=["IPv4", "IPv6"], ipFamilyPolicy="SingleStack"), "two ipFamilies need the ipFamilyPolicy"),
+        (serving(ipFamilies=["IPv4", "IPv6"], ipFamilyPolicy="SingleStack"), "two need PreferDualStack or"),
+        (serving(ipFamilies=["IPv4"]), "one of ipFamilies needs the ipFamilyPolicy SingleStack"),
         (serving(ipFamilies=["IPv4", "IPv4"]), "ipFamilies must name each family once"),
         (serving(labels={"app.kubernetes.io/instance": "a"}), "Argo CD would take them for its own"),
         ({"serviceAccount": {"name": "a", "annotations": {"a": "b"}}}, "give name or annotations, not both"),
@@ -143,6 +144,7 @@ def test_changes_of_immutable_fields_are_refused_with_a_reason(
         shop.delete()
 
 
+ONE_FAMILY = {"ipFamilies": ["IPv4"], "ipFamilyPolicy": "SingleStack"}
 BALANCED = {"type": "LoadBalancer", "loadBalancerClass": "a"}
 
 
@@ -152,9 +154,9 @@ BALANCED = {"type": "LoadBalancer", "loadBalancerClass": "a"}
         (BALANCED, {"loadBalancerClass": "b"}, "a load balancer keeps its loadBalancerClass"),
         (BALANCED, {"loadBalancerClass": None}, "a load balancer keeps its loadBalancerClass"),
         (BALANCED, {"type": "ClusterIP", "loadBalancerClass": None}, None),
-        ({"ipFamilies": ["IPv4"]}, {"ipFamilies": ["IPv6"]}, "the first of ipFamilies is fixed"),
-        ({"ipFamilies": ["IPv4"]}, {"ipFamilies": ["IPv4", "IPv6"]}, None),
-        ({"ipFamilies": ["IPv4"]}, {"ipFamilies": None}, None),
+        (ONE_FAMILY, {"ipFamilies": ["IPv6"]}, "the first of ipFamilies is fixed"),
+        (ONE_FAMILY, {"ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack"}, None),
+        (ONE_FAMILY, {"ipFamilies": None}, None),
     ],
 )
 @pytest.mark.usefixtures("api")

@@ -39,11 +39,10 @@ def some_reconciles(operator: OperatorProcess) -> None:
 
 def test_a_load_balancer_comes_and_goes_with_its_ports_of_nodes(shop: Shop, operator: OperatorProcess) -> None:
     inside = f"http://shop.{shop.namespace}.svc/v1"
-    shop.create(gateway={"service": {"ipFamilies": ["IPv4"], "annotations": {"a.example/b": "c"}}})
+    shop.create(gateway={"service": {"annotations": {"a.example/b": "c"}}})
     shop.wait_for("Ready", "True", "Serving")
     before = service(shop)
-    # The API server of the test has both families, and adds the other one.
-    assert (before.spec.type, before.spec.ip_families) == ("ClusterIP", ["IPv4", "IPv6"])
+    assert before.spec.type == "ClusterIP"
     assert (before.metadata.annotations, shop.status()["url"]) == ({"a.example/b": "c"}, inside)
     shop.edit(gateway={"service": {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "annotations": None}})
     shop.wait_for("GatewayReady", "False", "RouteStarting")
@@ -61,6 +60,30 @@ def test_a_load_balancer_comes_and_goes_with_its_ports_of_nodes(shop: Shop, oper
     assert (after.spec.cluster_ip, shop.status()["url"]) == (before.spec.cluster_ip, inside)
     some_reconciles(operator)
     assert "somebody change" not in operator.log
+
+
+def test_the_families_of_the_service_are_reached_from_one_to_two_and_back(
+    shop: Shop, operator: OperatorProcess
+) -> None:
+    """The API server of the test has both families."""
+
+    def wait_for_families(*families: str) -> None:
+        wait_until(lambda: service(shop).spec.ip_families == [*families], WITHIN_S, lambda: operator.log[-2000:])
+        shop.wait_for("Ready", "True")
+
+    shop.create()
+    shop.wait_for("Ready", "True")
+    wait_for_families("IPv4", "IPv6")
+    shop.edit(gateway={"service": {"ipFamilyPolicy": "SingleStack"}})
+    wait_for_families("IPv4")
+    shop.edit(gateway={"service": {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv4", "IPv6"]}})
+    wait_for_families("IPv4", "IPv6")
+    shop.edit(gateway={"service": {"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv4"], "labels": {"team": "a"}}})
+    wait_for_families("IPv4")
+    shop.edit(gateway={"service": None})
+    wait_for_families("IPv4", "IPv6")
+    assert "somebody change" not in operator.log
+    assert "refuses" not in operator.log
 
 
 def test_an_autoscaler_owns_the_number_of_gateways(shop: Shop, operator: OperatorProcess) -> None:

@@ -47,6 +47,7 @@ BESIDE: Mapping[str, Json] = {
     "scheduler.maxBatchTokens": _with("scheduler", maxBatchSize=1),
     "gateway.apiKeysSecret.key": _with("gateway", apiKeysSecret={"name": "mine"}),
     "gateway.service.loadBalancerClass": _with("gateway", service={"type": "LoadBalancer"}),
+    "gateway.service.ipFamilies": _with("gateway", service={"ipFamilyPolicy": "SingleStack"}),
     "gateway.service.externalTrafficPolicy": _with("gateway", service={"type": "NodePort"}),
     "gateway.httpRoute": _with("gateway", httpRoute={"parentRefs": [{"name": "edge"}]}),
     "gateway.httpRoute.timeouts": _with("gateway", httpRoute={"parentRefs": [{"name": "edge"}], "timeouts": {}}),
@@ -176,7 +177,7 @@ EXAMPLES: Mapping[str, Examples] = {
         of_length=None,
     ),
     "gateway.service.ipFamilies": Examples(
-        valid=(["IPv4"], ["IPv4", "IPv6"], ["IPv6"]),
+        valid=(["IPv4"], ["IPv6"]),
         invalid=([], ["IPv5"], ["IPv4", "IPv4"], ["IPv4", "IPv6", "IPv4"], [4]),
     ),
     "gateway.service.labels": _MORE_LABELS,

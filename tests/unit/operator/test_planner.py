@@ -398,13 +398,6 @@ def test_the_order_of_volumes_does_not_count() -> None:
     assert drift({"volumes": [one, two]}, {"volumes": [two, one]}) is None
 
 
-def test_the_second_ip_family_that_the_api_server_adds_is_no_drift() -> None:
-    wanted = {"spec": {"ipFamilies": ["IPv4"]}}
-    assert drift(wanted, {"spec": {"ipFamilies": ["IPv4", "IPv6"]}}) is None
-    assert drift(wanted, {"spec": {"ipFamilies": ["IPv6", "IPv4"]}}) == "spec.ipFamilies[0]"
-    assert drift({"spec": {"ipFamilies": ["IPv4", "IPv6"]}}, wanted) == "spec.ipFamilies"
-
-
 def test_lists_without_keys_are_compared_as_a_whole() -> None:
     peers = {"spec": {"ingress": [{"ports": [{"port": 1, "protocol": "TCP"}]}]}}
     more = {"spec": {"ingress": [{"ports": [{"port": 1, "protocol": "TCP"}, {"port": 2, "protocol": "TCP"}]}]}}

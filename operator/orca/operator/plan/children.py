@@ -98,9 +98,6 @@ _SERVICE_PORTS, _SERVICE_PORT_KEYS = "spec.ports", ("port", "protocol")
 _SETS = frozenset({"tolerations", "finalizers"})
 """Lists to which admission adds and in which order says nothing."""
 
-_BEGINNINGS = frozenset({"ipFamilies"})
-"""Lists to which the API server adds at the end: a Service of two families that names one gets the other one, too."""
-
 _ORDERED = frozenset({"env", "initContainers"})
 """Lists with keys whose order counts: a variable may refer to earlier ones, and containers run one after another."""
 
@@ -140,8 +137,6 @@ def _drift_of_list(wanted: Sequence[Any], there: Sequence[Any], path: str) -> st
         found = _first_drift((each, known.get(key), f"{path}[{key[0]}]") for key, each in ours.items())
         is_moved = field in _ORDERED and [*ours] != [key for key in known if key in ours]
         return path if found is None and is_moved else found
-    if field in _BEGINNINGS:
-        there = there[: len(wanted)]
     if len(wanted) != len(there):
         return path
     return _first_drift(
