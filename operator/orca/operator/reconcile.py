@@ -14,7 +14,7 @@ from orca.operator.cluster import credentials, explanations, probes
 from orca.operator.cluster.api_calls import ApiServerError
 from orca.operator.cluster.api_server import Cluster
 from orca.operator.domain import certificates, cluster_events, names
-from orca.operator.domain.actions import Action, Apply, IssueCertificate, MarkFetched, Nudge, PromiseSlots
+from orca.operator.domain.actions import Action, Apply, HandOver, IssueCertificate, MarkFetched, Nudge, PromiseSlots
 from orca.operator.domain.api_refusals import Refusal, Refusals
 from orca.operator.domain.objects import Children, ObjectKey, by_key, timestamp
 from orca.operator.domain.observation import Observation, Release, keys_secret
@@ -198,6 +198,10 @@ def _act(cluster: Cluster, observation: Observation, action: Action) -> None:
         written = _write(cluster, secret, is_new=action.is_new)
         if still := certificates.due_of(deployment, written, time.time()):
             raise ApiServerError(409, f"somebody changes the Secret {name} while it is written: {still.reason}")
+    elif isinstance(action, HandOver):
+        manifest = action.manifest
+        log.info("hand over", extra={"kind": manifest["kind"], "child": manifest["metadata"]["name"], **context})
+        cluster.apply(manifest, manager=names.REPLICAS_MANAGER)
     elif isinstance(action, Nudge):
         log.info("nudge", extra={"kind": "Pod", "child": action.pod, **context})
         cluster.annotate("Pod", deployment.namespace, action.pod, action.uid, action.annotations)

@@ -28,6 +28,10 @@ def with_resources(**resources: Json) -> Json:
     return {"worker": {"resources": resources}}
 
 
+def serving(**service: Any) -> Json:
+    return {"gateway": {"service": service}}
+
+
 def tolerating(**toleration: Any) -> Json:
     return {"gateway": {"tolerations": [toleration]}}
 
@@ -44,7 +48,15 @@ def tolerating(**toleration: Any) -> Json:
         ({"worker": {"rdmaResource": {"name": "rdma/hca"}}}, "rdmaResource needs the device cuda"),
         (
             {"worker": {"device": "cuda", "resources": {"limits": {"nvidia.com/gpu": 1}}}},
-            "do not set nvidia.com/gpu in limits; parallelism.tensor sets it",
+            "do not set the acceleratorResource, by default nvidia.com/gpu, in limits; parallelism.tensor sets it",
+        ),
+        (
+            {"worker": {"device": "cuda", "acceleratorResource": "a/b", "resources": {"limits": {"a/b": 1}}}},
+            "do not set the acceleratorResource",
+        ),
+        (
+            {"worker": {"device": "cuda", "acceleratorResource": "a/b", "rdmaResource": {"name": "a/b"}}},
+            "rdmaResource must name RDMA devices, not accelerators",
         ),
         (
             {"worker": {"device": "cuda", "rdmaResource": {"name": "a/b"}, "resources": {"limits": {"a/b": 1}}}},
@@ -60,6 +72,13 @@ def tolerating(**toleration: Any) -> Json:
         ({"scheduler": {"maxBatchTokens": 16}}, "maxBatchTokens must be 0 or greater than maxBatchSize"),
         ({"scheduler": {"maxBatchTokens": 32, "policy": "request_level"}}, "maxBatchTokens needs the policy iteration"),
         ({"gateway": {"ingress": {}, "httpRoute": {"parentRefs": [{"name": "a"}]}}}, "give ingress or httpRoute"),
+        (serving(loadBalancerClass="a"), "loadBalancerClass needs the type LoadBalancer"),
+        (serving(externalTrafficPolicy="Local"), "externalTrafficPolicy needs the type NodePort or LoadBalancer"),
+        (serving(ipFamilies=["IPv4", "IPv6"], ipFamilyPolicy="SingleStack"), "two need PreferDualStack or"),
+        (serving(ipFamilies=["IPv4"]), "one of ipFamilies needs the ipFamilyPolicy SingleStack"),
+        (serving(ipFamilies=["IPv4", "IPv4"]), "ipFamilies must name each family once"),
+        (serving(labels={"app.kubernetes.io/instance": "a"}), "Argo CD would take them for its own"),
+        ({"serviceAccount": {"name": "a", "annotations": {"a": "b"}}}, "give name or annotations, not both"),
         ({"gateway": {"apiKeysSecret": {"name": "a"}, "openToAll": True}}, "give apiKeysSecret or openToAll"),
         ({"pool": {"managed": {}, "external": {"urlSecret": {"name": "a"}}}}, "give managed or external"),
         ({"pool": {"managed": {"storageGiB": 4}}}, "storageGiB must be at least three times memoryMiB"),
@@ -122,6 +141,40 @@ def test_changes_of_immutable_fields_are_refused_with_a_reason(
     try:
         with pytest.raises(client.ApiException) as refused:
             shop.edit(pool={**dict.fromkeys(before), **after})
+        assert refused.value.status == 422
+        assert reason in refused.value.body
+    finally:
+        shop.delete()
+
+
+ONE_FAMILY = {"ipFamilies": ["IPv4"], "ipFamilyPolicy": "SingleStack"}
+BALANCED = {"type": "LoadBalancer", "loadBalancerClass": "a"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (BALANCED, {"loadBalancerClass": "b"}, "a load balancer keeps its loadBalancerClass"),
+        (BALANCED, {"loadBalancerClass": None}, "a load balancer keeps its loadBalancerClass"),
+        (BALANCED, {"type": "ClusterIP", "loadBalancerClass": None}, None),
+        (ONE_FAMILY, {"ipFamilies": ["IPv6"]}, "the first of ipFamilies is fixed"),
+        (ONE_FAMILY, {"ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack"}, None),
+        (ONE_FAMILY, {"ipFamilies": None}, None),
+    ],
+)
+@pytest.mark.usefixtures("api")
+def test_a_service_changes_only_what_its_cluster_lets_it_change(
+    server: ApiServer, before: Json, after: Json, reason: str | None
+) -> None:
+    """Args: reason: None if the change is accepted."""
+    shop = Shop(server, NAMESPACE)
+    shop.create(pool={}, gateway={"service": before})
+    try:
+        if reason is None:
+            shop.edit(gateway={"service": after})
+            return
+        with pytest.raises(client.ApiException) as refused:
+            shop.edit(gateway={"service": after})
         assert refused.value.status == 422
         assert reason in refused.value.body
     finally:

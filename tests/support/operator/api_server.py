@@ -101,7 +101,8 @@ def api_server(programs: dict[str, Path], folder: Path, *, controllers: bool = F
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={folder / 'sa.key'}",
             f"--service-account-signing-key-file={folder / 'sa.key'}",
-            "--service-cluster-ip-range=10.96.0.0/16",
+            # Both families, so that Services may ask for them.
+            "--service-cluster-ip-range=10.96.0.0/16,fd00:96::/108",
             "--disable-admission-plugins=ServiceAccount",
         )
         _wait_until_ready(server, folder / "kube-apiserver.log")

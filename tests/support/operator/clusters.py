@@ -9,7 +9,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from orca.operator.cluster import credentials
 from orca.operator.domain import names
-from orca.operator.domain.actions import Apply, Delete, IssueCertificate, MarkFetched, Nudge, PromiseSlots
+from orca.operator.domain.actions import (
+    Apply,
+    Delete,
+    HandOver,
+    IssueCertificate,
+    MarkFetched,
+    Nudge,
+    PromiseSlots,
+)
 from orca.operator.domain.objects import Children, annotations
 from orca.operator.domain.observation import Observation, PoolStatus, Release
 from orca.operator.domain.resource import Json, OrcaDeployment
@@ -60,6 +68,8 @@ class FakeCluster:
                 self.write(action.manifest)
             elif isinstance(action, IssueCertificate):
                 self.write(finish(self.deployment, certificates_secret(self.deployment, self.now_s)))
+            elif isinstance(action, HandOver):
+                self.scale(action.manifest["spec"]["replicas"], names.REPLICAS_MANAGER, "Apply")
             elif isinstance(action, Nudge):
                 self.objects["Pod", action.pod]["metadata"]["annotations"] = dict(action.annotations)
             elif isinstance(action, MarkFetched):
@@ -87,7 +97,7 @@ class FakeCluster:
         generation = there["metadata"]["generation"] + 1
         written = datetime.fromtimestamp(self.now_s, UTC).isoformat()
         marks = {
-            "managedFields": [{"time": written}],
+            "managedFields": [{"manager": names.MANAGER, "time": written}],
             "creationTimestamp": BORN,
             "uid": f"uid-{key[1]}",
             "generation": generation,
@@ -97,6 +107,30 @@ class FakeCluster:
         if (mark := annotations(there["metadata"]).get(names.FETCHED_ANNOTATION)) is not None:
             metadata = self.objects[key]["metadata"]
             metadata["annotations"] = {**annotations(metadata), names.FETCHED_ANNOTATION: mark}
+        if key[0] == "Deployment":
+            self._own_replicas(self.objects[key], there)
+
+    def scale(self, gateways: int, manager: str = "autoscaler", operation: str = "Update") -> None:
+        """Set the number of gateways, as an autoscaler does."""
+        name = names.gateway(self.deployment.name)
+        there = self.objects["Deployment", name]
+        owner = _owner(manager, operation)
+        metadata = {**there["metadata"], "managedFields": [_owner(names.MANAGER, "Apply", has_replicas=False), owner]}
+        self.objects["Deployment", name] = {
+            **there,
+            "metadata": metadata,
+            "spec": there["spec"] | {"replicas": gateways},
+        }
+
+    def _own_replicas(self, written: Json, there: Json) -> None:
+        """A number that an apply leaves out stays if another manager has it; otherwise it is 1."""
+        if "replicas" in written["spec"]:
+            written["metadata"]["managedFields"] = [_owner(names.MANAGER, "Apply")]
+            return
+        others = [each for each in there["metadata"].get("managedFields", ()) if each["manager"] != names.MANAGER]
+        number = there["spec"]["replicas"] if others else 1
+        written["spec"] = written["spec"] | {"replicas": number}
+        written["metadata"]["managedFields"] = [_owner(names.MANAGER, "Apply", has_replicas=False), *others]
 
     def start(self) -> None:
         """All pods of all controllers are there, ready and of the newest template; Jobs have done their work."""
@@ -157,6 +191,11 @@ class FakeCluster:
         for kind, name in list(self.objects):
             if kind == "Pod" and name.rpartition("-")[0] == controller:
                 del self.objects[kind, name]
+
+
+def _owner(manager: str, operation: str, *, has_replicas: bool = True) -> Json:
+    fields = {"f:spec": {"f:replicas": {}} if has_replicas else {}}
+    return {"manager": manager, "operation": operation, "time": BORN, "fieldsV1": fields}
 
 
 _SIGNER = ec.generate_private_key(ec.SECP256R1())

@@ -34,6 +34,7 @@ BESIDE: Mapping[str, Json] = {
     "model.tokenSecret": _ON_HUB,
     "model.tokenSecret.key": {"model": {"uri": "hf://org/model", "tokenSecret": {"name": "mine"}}},
     "model.cache": _ON_HUB,
+    "worker.acceleratorResource": _with("worker", device="cuda"),
     "worker.rdmaResource": _with("worker", device="cuda"),
     "worker.rdmaResource.count": _with("worker", device="cuda", rdmaResource={"name": "rdma/hca"}),
     **{f"{role}.tolerations[]": _with(role, tolerations=[{"operator": "Exists"}]) for role in ("worker", "gateway")},
@@ -46,6 +47,9 @@ BESIDE: Mapping[str, Json] = {
     "fetch": _ON_HUB,
     "scheduler.maxBatchTokens": _with("scheduler", maxBatchSize=1),
     "gateway.apiKeysSecret.key": _with("gateway", apiKeysSecret={"name": "mine"}),
+    "gateway.service.loadBalancerClass": _with("gateway", service={"type": "LoadBalancer"}),
+    "gateway.service.ipFamilies": _with("gateway", service={"ipFamilyPolicy": "SingleStack"}),
+    "gateway.service.externalTrafficPolicy": _with("gateway", service={"type": "NodePort"}),
     "gateway.httpRoute": _with("gateway", httpRoute={"parentRefs": [{"name": "edge"}]}),
     "gateway.httpRoute.timeouts": _with("gateway", httpRoute={"parentRefs": [{"name": "edge"}], "timeouts": {}}),
     "gateway.ingress": _with("gateway", ingress={}),
@@ -82,6 +86,19 @@ _LABELS = Examples(
     valid=({"gpu": "h100"}, {"example.com/gpu": ""}, {"gpu": "a" * 63}),
     invalid=({"gpu": 1}, {"gpu": "a" * 64}, {"gpu": "a b"}, {"": "a"}, {"a b": "c"}, {"A.example/b": "c"}),
 )
+_OWN_LABELS = (
+    *("orca-serving.io/role", "argocd.argoproj.io/instance"),
+    *(f"app.kubernetes.io/{key}" for key in ("name", "component", "managed-by", "instance")),
+)
+_MORE_LABELS = Examples(
+    valid=({"team": "a"}, {"example.com/team": ""}, {"app.kubernetes.io/part-of": "chat"}),
+    invalid=({"team": 1}, {"team": "a" * 64}, {"a b": "c"}, *({key: "a"} for key in _OWN_LABELS)),
+)
+_ANNOTATIONS = Examples(
+    valid=({"a.example/b": ""}, {f"a.example/{n}": "a" * 2048 for n in range(64)}),
+    invalid=({"a b": "c"}, {"a": 1}, {"a": "b" * 2049}, {f"a.example/{n}": "a" for n in range(65)}),
+)
+_MORE_ANNOTATIONS = Examples(valid=_ANNOTATIONS.valid, invalid=(*_ANNOTATIONS.invalid, {"orca-serving.io/stages": "1"}))
 _PATCH = Examples(
     valid=({"spec": {"priorityClassName": "high"}}, {"metadata": {"annotations": {"a.example/b": "c"}}}),
     invalid=([],),
@@ -163,6 +180,11 @@ EXAMPLES: Mapping[str, Examples] = {
     "model.tokenSecret.key": _KEY,
     "model.cache.storageClassName": _NAME,
     "worker.networkInterface": Examples(valid=("eth0", "ib0.8001"), invalid=("eth 0", "a/b")),
+    "worker.acceleratorResource": Examples(
+        valid=("nvidia.com/mig-1g.10gb", "amd.com/gpu", "a/B_1"),
+        invalid=("", "gpu", "cpu", "nvidia.com/", "a b/c", "a/b/c", "a/" + "b" * 64, "kubernetes.io/gpu"),
+        of_length=None,
+    ),
     "worker.rdmaResource.name": Examples(
         valid=("rdma/hca_a", "a/b"),
         invalid=("hca", "cpu", "nvidia.com/gpu", "rdma/", "rdma/a b", "rdma/a/b", "r/" + "a" * 64),
@@ -178,10 +200,18 @@ EXAMPLES: Mapping[str, Examples] = {
     "gateway.ingress.className": _NAME,
     "gateway.ingress.host": _HOST,
     "gateway.ingress.tlsSecretName": _NAME,
-    "gateway.ingress.annotations": Examples(
-        valid=({"a.example/b": ""}, {f"a.example/{n}": "a" * 2048 for n in range(64)}),
-        invalid=({"a b": "c"}, {"a": 1}, {"a": "b" * 2049}, {f"a.example/{n}": "a" for n in range(65)}),
+    "gateway.ingress.annotations": _ANNOTATIONS,
+    "gateway.service.loadBalancerClass": Examples(
+        valid=("internal", "service.k8s.aws/nlb", "A_1"),
+        invalid=("a b", "/nlb", "a/b/c", "A.example/b"),
+        of_length=None,
     ),
+    "gateway.service.ipFamilies": Examples(
+        valid=(["IPv4"], ["IPv6"]),
+        invalid=([], ["IPv5"], ["IPv4", "IPv4"], ["IPv4", "IPv6", "IPv4"], [4]),
+    ),
+    "gateway.service.labels": _MORE_LABELS,
+    "gateway.service.annotations": _MORE_ANNOTATIONS,
     "gateway.httpRoute.parentRefs[].name": _NAME,
     "gateway.httpRoute.parentRefs[].namespace": Examples(valid=("b-1",), invalid=("Upper", "a.b", "-a")),
     "gateway.httpRoute.parentRefs[].sectionName": _NAME,
@@ -193,6 +223,23 @@ EXAMPLES: Mapping[str, Examples] = {
     "pool.external.urlSecret.name": _NAME,
     "pool.external.urlSecret.key": _KEY,
     "certificates.secretName": _NAME,
+    "serviceAccount.name": _NAME,
+    "serviceAccount.annotations": Examples(
+        valid=({"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/a"}, {f"a.example/{n}": "" for n in range(32)}),
+        invalid=_MORE_ANNOTATIONS.invalid,
+    ),
+    "spread.topologyKey": Examples(
+        valid=("topology.kubernetes.io/zone", "rack", ""), invalid=("a b", "-a", "a/b/c", "A.example/b"), of_length=None
+    ),
+    "objectMetadata.labels": _MORE_LABELS,
+    "objectMetadata.annotations": Examples(
+        valid=({"a.example/b": ""}, {f"a.example/{n}": "a" * 2048 for n in range(32)}),
+        invalid=(
+            *_MORE_ANNOTATIONS.invalid,
+            {"helm.sh/resource-policy": "keep"},
+            {"argocd.argoproj.io/tracking-id": ""},
+        ),
+    ),
     "images.pullSecrets": Examples(
         valid=(["a"], [f"a{n}" for n in range(8)]),
         invalid=(["Upper"], [""], ["a", "a"], [f"a{n}" for n in range(9)], [5]),

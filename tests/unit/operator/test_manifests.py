@@ -64,6 +64,21 @@ def test_all_pods_have_the_service_account_of_their_deployment_without_a_token(r
     assert pods(model=ON_HUB)[role]["serviceAccountName"] == "shop"
 
 
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "pool", "fetch"])
+def test_pods_may_have_an_account_of_the_users_and_still_get_no_token(role: str) -> None:
+    pod = pods(model=ON_HUB, serviceAccount={"name": "mine"})[role]
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("mine", False)
+
+
+def test_the_operators_account_may_carry_an_identity_of_a_cloud_and_no_pod_changes_for_it() -> None:
+    annotations = {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/models"}
+    found = manifests(model=ON_HUB, serviceAccount={"annotations": annotations})
+    assert found["ServiceAccount", "shop"]["metadata"]["annotations"] == annotations
+    assert found["ServiceAccount", "shop"]["automountServiceAccountToken"] is False
+    assert pods(model=ON_HUB, serviceAccount={"annotations": annotations}) == pods(model=ON_HUB)
+    assert ("ServiceAccount", "shop") in manifests(serviceAccount={"name": "mine"})
+
+
 @pytest.mark.parametrize("role", ["gateway", "scheduler", "stage", "pool"])
 def test_every_container_is_probed(role: str) -> None:
     [container] = pods()[role]["containers"]
@@ -140,6 +155,14 @@ def test_cuda_requests_one_gpu_per_rank() -> None:
     assert flags(stage)["device"] == "cuda"
 
 
+def test_accelerators_are_asked_for_by_the_name_of_their_device_plugin() -> None:
+    worker = {"device": "cuda", "acceleratorResource": "amd.com/gpu", "resources": {"limits": {"memory": "1Gi"}}}
+    stage = pods(worker=worker, parallelism={"tensor": 2})["stage"]
+    assert stage["containers"][0]["resources"]["limits"] == {"memory": "1Gi", "amd.com/gpu": "2"}
+    on_cpu = pods(worker={"acceleratorResource": "amd.com/gpu"})["stage"]
+    assert "limits" not in on_cpu["containers"][0]["resources"]
+
+
 def test_shared_memory_has_the_requested_size() -> None:
     volumes = pods(worker={"sharedMemoryMiB": 2048})["stage"]["volumes"]
     assert {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "2048Mi"}} in volumes
@@ -189,6 +212,29 @@ def test_the_timeouts_of_a_route_are_a_choice_and_can_be_left_out(timeouts: Json
     given = {} if timeouts is None else {"timeouts": timeouts}
     route = manifests(gateway={"httpRoute": {"parentRefs": [{"name": "edge"}], **given}})["HTTPRoute", "shop"]
     assert [each.get("timeouts") for each in route["spec"]["rules"]] == [rendered]
+
+
+def service(**fields: Any) -> Json:
+    return manifests(gateway={"service": fields})["Service", "shop"]
+
+
+def test_the_service_of_the_api_has_the_type_and_the_fields_that_are_asked_for() -> None:
+    fields = {"type": "LoadBalancer", "loadBalancerClass": "a.example/nlb", "externalTrafficPolicy": "Local"}
+    families = {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"]}
+    before, after = service()["spec"], service(**fields, **families)["spec"]
+    assert after == before | fields | families
+
+
+def test_the_type_of_the_service_is_always_written_so_that_a_type_before_leaves_nothing_behind() -> None:
+    assert service()["spec"]["type"] == "ClusterIP"
+
+
+def test_the_service_has_the_labels_and_annotations_that_are_asked_for_beside_the_operators() -> None:
+    marks = service(labels={"team": "a"}, annotations={"a.example/internal": "true"})["metadata"]
+    assert marks["labels"]["team"] == "a"
+    assert marks["labels"]["orca-serving.io/role"] == "gateway"
+    assert marks["annotations"] == {"a.example/internal": "true"}
+    assert "annotations" not in service()["metadata"]
 
 
 LISTENS = {"listen", "health-listen", "metrics-listen", "host"}

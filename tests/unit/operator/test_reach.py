@@ -71,6 +71,53 @@ def test_a_certificate_that_is_missing_is_named(secret: Json | None) -> None:
     assert (found["Ready"][0], url) == ("True", "https://a.example/v1")
 
 
+def balanced(of: Json | None = None, *, age_s: float = 100, **fields: Any) -> Observation:
+    return serving({"service": {"type": "LoadBalancer", **fields}}, "Service", of, age_s=age_s)
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ({"ip": "192.0.2.1"}, "http://192.0.2.1/v1"),
+        ({"ip": "2001:db8::1"}, "http://[2001:db8::1]/v1"),
+        ({"hostname": "lb.example"}, "http://lb.example/v1"),
+    ],
+)
+def test_a_load_balancer_is_reached_at_its_address(address: Json, url: str) -> None:
+    found, shown = told(balanced({"loadBalancer": {"ingress": [address]}}))
+    assert (found["Ready"][:2], shown) == (("True", "Serving"), url)
+
+
+@pytest.mark.parametrize("of", [{}, {"loadBalancer": {}}, {"loadBalancer": {"ingress": [{}]}}])
+def test_a_load_balancer_without_an_address_is_not_ready(of: Json) -> None:
+    found, url = told(balanced(of, loadBalancerClass="nobody"))
+    assert found["GatewayReady"][:2] == ("False", "LoadBalancerWithoutAddress")
+    assert "of the class nobody" in found["GatewayReady"][2]
+    assert (found["Ready"][0], found["Degraded"][0], url) == ("False", "True", INSIDE)
+
+
+def test_an_old_service_that_becomes_a_load_balancer_is_on_its_way() -> None:
+    cluster = FakeCluster(deployment())
+    cluster.settle()
+    cluster.now_s = BORN_S + 3600
+    cluster.deployment = deployment(generation=2, gateway={"service": {"type": "LoadBalancer"}})
+    cluster.settle()
+    found, _ = told(cluster.observed)
+    assert (found["GatewayReady"][1], found["Degraded"][0]) == ("RouteStarting", "False")
+
+
+def test_the_ingress_decides_where_there_is_a_load_balancer_too() -> None:
+    both = {"ingress": {"host": "a.example"}, "service": {"type": "LoadBalancer"}}
+    found, url = told(serving(both, "Ingress", ADDRESS))
+    assert (found["Ready"][0], url) == ("True", "http://a.example/v1")
+
+
+@pytest.mark.parametrize("kind", ["ClusterIP", "NodePort"])
+def test_the_url_of_other_services_is_that_inside_the_cluster(kind: str) -> None:
+    found, url = told(serving({"service": {"type": kind}}, "Service"))
+    assert (found["Ready"][0], url) == ("True", INSIDE)
+
+
 def parent(accepted: str = "True", resolved: str | None = "True", **reference: Any) -> Json:
     conditions = [{"type": "Accepted", "status": accepted, "reason": "NoMatch", "message": "so it is"}]
     if resolved is not None:

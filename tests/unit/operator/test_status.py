@@ -173,6 +173,19 @@ def test_a_pool_that_does_not_answer_is_reported_with_the_reason() -> None:
     assert "requests" not in found
 
 
+def test_the_scale_subresource_finds_one_pod_with_load_in_each_group() -> None:
+    cluster = cluster_of(replicas=2, parallelism={"stages": 2})
+    for key, pod in cluster.objects.items():
+        if key[0] == "Pod":
+            pod["metadata"]["labels"]["apps.kubernetes.io/pod-index"] = key[1].rpartition("-")[2]
+    wanted = dict(part.split("=") for part in told(cluster)["selector"].split(","))
+    pods = [each for each in cluster.objects.values() if wanted.items() <= each["metadata"]["labels"].items()]
+    assert sorted(each["metadata"]["name"] for each in pods) == [
+        f"{name}-0" for name in cluster.names("StatefulSet", "stage")
+    ]
+    assert len(pods) == told(cluster)["groups"]["total"] == 2
+
+
 def test_counts_of_the_pool_are_shown() -> None:
     cluster = cluster_of()
     cluster.pool = PoolStatus(queued=3, running=2, oldest_wait_ms=4999)

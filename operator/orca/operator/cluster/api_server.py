@@ -100,9 +100,10 @@ class Cluster:
             _check_is_ours(manifest, there)
         return self.apply(manifest)
 
-    def apply(self, manifest: Mapping[str, Any]) -> Json:
-        """Apply an object. Returns: the object as it is now."""
-        made: Json = self.calls.call("PATCH", _path_of(manifest), manifest, query=_APPLY)
+    def apply(self, manifest: Mapping[str, Any], *, manager: str = names.MANAGER) -> Json:
+        """Apply an object. Args: manager: field manager. Returns: the object as it is now."""
+        query = {**_APPLY, "fieldManager": manager}
+        made: Json = self.calls.call("PATCH", _path_of(manifest), manifest, query=query)
         return made
 
     def create(self, manifest: Mapping[str, Any]) -> Json:

@@ -30,6 +30,17 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
+class HandOver:
+    """Write an object's number of pods under another field manager (names.REPLICAS_MANAGER).
+
+    The next apply leaves the number out. A field that no manager has any more gets its default, which is 1.
+    """
+
+    manifest: Json
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Nudge:
     """Annotate a pod, so that its kubelet brings it a changed ConfigMap at once."""
 
@@ -71,4 +82,4 @@ class PromiseSlots:
     reason: str
 
 
-Action = Apply | Delete | Nudge | MarkFetched | IssueCertificate | PromiseSlots
+Action = Apply | Delete | HandOver | Nudge | MarkFetched | IssueCertificate | PromiseSlots

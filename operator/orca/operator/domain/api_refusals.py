@@ -11,7 +11,7 @@ no refusal: the next reconcile sends it again.
 from collections.abc import Callable, Hashable, Sequence, Set
 from dataclasses import dataclass
 
-from orca.operator.domain.actions import Action, Apply, Delete, IssueCertificate, MarkFetched, PromiseSlots
+from orca.operator.domain.actions import Action, Apply, Delete, HandOver, IssueCertificate, MarkFetched, PromiseSlots
 from orca.operator.domain.resource import OrcaDeployment
 
 WAIT_FIRST_S, WAIT_MAX_S = 5.0, 600.0
@@ -81,6 +81,8 @@ def _key(deployment: OrcaDeployment, action: Action) -> Hashable:
         return deployment.generation, "apply", action.manifest["kind"], action.manifest["metadata"]["name"]
     if isinstance(action, Delete):
         return deployment.generation, "delete", action.kind, action.uid
+    if isinstance(action, HandOver):
+        return deployment.generation, "hand over", action.manifest["metadata"]["name"]
     if isinstance(action, IssueCertificate):
         return deployment.generation, "issue"
     if isinstance(action, PromiseSlots):

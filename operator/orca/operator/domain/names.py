@@ -26,6 +26,9 @@ MANAGER = "orca-operator"
 MARKER = "orca-operator-marks"
 """Field manager of annotations on objects that somebody else writes, or that are written apart from their spec."""
 
+REPLICAS_MANAGER = "orca-operator-replicas"
+"""Field manager of the number of gateways, from when the operator leaves it to an autoscaler until that changes it."""
+
 GATEWAY, SCHEDULER, STAGE, POOL, FETCH, ACCOUNT = "gateway", "scheduler", "stage", "pool", "fetch", "account"
 """Roles of pods, and of the objects that belong to them; ACCOUNT is for the ServiceAccount that all pods share."""
 
@@ -38,6 +41,9 @@ MODEL_LABEL = f"{GROUP}/model"
 """Digest of what the spec says about the model, on schedulers; of where the model comes from, on fetch Jobs."""
 GENERATION_LABEL = f"{GROUP}/generation"
 """Generation of the model, on schedulers (observation.ModelVersion)."""
+
+POD_INDEX_LABEL = "apps.kubernetes.io/pod-index"
+"""Label by which Kubernetes numbers the pods of a StatefulSet."""
 
 SCHEDULE_ANNOTATION = f"{GROUP}/schedule"
 """Hash of the ConfigMap that a scheduler pod should have by now, on the pod. A kubelet brings a changed ConfigMap at

@@ -99,6 +99,16 @@ def is_rolled_out(workload: Mapping[str, Any]) -> bool:
     return bool(is_seen and serving >= wanted >= status.get("replicas", 0))
 
 
+def has_number_from(workload: Mapping[str, Any], manager: str) -> bool:
+    """Return whether a field manager has written the number of pods by an apply, and nobody has changed it since."""
+    return any(
+        entry.get("manager") == manager
+        and entry.get("operation") == "Apply"
+        and "f:replicas" in (entry.get("fieldsV1", {}).get("f:spec") or {})
+        for entry in workload["metadata"].get("managedFields") or []
+    )
+
+
 def seconds(timestamp: str) -> float:
     """Return the seconds since 1970 of an RFC 3339 timestamp of the API server."""
     return datetime.fromisoformat(timestamp).timestamp()

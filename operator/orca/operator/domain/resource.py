@@ -94,6 +94,7 @@ class RdmaResourceSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
     device: str
+    accelerator_resource: str  # name of an extended resource
     threads: int
     memory_share_percent: int
     resources: ResourcesSpec
@@ -118,6 +119,19 @@ class SchedulerSpec:
     resources: ResourcesSpec
     pod_patch: Mapping[str, Any] = field(default_factory=dict)
     pod_patch_remove: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSpec:
+    """The Service of the API. None leaves a field to the API server."""
+
+    type: str
+    load_balancer_class: str | None = None
+    external_traffic_policy: str | None = None
+    ip_family_policy: str
+    ip_families: tuple[str, ...] = ()
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    annotations: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,9 +168,11 @@ class LimitsSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySpec:
     replicas: int
+    autoscaled: bool
     drain_seconds: int
     api_keys_secret: SecretKey | None = None
     open_to_all: bool
+    service: ServiceSpec
     ingress: IngressSpec | None = None
     http_route: HttpRouteSpec | None = None
     limits: LimitsSpec
@@ -217,6 +233,25 @@ class RolloutSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceAccountSpec:
+    name: str | None = None  # None: the operator makes one
+    annotations: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadSpec:
+    topology_key: str  # empty for no preference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectMetadataSpec:
+    """Labels and annotations of all objects but pods."""
+
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    annotations: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImagesSpec:
     """Images that replace those of the operator's release; None takes the release's."""
 
@@ -245,6 +280,9 @@ class DeploymentSpec:
     startup_seconds: int
     suspend: bool
     deletion_policy: str
+    service_account: ServiceAccountSpec
+    spread: SpreadSpec
+    object_metadata: ObjectMetadataSpec
     images: ImagesSpec
 
     @property
@@ -261,6 +299,11 @@ class OrcaDeployment:
     uid: str
     generation: int
     spec: DeploymentSpec
+
+    @property
+    def account(self) -> str:
+        """The name of the ServiceAccount of all pods."""
+        return self.spec.service_account.name or self.name
 
     @property
     def owner_reference(self) -> Json:

@@ -30,12 +30,13 @@ def is_ours(deployment: OrcaDeployment, child: Mapping[str, Any]) -> bool:
 
 
 def finish(deployment: OrcaDeployment, manifest: Json) -> Json:
-    """Add the label that identifies what was rendered, and the owner.
+    """Add the label that identifies what was rendered, the owner, and what the spec adds to the metadata.
 
     An object that has no owner gets the annotations that keep other tools from pruning it.
     """
+    manifest, digest = with_object_metadata(deployment, manifest), hash_of(deployment, manifest)
     metadata = dict(manifest["metadata"])
-    metadata["labels"] = {**metadata["labels"], names.HASH_LABEL: hash_of(deployment, manifest)}
+    metadata["labels"] = {**metadata["labels"], names.HASH_LABEL: digest}
     if _is_owned(deployment, manifest):
         metadata["ownerReferences"] = [deployment.owner_reference]
     else:
@@ -43,8 +44,30 @@ def finish(deployment: OrcaDeployment, manifest: Json) -> Json:
     return {**manifest, "metadata": metadata}
 
 
+def with_object_metadata(deployment: OrcaDeployment, manifest: Json) -> Json:
+    """Add the labels and annotations that the spec gives to all objects. Those that an object has of its own stay."""
+    metadata, more = dict(manifest["metadata"]), deployment.spec.object_metadata
+    metadata["labels"] = {**more.labels, **metadata["labels"]}
+    if more.annotations:
+        metadata["annotations"] = {**more.annotations, **(metadata.get("annotations") or {})}
+    return {**manifest, "metadata": metadata}
+
+
 def hash_of(deployment: OrcaDeployment, manifest: Json) -> str:
-    content = [manifest, _is_owned(deployment, manifest)]
+    """Hash everything whose change makes the operator write an object again."""
+    more = deployment.spec.object_metadata
+    # A Job is not written again but replaced, and no label is worth another fetch.
+    if manifest["kind"] == "Job" or not (more.labels or more.annotations):
+        return content_hash(deployment, manifest)
+    return _hash([content_hash(deployment, manifest), dict(more.labels), dict(more.annotations)])
+
+
+def content_hash(deployment: OrcaDeployment, manifest: Json) -> str:
+    """Hash what is rendered for one object, without the metadata that the spec gives to all."""
+    return _hash([manifest, _is_owned(deployment, manifest)])
+
+
+def _hash(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

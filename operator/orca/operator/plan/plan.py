@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from itertools import chain
 
 from orca.operator.domain import certificates, group_pauses, names, volumes
-from orca.operator.domain.actions import Action, Apply, Delete, IssueCertificate, Nudge, PromiseSlots
+from orca.operator.domain.actions import Action, Apply, Delete, HandOver, IssueCertificate, Nudge, PromiseSlots
 from orca.operator.domain.group_pauses import Pause
 from orca.operator.domain.groups import Group
 from orca.operator.domain.objects import (
     ObjectKey,
     annotations,
     condition,
+    has_number_from,
     is_going,
     is_pod_ready,
     is_rolled_out,
@@ -28,7 +29,7 @@ from orca.operator.domain.objects import (
 )
 from orca.operator.domain.observation import Observation, keys_secret
 from orca.operator.domain.resource import Json
-from orca.operator.plan.children import KEPT_KINDS, drift, finish, hash_of
+from orca.operator.plan.children import KEPT_KINDS, content_hash, drift, finish, hash_of, with_object_metadata
 from orca.operator.plan.model_change import ModelChange, may_come_into_force, plan_model_change
 from orca.operator.plan.model_fetch import FetchPlan, plan_fetch
 from orca.operator.plan.pauses import next_pauses
@@ -97,9 +98,10 @@ def make_plan(observation: Observation) -> ReconcilePlan:
         *([] if decisions.fetch.mark is None else [decisions.fetch.mark]),
         *_certificates_to_issue(observation),
         *_rights(observation),
+        *_handovers(observation, held),
         *_applies(observation, wanted),
         *_suspensions(observation, held),
-        *_nudges(observation, hash_of(observation.deployment, schedule)),
+        *_nudges(observation, content_hash(observation.deployment, schedule)),
         *_leftovers(observation, kept, decisions.fetch.leaving),
         *_unread_claims(observation, decisions.fetch.unread_claims),
         *_removals(observation, decisions.move.remove),
@@ -296,6 +298,16 @@ def _promises(observation: Observation, slots: SlotsChange) -> Iterable[PromiseS
         yield PromiseSlots(revision=revision, slots=slots.promise, expected=promised, reason=reason)
 
 
+def _handovers(observation: Observation, held: Set[ObjectKey]) -> Iterable[HandOver]:
+    """Leave the number of gateways to the autoscaler, if the operator has written it before; before the next apply."""
+    key = "Deployment", names.gateway(observation.name)
+    there, spec = observation.children.get(*key), observation.spec
+    if there is None or key in held or is_going(there) or spec.suspend or not spec.gateway.autoscaled:
+        return
+    if has_number_from(there, names.MANAGER):
+        yield HandOver(gateway.only_replicas(there), "an autoscaler chooses the number of gateways")
+
+
 def _applies(observation: Observation, wanted: Iterable[Json]) -> Iterable[Apply]:
     for manifest in wanted:
         there = observation.children.get(*key_of(manifest))
@@ -345,7 +357,7 @@ def _removals(observation: Observation, remove: Sequence[str]) -> Iterable[Apply
         elif not may_come_into_force(observation, scheduler):
             yield _delete(scheduler, "its group leaves")
         elif scheduler["spec"]["replicas"]:
-            yield Apply(group.resized(scheduler, 0), "its group leaves")
+            yield _resize(observation, group.resized(scheduler, 0), "its group leaves")
         elif is_rolled_out(scheduler) and not has_pods:
             yield _delete(scheduler, "its group leaves")
 
@@ -366,10 +378,10 @@ def _returns(observation: Observation, decisions: _Decisions) -> Iterable[Apply]
         scheduler = observation.children.get("StatefulSet", names.scheduler(each.name))
         if pause.is_on and pause.is_over(each.name, observation.now_s):
             for manifest in group.come_back(stages, scheduler, pause.ended):
-                yield Apply(manifest, "its group comes back")
+                yield _resize(observation, manifest, "its group comes back")
         is_needed = each.name in decisions.change.kept and observation.pool.problem is None
         if is_needed and not pause.is_on and scheduler is not None and not scheduler["spec"]["replicas"]:
-            yield Apply(group.resized(scheduler, 1), "its model came into force")
+            yield _resize(observation, group.resized(scheduler, 1), "its model came into force")
 
 
 def _suspensions(observation: Observation, held: Set[ObjectKey]) -> Iterable[Apply]:
@@ -382,7 +394,12 @@ def _suspensions(observation: Observation, held: Set[ObjectKey]) -> Iterable[App
         return
     there = observation.children.by_key[key]
     if there["spec"]["replicas"] and not is_going(there):
-        yield Apply(group.resized(there, 0), "the resource is suspended")
+        yield _resize(observation, group.resized(there, 0), "the resource is suspended")
+
+
+def _resize(observation: Observation, manifest: Json, reason: str) -> Apply:
+    """Write an object as it is, but for the number of its pods. An apply takes away what it leaves out."""
+    return Apply(with_object_metadata(observation.deployment, manifest), reason)
 
 
 def _nudges(observation: Observation, schedule: str) -> Iterable[Nudge]:

@@ -1,13 +1,13 @@
-"""The way of clients to the gateways: whether the Ingress or the route is served, and the URL. Pure.
+"""The way of clients to the gateways: whether the Ingress, the route or the load balancer serves, and the URL. Pure.
 
-Pods that run are not enough. A Gateway may refuse the HTTPRoute, nobody may serve an Ingress of this class, and the
-Secret with the certificate may be missing. The cluster says so in the status of these objects.
+Pods that run are not enough. A Gateway may refuse the HTTPRoute, nobody may serve an Ingress of this class or make a
+load balancer, and the Secret with the certificate may be missing. The cluster says so in the status of these objects.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from orca.operator.domain import problems
+from orca.operator.domain import names, problems
 from orca.operator.domain.objects import condition, seconds
 from orca.operator.domain.observation import Observation
 from orca.operator.domain.problems import Problem
@@ -17,10 +17,13 @@ STARTING = "RouteStarting"
 ROUTE_REFUSED = "RouteNotAccepted"
 NO_ADDRESS = "IngressWithoutAddress"
 GATEWAY_DOWN = "GatewayNotProgrammed"
+NO_LOAD_BALANCER = "LoadBalancerWithoutAddress"
 
 PATIENCE_S = 60.0
-"""A younger Ingress or route is on its way: its controller has to notice it, and may have to order a load balancer."""
+"""An Ingress, a route or a Service that was written later is on its way: its controller has to notice it, and may have
+to order a load balancer."""
 
+_LOAD_BALANCER = "LoadBalancer"
 _TLS_KEYS = ("tls.crt", "tls.key")
 _TLS_PROTOCOLS = frozenset({"HTTPS", "TLS"})
 
@@ -33,10 +36,12 @@ def find_problem(observation: Observation) -> Problem | None:
         found = _problem_of_ingress(observation)
     elif gateway.http_route is not None:
         found, kind = _problem_of_route(observation), "HTTPRoute"
+    elif gateway.service.type == _LOAD_BALANCER:
+        found, kind = _problem_of_load_balancer(observation), "Service"
     there = observation.children.get(kind, name)
     if found is None or there is None:
         return found
-    is_young = observation.now_s - seconds(there["metadata"]["creationTimestamp"]) < PATIENCE_S
+    is_young = observation.now_s - _written_s(there) < PATIENCE_S
     return Problem(STARTING, found.message) if is_young else found
 
 
@@ -57,7 +62,29 @@ def url(observation: Observation) -> str:
         return f"{'https' if ingress.tls_secret_name else 'http'}://{ingress.host}/v1"
     if route is not None and route.hostnames:
         return f"{_route_scheme(observation)}://{route.hostnames[0]}/v1"
+    if ingress is None and route is None and (address := _load_balancer_address(observation)) is not None:
+        return f"http://{address}/v1"
     return _inside(deployment)
+
+
+def _written_s(there: Json) -> float:
+    """Return when the operator has last written an object. A Service may be old when it becomes a load balancer."""
+    written = [each for each in there["metadata"].get("managedFields") or [] if each.get("manager") == names.MANAGER]
+    times = [each["time"] for each in written if "time" in each]
+    return max(map(seconds, [there["metadata"]["creationTimestamp"], *times]))
+
+
+def _load_balancer_address(observation: Observation) -> str | None:
+    """Return the address of the load balancer, as a URL has it; None if there is none, or none is wanted."""
+    there = observation.children.get("Service", observation.name)
+    if there is None or observation.spec.gateway.service.type != _LOAD_BALANCER:
+        return None
+    for each in (there.get("status", {}).get("loadBalancer") or {}).get("ingress") or []:
+        if each.get("hostname"):
+            return str(each["hostname"])
+        if each.get("ip"):
+            return f"[{each['ip']}]" if ":" in each["ip"] else str(each["ip"])
+    return None
 
 
 def _inside(deployment: OrcaDeployment) -> str:
@@ -83,6 +110,15 @@ def _problem_of_ingress(observation: Observation) -> Problem | None:
             " gateway.ingress.waitForAddress to false",
         )
     return None
+
+
+def _problem_of_load_balancer(observation: Observation) -> Problem | None:
+    if _load_balancer_address(observation) is not None:
+        return None
+    chosen = observation.spec.gateway.service.load_balancer_class
+    of_class = f"of the class {chosen}" if chosen else "of this cluster"
+    message = f"no load balancer {of_class} has given the Service {observation.name} an address"
+    return Problem(NO_LOAD_BALANCER, message)
 
 
 def _problem_of_route(observation: Observation) -> Problem | None:

@@ -68,7 +68,7 @@ def make_status(
         "observedGeneration": deployment.generation,
         "model": observation.spec.model.name,
         "url": reach.url(observation),
-        "selector": f"{names.selector(deployment.name)},{names.ROLE_LABEL}={names.SCHEDULER}",
+        "selector": _one_pod_per_group(deployment.name),
         "groups": {
             "total": len(plan.groups),
             "ready": sum(each.is_ready for each in plan.groups),
@@ -86,6 +86,15 @@ def make_status(
         wait_s = counts.oldest_wait_ms // 1000
         result["requests"] = {"queued": counts.queued, "running": counts.running, "oldestWaitSeconds": wait_s}
     return result
+
+
+def _one_pod_per_group(deployment: str) -> str:
+    """Return the selector of the scale subresource: the first stage of each group, which computes as much as others do.
+
+    A HorizontalPodAutoscaler multiplies the number of these pods by how far their load is from its target. With more
+    than one pod per group it would ask for as many times more groups.
+    """
+    return f"{names.selector(deployment)},{names.ROLE_LABEL}={names.STAGE},{names.POD_INDEX_LABEL}=0"
 
 
 def _conditions(observation: Observation, plan: ReconcilePlan, refusals: Sequence[Refusal]) -> list[Condition]:
@@ -254,9 +263,12 @@ def _gateways(observation: Observation) -> Condition:
     keys = None if problem is None else Problem(problems.SECRET_MISSING, problem)
     deployment = observation.children.get("Deployment", names.gateway(observation.name))
     makers = [] if deployment is None else [deployment]
+    wanted = _wanted_gateways(observation, deployment)
+    if wanted == 0:
+        return Condition(name, False, GATEWAYS_AT_ZERO, "an autoscaler has scaled the gateways to 0")
     if ready == 0:
         return _missing(observation, name, pods, "GatewayStarting", "no gateway is up yet", keys, makers=makers)
-    message = f"{ready} of {observation.spec.gateway.replicas} gateways are up"
+    message = f"{ready} of {wanted} gateways are up"
     if not _is_as_written(observation, "Deployment", names.gateway(observation.name)):
         message = f"{message}, not all of them up to date"
         return _missing(observation, name, pods, "GatewaysChanging", message, keys, makers=makers)
@@ -265,6 +277,13 @@ def _gateways(observation: Observation) -> Condition:
             name, Problem(unreached.reason, f"{message}, but no client reaches them: {unreached.message}")
         )
     return Condition(name, True, "Serving", message)
+
+
+def _wanted_gateways(observation: Observation, deployment: Json | None) -> int:
+    """Return how many gateways there should be: an autoscaler's choice is in the Deployment only."""
+    if deployment is not None and observation.spec.gateway.autoscaled:
+        return int(deployment["spec"]["replicas"])
+    return observation.spec.gateway.replicas
 
 
 def _makers(observation: Observation, role: str, groups: Set[str] | None = None) -> list[Json]:
@@ -314,6 +333,7 @@ def _of_problem(name: str, problem: Problem) -> Condition:
 NO_GROUPS = "replicas is 0: requests wait in the pool"
 TRIES_AGAIN = "the operator tries again from time to time"
 APPLYING = "Applying"
+GATEWAYS_AT_ZERO = "GatewaysAtZero"
 VOLUME_STAYS = "VolumeCannotGrow"
 POOL_MOVED = "PoolMoved"
 SLOTS_ARE_NEEDED = "SlotsAreNeeded"
@@ -380,7 +400,8 @@ def _will_stop(observation: Observation, certificate: Problem | None) -> Problem
 def _degraded(
     parts: Sequence[Condition], progressing: Condition, late: str | None, will_stop: Problem | None
 ) -> Condition:
-    missing = [part for part in parts if not part.is_true and part.reason not in ("Suspended", model_fetch.LOADING)]
+    on_purpose = ("Suspended", GATEWAYS_AT_ZERO, model_fetch.LOADING)
+    missing = [part for part in parts if not part.is_true and part.reason not in on_purpose]
     broken = [part for part in missing if part.reason not in _ON_THE_WAY]
     if missing and not broken and late is not None:
         return Condition("Degraded", True, missing[0].reason, f"{missing[0].message}; {late}")

@@ -75,7 +75,7 @@ def _pod(deployment: OrcaDeployment, image: str, labels: dict[str, str]) -> Json
     return template(
         labels,
         main,
-        account=deployment.name,
+        account=deployment.account,
         images=spec.images,
         volumes=[volume],
         more={

@@ -56,17 +56,27 @@ def gateways(
 
 
 def _service(deployment: OrcaDeployment) -> Json:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": metadata(deployment, deployment.name, names.GATEWAY),
-        "spec": {
-            # Of a cluster with one family, this is that family.
-            "ipFamilyPolicy": "PreferDualStack",
-            "selector": selector(deployment, names.GATEWAY),
-            "ports": [{"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP"}],
-        },
+    chosen = deployment.spec.gateway.service
+    spec: Json = {
+        # Written also where it is the default: with another type, the API server takes away what the one before had
+        # added, such as ports of nodes.
+        "type": chosen.type,
+        # Of a cluster with one family, the default is that family.
+        "ipFamilyPolicy": chosen.ip_family_policy,
+        "selector": selector(deployment, names.GATEWAY),
+        "ports": [{"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP"}],
     }
+    if chosen.ip_families:
+        spec["ipFamilies"] = list(chosen.ip_families)
+    if chosen.load_balancer_class is not None:
+        spec["loadBalancerClass"] = chosen.load_balancer_class
+    if chosen.external_traffic_policy is not None:
+        spec["externalTrafficPolicy"] = chosen.external_traffic_policy
+    marks = metadata(deployment, deployment.name, names.GATEWAY)
+    marks["labels"] = {**chosen.labels, **marks["labels"]}
+    if chosen.annotations:
+        marks["annotations"] = dict(chosen.annotations)
+    return {"apiVersion": "v1", "kind": "Service", "metadata": marks, "spec": spec}
 
 
 def _deployment(
@@ -84,12 +94,28 @@ def _deployment(
         "kind": "Deployment",
         "metadata": marks,
         "spec": {
-            "replicas": 0 if deployment.spec.suspend else deployment.spec.gateway.replicas,
+            **_replicas(deployment),
             "selector": {"matchLabels": selector(deployment, names.GATEWAY)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "template": _pod(deployment, image, keys, connection, older),
         },
     }
+
+
+def _replicas(deployment: OrcaDeployment) -> Json:
+    if deployment.spec.suspend:
+        return {"replicas": 0}
+    return {} if deployment.spec.gateway.autoscaled else {"replicas": deployment.spec.gateway.replicas}
+
+
+def only_replicas(there: Json) -> Json:
+    """Render the number of gateways that the Deployment has, and nothing else.
+
+    After a suspension it is 1, since autoscalers leave alone what has no pods.
+    """
+    marks = {key: there["metadata"][key] for key in ("name", "namespace", "uid")}
+    spec = {"replicas": max(1, there["spec"]["replicas"])}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": marks, "spec": spec}
 
 
 def _pod(
@@ -123,14 +149,14 @@ def _pod(
     return template(
         names.labels(deployment.name, names.GATEWAY),
         main,
-        account=deployment.name,
+        account=deployment.account,
         images=spec.images,
         volumes=volumes,
         more={
             "terminationGracePeriodSeconds": GATEWAY_LEAVE_S + gateway.drain_seconds + 10,
             "nodeSelector": dict(gateway.node_selector) or None,
             "tolerations": [*gateway.tolerations, *LOST_NODE],
-            "topologySpreadConstraints": [_spread(deployment)],
+            "topologySpreadConstraints": _spread(deployment),
         },
         patch=gateway.pod_patch,
         remove=gateway.pod_patch_remove,
@@ -180,13 +206,12 @@ def _volumes(
     return volumes, mounts
 
 
-def _spread(deployment: OrcaDeployment) -> Json:
-    return {
-        "maxSkew": 1,
-        "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": selector(deployment, names.GATEWAY)},
-    }
+def _spread(deployment: OrcaDeployment) -> list[Json] | None:
+    key = deployment.spec.spread.topology_key
+    if not key:
+        return None
+    selected = {"labelSelector": {"matchLabels": selector(deployment, names.GATEWAY)}}
+    return [{"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", **selected}]
 
 
 def _disruption_budget(deployment: OrcaDeployment) -> Json:

@@ -18,7 +18,7 @@ from orca.operator.domain.observation import ModelVersion
 from orca.operator.domain.pod_patches.pod_patch import merged
 from orca.operator.domain.resource import Json, OrcaDeployment
 from orca.operator.render import model, pool
-from orca.operator.render.objects import metadata
+from orca.operator.render.objects import metadata, selector
 from orca.operator.render.pods import container, everywhere, flags, http_probe, secret_volume, template
 from orca.operator.render.pool import PoolConnection
 
@@ -38,7 +38,11 @@ DRAIN_S = 30
 
 
 def revision(deployment: OrcaDeployment, image: str) -> str:
-    """Return 8 hex digits that name everything whose change needs new stage pods."""
+    """Return 8 hex digits that name everything whose change needs new stage pods.
+
+    The pod that it hashes is of no group, so it does not prefer other nodes than those of other groups. A preference is
+    no reason for new groups.
+    """
     content = [_stage_pod(deployment, image, {}), deployment.spec.parallelism.stages]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
@@ -177,7 +181,7 @@ def _stage_pod(deployment: OrcaDeployment, image: str, labels: dict[str, str]) -
         resources=worker.resources,
         ports={"engine": STAGE_PORT, "health": HEALTH_PORT},
         environment=[
-            _field("ORCA_WORKER_STAGE", "metadata.labels['apps.kubernetes.io/pod-index']"),
+            _field("ORCA_WORKER_STAGE", f"metadata.labels['{names.POD_INDEX_LABEL}']"),
             _field("ORCA_WORKER_DATA_HOST", "status.podIP"),
         ],
         mounts=[*location.mounts, _CERTIFICATES_MOUNT, {"name": "shared-memory", "mountPath": "/dev/shm"}],
@@ -193,7 +197,7 @@ def _stage_pod(deployment: OrcaDeployment, image: str, labels: dict[str, str]) -
     return template(
         labels,
         stage,
-        account=deployment.name,
+        account=deployment.account,
         images=spec.images,
         volumes=[
             *location.volumes,
@@ -207,10 +211,27 @@ def _stage_pod(deployment: OrcaDeployment, image: str, labels: dict[str, str]) -
             "nodeSelector": dict(worker.node_selector) or None,
             "tolerations": [*worker.tolerations, *LOST_NODE],
             "runtimeClassName": worker.runtime_class_name,
+            "affinity": _apart_from_other_groups(deployment, labels.get(names.GROUP_LABEL)),
         },
         patch=worker.pod_patch,
         remove=worker.pod_patch_remove,
     )
+
+
+def _apart_from_other_groups(deployment: OrcaDeployment, group: str | None) -> Json | None:
+    """Render the preference for nodes without stages of other groups, so that not all groups go with one node.
+
+    It says nothing about the stages of its own group. Args: group: its name; None for a pod of no group.
+    """
+    key, wanted = deployment.spec.spread.topology_key, deployment.spec.model
+    # All pods that read such a volume must run on one node, and the scheduler of Kubernetes does not know that.
+    is_on_one_node = wanted.is_fetched and wanted.cache.access_mode == "ReadWriteOnce"
+    if group is None or not key or is_on_one_node:
+        return None
+    others = {"key": names.GROUP_LABEL, "operator": "NotIn", "values": [group]}
+    selected = {"matchLabels": selector(deployment, names.STAGE), "matchExpressions": [others]}
+    term = {"weight": 100, "podAffinityTerm": {"labelSelector": selected, "topologyKey": key}}
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
 def _scheduler_pod(
@@ -269,7 +290,7 @@ def _scheduler_pod(
     return template(
         labels,
         main,
-        account=deployment.name,
+        account=deployment.account,
         images=spec.images,
         volumes=[
             *location.volumes,
@@ -320,7 +341,7 @@ def _devices(deployment: OrcaDeployment) -> Json:
     worker = deployment.spec.worker
     limits: dict[str, str] = {}
     if worker.device == "cuda":
-        limits["nvidia.com/gpu"] = str(deployment.spec.parallelism.tensor)
+        limits[worker.accelerator_resource] = str(deployment.spec.parallelism.tensor)
     if worker.rdma_resource is not None:
         limits[worker.rdma_resource.name] = str(worker.rdma_resource.count)
     return {"limits": limits} if limits else {}

@@ -18,13 +18,14 @@ def selector(deployment: OrcaDeployment, role: str) -> dict[str, str]:
 
 
 def service_account(deployment: OrcaDeployment) -> Json:
-    """Render the account of a deployment's pods. It gives them no token: policies and pull secrets refer to it."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": metadata(deployment, deployment.name, names.ACCOUNT),
-        "automountServiceAccountToken": False,
-    }
+    """Render the account of a deployment's pods. It gives them no token: clouds, policies and pull secrets refer to it.
+
+    It is there also if the spec names another one: pods of old groups may still have it.
+    """
+    marks = metadata(deployment, deployment.name, names.ACCOUNT)
+    if annotations := deployment.spec.service_account.annotations:
+        marks["annotations"] = dict(annotations)
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": marks, "automountServiceAccountToken": False}
 
 
 def claim(metadata: Json, size_gib: int, access_mode: str, storage_class: str | None, there: Json | None) -> Json:

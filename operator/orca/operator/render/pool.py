@@ -168,7 +168,7 @@ def _stateful_set(deployment: OrcaDeployment, image: str, secret: Json | None) -
             "template": template(
                 labels,
                 main,
-                account=deployment.name,
+                account=deployment.account,
                 images=spec.images,
                 volumes=[
                     {"name": "data", "persistentVolumeClaim": {"claimName": name}},
