@@ -39,7 +39,9 @@ class OperatorSettings:
         False, "give each OrcaDeployment NetworkPolicies: its parts reach each other and nothing else"
     )
     lease: str | None = setting(
-        None, "name of the Lease by which only one of several operators acts; unset acts at once, without a Lease"
+        None,
+        "name of the Lease by which only one of several operators acts, and of this operator in the status of the"
+        " resources that it serves; unset acts at once, without a Lease and a name",
     )
     lease_namespace: str | None = setting(None, "namespace of the Lease; the chart sets the operator's own namespace")
     lease_identity: str | None = setting(
@@ -78,6 +80,11 @@ class OperatorSettings:
             identity=self.lease_identity,
             duration_s=self.lease_seconds,
         )
+
+    @property
+    def identity(self) -> str | None:
+        """The name of this operator, which its pods and later releases share; None if it acts without a Lease."""
+        return None if self.lease is None else f"{self.lease_namespace}/{self.lease}"
 
     @property
     def release(self) -> Release:

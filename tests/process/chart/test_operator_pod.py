@@ -125,6 +125,11 @@ def test_the_operator_uses_a_lease_of_the_release_with_its_pod_as_holder() -> No
     assert (terms.namespace, terms.name, terms.identity) == ("system", "orca-operator", "orca-operator-1a-2b")
 
 
+def test_the_name_of_the_operator_is_that_of_its_deployment() -> None:
+    metadata = the("Deployment")["metadata"]
+    assert parse_settings([], environment()).identity == f"{metadata['namespace']}/{metadata['name']}"
+
+
 def test_resources_can_be_replaced() -> None:
     assert container({"operator": {"resources": {"requests": {"cpu": 2}}}})["resources"]["requests"]["cpu"] == 2
 

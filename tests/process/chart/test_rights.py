@@ -96,8 +96,8 @@ def test_bindings_name_their_role_and_the_account_of_the_release() -> None:
 def test_a_namespaced_role_lacks_only_the_cluster_scoped_rights() -> None:
     [role, _] = of_kind("Role", TWO)
     more = grants(the("ClusterRole")) - grants(role)
-    assert {resource for _, resource, _ in more} == {"nodes", "customresourcedefinitions"}
-    assert {verb for _, _, verb in more} == {"list", "watch"}
+    assert {resource for _, resource, _ in more} == {"nodes", "customresourcedefinitions", "leases"}
+    assert {verb for _, _, verb in more} == {"get", "list", "watch"}
     assert grants(role) < grants(the("ClusterRole"))
 
 
