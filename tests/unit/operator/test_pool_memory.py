@@ -13,7 +13,7 @@ from support.operator.clusters import FakeCluster
 from support.operator.deployments import deployment
 
 LEAST = "1984Mi"
-"""What Redis may take with the default of memoryMiB, 1536."""
+"""The memory that Redis may take with the default of memoryMiB, 1536."""
 
 
 def limited(amount: object) -> Json:
