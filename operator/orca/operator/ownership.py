@@ -88,7 +88,10 @@ class Owners:
                 known.pop(uid, None)
 
     def settle(self, cluster: Cluster, body: Json) -> Settled:
-        """Find out whether to reconcile a resource, and take or release it if necessary. Raises: ApiServerError."""
+        """Find out whether to reconcile a resource, and take or release it if necessary.
+
+        Raises: ApiServerError; BadSpec if the CRD is older than this operator.
+        """
         found, about = read_ownership(body), subject(body)
         step, wait_s = find_step(found, self._identity), None
         if step is OwnerStep.WAIT:

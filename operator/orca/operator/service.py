@@ -224,11 +224,11 @@ class Operator:
             self._queue.forget(key)
             self._failures.pop(key, None)
             return None
-        settled = await asyncio.to_thread(self._owners.settle, self._cluster, body)
-        if settled.body is None:
-            return settled.again_s
-        body = settled.body
         try:
+            settled = await asyncio.to_thread(self._owners.settle, self._cluster, body)
+            if settled.body is None:
+                return settled.again_s
+            body = settled.body
             deployment = read(body)
         except BadSpec as error:
             await asyncio.to_thread(refuse, self._cluster, body, "BadSpec", str(error))

@@ -65,11 +65,11 @@ def tolerating(**toleration: Any) -> Json:
         ({"pool": {"managed": {"storageGiB": 4}}}, "storageGiB must be at least three times memoryMiB"),
         (
             {"pool": {"resources": {"limits": {"memory": "256Mi"}}}},
-            "resources.limits.memory must be at least 1984Mi, which Redis may take when it has filled its memoryMiB",
+            "resources.limits.memory must be at least five quarters of managed.memoryMiB and 64 MiB",
         ),
         (
             {"pool": {"managed": {"memoryMiB": 256}, "resources": {"limits": {"memory": 402653183}}}},
-            "resources.limits.memory must be at least 384Mi",
+            "resources.limits.memory must be at least five quarters",
         ),
         ({"rollout": {"maxSurge": 0}}, "maxSurge and maxUnavailable cannot both be 0"),
         ({"gateway": {"tolerations": [{"operator": "Exists"}] * 33}}, "must have at most 32 items"),

@@ -91,15 +91,14 @@ def test_a_second_release_leaves_a_resource_alone_until_it_is_handed_over(
     wait_until(lambda: green.reconciles() >= seen + 3, WITHIN_S, lambda: green.log)
     assert generations(shop) == before
     assert len(events(shop, "ServedByAnother")) == 1
-    assert (blue.metric("orca_operator_resources_of_others"), green.metric("orca_operator_resources_of_others")) == (
-        0,
-        1,
-    )
+    assert [each.metric("orca_operator_resources_of_others") for each in (blue, green)] == [0, 1]
 
     choose(server, shop, "green")
     wait_to_serve(shop, "green")
     wait_until(lambda: blue.metric("orca_operator_resources_of_others") == 1, WITHIN_S, lambda: blue.log)
     assert len(events(shop, "Released")) == 1
+    # The other release has another image for stages, so a group comes beside the first one.
+    wait_until(lambda: len(shop.schedulers()) == 2, WITHIN_S, lambda: green.log)
     before = generations(shop)
     time.sleep(5)  # more than two regular reconciles of both
     assert generations(shop) == before

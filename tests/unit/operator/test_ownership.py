@@ -8,7 +8,7 @@ import pytest
 from orca.operator.cluster.api_server import Cluster
 from orca.operator.cluster.watching import is_news
 from orca.operator.domain import names
-from orca.operator.domain.resource import Json
+from orca.operator.domain.resource import BadSpec, Json
 from orca.operator.ownership import EVENT_EVERY_S, Owners
 from orca.operator.plan.ownership import HANDOVER_S, Ownership, OwnerStep, explain, find_step
 from support.operator.deployments import body
@@ -256,6 +256,13 @@ def test_the_deployment_alone_decides_if_the_lease_cannot_be_read(rig: Rig) -> N
     assert not rig.is_served_by(green)
     rig.clock.now_s = HANDOVER_S
     assert rig.is_served_by(green)
+
+
+def test_a_definition_that_is_older_than_the_operator_is_reported_as_such(rig: Rig) -> None:
+    message = "failed to create typed patch object: .status.operator: field not declared in schema"
+    rig.fake.refuses["PATCH", "shop/status"] = 500, message
+    with pytest.raises(BadSpec, match="the CRD in this cluster and the operator are of different releases"):
+        rig.is_served_by(rig.operator(BLUE))
 
 
 def test_an_operator_without_a_lease_serves_what_nobody_serves_and_writes_no_owner(rig: Rig) -> None:

@@ -2,21 +2,31 @@
 
 from orca.operator.cluster.api_calls import ApiCalls, ApiServerError
 from orca.operator.domain import names
-from orca.operator.domain.resource import GROUP, KIND, PLURAL, VERSION, Json
+from orca.operator.domain.resource import GROUP, KIND, PLURAL, VERSION, BadSpec, Json
 
 
 def write_owner(calls: ApiCalls, body: Json, operator: str | None) -> Json:
     """Write which operator serves an OrcaDeployment. Returns: the OrcaDeployment as it is now.
 
     Args: body: as it was read. operator: None if none serves it any more.
-    Raises: ApiServerError, with status 409 if the OrcaDeployment has changed since it was read.
+    Raises:
+        ApiServerError: with status 409 if the OrcaDeployment has changed since it was read.
+        BadSpec: if the CRD in force is older than this operator, so that its status has no such field.
     """
     read = body["metadata"]
     metadata = {key: read[key] for key in ("name", "namespace", "uid", "resourceVersion")}
     status = {} if operator is None else {names.OPERATOR_FIELD: operator}
     patch = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": metadata, "status": status}
     path = f"/apis/{GROUP}/{VERSION}/namespaces/{read['namespace']}/{PLURAL}/{read['name']}/status"
-    written: Json = calls.call("PATCH", path, patch, query={"fieldManager": names.OWNER_MANAGER, "force": "true"})
+    try:
+        written: Json = calls.call("PATCH", path, patch, query={"fieldManager": names.OWNER_MANAGER, "force": "true"})
+    except ApiServerError as error:
+        if f".status.{names.OPERATOR_FIELD}: field not declared in schema" not in str(error):
+            raise
+        raise BadSpec(
+            f"status.{names.OPERATOR_FIELD} is missing in the CRD: the CRD in this cluster and the operator are of"
+            " different releases"
+        ) from error
     return written
 
 
