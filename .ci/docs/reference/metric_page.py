@@ -23,7 +23,7 @@ def page() -> str:
     loop = asyncio.new_event_loop()
     scheduler.watch(SchedulerLoad, unformed_s=lambda: 0.0, loop=loop)
     loop.close()
-    operator = OperatorMetrics(lambda: 0.0, lambda: 0.0, lambda: 0.0, lambda: 0.0)
+    operator = OperatorMetrics(lambda: 0.0, lambda: 0.0, lambda: 0.0, lambda: 0.0, lambda: 0.0)
     return (
         _HEAD
         + _section("Gateway", GatewayMetrics("model").registry)

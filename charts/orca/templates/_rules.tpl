@@ -61,6 +61,10 @@ and deletes objects that are no longer wanted.
   # Lost nodes, whose pods have to be replaced.
   resources: [nodes]
   verbs: [list]
+- apiGroups: [coordination.k8s.io]
+  # That of another operator, which may be gone: are the resources that it served free?
+  resources: [leases]
+  verbs: [get]
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]
   verbs: [list, watch]

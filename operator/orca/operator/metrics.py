@@ -19,6 +19,7 @@ class OperatorMetrics:
         heard_s: Callable[[], float],
         is_leader: Callable[[], float],
         refused: Callable[[], float],
+        left: Callable[[], float],
     ) -> None:
         """
         Args:
@@ -26,6 +27,7 @@ class OperatorMetrics:
             heard_s: seconds since the API server last listed the resources, or since a standby last read the Lease.
             is_leader: 1 for an operator that may write.
             refused: number of namespaces that the operator should serve and cannot list.
+            left: number of resources that the operator leaves to another operator.
         """
         self.registry = CollectorRegistry()
         self.reconciles = Counter(
@@ -49,6 +51,11 @@ class OperatorMetrics:
             "orca_operator_refused_namespaces",
             "Namespaces that the operator should serve and that the API server does not let it list.",
             refused,
+        )
+        self._gauge(
+            "orca_operator_resources_of_others",
+            "Resources that the operator leaves alone, since another operator serves them or is chosen for them.",
+            left,
         )
         self._gauge("orca_operator_is_leader", "Whether it acts; 0 while it waits for the Lease.", is_leader)
 

@@ -28,6 +28,7 @@ from orca.operator.cluster.work_queue import WorkQueue
 from orca.operator.domain.api_refusals import Refusals
 from orca.operator.domain.resource import BadSpec, read
 from orca.operator.metrics import OperatorMetrics
+from orca.operator.ownership import Owners
 from orca.operator.reconcile import SOON_S, observe, reconcile, refuse, with_pool
 from orca.operator.settings import OperatorSettings, parse_settings
 
@@ -96,13 +97,18 @@ class Operator:
         self._queue: WorkQueue[Key] = WorkQueue()
         self._failures: dict[Key, int] = {}
         self._refusals = Refusals(time.monotonic)
+        self._owners = Owners(settings.identity, time.monotonic, time.time)
         self._lists = ResourceLists(
             cluster, settings.namespaces, resync_s=settings.resync_seconds, clock=time.monotonic
         )
         self._listed_s = time.monotonic()
         self._refused: Mapping[str, str] = {}
         self._metrics = OperatorMetrics(
-            lambda: len(self._queue), self._heard_age_s, self._is_leader, lambda: len(self._refused)
+            lambda: len(self._queue),
+            self._heard_age_s,
+            self._is_leader,
+            lambda: len(self._refused),
+            lambda: self._owners.left,
         )
         self._watches = Watches(
             lambda namespace, name: self._queue.add((namespace, name)), self._metrics.watch_failures.inc
@@ -166,6 +172,7 @@ class Operator:
                 self._note_refused(listed.refused)
                 self._watches.serve(listed.served)
                 self._refusals.keep(listed.uids)
+                self._owners.keep(listed.uids)
                 for key in listed.due:
                     await self._queue.add(key)
             except ApiServerError as error:
@@ -218,6 +225,10 @@ class Operator:
             self._failures.pop(key, None)
             return None
         try:
+            settled = await asyncio.to_thread(self._owners.settle, self._cluster, body)
+            if settled.body is None:
+                return settled.again_s
+            body = settled.body
             deployment = read(body)
         except BadSpec as error:
             await asyncio.to_thread(refuse, self._cluster, body, "BadSpec", str(error))

@@ -38,8 +38,13 @@ class OperatorSettings:
     network_policies: bool = setting(
         False, "give each OrcaDeployment NetworkPolicies: its parts reach each other and nothing else"
     )
+    dns_ports: tuple[str, ...] = setting(
+        (), "ports of the cluster's DNS that these NetworkPolicies allow, comma-separated; unset allows 53"
+    )
     lease: str | None = setting(
-        None, "name of the Lease by which only one of several operators acts; unset acts at once, without a Lease"
+        None,
+        "name of the Lease by which only one of several operators acts, and of this operator in the status of the"
+        " resources that it serves; unset acts at once, without a Lease and a name",
     )
     lease_namespace: str | None = setting(None, "namespace of the Lease; the chart sets the operator's own namespace")
     lease_identity: str | None = setting(
@@ -60,6 +65,8 @@ class OperatorSettings:
     def __post_init__(self) -> None:
         check_bounds(self)
         require(is_address(self.listen), self, "listen", "host:port")
+        is_port = all(each.isdecimal() and 1 <= int(each) <= 65_535 for each in self.dns_ports)
+        require(is_port, self, "dns_ports", "a comma-separated list of ports from 1 to 65535")
         require(self.lease is None or _NAME.fullmatch(self.lease) is not None, self, "lease", "the name of an object")
         for name in ("lease_namespace", "lease_identity"):
             is_complete = bool(getattr(self, name)) or self.lease is None
@@ -80,6 +87,11 @@ class OperatorSettings:
         )
 
     @property
+    def identity(self) -> str | None:
+        """The name of this operator, which its pods and later releases share; None if it acts without a Lease."""
+        return None if self.lease is None else f"{self.lease_namespace}/{self.lease}"
+
+    @property
     def release(self) -> Release:
         return Release(
             gateway=self.image_gateway,
@@ -88,6 +100,7 @@ class OperatorSettings:
             pool=self.image_pool,
             fetch=self.image_fetch,
             has_network_policies=self.network_policies,
+            dns_ports=tuple(map(int, self.dns_ports)) or (53,),
         )
 
 

@@ -82,6 +82,14 @@ def tolerating(**toleration: Any) -> Json:
         ({"gateway": {"apiKeysSecret": {"name": "a"}, "openToAll": True}}, "give apiKeysSecret or openToAll"),
         ({"pool": {"managed": {}, "external": {"urlSecret": {"name": "a"}}}}, "give managed or external"),
         ({"pool": {"managed": {"storageGiB": 4}}}, "storageGiB must be at least three times memoryMiB"),
+        (
+            {"pool": {"resources": {"limits": {"memory": "256Mi"}}}},
+            "resources.limits.memory must be at least five quarters of managed.memoryMiB and 64 MiB",
+        ),
+        (
+            {"pool": {"managed": {"memoryMiB": 256}, "resources": {"limits": {"memory": 402653183}}}},
+            "resources.limits.memory must be at least five quarters",
+        ),
         ({"rollout": {"maxSurge": 0}}, "maxSurge and maxUnavailable cannot both be 0"),
         ({"gateway": {"tolerations": [{"operator": "Exists"}] * 33}}, "must have at most 32 items"),
         ({"gateway": {"httpRoute": {"parentRefs": [{"name": "a"}] * 9}}}, "must have at most 8 items"),
@@ -95,6 +103,18 @@ def test_contradicting_fields_are_refused_with_a_reason(api: DryRun, spec: Json,
     said = api.create({**DEFAULT, **spec})
     assert said.status == 422
     assert reason in said.body["message"]
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        {"managed": {"memoryMiB": 256}, "resources": {"limits": {"memory": 402653184}}},
+        {"managed": {"memoryMiB": 256}, "resources": {"limits": {"memory": "0.403e9"}}},
+        {"external": {"urlSecret": {"name": "a"}}, "resources": {"limits": {"memory": "1Mi"}}},
+    ],
+)
+def test_a_limit_with_room_for_redis_and_one_beside_an_external_pool_are_accepted(api: DryRun, pool: Json) -> None:
+    assert api.create({**DEFAULT, "pool": pool}).status == 201
 
 
 @pytest.mark.parametrize("policy", ["iteration", "request_level"])

@@ -32,7 +32,7 @@ def series() -> set[str]:
     """Names of all time series that gateways, schedulers and the operator offer."""
     scheduler = SchedulerMetrics("g", wall_ms=lambda: 0)
     scheduler.watch(SchedulerLoad, unformed_s=lambda: 0.0)
-    operator = OperatorMetrics(lambda: 0.0, lambda: 0.0, lambda: 1.0, lambda: 0.0)
+    operator = OperatorMetrics(lambda: 0.0, lambda: 0.0, lambda: 1.0, lambda: 0.0, lambda: 0.0)
     registries = [GatewayMetrics("m").registry, scheduler.registry, operator.registry]
     families = [family for registry in registries for family in registry.collect()]
     return {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}

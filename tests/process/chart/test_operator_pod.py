@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from orca.operator.settings import parse_settings
-from support.chart.rendering import Manifest, needs_helm, the
+from support.chart.rendering import Manifest, Refused, needs_helm, the
 
 pytestmark = needs_helm
 
@@ -104,6 +104,9 @@ def test_the_pull_policy_of_the_operators_image_can_be_set() -> None:
         ({"operator": {"logLevel": "debug"}}, "ORCA_OPERATOR_LOG_LEVEL", "debug"),
         ({"operator": {"resyncSeconds": 3600}}, "ORCA_OPERATOR_RESYNC_SECONDS", "3600"),
         ({"networkPolicies": {"deployments": True}}, "ORCA_OPERATOR_NETWORK_POLICIES", "true"),
+        ({"networkPolicies": {"deployments": True}}, "ORCA_OPERATOR_DNS_PORTS", "53"),
+        ({"networkPolicies": {"deployments": True, "dnsPorts": [53, 5353]}}, "ORCA_OPERATOR_DNS_PORTS", "53,5353"),
+        ({"operator": {"extraEnv": [{"name": "ORCA_OPERATOR_WORKERS", "value": "8"}]}}, "ORCA_OPERATOR_WORKERS", "8"),
     ],
 )
 def test_settings_reach_the_operator_as_variables(values: dict[str, Any], variable: str, value: str) -> None:
@@ -117,12 +120,18 @@ def test_the_operator_understands_its_variables() -> None:
     assert (settings.resync_seconds, settings.log_level) == (60, "debug")
     assert settings.release.worker == "orca-worker:7"
     assert settings.network_policies
+    assert settings.release.dns_ports == (53,)
 
 
 def test_the_operator_uses_a_lease_of_the_release_with_its_pod_as_holder() -> None:
     terms = parse_settings([], environment()).lease_terms
     assert terms is not None
     assert (terms.namespace, terms.name, terms.identity) == ("system", "orca-operator", "orca-operator-1a-2b")
+
+
+def test_the_name_of_the_operator_is_that_of_its_deployment() -> None:
+    metadata = the("Deployment")["metadata"]
+    assert parse_settings([], environment()).identity == f"{metadata['namespace']}/{metadata['name']}"
 
 
 def test_resources_can_be_replaced() -> None:
@@ -139,6 +148,64 @@ def test_resources_can_be_replaced() -> None:
 def test_node_selection_of_the_operator_can_be_set(name: str, value: object) -> None:
     assert name not in pod()
     assert pod({"operator": {name: value}})[name] == value
+
+
+AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}]}}}
+SPREAD = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+
+
+def test_affinity_and_spread_of_the_operator_can_be_set() -> None:
+    assert not {"affinity", "topologySpreadConstraints"} & pod().keys()
+    mine = {"labelSelector": {"matchLabels": {"a": "b"}}}
+    found = pod({"operator": {"affinity": AFFINITY, "topologySpreadConstraints": [SPREAD, SPREAD | mine]}})
+    assert found["affinity"] == AFFINITY
+    selector = the("Service")["spec"]["selector"]
+    assert found["topologySpreadConstraints"] == [SPREAD | {"labelSelector": {"matchLabels": selector}}, SPREAD | mine]
+
+
+def test_variables_and_volumes_of_the_operator_can_be_added() -> None:
+    secret = {"name": "CA", "valueFrom": {"secretKeyRef": {"name": "ca", "key": "path"}}}
+    volume = {"name": "ca", "configMap": {"name": "ca"}}
+    mount = {"name": "ca", "mountPath": "/etc/ca", "readOnly": True}
+    values = {"operator": {"extraEnv": [secret], "extraVolumes": [volume], "extraVolumeMounts": [mount]}}
+    assert container(values)["env"] == [*container()["env"], secret]
+    assert pod(values)["volumes"] == [*pod()["volumes"], volume]
+    assert container(values)["volumeMounts"] == [*container()["volumeMounts"], mount]
+
+
+def test_a_cluster_may_choose_the_user_of_the_operator() -> None:
+    mine = {"runAsUser": None, "runAsGroup": None}
+    given = pod({"operator": {"podSecurityContext": mine}})["securityContext"]
+    assert given == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert "securityContext" not in pod({"operator": {"podSecurityContext": None}})
+    assert "securityContext" not in container({"operator": {"securityContext": None}})
+    other = {"operator": {"podSecurityContext": {"runAsUser": 1000, "fsGroup": 2}}}
+    assert pod(other)["securityContext"] == pod()["securityContext"] | {"runAsUser": 1000, "fsGroup": 2}
+
+
+def test_the_number_of_kept_replica_sets_can_be_set() -> None:
+    assert the("Deployment", {"operator": {"revisionHistoryLimit": 0}})["spec"]["revisionHistoryLimit"] == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"extraEnv": [{"name": "ORCA_OPERATOR_LEASE", "value": "a"}]}, "the chart sets ORCA_OPERATOR_LEASE itself"),
+        ({"extraEnv": [{"name": "ORCA_OPERATOR_IMAGE_POOL", "value": "a"}]}, "the chart sets ORCA_OPERATOR_IMAGE_POOL"),
+        ({"extraVolumes": [{"name": "temporary", "emptyDir": {}}]}, "has a volume named temporary itself"),
+        ({"extraVolumeMounts": [{"name": "a", "mountPath": "/tmp/"}]}, "mounts a volume of its own at /tmp"),
+        ({"podLabels": {"app.kubernetes.io/name": "a"}}, "the chart sets the label app.kubernetes.io/name itself"),
+    ],
+)
+def test_what_the_chart_sets_itself_is_refused_with_a_sentence(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(Refused, match=sentence):
+        pod({"operator": values})
+
+
+def test_every_variable_that_the_chart_sets_is_refused_in_extra_env() -> None:
+    for name in environment({"namespaces": ["a"], "networkPolicies": {"deployments": True}}):
+        with pytest.raises(Refused, match=f"the chart sets {name} itself"):
+            pod({"operator": {"extraEnv": [{"name": name, "value": "a"}]}})
 
 
 def test_the_operator_leaves_a_lost_node_soon_with_any_tolerations() -> None:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from kubernetes import client
 
 from orca.operator.cluster.api_server import KINDS, Cluster
+from orca.operator.domain import names
 
 Json = dict[str, Any]
 _MADE = {"generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"}
@@ -52,11 +53,30 @@ class FakeApiServer:
             path += "/" + body["metadata"].get("name", f"generated-{len(self.said)}")
         if method == "POST" and path in self.objects:
             return 409, {"message": "it is there already"}
+        if path.endswith("/status") and path.removesuffix("/status") in self.objects:
+            return self._write_status(path.removesuffix("/status"), body)
         there = self.objects.get(path, {"metadata": {**_MADE, "uid": f"uid-{len(self.objects)}"}})
         metadata = there["metadata"] | body["metadata"]
         if annotations := (there["metadata"].get("annotations") or {}) | (body["metadata"].get("annotations") or {}):
             metadata["annotations"] = annotations
         self.objects[path] = {**there, **body, "metadata": metadata}
+        return 200, self.objects[path]
+
+    def _write_status(self, path: str, body: Json) -> tuple[int, Json]:
+        """Write the status of a resource that exists. A write in a version is one of its owner, and of nothing else."""
+        there = self.objects[path]
+        metadata, before = there["metadata"], there.get("status", {})
+        wanted, known = body["metadata"].get("resourceVersion"), metadata["resourceVersion"]
+        if wanted not in (None, known):
+            return 409, {"message": "the object has been modified"}
+        owner = body["status"] if wanted else {key: before[key] for key in before if key == names.OPERATOR_FIELD}
+        others = {key: each for key, each in (before if wanted else body["status"]).items() if key not in owner}
+        others.pop(names.OPERATOR_FIELD, None)
+        self.objects[path] = {
+            **there,
+            "metadata": {**metadata, "resourceVersion": str(int(known) + 1)},
+            "status": others | owner,
+        }
         return 200, self.objects[path]
 
     def _read(self, path: str) -> tuple[int, Json]:

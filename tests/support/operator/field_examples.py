@@ -144,6 +144,11 @@ _REQUESTS = Examples(
     invalid=({"cpu": "-1"}, {"cpu": -1}, {"cpu": "much"}, {"cpu": "1 "}, {"cpu": 0.5}, {"speed": "1"}, {"a b/c": "1"}),
 )
 _LIMITS = Examples(valid=(*_REQUESTS.valid, {"a.example/dongle": "2"}), invalid=_REQUESTS.invalid)
+_POOL_LIMITS = Examples(
+    valid=(*({"memory": amount} for amount in ("1984Mi", "2Gi", "2100M", "2.1e9", 2080374784)), {"cpu": 1}),
+    invalid=(*_REQUESTS.invalid, *({"memory": amount} for amount in ("1983Mi", "1.5Gi", "2e9", "2000M", 2080374783))),
+)
+"""Redis may take 1984Mi when it has filled the default of memoryMiB."""
 _TOLERATION = {
     "key": Examples(valid=("b", "a.example/b", ""), invalid=("a b", "-a", "a/b/c"), of_length=None),
     "value": Examples(valid=("b", "B_1"), invalid=("a b", "-a")),
@@ -246,7 +251,8 @@ EXAMPLES: Mapping[str, Examples] = {
     ),
     **{f"images.{role}": _IMAGE for role in ("gateway", "scheduler", "worker", "pool", "fetch")},
     **{f"{role}.resources.requests": _REQUESTS for role in ("worker", "scheduler", "gateway", "pool", "fetch")},
-    **{f"{role}.resources.limits": _LIMITS for role in ("worker", "scheduler", "gateway", "pool", "fetch")},
+    **{f"{role}.resources.limits": _LIMITS for role in ("worker", "scheduler", "gateway", "fetch")},
+    "pool.resources.limits": _POOL_LIMITS,
     **{f"{role}.podPatch": _PATCH for role in ("worker", "scheduler", "gateway", "pool", "fetch")},
     **{f"{role}.podPatchRemove": _REMOVE for role in ("worker", "scheduler", "gateway", "pool", "fetch")},
     **{f"{role}.nodeSelector": _LABELS for role in ("worker", "gateway")},

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
+from orca.core.domain.errors import SettingError
 from orca.operator.domain import names
 from orca.operator.domain.resource import Json
 from orca.operator.render import network
+from orca.operator.settings import parse_settings
 from support.operator.deployments import deployment
 
 ROLES = ("gateway", "scheduler", "stage", "pool")
@@ -105,3 +107,21 @@ def test_stages_in_the_host_network_are_reached_without_a_selector() -> None:
     assert not can_reach(STRANGER, pod("pool"), 6379, worker=worker)
     found = network.policies(deployment(worker=worker))
     assert [each["metadata"]["name"] for each in found] == ["shop-gateway", "shop-scheduler", "shop-pool"]
+
+
+def test_every_part_may_call_the_dns_ports_of_the_cluster_and_53_by_default() -> None:
+    for ports, more in (((53,), {}), ((53, 5353), {"dns_ports": (53, 5353)})):
+        for policy in network.policies(deployment(model={"uri": "hf://org/model"}), **more):
+            allowed = [(each["protocol"], each["port"]) for each in policy["spec"]["egress"][-1]["ports"]]
+            assert allowed == [(protocol, port) for port in ports for protocol in ("UDP", "TCP")]
+
+
+def test_the_dns_ports_of_the_settings_reach_the_policies() -> None:
+    words = [
+        word for role in ("gateway", "scheduler", "worker", "pool", "fetch") for word in (f"--image-{role}", "i:1")
+    ]
+    assert parse_settings(words, {}).release.dns_ports == (53,)
+    assert parse_settings([*words, "--dns-ports", "53,5353"], {}).release.dns_ports == (53, 5353)
+    for bad in ("dns", "0", "65536", "53,-1"):
+        with pytest.raises(SettingError, match=r"setting --dns-ports: .* ports from 1 to 65535"):
+            parse_settings([*words, "--dns-ports", bad], {})

@@ -12,7 +12,7 @@ from kubernetes import client
 
 from orca.operator.cluster.api_calls import CALL_S, ApiCalls, ApiServerError, no_bound
 from orca.operator.domain import names
-from orca.operator.domain.objects import controllers, label_map
+from orca.operator.domain.objects import Subject, controllers, label_map
 from orca.operator.domain.resource import GROUP, KIND, PLURAL, VERSION, Json, OrcaDeployment
 
 
@@ -161,19 +161,19 @@ class Cluster:
                 raise
 
     def record_event(
-        self, deployment: OrcaDeployment, reason: str, message: str, *, is_warning: bool, now: str
+        self, about: Subject | OrcaDeployment, reason: str, message: str, *, is_warning: bool, now: str
     ) -> None:
         """Record an Event on an OrcaDeployment. Args: now: RFC 3339."""
         event = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{deployment.name}.", "namespace": deployment.namespace},
+            "metadata": {"generateName": f"{about.name}.", "namespace": about.namespace},
             "involvedObject": {
                 "apiVersion": f"{GROUP}/{VERSION}",
                 "kind": KIND,
-                "name": deployment.name,
-                "namespace": deployment.namespace,
-                "uid": deployment.uid,
+                "name": about.name,
+                "namespace": about.namespace,
+                "uid": about.uid,
             },
             "reason": reason,
             "message": message[:1000],
@@ -183,7 +183,7 @@ class Cluster:
             "lastTimestamp": now,
             "count": 1,
         }
-        self.calls.call("POST", f"/api/v1/namespaces/{deployment.namespace}/events", event)
+        self.calls.call("POST", f"/api/v1/namespaces/{about.namespace}/events", event)
 
     def _list(self, path: str, kind: str, resource_kind: ResourceKind, query: Mapping[str, str] = _ALL) -> list[Json]:
         try:

@@ -57,9 +57,7 @@ def make_registry(on_change: OnChange) -> kopf.OperatorRegistry:
     async def on_resource(
         event: Any, namespace: str | None, name: str | None, meta: Any, status: Any, **_: Any
     ) -> None:
-        # The operator's own writes to the status are no reason to reconcile.
-        is_answered = status.get("observedGeneration") == meta.get("generation")
-        if event["type"] != "MODIFIED" or not is_answered or meta.get("deletionTimestamp"):
+        if event["type"] != "MODIFIED" or is_news(meta, status):
             await on_change(str(namespace), str(name))
 
     async def on_child(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
@@ -71,6 +69,17 @@ def make_registry(on_change: OnChange) -> kopf.OperatorRegistry:
         )
         watched(on_child)
     return registry
+
+
+def is_news(meta: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Return whether a change of a resource is a reason to reconcile. The operator's own writes to the status are none.
+
+    An annotation that chooses another operator is one: the former has to release the resource, the other to take it.
+    """
+    is_answered = status.get("observedGeneration") == meta.get("generation")
+    chosen = (meta.get("annotations") or {}).get(names.OPERATOR_ANNOTATION)
+    is_as_chosen = chosen in (None, status.get(names.OPERATOR_FIELD))
+    return not (is_answered and is_as_chosen) or bool(meta.get("deletionTimestamp"))
 
 
 def make_settings(*, is_namespaced: bool) -> kopf.OperatorSettings:

@@ -52,6 +52,13 @@ its next sync of the pod, which may take a minute. A changed annotation makes it
 PAUSE_ANNOTATION = f"{GROUP}/pause"
 """JSON of group_pauses.Pause, on StatefulSets of stages, from when the group gives way until it serves again."""
 
+OPERATOR_ANNOTATION = f"{GROUP}/operator"
+"""NAMESPACE/NAME of the operator that a person chooses for an OrcaDeployment (plan/ownership.py)."""
+OPERATOR_FIELD = "operator"
+"""Field of the status: NAMESPACE/NAME of the operator that serves an OrcaDeployment."""
+OWNER_MANAGER = f"{MANAGER}-owner"
+"""Field manager of that field alone, so that no other write of the status sets or removes it."""
+
 USERS_ANNOTATION = f"{GROUP}/users"
 """Digest of the users file that Redis has read at its start, on the pool's pod."""
 

@@ -40,6 +40,26 @@ class Children:
         return any(map(is_pod_ready, self.pods(role, group=group)))
 
 
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """An OrcaDeployment as Events and log lines name it, whether its spec is valid or not."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    @property
+    def context(self) -> dict[str, str]:
+        """The fields of a log line."""
+        return {"namespace": self.namespace, "resource": self.name}
+
+
+def subject(body: Mapping[str, Any]) -> Subject:
+    """Return the subject of an OrcaDeployment."""
+    metadata = body["metadata"]
+    return Subject(metadata["namespace"], metadata["name"], metadata["uid"])
+
+
 def key_of(manifest: Json) -> ObjectKey:
     return manifest["kind"], manifest["metadata"]["name"]
 

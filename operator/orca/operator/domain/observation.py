@@ -27,6 +27,7 @@ class Release:
     pool: str
     fetch: str
     has_network_policies: bool = False
+    dns_ports: tuple[int, ...] = (53,)  # that NetworkPolicies let pods call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

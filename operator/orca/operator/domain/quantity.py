@@ -25,8 +25,9 @@ def is_less(first: object, second: object) -> bool:
 
 
 def _amount(value: object) -> Decimal | None:
-    if isinstance(value, bool) or not isinstance(value, str | int):
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
+    # YAML reads 2e9 as a floating-point number.
     found = _FORM.fullmatch(str(value))
     if found is None:
         return None

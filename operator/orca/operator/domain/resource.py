@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from orca.operator.domain.pod_patches import patch_rules
+from orca.operator.domain.quantity import is_less
 
 GROUP = "orca-serving.io"
 VERSION = "v1alpha1"
@@ -185,6 +186,10 @@ class GatewaySpec:
     pod_patch_remove: tuple[str, ...] = ()
 
 
+REDIS = "redis"
+"""Name of the container of a managed pool."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagedPoolSpec:
     """The only record that may be left out as a whole. Its defaults are those of the CRD; a test compares them."""
@@ -193,6 +198,15 @@ class ManagedPoolSpec:
     storage_class_name: str | None = None
     fsync: str = "everysec"
     memory_mib: int = 1536
+
+    @property
+    def least_limit(self) -> str:
+        """The memory that Redis may take, as a quantity; a rule of the CRD has the same formula.
+
+        A quarter comes on top of what Redis fills: pages that change while a child process rewrites the append-only
+        file exist twice, and freed memory leaves gaps. The rest is for the process itself and its connections.
+        """
+        return f"{self.memory_mib * 5 // 4 + 64}Mi"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +224,16 @@ class PoolSpec:
     resources: ResourcesSpec
     pod_patch: Mapping[str, Any] = field(default_factory=dict)
     pod_patch_remove: tuple[str, ...] = ()
+
+    @property
+    def patched_resources(self) -> ResourcesSpec:
+        """Requests and limits that podPatch gives to the container of Redis."""
+        containers = self.pod_patch.get("spec", {}).get("containers")
+        patches = [each for each in containers if isinstance(each, Mapping)] if isinstance(containers, list) else []
+        given = next((each.get("resources") for each in patches if each.get("name") == REDIS), None)
+        amounts = given if isinstance(given, Mapping) else {}
+        found = {key: amounts[key] for key in ("requests", "limits") if isinstance(amounts.get(key), Mapping)}
+        return ResourcesSpec(**found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,11 +370,13 @@ def _check(spec: DeploymentSpec) -> None:
     _check_patch("worker", spec.worker, container="stage")
     _check_patch("scheduler", spec.scheduler, container="scheduler")
     _check_patch("gateway", spec.gateway, container="gateway")
-    _check_patch("pool", spec.pool, container="redis")
+    _check_patch("pool", spec.pool, container=REDIS)
     _check_patch("fetch", spec.fetch, container="fetch")
     if spec.gateway.http_route is not None:
         _check_parents(spec.gateway.http_route)
     _check_grace(spec.gateway)
+    if spec.pool.external is None:
+        _check_pool_memory(spec.pool)
 
 
 _Role = WorkerSpec | SchedulerSpec | GatewaySpec | PoolSpec | FetchSpec
@@ -359,7 +385,7 @@ _Role = WorkerSpec | SchedulerSpec | GatewaySpec | PoolSpec | FetchSpec
 def _check_patch(field: str, role: _Role, *, container: str) -> None:
     """Args: field: of the role in the spec. container: the operator's in the role's pods."""
     # Redis reads no variables.
-    variables = None if container == "redis" else f"ORCA_{field.upper()}"
+    variables = None if container == REDIS else f"ORCA_{field.upper()}"
     patch, remove = role.pod_patch, role.pod_patch_remove
     for problem in patch_rules.find_problems(patch, remove, container=container, variables=variables, domain=GROUP):
         raise BadSpec(f"{field}.{problem}")
@@ -392,6 +418,21 @@ def _check_grace(gateway: GatewaySpec) -> None:
         raise BadSpec(
             f"{field} is less than the {least} s that a gateway may take to end (gateway.drainSeconds and"
             f" {GATEWAY_LEAVE_S} s before them): open answers would be cut off"
+        )
+
+
+def _check_pool_memory(pool: PoolSpec) -> None:
+    """Refuse a limit under which Redis would be killed, again and again, when it has filled its memory.
+
+    The CRD has the same rule. It cannot see a limit in podPatch.
+    """
+    given, patched = (each.limits.get("memory") for each in (pool.resources, pool.patched_resources))
+    limit, place = (given, "resources.limits.memory") if patched is None else (patched, "podPatch: the memory limit")
+    least, memory_mib = pool.managed.least_limit, pool.managed.memory_mib
+    if limit is not None and is_less(limit, least):
+        raise BadSpec(
+            f"pool.{place} {limit} is less than the {least} that Redis may take when it has filled its {memory_mib} MiB"
+            "; raise the limit, or lower pool.managed.memoryMiB"
         )
 
 

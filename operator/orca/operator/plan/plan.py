@@ -184,7 +184,7 @@ def _render_all_but_schedulers(observation: Observation, decisions: _Decisions, 
         *_render_pool(observation),
         *decisions.fetch.manifests,
         *(each for each in gateways if decisions.can_start or each["kind"] != "Deployment"),
-        *(network.policies(deployment, stage_specs) if images.has_network_policies else []),
+        *(network.policies(deployment, stage_specs, dns_ports=images.dns_ports) if images.has_network_policies else []),
         schedule,
         *chain.from_iterable(
             group.stages(deployment, images.worker, name, decisions.pauses[name]) for name in decisions.staying

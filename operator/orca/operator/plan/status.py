@@ -24,7 +24,7 @@ from orca.operator.domain.objects import has_ended, is_pod_ready, is_rolled_out,
 from orca.operator.domain.observation import Observation
 from orca.operator.domain.problems import Problem
 from orca.operator.domain.resource import Json
-from orca.operator.plan import model_fetch, pauses, reach
+from orca.operator.plan import model_fetch, pauses, pool_memory, reach
 from orca.operator.plan.plan import ReconcilePlan
 from orca.operator.render import pool
 
@@ -394,7 +394,7 @@ def _late(observation: Observation) -> str | None:
 def _will_stop(observation: Observation, certificate: Problem | None) -> Problem | None:
     """Return the problem of something that serves now and will not for ever, or not everywhere."""
     going = volumes.find_going_pool(observation.children, observation.name)
-    return going or certificate or reach.find_refused_parent(observation)
+    return going or pool_memory.find_problem(observation) or certificate or reach.find_refused_parent(observation)
 
 
 def _degraded(

@@ -19,15 +19,29 @@ from orca.operator.render import fetch, gateway, group, pool
 from orca.operator.render.objects import metadata, selector
 
 _ANYBODY: Json = {}
-_DNS = {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}
 _OPERATOR = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "orca-operator"}}}
 
 
-def policies(deployment: OrcaDeployment, stages: Iterable[Json] = ()) -> list[Json]:
+def policies(
+    deployment: OrcaDeployment, stages: Iterable[Json] = (), *, dns_ports: Sequence[int] = (53,)
+) -> list[Json]:
     """Render one policy for each role whose pods can be selected.
 
-    Args: stages: pod specs of the stages that exist; those of old groups may be in the other network.
+    Args:
+        stages: pod specs of the stages that exist; those of old groups may be in the other network.
+        dns_ports: ports of the pods behind the cluster's DNS. Plugins judge a call after its address was translated.
     """
+    dns = {"ports": [{"protocol": protocol, "port": port} for port in dns_ports for protocol in ("UDP", "TCP")]}
+    return [_with_egress(each, dns) for each in _policies(deployment, stages)]
+
+
+def _with_egress(policy: Json, rule: Json) -> Json:
+    """Return a policy that also allows calls by this rule."""
+    return {**policy, "spec": {**policy["spec"], "egress": [*policy["spec"]["egress"], rule]}}
+
+
+def _policies(deployment: OrcaDeployment, stages: Iterable[Json]) -> list[Json]:
+    """Render the policies without the calls that all pods make."""
     scheduler, gateways = (_pods(deployment, role) for role in (names.SCHEDULER, names.GATEWAY))
     networks = {deployment.spec.worker.host_network, *(bool(each.get("hostNetwork")) for each in stages)}
     is_on_nodes = True in networks
@@ -72,7 +86,7 @@ def _policy(deployment: OrcaDeployment, role: str, *, ingress: Sequence[Json], e
             "podSelector": _pods(deployment, role)["podSelector"],
             "policyTypes": ["Ingress", "Egress"],
             "ingress": list(ingress),
-            "egress": [*egress, _DNS],
+            "egress": list(egress),
         },
     }
 

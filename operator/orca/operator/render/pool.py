@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orca.operator.domain import names
-from orca.operator.domain.resource import Json, OrcaDeployment
+from orca.operator.domain.resource import REDIS, Json, OrcaDeployment, PoolSpec, ResourcesSpec
 from orca.operator.render import objects
 from orca.operator.render.objects import metadata, selector
 from orca.operator.render.pods import container, secret_volume, template, variable
@@ -15,6 +15,8 @@ from orca.pool.codec import room_for_requests
 
 PORT = 6379
 USER = "orca"
+CPU_REQUEST = "100m"
+"""CPUs that Redis requests by default. It uses at most one, and only while requests run."""
 
 _LOGIN_FOLDER = "/etc/orca/pool"
 LOGIN_FILES: Mapping[str, str] = {
@@ -137,11 +139,11 @@ def _stateful_set(deployment: OrcaDeployment, image: str, secret: Json | None) -
     name = names.pool(deployment.name)
     labels = names.labels(deployment.name, names.POOL)
     main = container(
-        "redis",
+        REDIS,
         image,
         _redis_arguments(deployment),
         images=spec.images,
-        resources=spec.pool.resources,
+        resources=_with_requests(spec.pool),
         ports={"redis": PORT},
         mounts=[
             {"name": "data", "mountPath": "/data"},
@@ -183,6 +185,19 @@ def _stateful_set(deployment: OrcaDeployment, image: str, secret: Json | None) -
             ),
         },
     }
+
+
+def _with_requests(pool: PoolSpec) -> ResourcesSpec:
+    """Return requests and limits with the default requests of what the spec does not mention.
+
+    Without requests, the pod that holds all requests of clients would be the first that a node under pressure evicts.
+    A limit without a request is also a request, so it gets no default.
+    """
+    given = (pool.resources, pool.patched_resources)
+    mentioned = {name for each in given for name in (*each.requests, *each.limits)}
+    defaults = {"cpu": CPU_REQUEST, "memory": f"{pool.managed.memory_mib}Mi"}
+    more = {name: amount for name, amount in defaults.items() if name not in mentioned}
+    return replace(pool.resources, requests={**more, **pool.resources.requests})
 
 
 def _digest_of_users(secret: Json | None) -> str:
