@@ -268,6 +268,9 @@ def test_a_patch_that_cannot_be_merged_is_refused_with_a_reason(patch: Json, rea
         ("/spec/containers", "the operator needs /spec/containers"),
         ("/spec/containers/gateway", "the operator needs /spec/containers/gateway"),
         ("/spec/containers/gateway/args", "the operator needs /spec/containers/gateway/args"),
+        # In a list of words, the word names the item.
+        ("/spec/containers/gateway/args/--port", "the operator needs /spec/containers/gateway/args/--port"),
+        ("/spec/containers/gateway/command/x", "the operator needs /spec/containers/gateway/command/x"),
         ("/spec/containers/gateway/ports/8000", "the operator needs /spec/containers/gateway/ports/8000"),
         ("/spec/containers/gateway/env/ORCA_GATEWAY_POOL", "the operator needs /spec/containers/gateway/env/ORCA_"),
         ("/spec/containers/stage/resources", "the operator's container is gateway, not stage"),

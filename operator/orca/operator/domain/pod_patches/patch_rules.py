@@ -121,7 +121,7 @@ def _is_needed(path: Sequence[str], container: str, domain: str) -> bool:
             return name == container
         case ["spec", "containers", name, field]:
             return name == container and field in _NEEDED_OF_CONTAINER
-        case ["spec", "containers", name, "ports", *_]:
+        case ["spec", "containers", name, "args" | "command" | "ports", *_]:
             return name == container
         case ["spec", "containers", name, "env", variable, *_]:
             return name == container and variable.startswith("ORCA_")
