@@ -284,6 +284,35 @@ def test_what_the_operator_needs_cannot_be_left_out(pointer: str, reason: str) -
         deployment(gateway={"podPatchRemove": [pointer]})
 
 
+MOUNTS = "/spec/containers/redis/volumeMounts"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"podPatch": {"spec": {"volumes": [{"name": "data", "emptyDir": {}, "persistentVolumeClaim": None}]}}},
+        *(
+            {"podPatch": main("pool", volumeMounts=[{"name": "temporary", "mountPath": path}])}
+            for path in ("/data", "/data/", "//data", "/tmp/../data", "/data/appendonlydir")
+        ),
+        {"podPatchRemove": ["/spec/volumes/data"]},
+        {"podPatchRemove": [f"{MOUNTS}/~1data"]},
+        {"podPatchRemove": [f"{MOUNTS}/~1data/name"]},
+    ],
+)
+def test_no_other_storage_comes_in_the_place_of_the_volume_of_the_pool(changed: Json) -> None:
+    """Redis would start empty: the requests that it had accepted would be lost without a word."""
+    with pytest.raises(BadSpec, match=r"^pool\.podPatch(Remove)?: only the operator sets the volume data"):
+        deployment(pool=changed)
+
+
+def test_the_pool_may_have_other_volumes() -> None:
+    patch = main("pool", volumeMounts=[{"name": "temporary", "mountPath": path} for path in ("/database", "/var/data")])
+    before = mounts(pod("pool"))
+    assert mounts(pod("pool", patch)).keys() == {*before, "/database", "/var/data"}
+    assert mounts(pod("pool", remove=[f"{MOUNTS}/~1tmp"])).keys() == before.keys() - {"/tmp"}
+
+
 def test_a_grace_period_that_is_left_out_and_given_again_is_what_it_is() -> None:
     field = "terminationGracePeriodSeconds"
     assert pod("gateway", {"spec": {field: 400}}, [f"/spec/{field}"])["spec"][field] == 400
