@@ -313,6 +313,11 @@ def test_the_pool_may_have_other_volumes() -> None:
     assert mounts(pod("pool", remove=[f"{MOUNTS}/~1tmp"])).keys() == before.keys() - {"/tmp"}
 
 
+def test_a_toleration_may_be_there_twice_as_in_any_pod() -> None:
+    mine = {"key": "dedicated", "operator": "Exists"}
+    assert pod("gateway", {"spec": {"tolerations": [mine, mine]}})["spec"]["tolerations"][2:] == [mine]
+
+
 def test_a_grace_period_that_is_left_out_and_given_again_is_what_it_is() -> None:
     field = "terminationGracePeriodSeconds"
     assert pod("gateway", {"spec": {field: 400}}, [f"/spec/{field}"])["spec"][field] == 400
