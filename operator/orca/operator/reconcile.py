@@ -16,7 +16,7 @@ from orca.operator.cluster.api_server import Cluster
 from orca.operator.domain import certificates, cluster_events, names
 from orca.operator.domain.actions import Action, Apply, HandOver, IssueCertificate, MarkFetched, Nudge, PromiseSlots
 from orca.operator.domain.api_refusals import Refusal, Refusals
-from orca.operator.domain.objects import Children, ObjectKey, by_key, timestamp
+from orca.operator.domain.objects import Children, ObjectKey, by_key, key_of, timestamp
 from orca.operator.domain.observation import Observation, Release, keys_secret
 from orca.operator.domain.problems import of_secret
 from orca.operator.domain.resource import Json, OrcaDeployment
@@ -151,7 +151,7 @@ def _carry_out(cluster: Cluster, observation: Observation, plan: ReconcilePlan, 
     refusals.begin(deployment, plan.actions)
     refused: list[Refusal] = []
     for action in plan.actions:
-        refusal = refusals.waiting(deployment, action)
+        refusal = _refused_handover(action, refused) or refusals.waiting(deployment, action)
         if refusal is None:
             try:
                 _act(cluster, observation, action)
@@ -178,6 +178,15 @@ def _carry_out(cluster: Cluster, observation: Observation, plan: ReconcilePlan, 
                 return [*refused, Refusal(action, str(error))]
         refused.append(refusal)
     return refused
+
+
+def _refused_handover(action: Action, refused: Iterable[Refusal]) -> Refusal | None:
+    """Return the refusal of an apply that would leave out a number of pods that nobody else has: it would become 1."""
+    if isinstance(action, Apply):
+        for each in refused:
+            if isinstance(each.action, HandOver) and key_of(each.action.manifest) == key_of(action.manifest):
+                return Refusal(action, each.message)
+    return None
 
 
 def _act(cluster: Cluster, observation: Observation, action: Action) -> None:

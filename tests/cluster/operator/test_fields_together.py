@@ -96,6 +96,7 @@ def tolerating(**toleration: Any) -> Json:
         ({"gateway": {"httpRoute": {"parentRefs": []}}}, "should have at least 1 items"),
         ({"pool": {"podPatchRemove": ["/metadata/labels"]}}, "the operator needs labels, annotations, containers"),
         ({"fetch": {"podPatchRemove": ["/spec/containers/fetch/args"]}}, "the operator needs its container"),
+        ({"pool": {"podPatchRemove": ["/spec/containers/redis/args/--aclfile"]}}, "the operator needs its container"),
         ({"worker": {"podPatchRemove": ["/metadata/labels/orca-serving.io~1group"]}}, "are the operator's"),
     ],
 )

@@ -49,6 +49,8 @@ def test_a_wrong_type_is_refused_with_the_name_of_the_value(path: str) -> None:
         ({"namespaces": ["a", "a"]}, "/namespaces"),
         ({"networkPolicies": {"operatorEgressPorts": [0]}}, "/networkPolicies/operatorEgressPorts/0"),
         ({"networkPolicies": {"dnsPorts": [65536]}}, "/networkPolicies/dnsPorts/0"),
+        # The operator would refuse an empty list, and not start.
+        ({"networkPolicies": {"dnsPorts": []}}, "/networkPolicies/dnsPorts"),
         ({"monitoring": {"labels": {"a": 1}}}, "/monitoring/labels/a"),
         ({"nameOverride": "a.b"}, "/nameOverride"),
         ({"fullnameOverride": "1a"}, "/fullnameOverride"),

@@ -1,7 +1,9 @@
 """Records that this release cannot read, as a rollback leaves them: a sweep passes over them to what is behind."""
 
+import struct
 from typing import Any
 
+import orjson
 import pytest
 
 from orca.core.domain.errors import UnknownRequest
@@ -88,12 +90,29 @@ async def test_skipped_records_are_handled_by_a_release_that_can_read_them(bed: 
     assert await state(bed, "a.0") is OwnershipState.ENDED
 
 
-async def test_a_damaged_body_ends_its_request_and_the_others_run(redis_bed: RedisBed) -> None:
+def body(*header: object) -> bytes:
+    """Return a body that is well formed and has this header."""
+    packed = orjson.dumps(header)
+    return struct.pack("<I", len(packed)) + packed + struct.pack("<I", 1)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        b"\xff\xff\xff\x7f[",
+        body("b", 0, REVISION, 4, ["temperature"], None, None),
+        body("b", 0, REVISION, 4, {}, None, None, None, [1]),
+        # The body of another request, which has ended or belongs to another group.
+        body("c", 0, REVISION, 4, {}, None, None),
+    ],
+)
+async def test_a_damaged_body_ends_its_request_and_the_others_run(redis_bed: RedisBed, damaged: bytes) -> None:
     """Nothing of ours writes such bytes, but a Redis may be restored, moved or edited."""
     await redis_bed.pool.set_revision(REVISION, 1)
     for parent in ("a", "b", "c"):
         await redis_bed.pool.submit(submission(parent))
-    await redis_bed.redis.set(redis_bed.keys.named("body", "b.0"), b"\xff\xff\xff\x7f[")
+    await redis_bed.redis.set(redis_bed.keys.named("body", "b.0"), damaged)
     scheduler = Scheduler(redis_bed)
     await scheduler.enter()
     assert list(await scheduler.take()) == ["a.0", "c.0"]

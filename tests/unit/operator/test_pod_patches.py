@@ -268,6 +268,9 @@ def test_a_patch_that_cannot_be_merged_is_refused_with_a_reason(patch: Json, rea
         ("/spec/containers", "the operator needs /spec/containers"),
         ("/spec/containers/gateway", "the operator needs /spec/containers/gateway"),
         ("/spec/containers/gateway/args", "the operator needs /spec/containers/gateway/args"),
+        # In a list of words, the word names the item.
+        ("/spec/containers/gateway/args/--port", "the operator needs /spec/containers/gateway/args/--port"),
+        ("/spec/containers/gateway/command/x", "the operator needs /spec/containers/gateway/command/x"),
         ("/spec/containers/gateway/ports/8000", "the operator needs /spec/containers/gateway/ports/8000"),
         ("/spec/containers/gateway/env/ORCA_GATEWAY_POOL", "the operator needs /spec/containers/gateway/env/ORCA_"),
         ("/spec/containers/stage/resources", "the operator's container is gateway, not stage"),
@@ -279,6 +282,40 @@ def test_a_patch_that_cannot_be_merged_is_refused_with_a_reason(patch: Json, rea
 def test_what_the_operator_needs_cannot_be_left_out(pointer: str, reason: str) -> None:
     with pytest.raises(BadSpec, match=f"^gateway.podPatchRemove: {reason}"):
         deployment(gateway={"podPatchRemove": [pointer]})
+
+
+MOUNTS = "/spec/containers/redis/volumeMounts"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"podPatch": {"spec": {"volumes": [{"name": "data", "emptyDir": {}, "persistentVolumeClaim": None}]}}},
+        *(
+            {"podPatch": main("pool", volumeMounts=[{"name": "temporary", "mountPath": path}])}
+            for path in ("/data", "/data/", "//data", "/tmp/../data", "/data/appendonlydir")
+        ),
+        {"podPatchRemove": ["/spec/volumes/data"]},
+        {"podPatchRemove": [f"{MOUNTS}/~1data"]},
+        {"podPatchRemove": [f"{MOUNTS}/~1data/name"]},
+    ],
+)
+def test_no_other_storage_comes_in_the_place_of_the_volume_of_the_pool(changed: Json) -> None:
+    """Redis would start empty: the requests that it had accepted would be lost without a word."""
+    with pytest.raises(BadSpec, match=r"^pool\.podPatch(Remove)?: only the operator sets the volume data"):
+        deployment(pool=changed)
+
+
+def test_the_pool_may_have_other_volumes() -> None:
+    patch = main("pool", volumeMounts=[{"name": "temporary", "mountPath": path} for path in ("/database", "/var/data")])
+    before = mounts(pod("pool"))
+    assert mounts(pod("pool", patch)).keys() == {*before, "/database", "/var/data"}
+    assert mounts(pod("pool", remove=[f"{MOUNTS}/~1tmp"])).keys() == before.keys() - {"/tmp"}
+
+
+def test_a_toleration_may_be_there_twice_as_in_any_pod() -> None:
+    mine = {"key": "dedicated", "operator": "Exists"}
+    assert pod("gateway", {"spec": {"tolerations": [mine, mine]}})["spec"]["tolerations"][2:] == [mine]
 
 
 def test_a_grace_period_that_is_left_out_and_given_again_is_what_it_is() -> None:

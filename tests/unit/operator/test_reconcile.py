@@ -154,3 +154,25 @@ def test_a_refused_action_is_reported_in_each_reconcile_and_not_tried_in_each() 
             assert (accepted["status"], "quota is used up" in accepted["message"]) == ("False", True)
     assert fake.calls("PATCH", "services/shop") == 1
     assert fake.calls("PATCH", "deployments/shop-gateway") == 1
+
+
+def test_gateways_keep_their_number_while_it_cannot_be_handed_over_to_an_autoscaler() -> None:
+    """The next apply leaves the number out. Before somebody else has it, it would become 1."""
+    wanted, refusals, path = deployment(gateway={"replicas": 3}), Refusals(time.monotonic), "deployments/shop-gateway"
+    with fake_api_server() as (fake, cluster):
+        reconcile(cluster, observe(cluster, RELEASE, wanted, NOBODY), {}, refusals)
+        fields = {"manager": names.MANAGER, "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+        fake.objects[f"/apis/apps/v1/namespaces/ns/{path}"]["metadata"]["managedFields"] = [fields]
+        wanted = deployment(generation=2, gateway={"autoscaled": True})
+        written = fake.calls("PATCH", path)
+        fake.refuses["PATCH", path] = 403, "a policy refuses it"
+        for _ in range(2):
+            reconcile(cluster, observe(cluster, RELEASE, wanted, NOBODY), {}, refusals)
+        assert fake.calls("PATCH", path) == written + 1
+        [accepted] = [each for each in fake.status("shop")["conditions"] if each["type"] == "Accepted"]
+        assert (accepted["status"], "a policy refuses it" in accepted["message"]) == ("False", True)
+        fake.refuses.clear()
+        reconcile(cluster, observe(cluster, RELEASE, wanted, NOBODY), {}, Refusals(time.monotonic))
+        handed, applied = [body["spec"] for _, end, body in fake.said if end.endswith(path) and body is not None][-2:]
+    assert handed == {"replicas": 3}
+    assert "replicas" not in applied

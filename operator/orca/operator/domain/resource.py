@@ -188,6 +188,8 @@ class GatewaySpec:
 
 REDIS = "redis"
 """Name of the container of a managed pool."""
+REDIS_VOLUME, REDIS_FOLDER = "data", "/data"
+"""Volume of a managed pool, and the folder of the container in which Redis keeps it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,6 +378,7 @@ def _check(spec: DeploymentSpec) -> None:
         _check_parents(spec.gateway.http_route)
     _check_grace(spec.gateway)
     if spec.pool.external is None:
+        _check_pool_storage(spec.pool)
         _check_pool_memory(spec.pool)
 
 
@@ -419,6 +422,14 @@ def _check_grace(gateway: GatewaySpec) -> None:
             f"{field} is less than the {least} s that a gateway may take to end (gateway.drainSeconds and"
             f" {GATEWAY_LEAVE_S} s before them): open answers would be cut off"
         )
+
+
+def _check_pool_storage(pool: PoolSpec) -> None:
+    """Refuse a patch with which Redis would begin without the requests that the pool has accepted."""
+    patch, remove = pool.pod_patch, pool.pod_patch_remove
+    storage = {"container": REDIS, "volume": REDIS_VOLUME, "folder": REDIS_FOLDER}
+    for problem in patch_rules.find_other_storage(patch, remove, **storage):
+        raise BadSpec(f"pool.{problem}")
 
 
 def _check_pool_memory(pool: PoolSpec) -> None:

@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orca.operator.domain import names
-from orca.operator.domain.resource import REDIS, Json, OrcaDeployment, PoolSpec, ResourcesSpec
+from orca.operator.domain.resource import (
+    REDIS,
+    REDIS_FOLDER,
+    REDIS_VOLUME,
+    Json,
+    OrcaDeployment,
+    PoolSpec,
+    ResourcesSpec,
+)
 from orca.operator.render import objects
 from orca.operator.render.objects import metadata, selector
 from orca.operator.render.pods import container, secret_volume, template, variable
@@ -146,7 +154,7 @@ def _stateful_set(deployment: OrcaDeployment, image: str, secret: Json | None) -
         resources=_with_requests(spec.pool),
         ports={"redis": PORT},
         mounts=[
-            {"name": "data", "mountPath": "/data"},
+            {"name": REDIS_VOLUME, "mountPath": REDIS_FOLDER},
             {"name": "users", "mountPath": _CONFIG_FOLDER, "readOnly": True},
         ],
         more={
@@ -173,7 +181,7 @@ def _stateful_set(deployment: OrcaDeployment, image: str, secret: Json | None) -
                 account=deployment.account,
                 images=spec.images,
                 volumes=[
-                    {"name": "data", "persistentVolumeClaim": {"claimName": name}},
+                    {"name": REDIS_VOLUME, "persistentVolumeClaim": {"claimName": name}},
                     secret_volume("users", name, {USERS_FILE: USERS_FILE}),
                 ],
                 # Redis reads its users only when it starts. Without a restart, a new password would be wrong for ever,
@@ -208,7 +216,7 @@ def _digest_of_users(secret: Json | None) -> str:
 def _redis_arguments(deployment: OrcaDeployment) -> list[str]:
     managed = deployment.spec.pool.managed
     settings: Mapping[str, Sequence[str]] = {
-        "dir": ["/data"],
+        "dir": [REDIS_FOLDER],
         "port": [str(PORT)],
         "bind": ["*", "-::*"],
         "save": [""],

@@ -35,7 +35,7 @@ Argument = str | bytes | int
 NEVER_FITS = orjson.dumps(NeverFits.WORDS)
 """The reason that `promise_slots` stores with the end of a request that is too large for its group."""
 
-DAMAGE = (ValueError, TypeError, KeyError, IndexError, struct.error)
+DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, struct.error)
 """Errors of reading damaged bytes. Nothing of ours writes them, but a Redis may be restored, moved or edited."""
 
 _CLAIMED_HEAD = ("number", "arrival", "submitted_ms", "is_alone", "body")
@@ -168,10 +168,10 @@ def read_all_claimed(items: Iterable[list[Any]], claim_call: str) -> tuple[tuple
     """
     claimed, damaged = [], []
     for request_id, *item in items:
+        name, (number, *_) = request_id.decode(), item
         try:
-            claimed.append(_read_claimed(item, claim_call))
+            claimed.append(_read_claimed(name, item, claim_call))
         except DAMAGE as error:
-            name, (number, *_) = request_id.decode(), item
             log.error("the record of %s is damaged, so the request ends: %r", name, error)
             length = len(item) - len(_CLAIMED_HEAD)
             end = End(FinishReason.ERROR, length)
@@ -179,10 +179,13 @@ def read_all_claimed(items: Iterable[list[Any]], claim_call: str) -> tuple[tuple
     return tuple(claimed), damaged
 
 
-def _read_claimed(item: list[Any], claim_call: str) -> Claimed:
+def _read_claimed(name: str, item: list[Any], claim_call: str) -> Claimed:
     number, arrival, submitted_ms, is_alone, body, *tokens = item
+    request = read_request(body, arrival, submitted_ms)
+    if request.id != name:
+        raise ValueError(f"its body is that of {request.id}")
     return Claimed(
-        request=read_request(body, arrival, submitted_ms),
+        request=request,
         claim=Claim(int(number), claim_call),
         log=tuple(map(codec.unpack_token, tokens)),
         is_alone=bool(is_alone),

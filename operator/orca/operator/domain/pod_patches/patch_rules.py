@@ -4,6 +4,7 @@ The API server refuses a pod that makes no sense, and the condition Accepted sho
 it would accept, and Orca could not run with. They are also for what it would refuse in words that say too little.
 """
 
+import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -39,13 +40,50 @@ def find_problems(
     yield from _removed(remove, container, domain)
 
 
+def find_other_storage(
+    patch: Mapping[str, Any], remove: Sequence[str], *, container: str, volume: str, folder: str
+) -> Iterator[str]:
+    """Yield what puts other storage in the place of a volume. Its container would start with nothing, and say nothing.
+
+    Args:
+        patch, remove: podPatch and podPatchRemove of one role, in which `find_problems` finds none.
+        container: name of the operator's container in its pods.
+        volume: its name. folder: where the container has it.
+    """
+    rule = f"only the operator sets the volume {volume} and what is mounted at {folder}: it holds all requests"
+    spec = patch.get("spec", {})
+    if any(each.get("name") == volume for each in _objects(spec.get("volumes"))):
+        yield f"podPatch: {rule}"
+    for each in _own_containers(spec, container):
+        paths = [_normal(mount["mountPath"]) for mount in _objects(each.get("volumeMounts"))]
+        if any(path == folder or path.startswith(f"{folder}/") for path in paths):
+            yield f"podPatch: {rule}"
+    for pointer in remove:
+        match segments(pointer):
+            case ["spec", "volumes", name, *_] if name == volume:
+                yield f"podPatchRemove: {rule}"
+            case ["spec", "containers", name, "volumeMounts", path, *_] if (name, path) == (container, folder):
+                yield f"podPatchRemove: {rule}"
+
+
+def _normal(path: object) -> str:
+    """Return the one spelling of an absolute path: `/data/` and `//data` are `/data`."""
+    return posixpath.normpath("/" + str(path).lstrip("/"))
+
+
+def _objects(items: Any) -> list[Mapping[str, Any]]:
+    return [each for each in items if isinstance(each, Mapping)] if isinstance(items, list) else []
+
+
+def _own_containers(spec: Mapping[str, Any], container: str) -> list[Mapping[str, Any]]:
+    return [each for each in _objects(spec.get("containers")) if each.get("name") == container]
+
+
 def _arguments(patch: Mapping[str, Any], container: str, variables: str | None) -> Iterator[str]:
     """Refuse other arguments than the operator's: its annotations and the pool record what those say."""
     hint = f"; put settings without a field in this resource into the container's env, as {variables}_NAME"
-    containers = patch.get("spec", {}).get("containers")
-    for each in containers if isinstance(containers, list) else ():
-        is_own = isinstance(each, Mapping) and each.get("name") == container
-        if is_own and (fields := each.keys() & {"args", "command"}):
+    for each in _own_containers(patch.get("spec", {}), container):
+        if fields := each.keys() & {"args", "command"}:
             problem = f"podPatch: only the operator sets {min(fields)} of the container {container}"
             yield problem if variables is None else problem + hint
 
@@ -121,7 +159,7 @@ def _is_needed(path: Sequence[str], container: str, domain: str) -> bool:
             return name == container
         case ["spec", "containers", name, field]:
             return name == container and field in _NEEDED_OF_CONTAINER
-        case ["spec", "containers", name, "ports", *_]:
+        case ["spec", "containers", name, "args" | "command" | "ports", *_]:
             return name == container
         case ["spec", "containers", name, "env", variable, *_]:
             return name == container and variable.startswith("ORCA_")
