@@ -193,8 +193,8 @@ def _read_claimed(name: str, item: list[Any], claim_call: str) -> Claimed:
 
 
 def read_end(fields: Mapping[bytes, bytes]) -> End:
-    """Build the end from the fields of its entry. Schema 1 has no `stop` if nothing stopped it."""
-    return codec.unpack_end(fields[b"end"], fields[b"count"], fields.get(b"stop", b""))
+    """Build the end from the fields of its entry."""
+    return codec.unpack_end(fields[b"end"], fields[b"count"], fields[b"stop"])
 
 
 def read_slices(
