@@ -150,7 +150,10 @@ def test_serve_reports_an_unreachable_server(capsys: pytest.CaptureFixture[str])
         (["serve", "--preset", "huge"], "--preset"),
         (["serve", "--prompt-tokens", "9:3"], "--prompt-tokens: .* 1 <= low <= high, not 9..3"),
         (["serve", "--new-tokens", "1:9:20:2"], "--new-tokens: the mean of lengths from 1 to 9 .*, not 20"),
-        (["serve", "--new-tokens", "1:9:5"], "--new-tokens: lengths are N, N:M or N:M:MEAN:SD, in numbers, not '1:9:5'"),
+        (
+            ["serve", "--new-tokens", "1:9:5"],
+            "--new-tokens: lengths are N, N:M or N:M:MEAN:SD, in numbers, not '1:9:5'",
+        ),
         (["serve", "--", "--stages", "2"], "does not start `orca up`, which could take --stages 2"),
         (["sweep", "--rates", "1,0"], "--rates: 0 is not above 0"),
         (["engine", "--batch-sizes", "0"], "--batch-sizes: 0 is not above 0"),
