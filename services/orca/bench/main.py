@@ -110,9 +110,15 @@ def _add_serve_options(parser: argparse.ArgumentParser) -> None:
     add_server_options(parser)
     add = parser.add_argument
     add("--model", metavar="NAME", help="model name for the server (its first model)")
-    add("--rate", type=float, metavar="N", help="requests/s of a Poisson process (all at once)")
-    add("--vocab-size", type=int, default=ANY_VOCAB, metavar="N", help="prompts use token ids below N (%(default)s)")
-    add("--timeout", type=float, default=600.0, metavar="S", help="seconds for one request (%(default)s)")
+    add("--rate", type=positive(float), metavar="N", help="requests/s of a Poisson process (all at once)")
+    add(
+        "--vocab-size",
+        type=positive(int),
+        default=ANY_VOCAB,
+        metavar="N",
+        help="prompts use token ids below N (%(default)s)",
+    )
+    add("--timeout", type=positive(float), default=600.0, metavar="S", help="seconds for one request (%(default)s)")
     add_trace_options(parser, preset="small", requests=100)
     add_output_options(parser, can_plot=False)
 

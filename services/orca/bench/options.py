@@ -1,6 +1,7 @@
 """Options that several measurements share, and their meaning. The error of a bad value names the flag."""
 
 import argparse
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable
@@ -33,12 +34,12 @@ def comma_separated(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
 
 
 def positive(kind: Callable[[str], Number]) -> Callable[[str], Number]:
-    """Return a reader of a number above 0."""
+    """Return a reader of a finite number above 0."""
     return _checked(kind, lambda value: value > 0, "is not above 0")
 
 
 def not_negative(kind: Callable[[str], Number]) -> Callable[[str], Number]:
-    """Return a reader of a number of at least 0."""
+    """Return a reader of a finite number of at least 0."""
     return _checked(kind, lambda value: value >= 0, "is below 0")
 
 
@@ -47,6 +48,8 @@ def _checked(
 ) -> Callable[[str], Number]:
     def read(text: str) -> Number:
         value = kind(text)
+        if value in (math.inf, -math.inf) or value != value:
+            raise argparse.ArgumentTypeError(f"{text} is not a finite number")
         if not is_good(value):
             raise argparse.ArgumentTypeError(f"{text} {complaint}")
         return value
@@ -94,7 +97,7 @@ def add_trace_options(
     kinds = "uniform from N to M; with MEAN and SD (standard deviation), normal and cut off at N and M"
     add("--prompt-tokens", type=_lengths, default=prompt, metavar=_LENGTHS, help=f"tokens of a prompt, {kinds}")
     add("--new-tokens", type=_lengths, default=new, metavar=_LENGTHS, help=f"tokens to generate, {kinds}")
-    add("--requests", type=int, default=requests, metavar="N", help="number of requests (%(default)s)")
+    add("--requests", type=positive(int), default=requests, metavar="N", help="number of requests (%(default)s)")
     add("--seed", type=int, default=0, metavar="N", help="seed of lengths, arrivals and prompts (%(default)s)")
 
 

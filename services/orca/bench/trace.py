@@ -22,6 +22,9 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 DEVIATION_MAX = 1_000_000
 """Largest standard deviation of lengths: far above it, all lengths have the same share, which rounding loses."""
 
+LENGTH_MAX = 2**31 - 1
+"""Largest length in tokens: more than the longest context that any part of Orca accepts."""
+
 
 class Lengths(Protocol):
     """A distribution of lengths in tokens. Its text is shown in reports."""
@@ -94,16 +97,18 @@ def parse_lengths(text: str) -> Lengths:
 
     Raises: ValueError.
     """
-    low, *others = text.split(":")
-    if not others:
-        return Range(int(low), int(low))
-    high, *moments = others
+    parts = text.split(":")
+    try:
+        ends, moments = [int(part) for part in parts[:2]], [float(part) for part in parts[2:]]
+    except ValueError:
+        ends, moments = [], []
+    if not ends or len(moments) not in (0, 2):
+        raise ValueError(f"lengths are N, N:M or N:M:MEAN:SD, in numbers, not {text!r}")
+    if max(ends) > LENGTH_MAX:
+        raise ValueError(f"a length is at most {LENGTH_MAX:,} tokens, not {max(ends)}")
     if not moments:
-        return Range(int(low), int(high or low))
-    if len(moments) != 2:
-        raise ValueError(f"lengths are N, N:M or N:M:MEAN:SD, not {text}")
-    mean, deviation = map(float, moments)
-    return TruncatedNormal(mean=mean, deviation=deviation, low=int(low), high=int(high))
+        return Range(ends[0], ends[-1])
+    return TruncatedNormal(mean=moments[0], deviation=moments[1], low=ends[0], high=ends[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -240,3 +240,11 @@ def test_the_pod_and_its_rights_have_the_same_account(account: dict[str, Any], n
 def test_the_account_can_have_annotations() -> None:
     account = the("ServiceAccount", {"serviceAccount": {"annotations": {"role": "reader"}}})
     assert account["metadata"]["annotations"] == {"role": "reader"}
+
+
+def test_a_class_name_that_yaml_reads_as_another_type_stays_a_text() -> None:
+    assert pod({"operator": {"priorityClassName": "5"}})["priorityClassName"] == "5"
+
+
+def test_a_registry_may_be_an_ipv6_address() -> None:
+    assert container({"images": {"registry": "[::1]:5000", "tag": "dev"}})["image"] == "[::1]:5000/orca-operator:dev"

@@ -74,6 +74,14 @@ def test_a_wrong_type_is_refused_with_the_name_of_the_value(path: str) -> None:
         ({"operator": {"podSecurityContext": {"runAsUser": "root"}}}, "/operator/podSecurityContext/runAsUser"),
         ({"operator": {"securityContext": {"fsGroup": 1}}}, "/operator/securityContext"),
         ({"operator": {"revisionHistoryLimit": -1}}, "/operator/revisionHistoryLimit"),
+        ({"operator": {"priorityClassName": "a: b"}}, "/operator/priorityClassName"),
+        ({"operator": {"nodeSelector": {"a b": "c"}}}, "/operator/nodeSelector"),
+        ({"operator": {"resources": {"requests": {"cpu": -1}}}}, "/operator/resources/requests/cpu"),
+        ({"operator": {"podSecurityContext": {"runAsUser": 2**31}}}, "/operator/podSecurityContext/runAsUser"),
+        ({"commonLabels": {"a..b/team": "c"}}, "/commonLabels"),
+        ({"serviceAccount": {"annotations": {"a b": "c"}}}, "/serviceAccount/annotations"),
+        ({"monitoring": {"labels": {"a": "b c"}}}, "/monitoring/labels/a"),
+        ({"networkPolicies": {"dnsPorts": []}}, "/networkPolicies/dnsPorts"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -87,6 +95,36 @@ def test_a_bad_value_is_refused_with_its_place(values: dict[str, Any], place: st
 def test_a_missing_part_of_the_values_is_refused_by_name(part: str) -> None:
     with pytest.raises(Refused, match=f"missing property '{part}'"):
         render({part: None})
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    "path",
+    [
+        "crds.install",
+        "images.worker",
+        "images.pullPolicy",
+        "operator.logLevel",
+        "operator.resyncSeconds",
+        "operator.revisionHistoryLimit",
+        "serviceAccount.create",
+        "rbac.create",
+        "rbac.aggregate",
+        "networkPolicies.deployments",
+        "networkPolicies.dnsPorts",
+        "monitoring.scrapeSeconds",
+        "monitoring.rules",
+        "monitoring.dashboard.enabled",
+    ],
+)
+def test_null_for_a_value_without_an_empty_form_is_refused_by_name(path: str) -> None:
+    """Helm takes null for "no such value", and the templates would read it as false, 0 or an empty text."""
+    *parents, last = path.split(".")
+    values: Any = {last: None}
+    for parent in reversed(parents):
+        values = {parent: values}
+    with pytest.raises(Refused, match=f"'/{'/'.join(parents)}': missing property '{last}'"):
+        render(values)
 
 
 @needs_helm
