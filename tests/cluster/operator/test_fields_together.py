@@ -62,6 +62,13 @@ def tolerating(**toleration: Any) -> Json:
             {"worker": {"device": "cuda", "rdmaResource": {"name": "a/b"}, "resources": {"limits": {"a/b": 1}}}},
             "do not set the RDMA devices in limits; rdmaResource.count sets them",
         ),
+        (
+            {
+                "worker": {"device": "cuda", "acceleratorResource": "nvidia.com/mig-1g.10gb"},
+                "parallelism": {"tensor": 2},
+            },
+            "parallelism.tensor must be 1, since a process sees one slice only",
+        ),
         (with_resources(requests={"cpu": "1001m"}, limits={"cpu": 1}), "a request must not exceed its limit"),
         (with_resources(requests=DEVICE), "a device needs a limit"),
         (with_resources(requests={"a.example/dongle": 1}, limits=DEVICE), "a device needs a limit"),

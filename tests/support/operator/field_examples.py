@@ -187,7 +187,17 @@ EXAMPLES: Mapping[str, Examples] = {
     "worker.networkInterface": Examples(valid=("eth0", "ib0.8001"), invalid=("eth 0", "a/b")),
     "worker.acceleratorResource": Examples(
         valid=("nvidia.com/mig-1g.10gb", "amd.com/gpu", "a/B_1"),
-        invalid=("", "gpu", "cpu", "nvidia.com/", "a b/c", "a/b/c", "a/" + "b" * 64, "kubernetes.io/gpu"),
+        invalid=(
+            "",
+            "gpu",
+            "cpu",
+            "nvidia.com/",
+            "a b/c",
+            "a/b/c",
+            "a/" + "b" * 64,
+            "kubernetes.io/gpu",
+            "requests.a.b/c",
+        ),
         of_length=None,
     ),
     "worker.rdmaResource.name": Examples(
@@ -243,6 +253,7 @@ EXAMPLES: Mapping[str, Examples] = {
             *_MORE_ANNOTATIONS.invalid,
             {"helm.sh/resource-policy": "keep"},
             {"argocd.argoproj.io/tracking-id": ""},
+            {"volume.beta.kubernetes.io/storage-class": "fast"},
         ),
     ),
     "images.pullSecrets": Examples(
