@@ -81,7 +81,6 @@ def test_a_wrong_type_is_refused_with_the_name_of_the_value(path: str) -> None:
         ({"commonLabels": {"a..b/team": "c"}}, "/commonLabels"),
         ({"serviceAccount": {"annotations": {"a b": "c"}}}, "/serviceAccount/annotations"),
         ({"monitoring": {"labels": {"a": "b c"}}}, "/monitoring/labels/a"),
-        ({"networkPolicies": {"dnsPorts": []}}, "/networkPolicies/dnsPorts"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
