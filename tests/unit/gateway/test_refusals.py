@@ -178,6 +178,15 @@ async def test_langchain_recognizes_that_structured_output_is_not_supported() ->
         assert "'response_format' of type 'json_schema' is not supported with this model" in error["message"]
 
 
+async def test_tools_are_named_before_the_tool_choice_that_an_sdk_added() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    async with rig(schedules=False) as one:
+        _, error = await one.error(CHAT, tool_choice="required", tools=[tool], messages=USER)
+        assert error["param"] == "tools"
+        _, error = await one.error(CHAT, function_call={"name": "f"}, functions=[tool["function"]], messages=USER)
+        assert error["param"] == "functions"
+
+
 async def test_neutral_values_and_unknown_fields_are_accepted() -> None:
     common = {
         "response_format": {"type": "text"}, "logit_bias": None, "best_of": None, "user": "me", "seed": None,

@@ -112,14 +112,17 @@ MESSAGE: dict[str, tuple[Any, ...]] = {
 
 
 def refuse_unsupported(given: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
-    """Raises: ApiError naming the first field that is set to more than a neutral value.
+    """Raises: ApiError naming the first field of the table that is set to more than a neutral value.
+
+    The order of the table decides: SDKs add a `tool_choice` to their caller's tools, and some write it before them.
 
     Args:
         given: the fields of a body beyond those that are supported.
         where: prefix of the field's name in the error, such as `messages[2].`.
     """
-    for name, value in given.items():
-        if name in table and value is not None and not _is_one_of(value, table[name]):
+    for name, neutral in table.items():
+        value = given.get(name)
+        if value is not None and not _is_one_of(value, neutral):
             raise _unsupported(f"{where}{name}", value)
 
 
