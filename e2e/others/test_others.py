@@ -113,15 +113,17 @@ def pods_patched(service: Service) -> Iterator[None]:
             "containers": [{"name": "gateway", "volumeMounts": mounts}],
         }
     }
-    service.edit(gateway={"podPatch": patch, "podPatchRemove": ["/spec/securityContext/seccompProfile"]})
-    service.wait_until_settled()
-    [pod] = service.pods("gateway")
-    paths = {each["mountPath"] for each in pod["spec"]["containers"][0]["volumeMounts"]}
-    assert {"/more/a", "/more/b", "/tmp"} <= paths
-    assert "seccompProfile" not in pod["spec"]["securityContext"]
-    yield
-    service.edit(gateway={"podPatch": None, "podPatchRemove": None})
-    service.wait_until_settled()
+    try:
+        service.edit(gateway={"podPatch": patch, "podPatchRemove": ["/spec/securityContext/runAsGroup"]})
+        service.wait_until_settled()
+        [pod] = service.pods("gateway")
+        paths = {each["mountPath"] for each in pod["spec"]["containers"][0]["volumeMounts"]}
+        assert {"/more/a", "/more/b", "/tmp"} <= paths
+        assert "runAsGroup" not in pod["spec"]["securityContext"]
+        yield
+    finally:
+        service.edit(gateway={"podPatch": None, "podPatchRemove": None})
+        service.wait_until_settled()
 
 
 @contextlib.contextmanager
