@@ -103,7 +103,7 @@ def test_what_somebody_adds_stays_and_the_resource_is_ready(shop: Shop, operator
     there = shop.apps.read_namespaced_deployment("shop-gateway", shop.namespace).spec.template.spec
     assert "ADDED" in [each.name for each in there.containers[0].env]
     assert "arch" in [each.key for each in there.tolerations]
-    assert "somebody has changed" not in operator.log
+    assert "somebody has changed" not in operator.log_about(shop.namespace)
 
 
 @pytest.mark.slow

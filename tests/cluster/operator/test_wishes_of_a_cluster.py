@@ -59,7 +59,7 @@ def test_a_load_balancer_comes_and_goes_with_its_ports_of_nodes(shop: Shop, oper
     assert (after.spec.ports[0].node_port, after.spec.external_traffic_policy) == (None, None)
     assert (after.spec.cluster_ip, shop.status()["url"]) == (before.spec.cluster_ip, inside)
     some_reconciles(operator)
-    assert "somebody change" not in operator.log
+    assert "somebody change" not in operator.log_about(shop.namespace)
 
 
 def test_the_families_of_the_service_are_reached_from_one_to_two_and_back(
@@ -82,8 +82,8 @@ def test_the_families_of_the_service_are_reached_from_one_to_two_and_back(
     wait_for_families("IPv4")
     shop.edit(gateway={"service": None})
     wait_for_families("IPv4", "IPv6")
-    assert "somebody change" not in operator.log
-    assert "refuses" not in operator.log
+    assert "refuses" not in operator.log_about(shop.namespace)
+    assert "somebody change" not in operator.log_about(shop.namespace)
 
 
 def test_an_autoscaler_owns_the_number_of_gateways(shop: Shop, operator: OperatorProcess) -> None:
@@ -110,7 +110,7 @@ def test_an_autoscaler_owns_the_number_of_gateways(shop: Shop, operator: Operato
     wait_until(lambda: gateways(shop).spec.replicas == 1, WITHIN_S)
     shop.edit(gateway={"autoscaled": False})
     wait_until(lambda: gateways(shop).spec.replicas == 3, WITHIN_S)
-    assert "somebody change" not in operator.log
+    assert "somebody change" not in operator.log_about(shop.namespace)
 
 
 def test_metadata_of_all_objects_comes_and_goes_and_no_pod_is_made_anew(

@@ -124,6 +124,11 @@ class OperatorProcess:
     def log(self) -> str:
         return self._log.read_text()
 
+    def log_about(self, namespace: str) -> str:
+        """Return the lines about one namespace: the operator also serves those of other tests."""
+        lines = self.log.splitlines()
+        return "\n".join(line for line in lines if f"namespace={namespace}" in line or f"/{namespace}/" in line)
+
     def start(self) -> None:
         options = ["--listen", f"127.0.0.1:{self._port}", "--resync-seconds", "2", "--log-format", "text"]
         command = [sys.executable, "-m", "orca.cli.main", "operator", *IMAGES, *options, *self._options]
