@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,9 +30,17 @@ PROMPT = (5, 6, 7, 8)
 
 
 def put_new_files(folder: Path) -> None:
-    """Write files of another CA: the earlier certificates are then worth no more than expired ones."""
+    """Write files of another CA: the earlier certificates are then worth no more than expired ones.
+
+    All files change at once, as a kubelet changes them: each is a link through `..data`, which is replaced.
+    """
+    version = Path(tempfile.mkdtemp(prefix="..version-", dir=folder))
     for key, text in credentials.issue("shop", NAME, None, time.time()).items():
-        (folder / key).write_text(text)
+        (version / key).write_text(text)
+        if not (folder / key).is_symlink():
+            (folder / key).symlink_to(Path("..data") / key)
+    (folder / "..new").symlink_to(version.name)
+    (folder / "..new").rename(folder / "..data")
 
 
 @pytest.fixture
@@ -71,7 +80,7 @@ def scheduler(redis: EmbeddedRedis, stages: Stages, flags: list[str]) -> Iterato
     child.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.timeout(700)
 async def test_a_group_forms_again_with_other_certificates_without_restarting_a_process(
     redis: EmbeddedRedis, stages: Stages, scheduler: subprocess.Popen[bytes], certificates: Path
