@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # One computing thread per process: the tests start many processes and measure none.
 quick test check-slow prove: export OMP_NUM_THREADS ?= 1
 # The set for development holds what these tests need; without it a small one is enough, which no PyTorch is part of.
-quick: $(or $(wildcard .venv/.installed-dev),.venv/.installed-quick)  ## run the tests that need only Python, in about a minute
+quick: $(or $(wildcard .venv/.installed-dev),.venv/.installed-quick)  ## run the tests that need only Python, in two minutes
 	@$(PYTEST) -o testpaths=tests/unit -m "not slow and not prove" --junitxml $(TIMES)/quick.xml $(ARGS); status=$$?; \
 	  echo "make quick left out tests/process (PyTorch, child processes), tests/redis (a Redis server), tests/cluster (a" \
 	    "Kubernetes API server) and tests/kernels (compilers): make test"; exit $$status
