@@ -14,7 +14,7 @@ from orca.operator.cluster import credentials, explanations, probes
 from orca.operator.cluster.api_calls import ApiServerError
 from orca.operator.cluster.api_server import Cluster
 from orca.operator.domain import certificates, cluster_events, names
-from orca.operator.domain.actions import Action, Apply, HandOver, IssueCertificate, MarkFetched, Nudge, PromiseSlots
+from orca.operator.domain.actions import Action, Annotate, Apply, HandOver, IssueCertificate, PromiseSlots
 from orca.operator.domain.api_refusals import Refusal, Refusals
 from orca.operator.domain.objects import Children, ObjectKey, by_key, key_of, timestamp
 from orca.operator.domain.observation import Observation, Release, keys_secret
@@ -211,12 +211,9 @@ def _act(cluster: Cluster, observation: Observation, action: Action) -> None:
         manifest = action.manifest
         log.info("hand over", extra={"kind": manifest["kind"], "child": manifest["metadata"]["name"], **context})
         cluster.apply(manifest, manager=names.REPLICAS_MANAGER)
-    elif isinstance(action, Nudge):
-        log.info("nudge", extra={"kind": "Pod", "child": action.pod, **context})
-        cluster.annotate("Pod", deployment.namespace, action.pod, action.uid, action.annotations)
-    elif isinstance(action, MarkFetched):
-        log.info("mark", extra={"kind": "PersistentVolumeClaim", "child": action.claim, **context})
-        cluster.annotate("PersistentVolumeClaim", deployment.namespace, action.claim, action.uid, action.annotations)
+    elif isinstance(action, Annotate):
+        log.info("annotate", extra={"kind": action.kind, "child": action.name, **context})
+        cluster.annotate(action.kind, deployment.namespace, action.name, action.uid, action.annotations)
     elif isinstance(action, PromiseSlots):
         log.info("promise", extra={"slots": action.slots, "revision": action.revision, **context})
         probes.set_promise(deployment, observation.pool_secret, action, within_s=lambda: cluster.write_s)

@@ -10,12 +10,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from orca.operator.cluster import credentials
 from orca.operator.domain import names
 from orca.operator.domain.actions import (
+    Annotate,
     Apply,
     Delete,
     HandOver,
     IssueCertificate,
-    MarkFetched,
-    Nudge,
     PromiseSlots,
 )
 from orca.operator.domain.objects import Children, annotations
@@ -70,11 +69,9 @@ class FakeCluster:
                 self.write(finish(self.deployment, certificates_secret(self.deployment, self.now_s)))
             elif isinstance(action, HandOver):
                 self.scale(action.manifest["spec"]["replicas"], names.REPLICAS_MANAGER, "Apply")
-            elif isinstance(action, Nudge):
-                self.objects["Pod", action.pod]["metadata"]["annotations"] = dict(action.annotations)
-            elif isinstance(action, MarkFetched):
-                claim = self.objects["PersistentVolumeClaim", action.claim]
-                claim["metadata"]["annotations"] = {**annotations(claim["metadata"]), **action.annotations}
+            elif isinstance(action, Annotate):
+                metadata = self.objects[action.kind, action.name]["metadata"]
+                metadata["annotations"] = {**annotations(metadata), **action.annotations}
             elif isinstance(action, PromiseSlots):
                 self.pool = replace(self.pool, promised_slots=action.slots)
             else:

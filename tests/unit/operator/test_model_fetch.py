@@ -11,7 +11,7 @@ import pytest
 from orca.core.fetch_report import FetchProgress
 from orca.operator.cluster import probes
 from orca.operator.domain import names
-from orca.operator.domain.actions import Action, Apply, Delete, MarkFetched
+from orca.operator.domain.actions import Action, Annotate, Apply, Delete
 from orca.operator.domain.api_refusals import Refusal
 from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import Json
@@ -166,9 +166,10 @@ def test_a_model_that_was_fetched_before_there_were_marks_gets_its_mark() -> Non
     metadata = cluster.objects["PersistentVolumeClaim", claim]["metadata"]
     del metadata["annotations"][names.FETCHED_ANNOTATION]
     [marked] = settled_again(cluster)
-    assert isinstance(marked, MarkFetched)
+    assert isinstance(marked, Annotate)
+    assert marked.kind == "PersistentVolumeClaim"
     assert model_ready(cluster)["reason"] == "Fetched"
-    assert (marked.claim, marked.uid) == (claim, metadata["uid"])
+    assert (marked.name, marked.uid) == (claim, metadata["uid"])
     assert json.loads(metadata["annotations"][names.FETCHED_ANNOTATION])["uri"] == ON_HUB["uri"]
 
 
@@ -235,7 +236,7 @@ def test_a_job_that_runs_beside_a_complete_model_goes() -> None:
 
 def test_a_mark_that_is_refused_is_no_fault_of_the_spec() -> None:
     cluster = settled()
-    refused = Refusal(MarkFetched("c", "uid", {}, "its model is complete"), "no")
+    refused = Refusal(Annotate("PersistentVolumeClaim", "c", "uid", {}, "its model is complete"), "no")
     found = status.make_status(cluster.observe(at=NOW), cluster.reconcile(), {}, [refused])
     [accepted] = [each for each in found["conditions"] if each["type"] == "Accepted"]
     assert accepted["status"] == "True"

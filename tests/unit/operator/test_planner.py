@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orca.operator.domain import names
-from orca.operator.domain.actions import Apply, Delete, Nudge
+from orca.operator.domain.actions import Annotate, Apply, Delete
 from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import Json, OrcaDeployment
 from orca.operator.plan.children import drift
@@ -85,7 +85,9 @@ def test_a_batch_size_changes_no_pod_and_reaches_all_schedulers_at_once() -> Non
     cluster = settled(deployment(replicas=2))
     decided = change(cluster, replicas=2, scheduler={"maxBatchSize": 4}).reconcile()
     assert [each["kind"] for each in applied(decided)] == ["ConfigMap"]
-    assert [action.pod for action in decided.actions if isinstance(action, Nudge)] == cluster.names("Pod", "scheduler")
+    nudged = [action for action in decided.actions if isinstance(action, Annotate)]
+    assert {action.kind for action in nudged} == {"Pod"}
+    assert [action.name for action in nudged] == cluster.names("Pod", "scheduler")
     assert cluster.reconcile().actions == ()
 
 

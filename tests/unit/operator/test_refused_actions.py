@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from orca.operator.domain import names
-from orca.operator.domain.actions import Action, Apply, Delete, IssueCertificate, MarkFetched, Nudge
+from orca.operator.domain.actions import Action, Annotate, Apply, Delete, IssueCertificate
 from orca.operator.domain.api_refusals import WAIT_MAX_S, Refusal, Refusals
 from orca.operator.domain.resource import OrcaDeployment
 from orca.operator.plan.plan import make_plan
@@ -84,7 +84,7 @@ def test_refusals_of_actions_that_are_no_longer_planned_are_forgotten() -> None:
 
 def test_refused_deletes_annotations_and_certificates_wait_too() -> None:
     refusals = Refusals(Clock())
-    marks = Nudge("p", "uid", {}, "new"), MarkFetched("c", "uid-2", {}, "new")
+    marks = Annotate("Pod", "p", "uid", {}, "new"), Annotate("PersistentVolumeClaim", "c", "uid-2", {}, "new")
     for action in (Delete("Pod", "p", "uid", "gone"), *marks, IssueCertificate("it ends", None)):
         assert is_tried(refusals, action)
         assert not is_tried(refusals, action)

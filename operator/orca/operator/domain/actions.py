@@ -41,20 +41,15 @@ class HandOver:
 
 
 @dataclass(frozen=True, slots=True)
-class Nudge:
-    """Annotate a pod, so that its kubelet brings it a changed ConfigMap at once."""
+class Annotate:
+    """Give an object annotations, and write nothing else of it.
 
-    pod: str
-    uid: str
-    annotations: Mapping[str, str]
-    reason: str
+    A pod is annotated so that its kubelet brings it a changed ConfigMap at once. A volume claim is annotated with the
+    model that is complete in it.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class MarkFetched:
-    """Annotate a claim with the model that is complete in it. The claim is not written otherwise."""
-
-    claim: str
+    kind: str
+    name: str
     uid: str
     annotations: Mapping[str, str]
     reason: str
@@ -82,4 +77,4 @@ class PromiseSlots:
     reason: str
 
 
-Action = Apply | Delete | HandOver | Nudge | MarkFetched | IssueCertificate | PromiseSlots
+Action = Apply | Delete | HandOver | Annotate | IssueCertificate | PromiseSlots

@@ -11,7 +11,7 @@ no refusal: the next reconcile sends it again.
 from collections.abc import Callable, Hashable, Sequence, Set
 from dataclasses import dataclass
 
-from orca.operator.domain.actions import Action, Apply, Delete, HandOver, IssueCertificate, MarkFetched, PromiseSlots
+from orca.operator.domain.actions import Action, Annotate, Apply, Delete, HandOver, IssueCertificate, PromiseSlots
 from orca.operator.domain.resource import OrcaDeployment
 
 WAIT_FIRST_S, WAIT_MAX_S = 5.0, 600.0
@@ -32,8 +32,8 @@ class Refusal:
     def is_of_volume(self) -> bool:
         """True if it concerns a volume that exists: it cannot become as wanted, and serves as it is."""
         action = self.action
-        if isinstance(action, MarkFetched):
-            return True
+        if isinstance(action, Annotate):
+            return action.kind == "PersistentVolumeClaim"
         return isinstance(action, Apply) and action.manifest["kind"] == "PersistentVolumeClaim" and not action.is_new
 
 

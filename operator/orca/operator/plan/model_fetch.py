@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from orca.core.fetch_report import FetchProgress, read_reason
 from orca.operator.domain import cluster_events, facts, names, problems, volumes
-from orca.operator.domain.actions import MarkFetched
+from orca.operator.domain.actions import Annotate
 from orca.operator.domain.model_references import source_digest
 from orca.operator.domain.objects import (
     condition,
@@ -44,7 +44,7 @@ class FetchPlan:
 
     is_complete: bool  # pods that read the wanted model may start
     manifests: tuple[Json, ...]  # claim and Job of the wanted model
-    mark: MarkFetched | None  # for the claim of the wanted model; None if it has its mark, or must not have it yet
+    mark: Annotate | None  # for the claim of the wanted model; None if it has its mark, or must not have it yet
     held: tuple[str, ...]  # Jobs that stay as they are: they have begun, or pods still read what they fetched
     unread_claims: tuple[str, ...]  # of models that no pod reads any more
     leaving: Mapping[str, str]  # why a Job of the wanted model goes, by its name
@@ -142,12 +142,13 @@ def _is_marked(observation: Observation) -> bool:
     return claim is not None and facts.is_fetched(observation.spec.model, claim)
 
 
-def _mark(observation: Observation) -> MarkFetched | None:
+def _mark(observation: Observation) -> Annotate | None:
     claim = _claim(observation)
     if claim is None or _is_marked(observation) or not is_complete(observation):
         return None
     name, uid = claim["metadata"]["name"], claim["metadata"]["uid"]
-    return MarkFetched(name, uid, facts.fetched_annotations(observation.spec.model, claim), "its model is complete")
+    marks = facts.fetched_annotations(observation.spec.model, claim)
+    return Annotate("PersistentVolumeClaim", name, uid, marks, "its model is complete")
 
 
 def _why_it_goes(observation: Observation, there: Json, new: Json) -> str | None:

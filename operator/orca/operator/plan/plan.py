@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from orca.operator.domain import certificates, group_pauses, names, volumes
-from orca.operator.domain.actions import Action, Apply, Delete, HandOver, IssueCertificate, Nudge, PromiseSlots
+from orca.operator.domain.actions import Action, Annotate, Apply, Delete, HandOver, IssueCertificate, PromiseSlots
 from orca.operator.domain.group_pauses import Pause
 from orca.operator.domain.groups import Group
 from orca.operator.domain.objects import (
@@ -101,7 +101,7 @@ def make_plan(observation: Observation) -> ReconcilePlan:
         *_handovers(observation, held),
         *_applies(observation, wanted),
         *_suspensions(observation, held),
-        *_nudges(observation, content_hash(observation.deployment, schedule)),
+        *_announced_schedules(observation, content_hash(observation.deployment, schedule)),
         *_leftovers(observation, kept, decisions.fetch.leaving),
         *_unread_claims(observation, decisions.fetch.unread_claims),
         *_removals(observation, decisions.move.remove),
@@ -402,13 +402,13 @@ def _resize(observation: Observation, manifest: Json, reason: str) -> Apply:
     return Apply(with_object_metadata(observation.deployment, manifest), reason)
 
 
-def _nudges(observation: Observation, schedule: str) -> Iterable[Nudge]:
-    """Nudge scheduler pods that may not have the ConfigMap of that hash; after the action that writes it."""
+def _announced_schedules(observation: Observation, schedule: str) -> Iterable[Annotate]:
+    """Annotate scheduler pods that may not have the ConfigMap of that hash; after the action that writes it."""
     for pod in observation.children.pods(names.SCHEDULER):
         metadata = pod["metadata"]
         if annotations(metadata).get(names.SCHEDULE_ANNOTATION) != schedule and not is_going(pod):
             changed = {names.SCHEDULE_ANNOTATION: schedule}
-            yield Nudge(metadata["name"], metadata["uid"], changed, "its schedule has changed")
+            yield Annotate("Pod", metadata["name"], metadata["uid"], changed, "its schedule has changed")
 
 
 def _lost_pods(observation: Observation) -> Iterable[Delete]:

@@ -57,6 +57,13 @@ class ModelFamily:
 
 
 _LLAMA_SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+_QWEN_SIZES = {
+    **_LLAMA_SIZES,
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+}
 
 FAMILIES: Mapping[str, ModelFamily] = {
     "gpt2": ModelFamily(
@@ -109,26 +116,13 @@ FAMILIES: Mapping[str, ModelFamily] = {
     ),
     "qwen2": ModelFamily(
         architecture="Qwen2ForCausalLM",
-        sizes={
-            **_LLAMA_SIZES,
-            "vocab_size": 151936,
-            "intermediate_size": 22016,
-            "num_key_value_heads": 32,
-            "max_position_embeddings": 32768,
-        },
+        sizes=_QWEN_SIZES,
         bos_token_id=None,
         eos_token_id=None,
     ),
     "qwen3": ModelFamily(
         architecture="Qwen3ForCausalLM",
-        sizes={
-            **_LLAMA_SIZES,
-            "vocab_size": 151936,
-            "intermediate_size": 22016,
-            "num_key_value_heads": 32,
-            "head_dim": 128,
-            "max_position_embeddings": 32768,
-        },
+        sizes={**_QWEN_SIZES, "head_dim": 128},
         bos_token_id=None,
         eos_token_id=None,
     ),

@@ -75,7 +75,6 @@ class Backlog:
         """
         self.stats: PoolStats | None = None  # as of the last poll; None if that failed
         self.rate = EndRate()
-        self.schema: int | None = None  # in force when the pool last answered; None until it has
         self.has_refused = False  # the pool itself has refused a call since the last poll
         self._pool = pool
         self._clock_s = clock_s
@@ -132,7 +131,6 @@ class Backlog:
         try:
             stats = await self._pool.stats()
             self.rate.add(self._clock_s(), stats)
-            self.schema = stats.schema
             self._on_counts(stats)
         except (PoolUnavailable, TimeoutError) as error:
             log.info("the pool does not answer with its counts: %s", error)
