@@ -1,7 +1,10 @@
 """The lock files: what `make run` and `make test` install."""
 
+import ast
 import re
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -105,3 +108,30 @@ def test_only_the_workers_lock_has_torch(role: str) -> None:
 
 def test_quick_tests_need_no_library_that_computes_models() -> None:
     assert {"torch", "triton", "transformers", "numba"} & pins("quick", "3.11").keys() == set()
+
+
+def imported(path: Path) -> set[str]:
+    """Return the modules that a file imports, by their full names."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return names | {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+
+
+def test_quick_tests_import_only_libraries_that_are_locked_for_them() -> None:
+    tests = ROOT / "tests"
+    queue = list((tests / "unit").rglob("*.py"))
+    seen: set[Path] = set()
+    libraries = set()
+    while queue:
+        path = queue.pop()
+        seen.add(path)
+        for name in imported(path):
+            if name.startswith("support."):
+                module = (tests / name.replace(".", "/")).with_suffix(".py")
+                queue += {module} - seen if module.exists() else []
+            else:
+                libraries.add(name.split(".")[0])
+    locked = pins("quick", f"{sys.version_info.major}.{sys.version_info.minor}")
+    found = packages_distributions()
+    packages = {library: set(map(canonicalize_name, found.get(library, ()))) for library in libraries - {"orca"}}
+    assert {library for library, names in packages.items() if names and not names & locked.keys()} == set()
