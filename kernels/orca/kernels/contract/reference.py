@@ -1,11 +1,14 @@
 """The arguments of kernels, and a reference of ragged paged attention in plain PyTorch, request by request. Every
 faster version is tested against the reference.
 
-    out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, g(h)]) v[j, g(h)]
+    out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, g(h)] + bias[h, j - i]) v[j, g(h)]
 
-The sum runs over the positions j that token t sees: those of its own request with j <= its position. With a sliding
+The sum runs over the positions j that token t at position i sees: those of its own request with j <= i. With a sliding
 window these are only the last `window` of them, including its own. The KV head of query head h is
 g(h) = kv_of_query[h].
+
+Attention that is not causal sees a number of keys that its row states: the encoder's, which sees the whole source, and
+the cross attention of a decoder, whose keys are those of another block table. Only some models have a bias (T5).
 """
 
 from collections.abc import Sequence
@@ -27,6 +30,7 @@ class ContextRow:
     count: int
     position: int  # position of the first token
     line: int  # line of the request in `AttentionView.tables`
+    keys: int | None = None  # positions 0 .. keys - 1 that all its tokens see, if attention is not causal
 
     @property
     def end(self) -> int:
@@ -64,6 +68,17 @@ class KvWrite:
         return self.rotations is not None or self.head_norm is not None
 
 
+@dataclass(frozen=True, slots=True)
+class DistanceBias:
+    """A number added to each scaled score. It depends on the query head and on the distance of key and query (T5).
+
+    The column for the distance j - i of key j and query i is `zero + j - i`, clamped to the columns that there are.
+    """
+
+    table: Tensor  # [query heads of this rank, distances] float32
+    zero: int  # column of distance 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionView:
     """A rank's view of its keys and values, the same for all rows of a step."""
@@ -76,6 +91,7 @@ class AttentionView:
     window: int | None  # number of positions that a token sees, itself included; None: all positions up to its own
     dtype: torch.dtype
     device: torch.device
+    is_causal: bool = True  # False: each token sees the first `ContextRow.keys` positions, without a window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,14 +124,16 @@ class ModelSizes:
 class RaggedAttention(Protocol):
     """The geometry of one step under one sliding window: built once, then applied in each layer."""
 
-    def __call__(self, qkv: Tensor, cache: Tensor, scale: float) -> Tensor:
+    def __call__(self, qkv: Tensor, cache: Tensor, scale: float, bias: DistanceBias | None = None) -> Tensor:
         """Compute the attention of the step's tokens.
 
         Args:
             qkv: [tokens, query heads + 2 x kv heads, head_dim], contiguous: the step's own queries, keys and values.
+                In cross attention [tokens, query heads, head_dim]: all keys are in the cache.
             cache: [blocks, 2 x kv heads, block_tokens, head_dim] (paged.py); it contains the step's own keys and
                 values.
             scale: factor of the scores.
+            bias: None if the model has none.
         Returns: [tokens, query heads x head_dim].
         """
         ...

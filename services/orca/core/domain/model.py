@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orca.core.domain.encoder_decoder import EncoderDecoder, read_encoder_decoder
 from orca.core.domain.errors import ModelError
 from orca.core.domain.log_once import log_once
 from orca.core.domain.rope_options import scaled_positions
@@ -51,7 +52,9 @@ class ModelFamily:
     other_names: Mapping[str, str] = field(default_factory=dict)  # more names of keys -> the names that are read
     layers_key: str = "num_hidden_layers"
     positions_key: str = "max_position_embeddings"
-    has_rope: bool = True  # otherwise positions are learned, or exact up to a limit: their number is final
+    decoder_layers_key: str | None = None  # with an encoder-decoder model; `layers_key` is then of its encoder
+    has_rope: bool = True  # RoPE: texts may be longer than the number of positions says
+    has_any_length: bool = False  # positions have no numbers (T5): the number of positions is only that of pretraining
     bos_token_id: int | None = 1
     eos_token_id: int | None = 2
 
@@ -63,6 +66,39 @@ _QWEN_SIZES = {
     "intermediate_size": 22016,
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
+}
+
+_T5_SIZES = {
+    "vocab_size": 32128,
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 2048,
+    "num_layers": 6,
+    "num_heads": 8,
+    "n_positions": 512,
+}
+_MT5_SIZES = {
+    **_T5_SIZES,
+    "vocab_size": 250112,
+    "d_ff": 1024,
+    "num_layers": 8,
+    "num_heads": 6,
+    "decoder_start_token_id": 0,
+}
+_T5: Mapping[str, Any] = {
+    "other_names": {
+        "hidden_size": "d_model",
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "head_dim": "d_kv",
+    },
+    "layers_key": "num_layers",
+    "decoder_layers_key": "num_decoder_layers",
+    "positions_key": "n_positions",
+    "has_rope": False,
+    "has_any_length": True,
+    "bos_token_id": None,
+    "eos_token_id": 1,
 }
 
 FAMILIES: Mapping[str, ModelFamily] = {
@@ -126,6 +162,9 @@ FAMILIES: Mapping[str, ModelFamily] = {
         bos_token_id=None,
         eos_token_id=None,
     ),
+    "t5": ModelFamily(architecture="T5ForConditionalGeneration", sizes=_T5_SIZES, **_T5),
+    "mt5": ModelFamily(architecture="MT5ForConditionalGeneration", sizes=_MT5_SIZES, **_T5),
+    "umt5": ModelFamily(architecture="UMT5ForConditionalGeneration", sizes=_MT5_SIZES, **_T5),
     # Not a language model: it checks the server (see worker.models.chain).
     "orca_chain": ModelFamily(architecture="OrcaChain", has_rope=False, bos_token_id=None, eos_token_id=None),
 }
@@ -142,10 +181,11 @@ class ModelInfo:
     dtype: str  # one of DTYPES: the stages compute in it
     quantization: str | None = None  # one of QUANTIZATIONS: matrices are rounded to it; None leaves them in dtype
     vocab_size: int  # rows of the embedding; every token id is below it
-    max_model_len: int  # longest prompt + output in tokens
-    num_layers: int
+    max_model_len: int  # longest prompt + output in tokens; source + target of an encoder-decoder model
+    num_layers: int  # of all stacks
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]  # rising; empty when the model has none
+    encoder_decoder: EncoderDecoder | None = None  # None: a decoder-only model
 
 
 def load_model_info(
@@ -178,6 +218,18 @@ def load_model_info(
     _check_length(folder, family, max_model_len, own_max_len)
     vocab_size = _positive(folder, config, "vocab_size")
     generation = _read_json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
+    layers, encoder_decoder = _positive(folder, config, family.layers_key), None
+    if family.decoder_layers_key is not None:
+        encoder_decoder = read_encoder_decoder(
+            folder,
+            config,
+            generation,
+            encoder_layers=layers,
+            positions=None if family.has_any_length else _positive(folder, config, family.positions_key),
+            vocab_size=vocab_size,
+        )
+        has_own = config.get(family.decoder_layers_key) is not None
+        layers += _positive(folder, config, family.decoder_layers_key) if has_own else layers
     return ModelInfo(
         folder=folder,
         name=name if name is not None else folder.resolve().name,
@@ -187,9 +239,10 @@ def load_model_info(
         quantization=quantization,
         vocab_size=vocab_size,
         max_model_len=own_max_len if max_model_len is None else max_model_len,
-        num_layers=_positive(folder, config, family.layers_key),
+        num_layers=layers,
         bos_token_id=generation.get("bos_token_id", config.get("bos_token_id", family.bos_token_id)),
         eos_token_ids=_eos_token_ids(folder, config, generation, family, vocab_size),
+        encoder_decoder=encoder_decoder,
     )
 
 
@@ -305,16 +358,22 @@ def _shapes(path: Path) -> list[list[int]]:
 def _own_max_len(folder: Path, config: Mapping[str, Any], family: ModelFamily) -> int:
     """Return the longest sequence that config.json says."""
     positions = _positive(folder, config, family.positions_key)
+    if family.decoder_layers_key is not None:
+        return 2 * positions  # source and target
     return scaled_positions(config, positions) if family.has_rope else positions
 
 
 def _check_length(folder: Path, family: ModelFamily, wanted: int | None, own: int) -> None:
     """Raises: ModelError for a length below 1, or above the positions that the model has learned."""
-    if wanted is None or 1 <= wanted <= own:
+    if wanted is None or 1 <= wanted <= own or (family.has_any_length and wanted > own):
         return
     path = folder / "config.json"
     if wanted < 1 or not family.has_rope:
-        why = "" if family.has_rope else f" ({family.positions_key}: the model knows no more positions)"
+        why = (
+            ""
+            if family.has_rope or family.has_any_length
+            else f" ({family.positions_key}: the model knows no more positions)"
+        )
         raise ModelError(f"max_model_len {wanted} is outside 1..{own}, the length that {path} allows{why}")
     line = (
         f"max_model_len {wanted} is above {own}, the length that {path} gives: beyond it the model's answers may be "

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from orca.core.domain.request import SamplingParams, Token
+from orca.core.domain.request import SamplingParams, Token, slots_needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,28 @@ class NewRequest:
     handle: int
     request_id: str
     claim: Claim
-    tokens: tuple[int, ...]  # prompt, then the tokens of its log so far
+    tokens: tuple[int, ...]  # prompt (source of an encoder-decoder model), then the tokens of its log so far
     prompt_length: int  # how many of `tokens` are the prompt
     max_total_tokens: int  # slots reserved, before rounding to blocks
     sampling: SamplingParams
+    decoder_prefix: tuple[int, ...] = ()  # with an encoder-decoder model: the target before its log, start token first
+    max_new_tokens: int | None = None  # tokens of a whole log; None where nobody forces the last one
+
+    @property
+    def table_tokens(self) -> tuple[int, ...]:
+        """Tokens that each of its block tables is reserved for: as `Request.table_tokens`, target before source."""
+        if not self.decoder_prefix:
+            return (self.max_total_tokens,)
+        return self.max_total_tokens - self.prompt_length, self.prompt_length
+
+    @property
+    def target(self) -> tuple[int, ...]:
+        """The known tokens that the decoder runs: all of them for a decoder-only model, otherwise the target so far."""
+        return self.decoder_prefix + self.tokens[self.prompt_length :] if self.decoder_prefix else self.tokens
+
+    def slots(self, block_tokens: int) -> int:
+        """Return the slots reserved for it: each of its block tables has whole blocks."""
+        return sum(slots_needed(tokens, block_tokens) for tokens in self.table_tokens)
 
 
 class Part(Enum):
@@ -57,7 +75,11 @@ class Row:
 
     A request in the initiation phase runs its known tokens (all at once, or in chunks); in the increment phase it runs
     one. `token` is its input token if the master knows it (prefetch 0: it came back with the step before). None means
-    that the stages have it: part of `NewRequest.tokens`, or fed on the device from the last stage to the first.
+    that the stages have it: part of `NewRequest`, or fed on the device from the last stage to the first one that runs
+    tokens of the decoder.
+
+    A request of an encoder-decoder model enters with one step that holds two rows of it: its whole source, and the
+    known part of its target. Positions of source and target count from 0 each.
     """
 
     handle: int
@@ -73,7 +95,7 @@ class Step:
     """One iteration. A stage runs it if the epoch is equal and the number is the last one + 1.
 
     The stage drops the state of `freed`, adds `new`, then runs `rows`. A step without rows only frees. `lane` is the
-    number of the chain of steps that it belongs to. There is one chain, 0.
+    number of the chain of steps that it belongs to. There is one chain, 0. Source rows come before all target rows.
     """
 
     epoch: Epoch
@@ -85,8 +107,15 @@ class Step:
 
     @property
     def tokens(self) -> int:
-        """Rows of the flat [tokens, hidden] tensor (selective batching, ORCA section 3, S2)."""
+        """Rows of the flat [tokens, hidden] tensors (selective batching, ORCA section 3, S2), sources included."""
         return sum(row.count for row in self.rows)
+
+    @property
+    def source_tokens(self) -> int:
+        """Those of `tokens` that belong to sources: the rows of the encoder's flat tensor."""
+        if not self.rows or self.rows[0].part is not Part.SOURCE:
+            return 0
+        return sum(row.count for row in self.rows if row.part is Part.SOURCE)
 
 
 @dataclass(slots=True)

@@ -152,7 +152,7 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_tokens: _Optional[_Iterable[int]] = ..., bias_values: _Optional[_Iterable[float]] = ..., seed: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NewRequest(_message.Message):
-    __slots__ = ("handle", "request_id", "claim", "tokens", "prompt_length", "max_total_tokens", "sampling")
+    __slots__ = ("handle", "request_id", "claim", "tokens", "prompt_length", "max_total_tokens", "sampling", "decoder_prefix", "max_new_tokens")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +160,8 @@ class NewRequest(_message.Message):
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     MAX_TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    DECODER_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     claim: Claim
@@ -167,7 +169,9 @@ class NewRequest(_message.Message):
     prompt_length: int
     max_total_tokens: int
     sampling: SamplingParams
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
+    decoder_prefix: _containers.RepeatedScalarFieldContainer[int]
+    max_new_tokens: int
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., decoder_prefix: _Optional[_Iterable[int]] = ..., max_new_tokens: _Optional[int] = ...) -> None: ...
 
 class Row(_message.Message):
     __slots__ = ("handle", "start", "count", "sample", "token", "part")

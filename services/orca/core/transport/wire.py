@@ -121,6 +121,8 @@ def _new_to_wire(new: NewRequest) -> pb.NewRequest:
         prompt_length=new.prompt_length,
         max_total_tokens=new.max_total_tokens,
         sampling=_sampling_to_wire(new.sampling),
+        decoder_prefix=new.decoder_prefix,
+        max_new_tokens=new.max_new_tokens or 0,
     )
 
 
@@ -133,6 +135,8 @@ def _new_from_wire(message: pb.NewRequest) -> NewRequest:
         prompt_length=message.prompt_length,
         max_total_tokens=message.max_total_tokens,
         sampling=_sampling_from_wire(message.sampling),
+        decoder_prefix=tuple(message.decoder_prefix),
+        max_new_tokens=message.max_new_tokens or None,
     )
 
 

@@ -1,0 +1,85 @@
+"""The facts about an encoder-decoder model that gateway, scheduler and stages share.
+
+The source is the prompt; the encoder runs it once. The target is what the decoder runs: its beginning, then the log of
+generated tokens. Other models have no source, and their prompt is the beginning of what they run.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orca.core.domain.errors import ModelError
+
+SOURCE_TOKENS_MAX = 8192
+"""Most source tokens of one step, but for a single longer source. A stage has memory for the keys and values of one
+encoder layer of so many tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderDecoder:
+    """The part of a model's description that other models do not have."""
+
+    encoder_layers: int  # of all layers, which are one list: the encoder's, then the decoder's
+    start_token_id: int  # decoder_start_token_id: the first token of every target
+    forced_bos_token_id: int | None = None  # the second one, unless the call gives a prefix
+    forced_eos_token_ids: tuple[int, ...] = ()  # the last token of a log of full length is the first best of these
+    source_positions: int | None = None  # most tokens of a source; None: any number
+    target_positions: int | None = None  # most tokens of a target; None: any number
+
+    def beginning(self, prefix: Sequence[int] = ()) -> tuple[int, ...]:
+        """Return the target before its log, as `generate` of transformers makes it.
+
+        Args:
+            prefix: tokens that the call gives; they may start with the start token.
+        """
+        start, forced = (self.start_token_id,), self.forced_bos_token_id
+        if not prefix or tuple(prefix) == start:
+            return start if forced is None else (*start, forced)
+        return tuple(prefix) if prefix[0] == start[0] else (*start, *prefix)
+
+
+def read_encoder_decoder(
+    folder: Path,
+    config: Mapping[str, Any],
+    generation: Mapping[str, Any],
+    *,
+    encoder_layers: int,
+    positions: int | None,
+    vocab_size: int,
+) -> EncoderDecoder:
+    """Read the special tokens of targets: from generation_config.json first, as `generate` does, then config.json.
+
+    Args:
+        positions: most tokens of a source, and of a target; None: any number.
+        vocab_size: of the decoder.
+    Raises: ModelError that names file and key, for a token outside the vocabulary or if there is no start token.
+    """
+
+    def ids(key: str) -> tuple[int, ...]:
+        name, value = next(
+            ((name, source[key]) for name, source in sources if source.get(key) is not None), ("config.json", None)
+        )
+        found = value if isinstance(value, list) else [] if value is None else [value]
+        for token in found:
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+                raise ModelError(f"{folder / name}: {key} is {value!r}, not a token id below {vocab_size}")
+        return tuple(found)
+
+    sources = (("generation_config.json", generation), ("config.json", config))
+    start = ids("decoder_start_token_id") or ids("bos_token_id")
+    if len(start) != 1:
+        found = f"{len(start)} of them" if start else "none"
+        raise ModelError(
+            f"{folder / 'config.json'}: decoder_start_token_id has to be one token id, the first of every answer; "
+            f"there is {found}"
+        )
+    forced = ids("forced_bos_token_id")
+    return EncoderDecoder(
+        encoder_layers=encoder_layers,
+        start_token_id=start[0],
+        forced_bos_token_id=forced[0] if forced else None,
+        forced_eos_token_ids=ids("forced_eos_token_id"),
+        source_positions=positions,
+        target_positions=positions,
+    )

@@ -1,0 +1,94 @@
+"""The description of an encoder-decoder model: its special tokens, its layers and its lengths."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orca.core.domain.encoder_decoder import EncoderDecoder
+from orca.core.domain.errors import ModelError
+from orca.core.domain.model import ModelInfo, load_model_info
+
+T5 = {"model_type": "t5", "vocab_size": 100, "num_layers": 3, "eos_token_id": 1, "decoder_start_token_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("forced", "prefix", "beginning"),
+    [
+        (None, (), (7,)),
+        (None, (7,), (7,)),
+        (None, (3, 4), (7, 3, 4)),
+        (None, (7, 3, 4), (7, 3, 4)),
+        (5, (), (7, 5)),
+        (5, (7,), (7, 5)),
+        (5, (3,), (7, 3)),
+        (5, (7, 3), (7, 3)),
+    ],
+)
+def test_the_beginning_of_a_target_is_that_of_generate(
+    forced: int | None, prefix: tuple[int, ...], beginning: tuple[int, ...]
+) -> None:
+    model = EncoderDecoder(encoder_layers=1, start_token_id=7, forced_bos_token_id=forced)
+    assert model.beginning(prefix) == beginning
+
+
+def info_of(folder: Path, generation: dict[str, Any] | None = None, **config: Any) -> ModelInfo:
+    (folder / "config.json").write_text(json.dumps(T5 | config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    header = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    return load_model_info(folder)
+
+
+def test_layers_are_those_of_both_stacks(tmp_path: Path) -> None:
+    info = info_of(tmp_path, num_decoder_layers=2)
+    assert info.num_layers == 5
+    assert info.encoder_decoder == EncoderDecoder(encoder_layers=3, start_token_id=0)
+
+
+def test_the_decoder_has_as_many_layers_as_the_encoder_by_default(tmp_path: Path) -> None:
+    assert info_of(tmp_path, num_decoder_layers=None).num_layers == 6
+
+
+def test_generation_config_goes_before_config(tmp_path: Path) -> None:
+    generation = {"decoder_start_token_id": 2, "forced_bos_token_id": 3, "forced_eos_token_id": [4, 5]}
+    info = info_of(tmp_path, generation, forced_bos_token_id=9)
+    assert info.encoder_decoder == EncoderDecoder(
+        encoder_layers=3, start_token_id=2, forced_bos_token_id=3, forced_eos_token_ids=(4, 5)
+    )
+
+
+def test_bos_is_the_start_token_if_no_config_has_another(tmp_path: Path) -> None:
+    info = info_of(tmp_path, decoder_start_token_id=None, bos_token_id=8)
+    assert info.encoder_decoder is not None
+    assert info.encoder_decoder.start_token_id == 8
+
+
+@pytest.mark.parametrize("value", [None, 100, -1, True, "0", [1, 2]])
+def test_a_bad_start_token_is_refused_with_file_and_key(tmp_path: Path, value: object) -> None:
+    with pytest.raises(ModelError, match=r"config\.json: decoder_start_token_id"):
+        info_of(tmp_path, decoder_start_token_id=value)
+
+
+@pytest.mark.parametrize("key", ["forced_bos_token_id", "forced_eos_token_id"])
+def test_a_forced_token_outside_the_vocabulary_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ModelError, match=rf"generation_config\.json: {key} is 100"):
+        info_of(tmp_path, {key: 100})
+
+
+def test_a_length_beyond_that_of_pretraining_may_be_set(tmp_path: Path) -> None:
+    assert info_of(tmp_path).max_model_len == 1024
+    assert info_of(tmp_path, n_positions=64).max_model_len == 128
+    assert load_model_info(tmp_path, max_model_len=5000).max_model_len == 5000
+    with pytest.raises(ModelError, match="max_model_len 0 is outside"):
+        load_model_info(tmp_path, max_model_len=0)
+
+
+def test_a_decoder_only_model_has_no_source(tmp_path: Path) -> None:
+    sizes = {"model_type": "gpt2", "decoder_start_token_id": 0, "num_decoder_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    header = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    assert load_model_info(tmp_path).encoder_decoder is None
