@@ -15,7 +15,14 @@ from torch import Tensor
 
 from orca.kernels.contract.activation import Activation
 from orca.kernels.contract.paged import TokenSlots
-from orca.kernels.contract.reference import AttentionView, ContextRow, KvWrite, ModelSizes, NormParameters
+from orca.kernels.contract.reference import (
+    AttentionView,
+    ContextRow,
+    DistanceBias,
+    KvWrite,
+    ModelSizes,
+    NormParameters,
+)
 
 
 class PlainKernels:
@@ -108,22 +115,22 @@ class PlainAttention:
             self._single_rows = torch.tensor([row.first for row in singles], device=device)
             self._is_in_order = [row.first for row in singles] == list(range(len(singles)))
 
-    def __call__(self, qkv: Tensor, cache: Tensor, scale: float) -> Tensor:
+    def __call__(self, qkv: Tensor, cache: Tensor, scale: float, bias: DistanceBias | None = None) -> Tensor:
         tokens, head_dim = qkv.shape[0], qkv.shape[2]
         query = qkv[:, : self._heads]
         if self._decode is not None and self._is_all_single:
             if not self._is_in_order:
                 query = query.index_select(0, self._single_rows)
-            output = self._decode(query, cache, scale)
+            output = self._decode(query, cache, scale, bias)
             if not self._is_in_order:
                 output = torch.empty_like(output).index_copy_(0, self._single_rows, output)
             return output.reshape(tokens, self._heads * head_dim)
         output = qkv.new_empty(tokens, self._heads, head_dim)
         if self._decode is not None:
-            decoded = self._decode(query.index_select(0, self._single_rows), cache, scale)
+            decoded = self._decode(query.index_select(0, self._single_rows), cache, scale, bias)
             output.index_copy_(0, self._single_rows, decoded)
         for prefill in self._prefills:
-            prefill(output, query, qkv[:, self._heads :], cache, self._head_map, scale)
+            prefill(output, query, qkv[:, self._heads :], cache, self._head_map, scale, bias)
         return output.view(tokens, self._heads * head_dim)
 
 
@@ -131,41 +138,59 @@ class _Prefill:
     """Attention of one row with several tokens: scaled_dot_product_attention over its own context."""
 
     def __init__(self, row: ContextRow, view: AttentionView) -> None:
-        device, window = view.device, view.window
+        device, window = view.device, view.window if view.is_causal else None
         self._here = slice(row.first, row.first + row.count)
-        context = row.end
-        is_whole = context == row.count
+        self._is_causal = view.is_causal
+        context = row.keys_end(is_causal=view.is_causal)
+        # A whole prompt has its keys and values in `qkv`. A later chunk reads them from the cache, and so does
+        # attention that is not causal: `qkv` may then have only queries.
+        is_whole = view.is_causal and context == row.count
         first_seen = 0 if window is None else max(0, context - row.count + 1 - window)
-        # A whole prompt has its keys and values in `qkv`; only a later chunk reads them from the cache.
         table = view.tables[row.line]
         self._context_slots = (
             None if is_whole else TokenSlots.of_positions(table, first_seen, context, view.block_tokens)
         )
+        self._own = torch.arange(row.position, row.end, device=device)[:, None]
+        self._seen = torch.arange(0 if is_whole else first_seen, context, device=device)
         self._mask: Tensor | None = None
-        if not is_whole or (window is not None and window < context):
-            first_key = 0 if is_whole else first_seen
-            own = torch.arange(context - row.count, context, device=device)[:, None]
-            key = torch.arange(first_key, context, device=device)
-            is_seen = key <= own
-            if window is not None:
-                is_seen &= key > own - window
-            self._mask = torch.zeros(is_seen.shape, dtype=view.dtype, device=device).masked_fill_(
-                ~is_seen, float("-inf")
-            )
+        if view.is_causal and (not is_whole or (window is not None and window < context)):
+            self._mask = self._causal_mask(window, view.dtype)
+
+    def _causal_mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Return 0 for each key that a token sees and -inf for all others, [tokens, keys]."""
+        is_seen = self._seen <= self._own
+        if window is not None:
+            is_seen &= self._seen > self._own - window
+        mask = torch.zeros(is_seen.shape, dtype=dtype, device=is_seen.device)
+        return mask.masked_fill_(~is_seen, float("-inf"))
 
     def __call__(
-        self, output: Tensor, query: Tensor, own_kv: Tensor, cache: Tensor, head_map: Tensor | None, scale: float
+        self,
+        output: Tensor,
+        query: Tensor,
+        own_kv: Tensor,
+        cache: Tensor,
+        head_map: Tensor | None,
+        scale: float,
+        bias: DistanceBias | None,
     ) -> None:
         kv = own_kv[self._here] if self._context_slots is None else self._context_slots.read(cache)
         keys, values = kv.transpose(0, 1).chunk(2)  # [kv heads, context, head_dim] each
         if head_map is not None:
             keys, values = keys.index_select(0, head_map), values.index_select(0, head_map)
+        mask = self._mask
+        if bias is not None:
+            # float32, also beside half precision: a rounded bias would move scores of order 10 by some hundredths.
+            added = bias.table[:, bias.columns(self._seen - self._own)]
+            if self._is_causal:
+                added += self._causal_mask(None, torch.float32) if mask is None else mask
+            mask = added[None]
         attended = F.scaled_dot_product_attention(
             query[self._here].transpose(0, 1)[None],
             keys[None],
             values[None],
-            attn_mask=self._mask,
-            is_causal=self._mask is None,
+            attn_mask=mask,
+            is_causal=mask is None and self._is_causal,
             scale=scale,
         )
         output[self._here] = attended[0].transpose(0, 1)
@@ -175,8 +200,10 @@ class _GatheredDecode:
     """Attention of all one-token rows at once: gathers their visible keys and values, and computes in float32."""
 
     def __init__(self, rows: Sequence[ContextRow], view: AttentionView) -> None:
-        begins = [0 if view.window is None else max(0, row.end - view.window) for row in rows]
-        lengths = torch.tensor([row.end - begin for row, begin in zip(rows, begins, strict=True)], device=view.device)
+        ends = [row.keys_end(is_causal=view.is_causal) for row in rows]
+        window = view.window if view.is_causal else None
+        begins = [0 if window is None else max(0, end - window) for end in ends]
+        lengths = torch.tensor([end - begin for begin, end in zip(begins, ends, strict=True)], device=view.device)
         self._row_of = torch.repeat_interleave(torch.arange(len(rows), device=view.device), lengths)
         # The first entry of each row follows the last entry of the row before it.
         behind = lengths.cumsum(0) - lengths - torch.tensor(begins, device=view.device)
@@ -185,12 +212,15 @@ class _GatheredDecode:
         blocks = view.tables[lines, positions // view.block_tokens].long()
         self._places = TokenSlots(blocks, positions % view.block_tokens)
         self._head_map = torch.tensor(view.kv_of_query, device=view.device)
+        self._distances = positions - torch.tensor([row.position for row in rows], device=view.device)[self._row_of]
 
-    def __call__(self, query: Tensor, cache: Tensor, scale: float) -> Tensor:
+    def __call__(self, query: Tensor, cache: Tensor, scale: float, bias: DistanceBias | None) -> Tensor:
         rows, row_of = query.shape[0], self._row_of
         keys, values = self._places.read(cache).float().chunk(2, dim=1)
         keys, values = keys.index_select(1, self._head_map), values.index_select(1, self._head_map)  # [S, heads, dim]
         scores = (query.float().index_select(0, row_of) * keys).sum(-1) * scale  # [S, heads]
+        if bias is not None:
+            scores += bias.table[:, bias.columns(self._distances)].T
         index = row_of[:, None].expand_as(scores)
         largest = scores.new_full((rows, scores.shape[1]), float("-inf"))
         largest.scatter_reduce_(0, index, scores, "amax")

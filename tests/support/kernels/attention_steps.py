@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from orca.kernels.contract.paged import TokenSlots
-from orca.kernels.contract.reference import AttentionView, ContextRow
+from orca.kernels.contract.reference import AttentionView, ContextRow, DistanceBias
 
 BLOCK_TOKENS = 4
 
@@ -41,6 +41,35 @@ def random_step(
     return qkv, cache, rows, tables
 
 
+def random_cross_step(
+    shapes: Sequence[tuple[int, int, int]],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    block_tokens: int = BLOCK_TOKENS,
+) -> tuple[Tensor, Tensor, list[ContextRow], Tensor]:
+    """A step of rows (keys, count, position) whose keys are all in the cache; every slot of no key holds NaN.
+
+    With (n, n, 0) it is the step of an encoder, whose own keys are in the cache too.
+
+    Returns: queries, cache, rows, tables of the keys.
+    """
+    sources = [(keys, 1) for keys, _, _ in shapes]
+    _, cache, _, tables = random_step(sources, heads, kv_heads, head_dim, dtype, block_tokens)
+    rows, first = [], 0
+    for line, (keys, count, position) in enumerate(shapes):
+        rows.append(ContextRow(first, count, position, line, keys))
+        first += count
+    generator = torch.Generator().manual_seed(4)
+    return torch.randn(first, heads, head_dim, generator=generator).to(dtype), cache, rows, tables
+
+
+def random_bias(heads: int, distances: int, zero: int) -> DistanceBias:
+    """A bias of order 1."""
+    return DistanceBias(torch.randn(heads, distances, generator=torch.Generator().manual_seed(5)), zero)
+
+
 def view_of(
     tables: Tensor,
     kv_of_query: Sequence[int],
@@ -50,6 +79,7 @@ def view_of(
     *,
     kv_heads: int | None = None,
     window: int | None = None,
+    is_causal: bool = True,
 ) -> AttentionView:
     """Args: kv_heads: as many as queries read by default."""
     return AttentionView(
@@ -61,6 +91,7 @@ def view_of(
         window=window,
         dtype=dtype,
         device=tables.device,
+        is_causal=is_causal,
     )
 
 
@@ -74,6 +105,13 @@ STEPS = {
     "prefill": [(6, 6), (2, 2)],
     "chunk": [(9, 4), (20, 3)],
     "mixed": [(7, 7), (12, 1), (30, 5), (1, 1), (40, 1)],
+}
+CROSS_STEPS = {
+    # Rows (keys, count, position): keys that end at the borders of chunks, and rows of several tiles.
+    "encoder": [(255, 255, 0), (1, 1, 0), (256, 256, 0), (257, 257, 0), (2, 2, 0)],
+    "decode": [(1, 1, 0), (5, 1, 300), (255, 1, 7), (256, 1, 30), (257, 1, 256), (600, 1, 2)],
+    "first-target-rows": [(40, 2, 0), (1, 70, 3), (300, 40, 0), (7, 1, 0)],
+    "one-key": [(1, 1, 5)],
 }
 HEADS = {
     "one": [0],

@@ -30,12 +30,20 @@ class ContextRow:
     count: int
     position: int  # position of the first token
     line: int  # line of the request in `AttentionView.tables`
-    keys: int | None = None  # positions 0 .. keys - 1 that all its tokens see, if attention is not causal
+    keys: int | None = None  # if attention is not causal, its tokens see positions 0 .. keys - 1; at least 1
 
     @property
     def end(self) -> int:
         """Length of the context, these tokens included."""
         return self.position + self.count
+
+    def keys_end(self, *, is_causal: bool) -> int:
+        """Return the number of positions that its last token sees, if there is no sliding window."""
+        if is_causal:
+            return self.end
+        assert self.keys is not None
+        assert self.keys > 0, "a softmax needs one key"
+        return self.keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +83,12 @@ class DistanceBias:
     The column for the distance j - i of key j and query i is `zero + j - i`, clamped to the columns that there are.
     """
 
-    table: Tensor  # [query heads of this rank, distances] float32
+    table: Tensor  # [query heads of this rank, distances] float32, contiguous
     zero: int  # column of distance 0
+
+    def columns(self, distances: Tensor) -> Tensor:
+        """Return the column for each distance j - i of key j and query i."""
+        return (distances + self.zero).clamp_(0, self.table.shape[1] - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +160,8 @@ def attend_reference(
     *,
     scale: float,
     window: int | None = None,
+    is_causal: bool = True,
+    bias: DistanceBias | None = None,
 ) -> Tensor:
     """Compute the attention of all rows of a step, one request at a time.
 
@@ -159,20 +173,27 @@ def attend_reference(
         kv_of_query: for each query head the KV head that it reads.
         scale: factor of the scores.
         window: number of positions that a token sees, itself included; None: all positions up to its own.
+        is_causal: otherwise each token sees the first `ContextRow.keys` positions of its line.
+        bias: of distances, added to the scaled scores.
     Returns: [tokens, query heads, head_dim], in the dtype of `query`, accumulated in float32.
     """
     output = torch.empty_like(query)
     head_map = torch.tensor(kv_of_query, device=query.device)
     for row in rows:
-        context = TokenSlots.of_positions(tables[row.line], 0, row.end, cache.shape[2]).read(cache)
-        keys, values = context.float().chunk(2, dim=1)  # [context, kv heads, head_dim] each
+        end = row.keys_end(is_causal=is_causal)
+        context = TokenSlots.of_positions(tables[row.line], 0, end, cache.shape[2]).read(cache)
+        keys, values = context.float().chunk(2, dim=1)  # [positions, kv heads, head_dim] each
         here = slice(row.first, row.first + row.count)
         scores = torch.einsum("thd,jhd->htj", query[here].float(), keys[:, head_map]) * scale
-        position = torch.arange(row.end, device=query.device)
-        own = position[-row.count :, None]  # position of each of the row's tokens
-        is_hidden = position > own
-        if window is not None:
-            is_hidden |= position <= own - window
-        weights = scores.masked_fill(is_hidden, float("-inf")).softmax(dim=-1)
+        position = torch.arange(end, device=query.device)
+        own = torch.arange(row.position, row.end, device=query.device)[:, None]  # position of each of the row's tokens
+        if bias is not None:
+            scores += bias.table[:, bias.columns(position - own)]
+        if is_causal:
+            is_hidden = position > own
+            if window is not None:
+                is_hidden |= position <= own - window
+            scores.masked_fill_(is_hidden, float("-inf"))
+        weights = scores.softmax(dim=-1)
         output[here] = torch.einsum("htj,jhd->thd", weights, values[:, head_map]).to(query.dtype)
     return output

@@ -42,7 +42,7 @@ import torch
 import triton
 from torch import Tensor
 
-from orca.kernels.contract.reference import AttentionView, ContextRow
+from orca.kernels.contract.reference import AttentionView, ContextRow, DistanceBias
 from orca.kernels.contract.transfer import to_device
 from orca.kernels.gpu.attention_item import PARTS_MAX, AttentionItem, attend
 from orca.kernels.gpu.torch_operator import operator
@@ -109,6 +109,10 @@ class TritonAttention:
     def _set_up(
         self, items: Tensor, scratch: "Scratch", view: AttentionView, sizes: "AttentionSizes", *, has_wide: bool
     ) -> None:
+        if not view.is_causal:
+            raise NotImplementedError(
+                "the kernels for GPUs compute causal attention only: run encoder-decoder models on CPUs"
+            )
         assert view.tables.dtype == torch.int32
         assert view.tables.is_contiguous()
         self.items, self._scratch, self._tables, self._sizes = items, scratch, view.tables, sizes
@@ -116,8 +120,10 @@ class TritonAttention:
         self._window = window_of(view)
         self._has_wide = has_wide
 
-    def __call__(self, qkv: Tensor, cache: Tensor, scale: float) -> Tensor:
+    def __call__(self, qkv: Tensor, cache: Tensor, scale: float, bias: DistanceBias | None = None) -> Tensor:
         """See reference.RaggedAttention."""
+        if bias is not None:
+            raise NotImplementedError("the kernels for GPUs add no bias to scores: run models like T5 on CPUs")
         assert qkv.is_contiguous()
         assert cache.is_contiguous()
         tokens, _, head_dim = qkv.shape

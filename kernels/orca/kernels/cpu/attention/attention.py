@@ -27,7 +27,7 @@ from numba import carray, literally, njit
 from numba.np.numpy_support import from_dtype
 from torch import Tensor
 
-from orca.kernels.contract.reference import AttentionView, ContextRow
+from orca.kernels.contract.reference import AttentionView, ContextRow, DistanceBias
 from orca.kernels.cpu.activations import exp
 from orca.kernels.cpu.attention.tile import (
     QUERIES,
@@ -302,6 +302,8 @@ class CpuAttention:
         return attention
 
     def _set_up(self, tiles: Tensor, view: AttentionView) -> None:
+        if not view.is_causal:
+            raise NotImplementedError("attention that is not causal")
         assert view.tables.dtype == torch.int32
         assert view.tables.is_contiguous()
         self._tiles, self._tables = tiles, view.tables
@@ -309,8 +311,10 @@ class CpuAttention:
         self._heads, self._kv_heads, self._queries = len(view.kv_of_query), view.kv_heads, tile_tokens(view) * group
         self._window = _NO_WINDOW if view.window is None else view.window
 
-    def __call__(self, qkv: Tensor, cache: Tensor, scale: float) -> Tensor:
+    def __call__(self, qkv: Tensor, cache: Tensor, scale: float, bias: DistanceBias | None = None) -> Tensor:
         """See reference.RaggedAttention."""
+        if bias is not None:
+            raise NotImplementedError("a bias of scores")
         assert qkv.is_contiguous()
         assert cache.is_contiguous()
         assert scale >= 0
