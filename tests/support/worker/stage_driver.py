@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from orca.core.domain.request import SamplingParams
-from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Sampled, Step
+from orca.core.domain.step import Claim, Epoch, NewRequest, Part, Row, Sampled, Step
 from orca.worker.models.build import load_stage
 from orca.worker.parallel.shard import Shard
 from orca.worker.stage.stage import Stage
@@ -35,11 +35,30 @@ class Ask:
     params: SamplingParams = GREEDY
     arrival: int = 0  # step before which it is not there
     log: list[int] = field(default_factory=list)  # output of an earlier claim
+    decoder_prefix: tuple[int, ...] = ()  # with an encoder-decoder model, whose source is `prompt`
     sampled: list[Sampled] = field(default_factory=list)
 
     @property
     def output(self) -> list[int]:
         return self.log + [one.token.id for one in self.sampled]
+
+    @property
+    def known(self) -> int:
+        """Tokens that its first row of a decoder may run."""
+        return len(self.decoder_prefix or self.prompt) + len(self.log)
+
+    def new(self, handle: int) -> NewRequest:
+        return NewRequest(
+            handle=handle,
+            request_id=str(handle),
+            claim=Claim(1, "test/1"),
+            tokens=(*self.prompt, *self.log),
+            prompt_length=len(self.prompt),
+            max_total_tokens=len(self.prompt) + len(self.decoder_prefix) + self.max_new_tokens,
+            sampling=self.params,
+            decoder_prefix=self.decoder_prefix,
+            max_new_tokens=self.max_new_tokens if self.decoder_prefix else None,
+        )
 
 
 class ThreadGroup:
@@ -89,6 +108,7 @@ class Chain:
         dtype: str = "float32",
         quantization: str | None = None,
         packs: bool | type[Linear] = False,
+        layer_counts: tuple[int, ...] | None = None,
         **stage_options: Any,
     ) -> None:
         self.stages: list[list[Stage]] = []
@@ -98,7 +118,7 @@ class Chain:
             group = ThreadGroup(tensor)
             ranks = []
             for rank in range(tensor):
-                shard = Shard(stage=stage, stages=stages, rank=rank, tensor=tensor)
+                shard = Shard(stage=stage, stages=stages, rank=rank, tensor=tensor, layer_counts=layer_counts)
                 member: Any = group.member(rank) if tensor > 1 else None
                 model = load_stage(folder, shard, dtype=dtype, quantization=quantization, group=member, packs=packs)
                 ranks.append(
@@ -125,7 +145,8 @@ class Chain:
         sample = self.stages[-1][0].sample(prepared[-1][0], outputs[0])
         handles = [row.handle for row in step.rows if row.sample]
         if self.feeds_tokens and handles and not (sample.is_on_device and len(self.stages) == 1):
-            for stage in self.stages[0]:
+            [fed] = [ranks for ranks in self.stages if ranks[0].begins_targets]
+            for stage in fed:
                 stage.put_device_tokens(handles, sample.tokens)
         sampled = [each for each in sample.read() if isinstance(each, Sampled)]
         for ranks in self.stages:
@@ -160,26 +181,19 @@ def serve(
             ask = asks[handle]
             running.append(handle)
             done[handle] = 0
-            new.append(
-                NewRequest(
-                    handle=handle,
-                    request_id=str(handle),
-                    claim=Claim(1, "test/1"),
-                    tokens=(*ask.prompt, *ask.log),
-                    prompt_length=len(ask.prompt),
-                    max_total_tokens=len(ask.prompt) + ask.max_new_tokens,
-                    sampling=ask.params,
-                )
-            )
-        rows = []
+            new.append(ask.new(handle))
+        sources, rows = [], []
         for handle in order.sample(running, len(running)):
             ask, start = asks[handle], done[handle]
-            known = len(ask.prompt) + len(ask.log)
-            count = min(known - start, chunk or known) if start < known else 1
-            is_last = start + count >= known
-            token = None if start < known or chain.feeds_tokens else ask.output[-1]
-            rows.append(Row(handle=handle, start=start, count=count, sample=is_last, token=token))
+            part = Part.TARGET if ask.decoder_prefix else Part.UNSPECIFIED
+            if ask.decoder_prefix and not start:
+                sources.append(Row(handle, 0, len(ask.prompt), sample=False, part=Part.SOURCE))
+            count = min(ask.known - start, chunk or ask.known) if start < ask.known else 1
+            is_last = start + count >= ask.known
+            token = None if start < ask.known or chain.feeds_tokens else ask.output[-1]
+            rows.append(Row(handle, start, count, sample=is_last, token=token, part=part))
             done[handle] += count
+        rows = [*sources, *rows]
         step = Step(epoch=EPOCH, number=len(steps) + 1, freed=tuple(freed), new=tuple(new), rows=tuple(rows))
         steps.append(step)
         for one in chain.run(step):
@@ -208,11 +222,16 @@ class Expected:
     margins: list[float]
 
 
-def generate(model: Any, prompt: Sequence[int], max_new_tokens: int) -> Expected:
+def generate(model: Any, prompt: Sequence[int], max_new_tokens: int, decoder_prefix: Sequence[int] = ()) -> Expected:
     """Greedy `generate` of one prompt, never stopped by EOS."""
     ids = torch.tensor([list(prompt)])
+    options: dict[str, Any] = {}
+    if decoder_prefix:
+        # transformers' cache fails for a T5 that has more decoder layers than encoder layers.
+        options = {"decoder_input_ids": torch.tensor([list(decoder_prefix)]), "use_cache": False}
     result = model.generate(
         ids,
+        **options,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=max_new_tokens,
         do_sample=False,
@@ -222,7 +241,7 @@ def generate(model: Any, prompt: Sequence[int], max_new_tokens: int) -> Expected
         return_dict_in_generate=True,
     )
     best = torch.cat(result.logits).topk(2, dim=-1).values
-    return Expected(result.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist())
+    return Expected(result.sequences[0, -len(best) :].tolist(), (best[:, 0] - best[:, 1]).tolist())
 
 
 def differences(asks: Sequence[Ask], expected: Sequence[Expected]) -> int:

@@ -14,6 +14,8 @@ import transformers
 from transformers import PreTrainedModel
 
 FAMILIES = ("gpt2", "opt", "llama", "mistral", "qwen2", "qwen3")
+ENCODER_DECODERS = ("t5", "t5_gated", "mt5", "umt5")
+"""Encoder-decoder models: T5 with a tied head, T5 1.1 with its own and a gated activation, and T5's relatives."""
 
 # Odd sizes: an odd vocabulary, heads that do not fill the hidden size, a grouped KV head.
 _ODD: dict[str, dict[str, Any]] = {
@@ -72,6 +74,25 @@ _ODD: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 96,
     },
 }
+_ODD_T5: dict[str, Any] = {
+    "vocab_size": 189,
+    "d_model": 26,
+    "d_kv": 6,
+    "d_ff": 45,
+    "num_heads": 5,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "relative_attention_num_buckets": 10,
+    "relative_attention_max_distance": 17,
+    "decoder_start_token_id": 2,
+    "pad_token_id": 2,
+}
+_ODD |= {
+    "t5": _ODD_T5 | {"feed_forward_proj": "relu"},
+    "t5_gated": _ODD_T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "mt5": _ODD_T5 | {"feed_forward_proj": "gated-silu"},
+    "umt5": _ODD_T5 | {"feed_forward_proj": "gated-gelu", "num_layers": 3, "num_decoder_layers": 2},
+}
 _MATRIX_SCALE = {"gpt2": 24, "opt": 24, "mistral": 12}
 _CLASSES = {
     "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
@@ -80,6 +101,10 @@ _CLASSES = {
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "t5": (transformers.T5Config, transformers.T5ForConditionalGeneration),
+    "t5_gated": (transformers.T5Config, transformers.T5ForConditionalGeneration),
+    "mt5": (transformers.MT5Config, transformers.MT5ForConditionalGeneration),
+    "umt5": (transformers.UMT5Config, transformers.UMT5ForConditionalGeneration),
 }
 
 
@@ -95,10 +120,12 @@ def tiny_checkpoint(
     """
     config_class, model_class = _CLASSES[family]
     special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
-    config = config_class(**{**_ODD[family], **special, **overrides})
+    config = config_class(**{**special, **_ODD[family], **overrides})
     torch.manual_seed(seed)
     model = model_class(config).eval()
     give_effect(model, family)
+    if family == "t5_gated":
+        _untie(model)
     folder.mkdir(parents=True, exist_ok=True)
     model.to(stored).save_pretrained(folder)
     (folder / "tokenizer.json").write_text(json.dumps(_byte_tokenizer(config.vocab_size)))
@@ -115,9 +142,18 @@ def give_effect(model: PreTrainedModel, family: str) -> None:
                 parameter.mul_(3 if _is_embedding(name) else _MATRIX_SCALE.get(family, 8))
 
 
+def _untie(model: PreTrainedModel) -> None:
+    """Give a T5 model a head of its own, which transformers keeps although it always ties T5's head by the config."""
+    shared = model.get_input_embeddings().weight
+    model.lm_head.weight = torch.nn.Parameter(shared + 0.5 * torch.randn_like(shared))
+    model.config.tie_word_embeddings = False
+
+
 def reference_model(folder: Path) -> PreTrainedModel:
     """Return the checkpoint as Hugging Face runs it, in float32."""
-    model: PreTrainedModel = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    is_encoder_decoder = json.loads((folder / "config.json").read_text()).get("is_encoder_decoder", False)
+    kind = transformers.AutoModelForSeq2SeqLM if is_encoder_decoder else transformers.AutoModelForCausalLM
+    model: PreTrainedModel = kind.from_pretrained(folder, dtype=torch.float32)
     model.eval()
     return model
 

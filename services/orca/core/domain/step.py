@@ -56,6 +56,11 @@ class NewRequest:
         """The known tokens that the decoder runs: all of them for a decoder-only model, otherwise the target so far."""
         return self.decoder_prefix + self.tokens[self.prompt_length :] if self.decoder_prefix else self.tokens
 
+    @property
+    def target_start(self) -> int:
+        """How many tokens of `target` are not of the log."""
+        return len(self.decoder_prefix) or self.prompt_length
+
     def slots(self, block_tokens: int) -> int:
         """Return the slots reserved for it: each of its block tables has whole blocks."""
         return sum(slots_needed(tokens, block_tokens) for tokens in self.table_tokens)

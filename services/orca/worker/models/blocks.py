@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from orca.kernels.contract.activation import Activation
-from orca.kernels.contract.reference import KvWrite, NormParameters, RaggedAttention
+from orca.kernels.contract.reference import DistanceBias, KvWrite, NormParameters, RaggedAttention
 from orca.kernels.device import kernels_of
 from orca.worker.models.weights import RankWeights
 from orca.worker.parallel.shard import SingleRank, TensorGroup
@@ -23,6 +23,16 @@ class WantedRows:
 
     rows: Tensor  # [wanted]: flat rows
     attention: Mapping[int | None, RaggedAttention]  # of these rows alone, by sliding window
+    cross: RaggedAttention | None = None  # of these rows alone, over their sources
+
+
+@dataclass(slots=True, kw_only=True)
+class CrossContext:
+    """The facts about a step that cross attention needs: targets read the keys and values of their sources."""
+
+    attention: RaggedAttention  # of the step's target tokens
+    slots: Tensor | None = None  # [source tokens]: where the keys and values of the step's sources go; None: no sources
+    memory: Tensor | None = None  # [source tokens, hidden]: the encoder output of these sources
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +46,7 @@ class StepContext:
     attention: Mapping[int | None, RaggedAttention]  # by sliding window
     turns: Tensor | None = None  # rotations of the tokens' positions (rotary.py), if the model uses RoPE
     wanted: WantedRows | None = None  # on the last stage; None: all rows
+    cross: CrossContext | None = None  # of a decoder that has an encoder
 
     def wanted_rows(self, index: int) -> WantedRows | None:
         """Return the rows that the stage's layer `index` computes beyond keys and values; None: all rows."""
@@ -83,6 +94,7 @@ class Attention:
         out: row-parallel.
         index: of the layer inside the stage.
         head_norm: of query and key heads (Qwen3's q_norm and k_norm, stacked).
+        bias: of scores, by distance (T5).
     """
 
     def __init__(
@@ -95,6 +107,7 @@ class Attention:
         scale: float,
         window: int | None,
         head_norm: NormParameters | None = None,
+        bias: DistanceBias | None = None,
     ) -> None:
         self._norm = norm
         self._qkv = qkv
@@ -103,6 +116,7 @@ class Attention:
         self._scale = scale
         self._window = window
         self._head_norm = head_norm
+        self._bias = bias
         self.only_kernels = isinstance(qkv, PanelLinear) and isinstance(out, PanelLinear)
 
     def __call__(self, x: Tensor, step: StepContext, then: Norm | None = None) -> tuple[Tensor, Tensor | None]:
@@ -117,7 +131,8 @@ class Attention:
             kernels = kernels_of(x.device)
             qkv, x = kernels.take_rows(qkv, wanted.rows), kernels.take_rows(x, wanted.rows)
             attention = wanted.attention
-        return x, _add_outputs(x, self._out, attention[self._window](qkv, cache, self._scale), step, then)
+        attended = attention[self._window](qkv, cache, self._scale, self._bias)
+        return x, _add_outputs(x, self._out, attended, step, then)
 
     def keep(self, x: Tensor, step: StepContext) -> Tensor:
         """Put keys and values into the cache (Layer.keep).
@@ -126,6 +141,55 @@ class Attention:
         """
         kept = KvWrite(step.caches[self._index], step.slots, step.turns, self._head_norm)
         return self._qkv.apply_to_cache(self._norm, x, kept)
+
+
+class CrossAttention:
+    """x + attention(norm(x)) of target tokens over the encoder output of their source.
+
+    The keys and values of a source are computed once, in the step that brings it, and lie in the cache of self
+    attention, in blocks of their own.
+
+    Args:
+        norm: before it; None if the model has it elsewhere.
+        query: column-parallel; this rank's query heads.
+        kv: column-parallel; this rank's key heads, then its value heads.
+        out: row-parallel.
+        index: of the layer inside the stage.
+    """
+
+    def __init__(
+        self, norm: Norm | None, query: Linear, kv: Linear, out: Linear, *, index: int, head_dim: int, scale: float
+    ) -> None:
+        self.norm = norm
+        self._query, self._kv, self._out = query, kv, out
+        self._index, self._head_dim, self._scale = index, head_dim, scale
+        self.only_kernels = all(isinstance(linear, PanelLinear) for linear in (query, kv, out))
+
+    def __call__(
+        self, x: Tensor, step: StepContext, then: Norm | None = None, normed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Change x [tokens, hidden] in place, which has only the wanted rows in the model's last layer (`WantedRows`).
+
+        Args:
+            then: the norm that the model applies next, if there is one.
+            normed: norm(x) if it is computed already.
+        Returns: x, and `then` of x if it is computed in the same kernel; otherwise None.
+        """
+        assert step.cross is not None
+        self.keep(step)
+        wanted = step.wanted_rows(self._index)
+        attention = step.cross.attention if wanted is None else wanted.cross
+        assert attention is not None
+        norm, rows = (self.norm, x) if normed is None else (None, normed)
+        query = self._query.apply(norm, rows)
+        attended = attention(query.view(len(query), -1, self._head_dim), step.caches[self._index], self._scale)
+        return x, _add_outputs(x, self._out, attended, step, then)
+
+    def keep(self, step: StepContext) -> None:
+        """Put the keys and values of the step's sources into the cache."""
+        cross = step.cross
+        if cross is not None and cross.memory is not None and cross.slots is not None:
+            self._kv.apply_to_cache(None, cross.memory, KvWrite(step.caches[self._index], cross.slots, None))
 
 
 class MLP:

@@ -1,4 +1,7 @@
-"""Assembles one rank's share of a model: embedding on the first stage, a run of layers, head on the last."""
+"""Assembles one rank's share of a model: embedding on the first stage, a run of layers, head on the last.
+
+The layers of an encoder-decoder model are one list, encoder before decoder. A stage may hold a run of each stack.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -10,13 +13,17 @@ import torch
 
 from orca.core.domain.errors import ModelError
 from orca.core.domain.model import ModelInfo, load_model_info
+from orca.core.domain.step import Step
 from orca.kernels.contract.reference import ModelSizes
 from orca.kernels.device import kernels_of
-from orca.worker.models import chain, gpt2, llama, opt
+from orca.worker.models import chain, gpt2, llama, opt, t5
 from orca.worker.models.blocks import ACTIVATIONS, HEAD, Layer, ModelPart, is_silu
 from orca.worker.models.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config
+from orca.worker.models.encoder_run import EncoderRun, build_encoder_run
 from orca.worker.models.family import FamilyParts
+from orca.worker.models.model_shape import EncoderDecoderConfig
 from orca.worker.models.rotary import Rotary
+from orca.worker.models.t5_config import T5Config
 from orca.worker.models.weights import RankWeights
 from orca.worker.parallel.shard import Heads, Shard, SingleRank, TensorGroup, heads_of
 from orca.worker.weights.gpu_linear import GpuLinear
@@ -28,12 +35,13 @@ from orca.worker.weights.loader import Checkpoint, Tensors
 
 log = logging.getLogger(__name__)
 
-_Decoder = GPT2Config | OPTConfig | LlamaConfig
+_LanguageModel = GPT2Config | OPTConfig | LlamaConfig | T5Config
 
 _FAMILIES: dict[type[ModelConfig], FamilyParts] = {
     GPT2Config: gpt2.FAMILY,
     OPTConfig: opt.FAMILY,
     LlamaConfig: llama.FAMILY,
+    T5Config: t5.FAMILY,
     ChainConfig: chain.FAMILY,
 }
 
@@ -49,7 +57,10 @@ class StageModel:
     dtype: torch.dtype
     device: torch.device
     group: TensorGroup
-    embed: ModelPart | None  # first stage: ids [tokens] to [tokens, hidden]
+    numbers: range  # of the stage's layers in the list of all layers: encoder, then decoder
+    encoder: EncoderRun | None  # None: the stage has no encoder layers
+    # From here on, the decoder of an encoder-decoder model, or the only stack of other models.
+    embed: ModelPart | None  # at the stack's first layer: ids [tokens] to [tokens, hidden]
     layers: list[Layer]
     head: ModelPart | None  # last stage: [rows, hidden] to float32 [rows, vocab]
     rotary: Rotary | None
@@ -61,8 +72,29 @@ class StageModel:
     bytes_read: int  # from the files, in the dtypes of the files
 
     @property
+    def encoder_layers(self) -> int:
+        """Layers of the whole encoder; 0 for a decoder-only model."""
+        return self.config.encoder.layers if isinstance(self.config, EncoderDecoderConfig) else 0
+
+    def rows_in(self, step: Step) -> int:
+        """Return how many rows of activations the stage before sends for a step: sources, then targets.
+
+        Targets begin at the decoder's first layer. The encoder output of the step's sources goes on from there.
+        """
+        return self._rows_before(self.numbers.start, step)
+
+    def rows_out(self, step: Step) -> int:
+        """Return how many rows of activations a step sends to the next stage; 0 on the last one."""
+        return 0 if self.shard.is_last else self._rows_before(self.numbers.stop, step)
+
+    def _rows_before(self, layer: int, step: Step) -> int:
+        if layer == 0:
+            return 0
+        return step.tokens if layer > self.encoder_layers else step.source_tokens
+
+    @property
     def kv_bytes_per_slot(self) -> int:
-        """KV memory of one token on this rank."""
+        """KV memory of one token on this rank; 0 if it has only encoder layers."""
         per_layer = 2 * self.heads.num_kv * self.config.head_dim
         return len(self.layers) * per_layer * torch.empty(0, dtype=self.dtype).element_size()
 
@@ -149,16 +181,21 @@ def build_stage(
     if not isinstance(config, ChainConfig):
         config = _tied_as_the_files_are(checkpoint, config, f"{prefix}{family.probe}", shard)
     numbers = shard.layers(config.num_layers)
-    checkpoint.expected_bytes = _expected_bytes(checkpoint, family, prefix, shard, numbers)
-
-    embed = family.embedding(weights, config, prefix) if shard.is_first else None
+    first = config.encoder.layers if isinstance(config, EncoderDecoderConfig) else 0  # of the decoder
+    checkpoint.expected_bytes = _expected_bytes(checkpoint, family, prefix, shard, numbers, first)
+    table = family.embedding(weights, config, prefix) if shard.is_first or first in numbers else None
+    encoder = None
+    if isinstance(config, EncoderDecoderConfig) and numbers.start < first:
+        assert family.encoder is not None
+        own = range(numbers.start, min(numbers.stop, first))
+        encoder = build_encoder_run(weights, config, family.encoder, prefix, own, table if shard.is_first else None)
     layers = []
-    for index, number in enumerate(numbers):
+    for index, number in enumerate(range(max(numbers.start, first) - first, numbers.stop - first)):
         layers.append(family.layer(weights, config, prefix, number=number, index=index))
         checkpoint.refuse_unread(f"{prefix}{family.layers}.{number}.", family.ignored)
     head = None
     if shard.is_last:
-        tied = embed.table.head if config.is_tied and embed is not None else None
+        tied = table.table.head if config.is_tied and table is not None else None
         head = family.head(weights, config, prefix, tied)
     checkpoint.close()
     log.info("loaded layers %d..%d of %d, %d bytes", numbers[0], numbers[-1], config.num_layers, weights.bytes)
@@ -170,20 +207,22 @@ def build_stage(
         dtype=dtype,
         device=device,
         group=_group(group, shard),
-        embed=embed,
+        numbers=numbers,
+        encoder=encoder,
+        embed=table if first in numbers else None,
         layers=layers,
         head=head,
         sizes=sizes,
         positions=config.max_positions if isinstance(config, GPT2Config | OPTConfig) else None,
         rotary=Rotary(config.rope, config.head_dim, device) if isinstance(config, LlamaConfig) else None,
-        windows=tuple(config.windows[number] for number in numbers),
+        windows=tuple(config.windows[number] for number in numbers if number >= first),
         linears=weights.linears,
         weight_bytes=weights.bytes,
         bytes_read=checkpoint.bytes_read,
     )
 
 
-def _tied_as_the_files_are(checkpoint: Tensors, config: _Decoder, embedding: str, shard: Shard) -> _Decoder:
+def _tied_as_the_files_are(checkpoint: Tensors, config: _LanguageModel, embedding: str, shard: Shard) -> _LanguageModel:
     """Return a config that ties the head unless the files have a head of its own, with other numbers.
 
     Such files and their config contradict each other. transformers believes the files.
@@ -218,7 +257,8 @@ def _is_together(config: ModelConfig, shard: Shard) -> bool:
     """Return whether layers consist of kernels only if their weights are in panels (blocks.py, `only_kernels`)."""
     if shard.tensor > 1 or isinstance(config, ChainConfig):
         return False
-    return not isinstance(config, LlamaConfig) or is_silu(config.activation)
+    is_gated = isinstance(config, LlamaConfig) or (isinstance(config, T5Config) and config.is_gated)
+    return not is_gated or is_silu(config.activation)
 
 
 def _sizes(
@@ -246,17 +286,20 @@ def _sizes(
     )
     if isinstance(config, ChainConfig):
         return sizes
-    first, last = shard.slice(config.intermediate_size, "MLP columns")
-    is_llama = isinstance(config, LlamaConfig)
+    mlp = config.decoder.intermediate_size if isinstance(config, T5Config) else config.intermediate_size
+    first, last = shard.slice(mlp, "MLP columns")
+    is_gated = config.is_gated if isinstance(config, T5Config) else isinstance(config, LlamaConfig)
     # PyTorch computes gates with other activations than SiLU (blocks.GatedMLP).
-    has_kernel = not is_llama or is_silu(config.activation)
+    has_kernel = not is_gated or is_silu(config.activation)
     sizes = replace(
         sizes,
-        is_layer_norm=not is_llama,
+        is_layer_norm=isinstance(config, GPT2Config | OPTConfig),
         intermediate=last - first,
         activation=ACTIVATIONS[config.activation] if has_kernel else None,
-        is_gated=is_llama,
+        is_gated=is_gated,
     )
+    if isinstance(config, T5Config):
+        return sizes
     if isinstance(config, LlamaConfig):
         return replace(
             sizes,
@@ -295,10 +338,18 @@ def _layouts(
     return LayoutChooser(small=INT8_LAYOUTS.first, choose=choose, dtype=dtype)
 
 
-def _expected_bytes(checkpoint: Tensors, family: FamilyParts, prefix: str, shard: Shard, numbers: range) -> int:
-    """Estimate the bytes that this rank reads: its layers and vocabulary matrices, divided by the ranks."""
-    names = [f"{prefix}{family.layers}.{number}." for number in numbers]
-    if shard.is_first or shard.is_last:
+def _expected_bytes(
+    checkpoint: Tensors, family: FamilyParts, prefix: str, shard: Shard, numbers: range, first: int
+) -> int:
+    """Estimate the bytes that this rank reads: its layers and vocabulary matrices, divided by the ranks.
+
+    Args:
+        first: layer of the decoder, in the list of all layers.
+    """
+    names = [f"{prefix}{family.layers}.{number - first}." for number in numbers if number >= first]
+    if family.encoder is not None:
+        names += [f"{prefix}{family.encoder.layers}.{number}." for number in numbers if number < first]
+    if shard.is_first or shard.is_last or first in numbers:
         names.append(f"{prefix}{family.probe}")
     if shard.is_last:
         names.append("lm_head.")

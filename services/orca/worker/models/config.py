@@ -1,9 +1,10 @@
 """The architecture of a model, read from its config.json: one frozen dataclass for each.
 
-Three architectures cover the language models: `GPT2Config` (GPT-2, GPT-3 shapes), `OPTConfig`, and `LlamaConfig`
-(Llama, Mistral, Qwen2, Qwen3). `ChainConfig` is the model that checks the server (models/chain.py). Options are read
-under the names of transformers 4 and 5, and an absent option has the meaning that transformers gives it. Options that a
-family does not read are ignored, unless they change the output of other families (config_options.py).
+Three architectures cover the decoder-only models: `GPT2Config` (GPT-2, GPT-3 shapes), `OPTConfig`, and `LlamaConfig`
+(Llama, Mistral, Qwen2, Qwen3). Encoder-decoder models have modules of their own (t5_config.py). `ChainConfig` is the
+model that checks the server (models/chain.py). Options are read under the names of transformers 4 and 5, and an absent
+option has the meaning that transformers gives it. Options that a family does not read are ignored, unless they change
+the output of other families (config_options.py).
 """
 
 import math
@@ -15,6 +16,8 @@ from typing import Any
 from orca.core.domain.model import read_config
 from orca.core.domain.rope_options import ORIGINAL_POSITIONS, rope_options
 from orca.worker.models.config_options import ConfigOptions
+from orca.worker.models.model_shape import EncoderDecoderConfig, ModelShape
+from orca.worker.models.t5_config import T5Config, read_t5
 
 ACTIVATIONS = (
     "relu",
@@ -77,20 +80,6 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """The sizes of any model that a stage must know to lay out a step and its KV cache."""
-
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    is_tied: bool  # head and embedding are one matrix
-    windows: tuple[int | None, ...]  # for each layer: positions that a token sees, itself included; None: all
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig(ModelShape):
     """The options that all language models share."""
 
@@ -129,7 +118,7 @@ class ChainConfig(ModelShape):
     """The model that checks the server."""
 
 
-ModelConfig = GPT2Config | OPTConfig | LlamaConfig | ChainConfig
+ModelConfig = GPT2Config | OPTConfig | LlamaConfig | T5Config | ChainConfig
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -144,12 +133,14 @@ def load_config(folder: Path) -> ModelConfig:
         config = _gpt2(options)
     elif family == "opt":
         config = _opt(options)
+    elif family in ("t5", "mt5", "umt5"):
+        config = read_t5(options, family)
     elif family == "orca_chain":
         config = _chain(options)
     else:
         config = _llama(options, family)
     options.finish(family)
-    if isinstance(config, DecoderConfig) and config.activation not in ACTIVATIONS:
+    if isinstance(config, DecoderConfig | EncoderDecoderConfig) and config.activation not in ACTIVATIONS:
         raise options.error(f"activation {config.activation!r} is not one of {', '.join(ACTIVATIONS)}")
     if config.num_heads % config.num_kv_heads:
         raise options.error(f"{config.num_heads} heads do not share {config.num_kv_heads} key-value heads evenly")

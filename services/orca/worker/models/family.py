@@ -4,6 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from orca.worker.weights.linear import Norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderParts:
+    """The modules of an encoder, and the names of its tensors in checkpoints."""
+
+    layer: Callable[..., Any]
+    layers: str  # stands before the layer's number
+    norm: Callable[..., Norm] | None  # reads the norm after the last layer; None: there is none
+    embedding: Callable[..., Any] | None = None  # of sources, if it is not that of targets
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyParts:
@@ -16,3 +28,4 @@ class FamilyParts:
     probe: str  # a tensor that every checkpoint has
     layers: str  # stands before the layer's number
     ignored: tuple[str, ...] = ()  # endings of tensors that carry no weights
+    encoder: EncoderParts | None = None  # the parts above are then the decoder's, but for the embedding

@@ -2,8 +2,8 @@
 
 There are three groups, each only if it is needed, so that a tensor on one never waits for a tensor on another. `pipe`
 carries activations from rank r of a stage to rank r of the next. `feed` carries sampled tokens from the last stage to
-the first (prefetch). `tensor` joins the ranks of one stage (tensor_link.py). Sends and receives are posted early and
-waited for late; that is how they overlap computation (ORCA, section 4.1).
+the one that embeds them (prefetch). `tensor` joins the ranks of one stage (tensor_link.py). Sends and receives are
+posted early and waited for late; that is how they overlap computation (ORCA, section 4.1).
 
 Groups are built directly from the back end's class and not by init_process_group. An epoch's groups end with the epoch,
 and a new epoch meets under new keys in the same process.
@@ -76,13 +76,16 @@ class EpochGroups:
         hidden_size: int,
         dtype: torch.dtype,
         progress: RankProgress,
+        fed_stage: int = 0,
     ) -> None:
         """
         Args:
             data_host: address at which Gloo peers reach this rank, unless `interface` is set.
             hidden_size, dtype: of the activations.
+            fed_stage: the stage that embeds sampled tokens: the one with the decoder's first layer.
         """
         self._shard = shard
+        self._fed_stage = fed_stage
         self._progress = progress
         self._device = device
         self._hidden_size = hidden_size
@@ -145,10 +148,10 @@ class EpochGroups:
         return IncomingTensor(self._limited(work), buffer, self._device)
 
     def send_device_tokens(self, tokens: Sequence[int] | Tensor) -> None:
-        """Start to send a step's sampled token ids to every other rank of the first stage, and return at once."""
+        """Start to send a step's sampled token ids to every other rank of the fed stage, and return at once."""
         own = self._number(self._shard.stage, self._shard.rank)
-        firsts = (self._number(0, rank) for rank in range(self._shard.tensor))
-        others = [number for number in firsts if number != own]
+        fed = (self._number(self._fed_stage, rank) for rank in range(self._shard.tensor))
+        others = [number for number in fed if number != own]
         if not others:  # a rank that is alone makes no tensor
             return
         data = torch.as_tensor(tokens, dtype=torch.int64)

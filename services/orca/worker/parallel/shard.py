@@ -5,7 +5,9 @@ one more. `--layers` may divide the layers in another way. Key-value heads follo
 KV head that one of its query heads reads, so both ranks hold a KV head on their border.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 from torch import Tensor
@@ -40,6 +42,10 @@ class Shard:
         counts = self.layers_by_stage(num_layers)
         first = sum(counts[: self.stage])
         return range(first, first + counts[self.stage])
+
+    def stage_of(self, layer: int, num_layers: int) -> int:
+        """Return the stage that holds a layer. Raises: ModelError as `layers_by_stage` does."""
+        return bisect_right(list(accumulate(self.layers_by_stage(num_layers))), layer)
 
     def layers_by_stage(self, num_layers: int) -> tuple[int, ...]:
         """Return how many layers each stage of the group holds.

@@ -9,7 +9,8 @@ One thread does all of this, between computations and never during one: NCCL req
 and in their order, and control messages are a whole step ahead while the pipeline is full.
 
 The waits form no circle. No rank waits for a later stage, with one exception: sampled tokens go from the last stage
-back to the first. The first stage reads them before it runs a step that needs them, and the last one never does.
+back to the one that embeds them: the first, or the first with decoder layers. That stage reads them before it runs a
+step that needs them, and the last one never does.
 
 If a device samples the tokens, the host launches a step and returns before it has run. The step's tokens are read after
 the next step has been launched.
@@ -91,8 +92,8 @@ class Executor:
         """Take a step's control message, and post the receive of its activations, whose size the message gives."""
         screened = self._screen.screen(step)
         step = screened.step
-        has_input = not self._shard.is_first and step.tokens > 0
-        hidden = self._groups.receive_hidden(step.tokens) if has_input else None
+        rows = self._stage.rows_in(step)
+        hidden = self._groups.receive_hidden(rows) if rows else None
         return ReceivedStep(step, received_ns, screened.refused, hidden)
 
     def run(self, received: ReceivedStep) -> LaunchedStep | None:
@@ -103,7 +104,7 @@ class Executor:
         step = received.step
         self._progress.begin_step(step)
         prepared = self._stage.begin(step)
-        if self._shard.is_first and self._feeds_tokens:
+        if self._stage.begins_targets and self._feeds_tokens:
             self._progress.at(f"step {step.number}: waits for sampled tokens", is_waiting=True)
             self._device_tokens.deliver(self._stage, step)
         self._progress.at(f"step {step.number}: waits for activations", is_waiting=True)
@@ -147,7 +148,8 @@ class Executor:
         output = self._stage.forward(prepared, hidden)
         self._delay()
         if not self._shard.is_last:
-            self._groups.send_hidden(output.tensor)
+            if self._stage.rows_out(prepared.step):
+                self._groups.send_hidden(output.tensor)
             return None
         return self._stage.sample(prepared, output) if self._samples else None
 
@@ -159,12 +161,12 @@ class Executor:
             self._progress.move()
 
     def _send_back(self, step: Step, sample: StepSample | None) -> None:
-        """Prefetch: send the sampled tokens to every rank of the first stage, which queues them."""
+        """Prefetch: send the sampled tokens to every rank of the stage that embeds them, which queues them."""
         handles = tuple(row.handle for row in step.rows if row.sample)
         if not self._feeds_tokens or not handles:
             return
         if sample is not None:
             self._groups.send_device_tokens(sample.tokens)
-        if self._shard.is_first and not (sample is not None and sample.is_on_device):
+        if self._stage.begins_targets and not (sample is not None and sample.is_on_device):
             tokens = self._groups.receive_device_tokens(len(handles)) if sample is None else sample.tokens
             self._device_tokens.expect(handles, tokens)

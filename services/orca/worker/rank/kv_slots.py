@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from orca.core.domain.encoder_decoder import SOURCE_TOKENS_MAX
 from orca.worker.machine import memory_cgroups
 from orca.worker.models.build import StageModel
 from orca.worker.settings import WorkerSettings
@@ -20,13 +21,19 @@ _LIMITS = (
 )
 
 
+_SLOTS_WITHOUT_MEMORY = 1 << 40
+"""Slots that a stage with only encoder layers offers: it keeps nothing of a token, so others decide their number."""
+
+
 def slots_possible(settings: WorkerSettings, model: StageModel, device: torch.device) -> int:
     """Return how many KV slots fit into the free memory of this rank's device, at most `slots_max`."""
     is_cuda = device.type == "cuda"
     free_bytes = torch.cuda.mem_get_info(device)[0] if is_cuda else memory_available_bytes()
     # The ranks load at the same time, and none sees how much memory another will use.
     sharers = 1 if is_cuda else settings.ranks_on_machine
-    slots = int(free_bytes * settings.memory_share) // sharers // model.kv_bytes_per_slot
+    usable_bytes = int(free_bytes * settings.memory_share) // sharers - workspace_bytes(model)
+    slots = usable_bytes // model.kv_bytes_per_slot if model.kv_bytes_per_slot else _SLOTS_WITHOUT_MEMORY
+    slots = max(slots, 0)
     if settings.slots_max is not None:
         slots = min(slots, settings.slots_max)
     log.info(
@@ -35,6 +42,14 @@ def slots_possible(settings: WorkerSettings, model: StageModel, device: torch.de
         | {"memory_share": settings.memory_share, "ranks_sharing": sharers, "weight_bytes": model.weight_bytes},
     )
     return slots
+
+
+def workspace_bytes(model: StageModel) -> int:
+    """Return the memory for the keys and values of one encoder layer, in the step with most source tokens."""
+    if model.encoder is None:
+        return 0
+    tokens = max(SOURCE_TOKENS_MAX, model.info.max_model_len)
+    return tokens * model.encoder.kv_bytes_per_token(model.dtype)
 
 
 def memory_available_bytes(root: Path = Path("/")) -> int:

@@ -129,7 +129,7 @@ class LocalEngine:
         screened = self._screen.screen(step)
         step = screened.step
         prepared = [stage.begin(step) for stage in self._stages]
-        self._device_tokens.deliver(self._stages[0], step)
+        self._device_tokens.deliver(next(stage for stage in self._stages if stage.begins_targets), step)
         output: StepOutput | None = None
         if step.tokens:
             for stage, stage_step in zip(self._stages, prepared, strict=True):

@@ -12,6 +12,8 @@ def count_progress(model: StageModel, progress: RankProgress) -> None:
     """Wrap each layer so that it moves the progress mark when it has run; also the head, which runs over a prompt in
     many parts."""
     kernels = kernels_of(model.device)
+    if model.encoder is not None:
+        model.encoder.layers[:] = [_CountedPart(layer, progress, kernels) for layer in model.encoder.layers]
     model.layers[:] = [_CountedLayer(layer, progress, kernels) for layer in model.layers]
     if model.head is not None:
         model.head = _CountedPart(model.head, progress, kernels)

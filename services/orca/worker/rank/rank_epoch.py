@@ -85,6 +85,7 @@ class RankEpoch:
             hidden_size=model.config.hidden_size,
             dtype=model.dtype,
             progress=self._progress,
+            fed_stage=self._shard.stage_of(model.encoder_layers, model.config.num_layers),
         )
         self._groups.form(
             self._store,

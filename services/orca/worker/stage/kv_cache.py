@@ -6,6 +6,9 @@ Memory is cut into blocks of `block_tokens` slots; a slot holds one token's keys
     tables       [lines, blocks of the longest request]             a line for each request, on the device
     slot = block x block_tokens + position % block_tokens
 
+A request of an encoder-decoder model has a second table: the keys and values of its source for cross attention lie in
+the same blocks. Its line is the same in both tables.
+
 A request reserves slots for its whole length at its first step, so it never waits for memory. Blocks are taken from the
 free list only as its tokens come. The host decides with tables of its own. On a CPU they are also the tables that
 kernels read; another device has a copy, which `publish` brings up to date.
@@ -31,11 +34,43 @@ _LINES_ON_DEVICE = 512
 
 @dataclass(slots=True)
 class _Table:
-    """One request's blocks."""
+    """One request's blocks for its own positions, or for those of its source."""
 
     line: int
     slots_reserved: int  # whole blocks
     blocks: list[int] = field(default_factory=list)
+
+
+class _BlockTables:
+    """The tables of all requests, a line for each: the host's, and those that kernels read.
+
+    Args:
+        columns: blocks of the longest request so far.
+    """
+
+    def __init__(self, lines: int, columns: int, device: torch.device) -> None:
+        self._device = device
+        self.host = np.zeros((0, columns), np.int32)
+        self._unpublished: list[tuple[int, int, int]] = []  # line, place, block
+        self.grow(lines, columns)
+
+    def put(self, line: int, place: int, block: int) -> None:
+        self.host[line, place] = block
+        self._unpublished.append((line, place, block))
+
+    def publish(self, *, is_recorded: bool) -> None:
+        if self._unpublished and not is_recorded and self._device.type != "cpu":
+            lines, places, blocks = to_device(np.array(self._unpublished, np.int64), self._device).T
+            self.tensor[lines, places] = blocks.int()
+        self._unpublished.clear()
+
+    def grow(self, lines: int, columns: int) -> None:
+        """Replace the tables by larger ones with the same contents."""
+        before = self.host
+        self.host = np.zeros((lines, columns), np.int32)
+        self.host[: before.shape[0], : before.shape[1]] = before
+        tables = torch.from_numpy(self.host)
+        self.tensor = tables if self._device.type == "cpu" else tables.to(self._device)
 
 
 class KVCache:
@@ -46,6 +81,7 @@ class KVCache:
         slots: a whole number of blocks.
         kv_heads: of this rank.
         longest: most positions of a request, as far as is known; sizes the tables.
+        has_sources: requests have a source, with a table of its own.
     """
 
     def __init__(
@@ -59,6 +95,7 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         longest: int = 0,
+        has_sources: bool = False,
     ) -> None:
         if slots % block_tokens:
             raise EngineError(f"{slots} slots are not a whole number of blocks of {block_tokens}")
@@ -70,35 +107,51 @@ class KVCache:
         # Last in, first out: a block that was just freed is the one most likely to be in the processor's cache.
         self._free = list(range(slots // block_tokens - 1, -1, -1))
         self._tables: dict[int, _Table] = {}
+        self._source_tables: dict[int, _Table] = {}
         self._slots_reserved = 0
-        self._host = np.zeros((0, _COLUMNS), np.int32)
-        self._free_lines: list[int] = []
-        self._unpublished: list[tuple[int, int, int]] = []  # line, place, block
-        if device.type == "cpu":
-            self._grow(_LINES, _COLUMNS)
-        else:
-            self._grow(_LINES_ON_DEVICE, _doubled(_COLUMNS, min(longest, slots) // block_tokens))
+        lines, columns = _LINES, _COLUMNS
+        if device.type != "cpu":
+            lines, columns = _LINES_ON_DEVICE, _doubled(_COLUMNS, min(longest, slots) // block_tokens)
+        self._own = _BlockTables(lines, columns, device)
+        self._sources = _BlockTables(lines, columns, device) if has_sources else None
+        self._free_lines = list(range(lines - 1, -1, -1))
 
-    def reserve(self, handle: int, max_total_tokens: int) -> int:
-        """Reserve the slots of a request's whole length, rounded up to blocks.
+    @property
+    def tables(self) -> Tensor:
+        """[lines, blocks] int32: the blocks of each request's own positions, in their order. They move as they grow."""
+        return self._own.tensor
 
+    @property
+    def source_tables(self) -> Tensor | None:
+        """[lines, blocks] int32: the blocks of each request's source; None if requests have no sources."""
+        return None if self._sources is None else self._sources.tensor
+
+    def reserve(self, handle: int, tokens: int, source_tokens: int = 0) -> int:
+        """Reserve the slots of a request's whole length, rounded up to blocks in each of its tables.
+
+        Args:
+            tokens: positions of its own; those of the target of an encoder-decoder model.
+            source_tokens: positions of its source.
         Returns: its line in `tables`, until it is freed.
         Raises: EngineError if there are too few slots: the master counts the same slots, so the epoch is broken.
         """
-        needed = slots_needed(max_total_tokens, self.block_tokens)
+        own, of_source = (slots_needed(each, self.block_tokens) for each in (tokens, source_tokens))
         if handle in self._tables:
             raise EngineError(f"request {handle} is on this stage already")
-        if self._slots_reserved + needed > self.slots:
+        if self._slots_reserved + own + of_source > self.slots:
             raise EngineError(
-                f"request {handle} needs {needed} slots, but {self._slots_reserved} of {self.slots} are reserved"
+                f"request {handle} needs {own + of_source} slots, but {self._slots_reserved} of {self.slots} are "
+                "reserved"
             )
-        self._slots_reserved += needed
-        lines, columns = self._host.shape
-        if not self._free_lines or needed > columns * self.block_tokens:
-            wanted = _doubled(columns, needed // self.block_tokens)
-            self._grow(lines if self._free_lines else 2 * lines, wanted)
+        self._slots_reserved += own + of_source
+        lines, columns = self._own.host.shape
+        longest = max(own, of_source)
+        if not self._free_lines or longest > columns * self.block_tokens:
+            self._grow(lines if self._free_lines else 2 * lines, _doubled(columns, longest // self.block_tokens))
         line = self._free_lines.pop()
-        self._tables[handle] = _Table(line, needed)
+        self._tables[handle] = _Table(line, own)
+        if of_source:
+            self._source_tables[handle] = _Table(line, of_source)
         return line
 
     def extend(self, handle: int, tokens: int) -> int:
@@ -110,37 +163,59 @@ class KVCache:
         table = self._tables.get(handle)
         if table is None:
             raise EngineError(f"request {handle} is not on this stage")
+        return self._extend(self._own, table, handle, tokens)
+
+    def extend_source(self, handle: int, tokens: int) -> int:
+        """Give a request blocks for the keys and values of its source, whose length is `tokens` (see `extend`)."""
+        table = self._source_tables.get(handle)
+        if table is None or self._sources is None:
+            raise EngineError(f"request {handle} has no source on this stage")
+        return self._extend(self._sources, table, handle, tokens)
+
+    def _extend(self, tables: _BlockTables, table: _Table, handle: int, tokens: int) -> int:
         if tokens > table.slots_reserved:
             raise EngineError(f"request {handle} runs {tokens} tokens, but reserved {table.slots_reserved} slots")
         while len(table.blocks) * self.block_tokens < tokens:
             place, block = len(table.blocks), self._free.pop()
             table.blocks.append(block)
-            self._host[table.line, place] = block
-            self._unpublished.append((table.line, place, block))
+            tables.put(table.line, place, block)
         return table.blocks[(tokens - 1) // self.block_tokens]
 
     def free(self, handle: int) -> None:
         """Take back a request's blocks, line and reservation. Ignore an unknown handle: freeing may be repeated."""
         table = self._tables.pop(handle, None)
-        if table is not None:
-            self._free.extend(reversed(table.blocks))
-            self._free_lines.append(table.line)
-            self._slots_reserved -= table.slots_reserved
+        if table is None:
+            return
+        self._free_lines.append(table.line)
+        for each in (table, self._source_tables.pop(handle, None)):
+            if each is not None:
+                self._free.extend(reversed(each.blocks))
+                self._slots_reserved -= each.slots_reserved
 
     def publish(self, *, is_recorded: bool = False) -> None:
         """Copy new blocks to the device's tables.
 
         Args:
-            is_recorded: the step's recording writes them to the tables instead (kernels/contract/recording.py).
+            is_recorded: the step's recording writes those of own positions to the tables instead
+                (kernels/contract/recording.py).
         """
-        if self._unpublished and not is_recorded and self._device.type != "cpu":
-            lines, places, blocks = to_device(np.array(self._unpublished, np.int64), self._device).T
-            self.tables[lines, places] = blocks.int()
-        self._unpublished.clear()
+        self._own.publish(is_recorded=is_recorded)
+        if self._sources is not None:
+            self._sources.publish(is_recorded=False)
 
     def slots_of(self, lines: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the slot of each token. Args: lines, positions: [tokens]."""
-        blocks = self._host[lines, positions // self.block_tokens].astype(np.int64)
+        return self._slots_of(self._own, lines, positions)
+
+    def source_slots_of(self, lines: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the slot of each source token. Args: lines, positions: [tokens]."""
+        assert self._sources is not None
+        return self._slots_of(self._sources, lines, positions)
+
+    def _slots_of(
+        self, tables: _BlockTables, lines: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        blocks = tables.host[lines, positions // self.block_tokens].astype(np.int64)
         return blocks * self.block_tokens + positions % self.block_tokens
 
     @property
@@ -158,16 +233,22 @@ class KVCache:
 
     def check(self) -> None:
         """Recount: each block is free or in one table, and reservations add up and hold their blocks."""
-        held = [block for table in self._tables.values() for block in table.blocks]
+        tables = [*self._tables.values(), *self._source_tables.values()]
+        held = [block for table in tables for block in table.blocks]
         assert sorted(held + self._free) == list(range(self.slots // self.block_tokens)), (
             "a block is lost or held twice"
         )
-        assert self._slots_reserved == sum(table.slots_reserved for table in self._tables.values()) <= self.slots
-        assert all(len(table.blocks) * self.block_tokens <= table.slots_reserved for table in self._tables.values())
+        assert self._slots_reserved == sum(table.slots_reserved for table in tables) <= self.slots
+        assert all(len(table.blocks) * self.block_tokens <= table.slots_reserved for table in tables)
         lines = [table.line for table in self._tables.values()]
-        assert sorted(lines + self._free_lines) == list(range(len(self._host))), "a line is lost or held twice"
-        for table in self._tables.values():
+        assert sorted(lines + self._free_lines) == list(range(len(self._own.host))), "a line is lost or held twice"
+        for handle, table in self._tables.items():
             assert self.tables[table.line, : len(table.blocks)].tolist() == table.blocks
+            of_source = self._source_tables.get(handle)
+            if of_source is not None and self.source_tables is not None:
+                assert of_source.line == table.line
+                assert self.source_tables[table.line, : len(of_source.blocks)].tolist() == of_source.blocks
+        assert self._source_tables.keys() <= self._tables.keys(), "a source without its request"
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self._device.type == "cpu":
@@ -178,12 +259,10 @@ class KVCache:
 
     def _grow(self, lines: int, columns: int) -> None:
         """Replace the tables by larger ones with the same contents."""
-        before = self._host
-        self._host = np.zeros((lines, columns), np.int32)
-        self._host[: before.shape[0], : before.shape[1]] = before
-        self._free_lines[:0] = range(lines - 1, before.shape[0] - 1, -1)
-        tables = torch.from_numpy(self._host)
-        self.tables = tables if self._device.type == "cpu" else tables.to(self._device)
+        self._free_lines[:0] = range(lines - 1, len(self._own.host) - 1, -1)
+        self._own.grow(lines, columns)
+        if self._sources is not None:
+            self._sources.grow(lines, columns)
 
 
 def _doubled(number: int, least: int) -> int:

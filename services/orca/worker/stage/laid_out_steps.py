@@ -86,7 +86,8 @@ class LaidOutSteps:
         first = 0
         for row in step.rows:
             self._cache.extend(row.handle, row.start + row.count)
-            rows.append(ContextRow(first, row.count, row.start, self._requests.by_handle[row.handle].line))
+            request = self._requests.by_handle[row.handle]
+            rows.append(ContextRow(first, row.count, row.start, request.line, len(request.source) or None))
             first += row.count
         self._cache.publish()
         shard = self._model.shard
@@ -95,7 +96,7 @@ class LaidOutSteps:
             step=step,
             tokens=first,
             context=self._contexts.for_rows(rows, self._requests.lines.prompts),
-            inputs=self._input_ids(step) if shard.is_first else None,
+            inputs=self._input_ids(step) if self._model.embed is not None else None,
             sampling=[],
             sampling_rows=None,
             prompt_targets=None,
@@ -104,6 +105,18 @@ class LaidOutSteps:
             self._lay_out_logits(prepared)
             prepared.context.wanted = self._wanted(prepared, rows)
         return prepared
+
+    @staticmethod
+    def put_memory(prepared: LaidOutStep, memory: Tensor, slots: Tensor) -> None:
+        """Give a step the encoder output of its sources.
+
+        Args:
+            memory: [source tokens, hidden].
+            slots: [source tokens], where their keys and values go.
+        """
+        cross = prepared.context.cross
+        assert cross is not None
+        cross.memory, cross.slots = memory, slots
 
     @torch.inference_mode()
     def run(self, prepared: LaidOutStep, hidden: Tensor | None) -> StepOutput:
@@ -195,8 +208,9 @@ class LaidOutSteps:
         if sampling_rows is None or prepared.prompt_targets is not None or len(sampling_rows) == prepared.tokens:
             return None
         sampling = (row for row, each in zip(rows, prepared.step.rows, strict=True) if each.sample)
-        last = [ContextRow(place, 1, row.end - 1, row.line) for place, row in enumerate(sampling)]
-        return WantedRows(sampling_rows, self._contexts.attention(last, self._model.windows[-1:]))
+        last = [ContextRow(place, 1, row.end - 1, row.line, row.keys) for place, row in enumerate(sampling)]
+        attention = self._contexts.attention(last, self._model.windows[-1:])
+        return WantedRows(sampling_rows, attention, self._contexts.cross_attention(last))
 
     def _to_device(self, numbers: Sequence[int]) -> Tensor:
         return to_device(np.array(numbers, np.int64), self._model.device)

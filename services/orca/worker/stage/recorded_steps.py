@@ -132,7 +132,7 @@ class RecordedSteps:
         """
         kernels = kernels_of(model.device)
         recorder = kernels.recorder(model.device)
-        if recorder is None or not isinstance(model.group, SingleRank):
+        if recorder is None or not isinstance(model.group, SingleRank) or not model.layers:
             return None
         parts = model.layers if model.embed is None else [model.embed, *model.layers]
         if not all(_is_recordable(part, recorder) for part in parts):
@@ -154,7 +154,7 @@ class RecordedSteps:
 
     def prepare(self, step: Step) -> RecordedStep:
         """Describe a step to its recording in a few numbers for each request (StepRunner.prepare)."""
-        shard, requests = self._model.shard, self._requests
+        shard, requests, begins = self._model.shard, self._requests, self._model.embed is not None
         columns: list[tuple[int, int, int, int, int, bool]] = []
         chunks: list[tuple[int, Sequence[int]]] = []
         sampling: list[tuple[Row, StageRequest]] = []
@@ -162,7 +162,7 @@ class RecordedSteps:
         for row in step.rows:
             block = self._cache.extend(row.handle, row.start + row.count)
             request = requests.by_handle[row.handle]
-            known = requests.input_tokens(step, row, request) if shard.is_first else None
+            known = requests.input_tokens(step, row, request) if begins else None
             if known is not None and row.count > 1:
                 chunks.append((tokens, known))
             if shard.is_last and row.sample:
@@ -243,7 +243,7 @@ class RecordedSteps:
         inputs = self._recorder.inputs(size, lines, slots=self._cache.slots, block_tokens=self._cache.block_tokens)
         context = self._contexts.for_inputs(inputs)
         given = turns = known = None
-        if not model.shard.is_first:
+        if model.embed is None:
             given = torch.zeros(size.tokens, model.config.hidden_size, dtype=model.dtype, device=model.device)
         if model.rotary is not None and model.rotary.needs_lengths:
             turns = torch.zeros(size.tokens, 1, model.config.head_dim // 2, dtype=torch.complex64, device=model.device)

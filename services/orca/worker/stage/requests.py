@@ -21,8 +21,10 @@ class StageRequest:
     """One request on a stage."""
 
     params: SamplingParams
-    tokens: tuple[int, ...]  # known at its first step: the prompt, then the log
-    prompt_length: int
+    tokens: tuple[int, ...]  # known at its first step: the prompt, then the log; the target of an encoder-decoder model
+    prompt_length: int  # those of `tokens` that are not of the log
+    source: tuple[int, ...]  # of an encoder-decoder model; otherwise empty
+    forced_at: int  # index of a generated token that the model forces to be its EOS (`forced_eos_token_id`); -1: none
     line: int  # its line in the device's tables (kernels/contract/recording.py)
     prompt_logprobs: list[Logprob] = field(default_factory=list)  # gathered chunk by chunk
 
@@ -52,6 +54,8 @@ class StageRequests:
         self._cache = cache
         self._device_sampler = device_sampler
         self._feeds_tokens = feeds_tokens
+        kinds = model.info.encoder_decoder
+        self._forces_eos = kinds is not None and bool(kinds.forced_eos_token_ids)
         empty = torch.zeros(0, dtype=torch.int64, device=model.device)
         self._grow(RequestLines(cache.tables, last_tokens=empty, prompts=empty))
 
@@ -62,11 +66,19 @@ class StageRequests:
 
         Raises: EngineError if the slots are not there.
         """
-        line = self._cache.reserve(new.handle, new.max_total_tokens)
+        line = self._cache.reserve(new.handle, *new.table_tokens)
         if self.lines.tables is not self._cache.tables:
             self._grow(self.lines)
         self._prompt_lengths[line] = new.prompt_length
-        request = self.by_handle[new.handle] = StageRequest(new.sampling, new.tokens, new.prompt_length, line)
+        has_source = bool(new.decoder_prefix)
+        request = self.by_handle[new.handle] = StageRequest(
+            params=new.sampling,
+            tokens=new.target,
+            prompt_length=new.target_start,
+            source=new.tokens[: new.prompt_length] if has_source else (),
+            forced_at=new.max_new_tokens - 1 if self._forces_eos and new.max_new_tokens is not None else -1,
+            line=line,
+        )
         return request
 
     def remove(self, handle: int) -> None:

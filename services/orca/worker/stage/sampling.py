@@ -49,6 +49,7 @@ class SamplingRow:
     index: int  # of the token among the request's generated tokens
     params: SamplingParams
     prompt_logprobs: tuple[Logprob, ...] = ()  # reported with token 0
+    forced: int | None = None  # the token, whatever the logits say (`forced_eos_token_id`)
 
 
 class StepSample(Protocol):
@@ -113,11 +114,12 @@ class HostSampler:
         self._states: dict[int, SamplingState] = {}  # by line
 
     def start(self, line: int, new: NewRequest) -> None:
-        self._states[line] = SamplingState.start(new.sampling, new.tokens, new.prompt_length, self._eos_token_ids)
+        self._states[line] = SamplingState.start(new.sampling, new.target, new.target_start, self._eos_token_ids)
 
     def sample(self, rows: Sequence[SamplingRow], output: StepOutput) -> HostSample:
         draws = [Draw(self._states[row.line], row.index) for row in rows]
         tokens, no_number = sample(output.tensor, draws, output.argmax, output.logits)
+        _force(rows, tokens)
         scored = _rows_with_logprobs(rows)
         scores = _host_logprobs(output.tensor, tokens, rows, scored) if scored else ()
         for draw, token in zip(draws, tokens, strict=True):
@@ -140,6 +142,10 @@ class DeviceSample:
         self._rows = rows
         self.tokens = tokens.clone()
         self._scored = _rows_with_logprobs(rows)
+        forced = [place for place in self._scored if rows[place].forced is not None]
+        if forced:  # their log probability is that of the forced token
+            values = to_device(np.array([rows[place].forced for place in forced]), logits.device)
+            self.tokens[to_device(np.array(forced), logits.device)] = values
         scores: Sequence[Tensor] = ()
         if self._scored:
             scored = to_device(np.array(self._scored), logits.device)
@@ -153,7 +159,9 @@ class DeviceSample:
     def read(self) -> list[Sampled]:
         tokens, *scores = self._transfer.read()
         read = Scores(*scores).read(_top_counts(self._rows, self._scored)) if self._scored else ()
-        return _sampled(self._rows, tokens.tolist(), self._scored, read)
+        drawn = tokens.tolist()
+        _force(self._rows, drawn)
+        return _sampled(self._rows, drawn, self._scored, read)
 
 
 class DeviceSampler:
@@ -165,7 +173,7 @@ class DeviceSampler:
 
     def start(self, line: int, new: NewRequest) -> None:
         settings = line_settings(new.sampling, self._eos_token_ids)
-        self.kernel.lines.put(line, settings, new.tokens[: new.prompt_length], new.tokens[new.prompt_length :])
+        self.kernel.lines.put(line, settings, new.target[: new.target_start], new.target[new.target_start :])
 
     def sample(self, rows: Sequence[SamplingRow], output: StepOutput) -> DeviceSample:
         tokens = output.tokens
@@ -203,6 +211,13 @@ def _sampled(
         Sampled(row.handle, row.index, Token(token, by_row.get(place), row.prompt_logprobs))
         for place, (row, token) in enumerate(zip(rows, tokens, strict=True))
     ]
+
+
+def _force(rows: Sequence[SamplingRow], tokens: list[int]) -> None:
+    """Replace drawn tokens by those that the model forces."""
+    for place, row in enumerate(rows):
+        if row.forced is not None:
+            tokens[place] = row.forced
 
 
 def _rows_with_logprobs(rows: Sequence[SamplingRow]) -> list[int]:

@@ -8,7 +8,8 @@ The executor calls it on each rank, in step order:
     sample = stage.sample(prepared, output)      rank 0 of the last stage; a device may still compute the tokens
     sampled = sample.read()
 
-Most steps run from a recording (recorded_steps.py); the others are laid out (laid_out_steps.py).
+Most steps run from a recording (recorded_steps.py); the others are laid out (laid_out_steps.py). Steps of an
+encoder-decoder model have two parts (encoder_decoder_steps.py).
 """
 
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from orca.core.domain.request import Logprob
 from orca.core.domain.step import Row, Step
 from orca.kernels.device import kernels_of
 from orca.worker.models.build import StageModel
+from orca.worker.stage.encoder_decoder_steps import EncoderDecoderSteps
 from orca.worker.stage.kv_cache import KVCache
 from orca.worker.stage.laid_out_steps import LaidOutSteps
 from orca.worker.stage.recorded_steps import RecordedSteps
@@ -36,7 +38,7 @@ take the vocabulary times the prompt's tokens, several times over, and no count 
 
 @dataclass(frozen=True, slots=True)
 class EmptyStep:
-    """A step without rows, which only frees requests (step_runner.PreparedStep)."""
+    """A step without rows for this stage, which only frees and adds requests (step_runner.PreparedStep)."""
 
     step: Step
     model: StageModel
@@ -87,6 +89,7 @@ class Stage:
             dtype=model.dtype,
             device=model.device,
             longest=model.info.max_model_len,
+            has_sources=model.encoder_layers > 0,
         )
         samples = model.shard.is_last and model.shard.rank == 0
         self._sampler = sampler_for(model, tuple(eos_token_ids)) if samples else None
@@ -94,6 +97,24 @@ class Stage:
         self._requests = StageRequests(model, self.cache, kernel, feeds_tokens=feeds_tokens)
         self._laid_out = LaidOutSteps(model, self.cache, self._requests, prompt_logits_bytes=prompt_logits_bytes)
         self._recorded = RecordedSteps.create(model, self.cache, self._requests, kernel, on_streams=on_streams)
+        self._both: EncoderDecoderSteps | None = None
+        if model.encoder_layers:
+            self._both = EncoderDecoderSteps(model, self.cache, self._requests, self._laid_out, self._recorded)
+        kinds = model.info.encoder_decoder
+        self._forced_token = kinds.forced_eos_token_ids[0] if kinds is not None and kinds.forced_eos_token_ids else None
+
+    @property
+    def begins_targets(self) -> bool:
+        """Return whether this stage embeds the tokens that the master's requests generate."""
+        return self._model.embed is not None
+
+    def rows_in(self, step: Step) -> int:
+        """Return how many rows of activations the stage before sends for a step (StageModel.rows_in)."""
+        return self._model.rows_in(step)
+
+    def rows_out(self, step: Step) -> int:
+        """Return how many rows of activations a step sends to the next stage; 0 on the last one."""
+        return self._model.rows_out(step)
 
     @property
     def slots_in_use(self) -> int:
@@ -111,8 +132,10 @@ class Stage:
             request = self._requests.add(new)
             if self._sampler is not None:
                 self._sampler.start(request.line, new)
-        if not step.rows:
+        if not step.rows or (not self._model.layers and not step.source_tokens):
             return EmptyStep(step, self._model)
+        if self._both is not None:
+            return self._both.prepare(step)
         recorded = self._recorded
         runner: StepRunner = self._laid_out if recorded is None or not recorded.can_run(step) else recorded
         return runner.prepare(step)
@@ -139,7 +162,8 @@ class Stage:
             prompt_logprobs: tuple[Logprob, ...] = ()
             if index == 0:
                 prompt_logprobs, request.prompt_logprobs = tuple(request.prompt_logprobs), []
-            rows.append(SamplingRow(row.handle, request.line, index, request.params, prompt_logprobs))
+            forced = self._forced_token if index == request.forced_at else None
+            rows.append(SamplingRow(row.handle, request.line, index, request.params, prompt_logprobs, forced))
         assert self._sampler is not None
         return self._sampler.sample(rows, output)
 

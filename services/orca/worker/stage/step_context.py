@@ -1,6 +1,7 @@
 """The context of a step for the layers of a stage, from the tokens that run and the blocks of their requests."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -9,7 +10,7 @@ from orca.kernels.contract.recording import StepInputs
 from orca.kernels.contract.reference import AttentionView, ContextRow, RaggedAttention
 from orca.kernels.contract.transfer import to_device
 from orca.kernels.device import kernels_of
-from orca.worker.models.blocks import StepContext, WantedRows
+from orca.worker.models.blocks import CrossContext, StepContext, WantedRows
 from orca.worker.models.build import StageModel
 from orca.worker.stage.kv_cache import KVCache
 
@@ -32,6 +33,8 @@ class StepContexts:
         slots = to_device(self._cache.slots_of(lines_of, places), model.device)
         positions = to_device(places, model.device)
         context = self._context(slots, positions, self.attention(rows))
+        if (cross := self.cross_attention(rows)) is not None:
+            context.cross = CrossContext(attention=cross)
         if model.rotary is not None:
             lengths = None
             if model.rotary.needs_lengths:
@@ -44,10 +47,19 @@ class StepContexts:
         windows = self._model.windows
         attention = {window: inputs.attention(self._sight(window)) for window in set(windows)}
         context = self._context(inputs.slots, inputs.positions, attention)
+        view = self._source_view()
+        if view is not None:
+            context.cross = CrossContext(attention=inputs.attention(view))
         if inputs.wanted is not None:
             last = {windows[-1]: inputs.attention(self._sight(windows[-1]), wanted_only=True)}
-            context.wanted = WantedRows(inputs.wanted, last)
+            cross = None if view is None else inputs.attention(view, wanted_only=True)
+            context.wanted = WantedRows(inputs.wanted, last, cross)
         return context
+
+    def cross_attention(self, rows: Sequence[ContextRow]) -> RaggedAttention | None:
+        """Return the attention of target rows over their sources; None if the model has no sources."""
+        view = self._source_view()
+        return None if view is None else self._kernels.attention(rows, view)
 
     def attention(
         self, rows: Sequence[ContextRow], windows: Sequence[int | None] | None = None
@@ -78,6 +90,10 @@ class StepContexts:
             positions=positions,
             attention=attention,
         )
+
+    def _source_view(self) -> AttentionView | None:
+        tables = self._cache.source_tables
+        return None if tables is None else replace(self._sight(None), tables=tables, is_causal=False)
 
     def _sight(self, window: int | None) -> AttentionView:
         model = self._model

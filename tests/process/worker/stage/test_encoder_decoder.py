@@ -1,0 +1,73 @@
+"""Encoder-decoder models in one process: greedy output equals `generate` of transformers, in every setting."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from orca.bench.parts.tiny_families import ENCODER_DECODERS, reference_model, tiny_checkpoint
+from orca.core.domain.model import load_model_info
+from support.worker.stage_driver import Ask, Chain, Expected, differences, generate, serve
+
+START = 2
+PARTS = {(2, 1): None, (3, 1): None, (1, 2): None, (2, 2): (3, 2), (5, 1): None}
+"""Stages x ranks -> layers of each stage; None divides them evenly."""
+
+
+@pytest.fixture(scope="module", params=ENCODER_DECODERS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def some_asks(folder: Path, count: int, seed: int) -> list[Ask]:
+    """Requests of mixed lengths; a third of them has a prefix, a third is claimed again."""
+    draw, vocab = random.Random(seed), load_model_info(folder).vocab_size
+    arrival, asks = 0, []
+    for number in range(count):
+        arrival += draw.choice((0, 0, 1, 2))
+        source = [draw.randrange(3, vocab) for _ in range(draw.choice((1, 2, 5, 16, 17, 30)))]
+        more = [draw.randrange(3, vocab) for _ in range(draw.randint(1, 5))] if number % 3 == 1 else []
+        asks.append(Ask(source, draw.randint(1, 14), arrival=arrival, decoder_prefix=(START, *more)))
+    return asks
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> tuple[list[Ask], list[Expected]]:
+    model = reference_model(folder)
+    asks = some_asks(folder, 24, seed=1)
+    with torch.inference_mode():
+        return asks, [generate(model, ask.prompt, ask.max_new_tokens, ask.decoder_prefix) for ask in asks]
+
+
+def check(chain: Chain, expected: tuple[list[Ask], list[Expected]], batch: int) -> None:
+    templates, wanted = expected
+    asks = []
+    for number, ask in enumerate(templates):
+        log = wanted[number].tokens[: ask.max_new_tokens // 2] if number % 3 == 2 else []
+        asks.append(
+            Ask(ask.prompt, ask.max_new_tokens, arrival=ask.arrival, log=log, decoder_prefix=ask.decoder_prefix)
+        )
+    serve(chain, asks, max_batch_size=batch)
+    assert differences(asks, wanted) <= 1
+    assert all(stage.slots_in_use == 0 for ranks in chain.stages for stage in ranks)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 16])
+@pytest.mark.parametrize("feeds_tokens", [False, True])
+def test_output_on_one_rank(
+    folder: Path, expected: tuple[list[Ask], list[Expected]], batch: int, feeds_tokens: bool
+) -> None:
+    chain = Chain(folder, feeds_tokens=feeds_tokens)
+    check(chain, expected, batch)
+    chain.close()
+
+
+@pytest.mark.parametrize(("stages", "tensor"), PARTS)
+def test_output_on_stages_and_ranks(
+    folder: Path, expected: tuple[list[Ask], list[Expected]], stages: int, tensor: int
+) -> None:
+    counts = PARTS[stages, tensor]
+    chain = Chain(folder, stages=stages, tensor=tensor, layer_counts=counts, feeds_tokens=True)
+    check(chain, expected, 3)
+    chain.close()
