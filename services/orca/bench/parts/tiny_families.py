@@ -144,7 +144,7 @@ def give_effect(model: PreTrainedModel, family: str) -> None:
 
 def _untie(model: PreTrainedModel) -> None:
     """Give a T5 model a head of its own, which transformers keeps although it always ties T5's head by the config."""
-    shared = model.get_input_embeddings().weight
+    shared = model.get_parameter("shared.weight")
     model.lm_head.weight = torch.nn.Parameter(shared + 0.5 * torch.randn_like(shared))
     model.config.tie_word_embeddings = False
 

@@ -55,6 +55,7 @@ class ModelFamily:
     decoder_layers_key: str | None = None  # with an encoder-decoder model; `layers_key` is then of its encoder
     has_rope: bool = True  # RoPE: texts may be longer than the number of positions says
     has_any_length: bool = False  # positions have no numbers (T5): the number of positions is only that of pretraining
+    overflows_in_float16: bool = False  # transformers keeps a part of such a model in float32
     bos_token_id: int | None = 1
     eos_token_id: int | None = 2
 
@@ -97,6 +98,7 @@ _T5: Mapping[str, Any] = {
     "positions_key": "n_positions",
     "has_rope": False,
     "has_any_length": True,
+    "overflows_in_float16": True,
     "bos_token_id": None,
     "eos_token_id": 1,
 }
@@ -214,6 +216,10 @@ def load_model_info(
         raise ModelError(f"quantization {quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
     config = read_config(folder)
     family = FAMILIES[config["model_type"]]
+    if dtype == "float16" and family.overflows_in_float16:
+        raise ModelError(
+            f"{folder / 'config.json'}: {config['model_type']} overflows in float16; use bfloat16 or float32"
+        )
     own_max_len = _own_max_len(folder, config, family)
     _check_length(folder, family, max_model_len, own_max_len)
     vocab_size = _positive(folder, config, "vocab_size")
