@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from orca.kernels.contract.reference import ContextRow, DistanceBias, attend_reference
+from orca.kernels.device import kernels_of
 from orca.kernels.plain import PlainKernels
 from support.kernels.attention_steps import (
     CROSS_STEPS,
@@ -24,7 +25,7 @@ from support.pairs import covered
 
 pytestmark = pytest.mark.covered(2)
 
-KINDS: dict[str, Any] = {"plain": PlainKernels()}
+KINDS: dict[str, Any] = {"cpu": kernels_of(torch.device("cpu")), "plain": PlainKernels()}
 
 # Zero at both ends, in the middle and outside of the columns, and so many columns that none is clamped.
 BIASES = {

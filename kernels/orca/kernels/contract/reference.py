@@ -7,8 +7,8 @@ The sum runs over the positions j that token t at position i sees: those of its 
 window these are only the last `window` of them, including its own. The KV head of query head h is
 g(h) = kv_of_query[h].
 
-Attention that is not causal sees a number of keys that its row states: the encoder's, which sees the whole source, and
-the cross attention of a decoder, whose keys are those of another block table. Only some models have a bias (T5).
+Attention that is not causal sees as many keys as its row says. The encoder sees the whole source; cross attention of a
+decoder sees the keys of another block table. Only some models have a bias (T5).
 """
 
 from collections.abc import Sequence

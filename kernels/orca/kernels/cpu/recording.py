@@ -150,24 +150,28 @@ def _fill_rows(args: Any) -> None:
         # Begin with the last tile, which sees most of the context: large tiles come first.
         for place in range((count - 1) // tile_tokens, -1, -1):
             done = place * tile_tokens
-            _insert_tile(tiles, tile, line, position + done, min(tile_tokens, count - done), token + done)
+            here, some = position + done, min(tile_tokens, count - done)
+            _insert_tile(tiles, tile, (line, here, some, token + done, here + some))
             tile += 1
         token += count
         if wanted_at != 0 and step[row, IS_WANTED] != 0:
             wanted[wanted_rows] = token - 1
-            _insert_tile(wanted_tiles, wanted_rows, line, position + count - 1, 1, wanted_rows)
+            end = position + count
+            _insert_tile(wanted_tiles, wanted_rows, (line, end - 1, 1, wanted_rows, end))
             wanted_rows += 1
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
-def _insert_tile(tiles_at: Any, number: Any, line: Any, position: Any, count: Any, first: Any) -> None:
+def _insert_tile(tiles_at: Any, number: Any, tile: Any) -> None:
     """Insert a tile into `number` tiles that are sorted by size, the largest first (see CpuAttention)."""
     tiles = carray(pointer(tiles_at, np.int64), (number + 1, TILE_COLUMNS))
-    place, size = number, (position + count) * count
-    while place > 0 and (tiles[place - 1, 1] + tiles[place - 1, 2]) * tiles[place - 1, 2] < size:
+    line, position, count, first, end = tile
+    place = number
+    while place > 0 and tiles[place - 1, 4] * tiles[place - 1, 2] < end * count:
         tiles[place] = tiles[place - 1]
         place -= 1
     tiles[place, 0], tiles[place, 1], tiles[place, 2], tiles[place, 3] = line, position, count, first
+    tiles[place, 4] = end
 
 
 _fill = Kernel("fill", _fill_rows)

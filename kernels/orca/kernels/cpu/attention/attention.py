@@ -1,6 +1,6 @@
 """Ragged paged attention on a CPU: all rows of a step in one launch, keys and values read directly from the cache.
 
-    out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, g(h)]) v[j, g(h)]        (see reference.py)
+    out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, g(h)] + bias[h, j - i]) v[j, g(h)]        (see reference.py)
 
 A task is one KV head of a tile: some consecutive tokens of one request (one token in the increment phase), with all
 query heads that read this KV head. It walks the context in chunks of `_CHUNK` positions, first the keys, then the
@@ -9,11 +9,13 @@ the same positions; while it reads values, it prefetches the next keys, also tho
 context are scattered over the memory, and without prefetching attention took 1.5 (float32) to 2 times (bfloat16) as
 long. The division of the softmax comes last, so that sums of whole numbers stay exact (worker/models/chain.py).
 
-    qkv    [tokens, query heads + 2 x kv heads, head_dim]   read: the queries
+    qkv    [tokens, heads, head_dim]                        read: the first heads, which are the queries
     cache  [blocks, 2 x kv heads, block_tokens, head_dim]   read once per tile: 2 x context x kv heads x head_dim
     tables [lines, blocks] int32                            blocks of the requests
-    tiles  [tiles, 4] int64                                 the request's line, position of the first token, number of
-                                                            tokens, flat row of the first token
+    tiles  [tiles, 5] int64                                 the request's line, position of the first token, number of
+                                                            tokens, flat row of the first token, number of positions
+                                                            that the last token sees without a window
+    bias   [query heads, distances] float32                 read by chunk and query, if the model has it
     out    [tokens, query heads, head_dim]                  written once
 """
 
@@ -56,7 +58,7 @@ _CHUNK = 256
 _TASK_QUERIES = 32
 """Queries of a task: tokens x query heads of one KV head. Their scores stay in the L1 cache."""
 _NO_WINDOW = 1 << 62
-TILE_COLUMNS = 4
+TILE_COLUMNS = 5
 _SCORE_BYTES = _CHUNK * 4
 """Distance from the scores of one query to those of the next."""
 
@@ -84,6 +86,49 @@ def _softmax_weights(scores: Any, low: Any, high: Any, largest: Any, scale: Any)
         visible[j] = exp(scale * (visible[j] - largest))
         total += visible[j]
     return total
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def _seen_range(last_seen: Any, window: Any, start: Any, stop: Any) -> Any:
+    """Return which scores [low, high) of a chunk belong to positions that a token sees.
+
+    Args: last_seen: the last position that it sees, or any behind the context; start, stop: positions of the chunk.
+    """
+    return max(last_seen - window + 1 - start, 0), min(last_seen + 1, stop) - start
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def _add_bias(
+    scores_at: Any,
+    bias: Any,
+    zero: Any,
+    scale: Any,
+    position: Any,
+    head: Any,
+    group: Any,
+    query_count: Any,
+    start: Any,
+    stop: Any,
+) -> None:
+    """Scale the scores of a chunk and add the bias of their distances, bias [heads, distances].
+
+    It does so for scores of positions that a token does not see, too: their memory may hold anything.
+    """
+    columns = bias.shape[1]
+    for i in range(query_count):
+        scores = carray(pointer(scores_at + i * _SCORE_BYTES, np.float32), (stop - start,))
+        own = bias[head + i % group]
+        column = zero + start - (position + i // group)  # of the first score, before it is clamped
+        # Scores [first, last) have a column each; those before have the first column, those behind the last one.
+        first = min(max(-column, 0), len(scores))
+        last = min(max(columns - column, first), len(scores))
+        for j in range(first):
+            scores[j] = scale * scores[j] + own[0]
+        here, added = scores[first:last], own[column + first :]
+        for j in range(len(here)):
+            here[j] = scale * here[j] + added[j]
+        for j in range(last, len(scores)):
+            scores[j] = scale * scores[j] + own[columns - 1]
 
 
 def _walk_block(operation: Any) -> Any:
@@ -141,7 +186,7 @@ def _update_softmax(
     largest: Any,
     total: Any,
     scale: Any,
-    position: Any,
+    last_seen: Any,
     group: Any,
     query_count: Any,
     window: Any,
@@ -153,9 +198,7 @@ def _update_softmax(
     for i in range(query_count):
         own_at = scores_at + i * _SCORE_BYTES
         scores = carray(pointer(own_at, np.float32), (stop - start,))
-        own_position = position + i // group
-        low = max(own_position - window + 1 - start, 0)
-        high = min(own_position + 1, stop) - start
+        low, high = _seen_range(last_seen + i // group, window, start, stop)
         if low >= high:
             scores[:] = 0.0
             continue
@@ -183,10 +226,12 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
         tokens, heads, kv_heads = args[8], args[9], args[10]
         block_tokens, num_tiles, window, queries_max = args[11], args[12], args[13], args[14]
         scale = np.float32(float_argument(args[15]))
-        qkv = carray(pointer(args[2], kind), (tokens, heads + 2 * kv_heads, head_dim))
+        qkv = carray(pointer(args[2], kind), (tokens, args[19], head_dim))
         cache = args[3]
-        tiles = carray(pointer(args[5], np.int64), (num_tiles, 4))
+        tiles = carray(pointer(args[5], np.int64), (num_tiles, TILE_COLUMNS))
         tables = carray(pointer(args[16], np.int32), (args[17], args[18]))
+        is_causal, has_bias, zero = args[20] != 0, args[21] != 0, args[23]
+        bias = carray(pointer(args[21], np.float32), (heads, args[22]))
         first_query = carray(pointer(args[6], np.int64), (kv_heads + 1,))
         lines = 2 * kv_heads  # lines of a block: keys of each head, then values of each head
         line_bytes = block_tokens * row_bytes
@@ -203,8 +248,7 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
         while task < num_tiles * kv_heads:
             upcoming = next_task(args)
             tile, kv_head = task // kv_heads, task % kv_heads
-            position, count, token = tiles[tile, 1], tiles[tile, 2], tiles[tile, 3]
-            end = position + count
+            position, count, token, end = tiles[tile, 1], tiles[tile, 2], tiles[tile, 3], tiles[tile, 4]
             table = tables[tiles[tile, 0]]
             head = first_query[kv_head]
             group = first_query[kv_head + 1] - head
@@ -221,10 +265,11 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
             next_table, next_begin, next_end, next_head = table, 0, 0, 0
             if upcoming < num_tiles * kv_heads:
                 next_tile, next_head = upcoming // kv_heads, upcoming % kv_heads
-                next_begin = max(tiles[next_tile, 1] - window + 1, 0)
-                next_end = tiles[next_tile, 1] + tiles[next_tile, 2]
+                next_begin, next_end = max(tiles[next_tile, 1] - window + 1, 0), tiles[next_tile, 4]
                 next_table = tables[tiles[next_tile, 0]]
             begin = max(position - window + 1, 0)
+            # The last position that the first token sees, or one behind the context.
+            last_seen = position if is_causal else end
             # Chunks end at the same positions for all tiles, so a token's result does not depend on its tile.
             for border in range(begin // _CHUNK * _CHUNK, end, _CHUNK):
                 start, stop = max(begin, border), min(border + _CHUNK, end)
@@ -234,11 +279,15 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
                     keys = cache + (_first_line(table, block, block_tokens, lines) + kv_head) * line_bytes
                     ahead = keys + kv_heads * line_bytes
                     first, last = max(start - block, 0), min(stop - block, block_tokens)
-                    at, query_range = scores_at + (block - start) * 4, (query_count, position - block, group)
+                    at, query_range = scores_at + (block - start) * 4, (query_count, last_seen - block, group)
                     _score_keys(keys, first, last, ahead, queries_at, at, query_range, row_bytes, kind, head_dim)
 
+                factor = scale
+                if has_bias:
+                    _add_bias(scores_at, bias, zero, scale, position, head, group, query_count, start, stop)
+                    factor = np.float32(1.0)
                 _update_softmax(
-                    scores_at, sums, largest, total, scale, position, group, query_count, window, begin, start, stop
+                    scores_at, sums, largest, total, factor, last_seen, group, query_count, window, begin, start, stop
                 )
 
                 for block in range(block_start, stop, block_tokens):
@@ -252,7 +301,7 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
                         )
                         ahead = cache + ahead * line_bytes
                     first, last = max(start - block, 0), min(stop - block, block_tokens)
-                    at, query_range = scores_at + (block - start) * 4, (query_count, position - block, group)
+                    at, query_range = scores_at + (block - start) * 4, (query_count, last_seen - block, group)
                     _add_values(values, first, last, ahead, sums_at, at, query_range, row_bytes, kind, head_dim)
 
             for i in range(query_count):
@@ -285,13 +334,15 @@ class CpuAttention:
 
     def __init__(self, rows: Sequence[ContextRow], view: AttentionView) -> None:
         longest = tile_tokens(view)
-        tiles = [
-            (row.line, row.position + done, min(longest, row.count - done), row.first + done)
-            for row in rows
-            for done in range(0, row.count, longest)
-        ]
+        tiles = []
+        for row in rows:
+            keys = row.keys_end(is_causal=view.is_causal)
+            for done in range(0, row.count, longest):
+                position, count = row.position + done, min(longest, row.count - done)
+                end = position + count if view.is_causal else keys
+                tiles.append((row.line, position, count, row.first + done, end))
         # Large tasks first, so that no thread is still busy with a large one when the others are idle.
-        tiles.sort(key=lambda tile: (tile[1] + tile[2]) * tile[2], reverse=True)
+        tiles.sort(key=lambda tile: tile[4] * tile[2], reverse=True)
         self._set_up(torch.from_numpy(np.array(tiles, np.int64)), view)
 
     @classmethod
@@ -302,19 +353,16 @@ class CpuAttention:
         return attention
 
     def _set_up(self, tiles: Tensor, view: AttentionView) -> None:
-        if not view.is_causal:
-            raise NotImplementedError("attention that is not causal")
         assert view.tables.dtype == torch.int32
         assert view.tables.is_contiguous()
         self._tiles, self._tables = tiles, view.tables
         self._first_query, group = _query_groups(tuple(view.kv_of_query), view.kv_heads)
         self._heads, self._kv_heads, self._queries = len(view.kv_of_query), view.kv_heads, tile_tokens(view) * group
-        self._window = _NO_WINDOW if view.window is None else view.window
+        self._is_causal = view.is_causal
+        self._window = view.window if view.is_causal and view.window is not None else _NO_WINDOW
 
     def __call__(self, qkv: Tensor, cache: Tensor, scale: float, bias: DistanceBias | None = None) -> Tensor:
         """See reference.RaggedAttention."""
-        if bias is not None:
-            raise NotImplementedError("a bias of scores")
         assert qkv.is_contiguous()
         assert cache.is_contiguous()
         assert scale >= 0
@@ -340,5 +388,19 @@ class CpuAttention:
             scale,
             self._tables.data_ptr(),
             *self._tables.shape,
+            qkv.shape[1],
+            self._is_causal,
+            *self._bias_arguments(bias),
         )
         return output
+
+    def _bias_arguments(self, bias: DistanceBias | None) -> tuple[int, int, int]:
+        """Return the address of a bias (0 for none), its number of columns, and the column of distance 0."""
+        if bias is None:
+            return 0, 0, 0
+        assert bias.table.dtype == torch.float32
+        assert bias.table.is_contiguous()
+        heads, columns = bias.table.shape
+        assert heads == self._heads
+        assert columns > 0
+        return bias.table.data_ptr(), columns, bias.zero
