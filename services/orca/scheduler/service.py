@@ -165,10 +165,12 @@ async def _run_until_signalled(scheduler: GroupScheduler) -> None:
 
 def refusals_of(model: ModelInfo) -> Callable[[Request], str | None]:
     """Return a function that gives the reason why no group of this model can run a request."""
-    bounds = ModelBounds(vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids)
+    bounds = ModelBounds(
+        vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids, encoder_decoder=model.encoder_decoder
+    )
 
     def refuse(request: Request) -> str | None:
-        return refusal_of(request.prompt, request.max_total_tokens, request.sampling, bounds)
+        return refusal_of(request, bounds)
 
     return refuse
 
