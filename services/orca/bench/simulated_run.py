@@ -36,6 +36,7 @@ class Simulation:
     shape: EngineShape
     cost: StepCost
     prefetch: int = 0
+    is_encoder_decoder: bool = False  # prompts are sources, and each target begins with one start token
     baseline: RequestLevelPolicy = field(default_factory=RequestLevelPolicy)  # the policy named `request_level`
 
     def measure(self, policy: str, max_batch_size: int, traces: Sequence[Trace]) -> Iterator[RunReport]:
@@ -47,13 +48,17 @@ class Simulation:
         self, policy: str, max_batch_size: int, trace: Trace, observer: Observer | None = None
     ) -> list[RequestOutcome]:
         """Run one trace to its end. Returns: an outcome per request, in order of arrival."""
-        if trace.max_total_tokens > min(self.shape.slots, self.shape.max_model_len):
+        longest = trace.max_total_tokens + self.is_encoder_decoder
+        needed = max(self._request(request).slots(self.shape.block_tokens) for request in trace.requests)
+        if longest > self.shape.max_model_len or needed > self.shape.slots:
             raise SettingError(
-                f"the trace has a request of {trace.max_total_tokens} tokens; the simulated engine has "
-                f"{self.shape.slots} slots and a length of {self.shape.max_model_len}"
+                f"the trace has a request of {longest} tokens, and one that needs {needed} slots; the simulated engine "
+                f"has {self.shape.slots} slots and a length of {self.shape.max_model_len}"
             )
         chosen = self._policy(policy)
-        choices = SchedulingOptions(max_batch_size=max_batch_size, prefetch=self.prefetch)
+        choices = SchedulingOptions(
+            max_batch_size=max_batch_size, prefetch=self.prefetch, is_encoder_decoder=self.is_encoder_decoder
+        )
         if (refusal := chosen.refuse(choices.limits(self.shape))) is not None:
             raise SettingError(f"{policy}: {refusal}")
         return virtual_time.run(self._run(chosen, choices, trace, observer or Observer()))
@@ -84,10 +89,21 @@ class Simulation:
             await pool.is_served.wait()
             start_s = asyncio.get_running_loop().time()
             for request in trace.requests:
-                tasks.create_task(_submit_on_time(pool, request, start_s))
+                tasks.create_task(_submit_on_time(pool, self._request(request), start_s + request.arrival_s))
             await pool.is_done.wait()
             scheduler.stop()
         return [_outcome(request, pool.observed[_parent_id(request)], start_s) for request in trace.requests]
+
+    def _request(self, trace_request: TraceRequest) -> Request:
+        return Request(
+            parent=_parent_id(trace_request),
+            choice=0,
+            revision=CALLER.revision,
+            prompt=(0,) * trace_request.prompt_tokens,  # simulated stages do not read it
+            decoder_prefix=(0,) if self.is_encoder_decoder else (),
+            max_new_tokens=trace_request.new_tokens,
+            sampling=GREEDY,
+        )
 
 
 @dataclass(slots=True)
@@ -134,17 +150,9 @@ class WatchedPool(MemoryPool):
                 self.is_done.set()
 
 
-async def _submit_on_time(pool: WatchedPool, trace_request: TraceRequest, start_s: float) -> None:
+async def _submit_on_time(pool: WatchedPool, request: Request, due_s: float) -> None:
     """Submit a request when it is due, as a gateway would."""
-    await asyncio.sleep(start_s + trace_request.arrival_s - asyncio.get_running_loop().time())
-    request = Request(
-        parent=_parent_id(trace_request),
-        choice=0,
-        revision=CALLER.revision,
-        prompt=(0,) * trace_request.prompt_tokens,  # simulated stages do not read it
-        max_new_tokens=trace_request.new_tokens,
-        sampling=GREEDY,
-    )
+    await asyncio.sleep(due_s - asyncio.get_running_loop().time())
     await pool.submit(
         Submission(parent=request.parent, requests=(request,), reader="client", on_disconnect=OnDisconnect.KEEP)
     )

@@ -36,6 +36,7 @@ class SchedulingOptions:
     max_batch_size: int = 16
     prefetch: int = 0
     max_batch_tokens: int | None = None
+    is_encoder_decoder: bool = False  # the model is one: its requests have a source and a target
     are_slots_chosen: bool = False  # slots of the engine are set; otherwise memory decides them
     generation: int = 1  # of the revision: the newest one becomes current
     is_predecessor_dead: bool = False  # the last holder of the seat was seen to exit (protocol: enter)
@@ -49,6 +50,7 @@ class SchedulingOptions:
             max_model_len=shape.max_model_len,
             prefetch=self.prefetch,
             max_batch_tokens=self.max_batch_tokens,
+            is_encoder_decoder=self.is_encoder_decoder,
             are_slots_chosen=self.are_slots_chosen,
         )
 

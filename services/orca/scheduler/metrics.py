@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from orca.core.domain.request import FinishReason, Request
-from orca.core.domain.step import Epoch
+from orca.core.domain.step import Epoch, Part
 from orca.core.process.internal_port import Page
 from orca.pool.records import CommitAnswer
 from orca.scheduler.observer import IterationRecord, Observer, SchedulerLoad
@@ -42,6 +42,9 @@ class SchedulerMetrics(Observer):
         # The gateways count orca_prompt_tokens and orca_generation_tokens as clients see them; a scheduler counts the
         # work, which is more after a group died.
         self._prompt = counter("orca_scheduler_prompt_tokens", "Tokens run in the initiation phase, repeats included.")
+        source, target = "Tokens of sources that encoders ran", "Tokens of targets that decoders ran"
+        self._source = counter("orca_scheduler_source_tokens", f"{source}, repeats included.")
+        self._target = counter("orca_scheduler_target_tokens", f"{target}, repeats included.")
         self._generated = counter("orca_scheduler_generation_tokens", "Tokens that came back from the stages.")
         self._success = Counter(
             "orca_scheduler_request_success",
@@ -64,6 +67,8 @@ class SchedulerMetrics(Observer):
         self._isolated = counter("orca_requests_isolated", "Claims that had to run alone because of earlier failures.")
         self._queue = histogram("orca_request_queue_time_seconds", "From submit to the first claim.", _SECONDS)
         self._tokens = histogram("orca_iteration_tokens", "Tokens in a step (selective batching).", _STEP_TOKENS)
+        text = "Source tokens in a step with an encoder-decoder model, 0 for a step without a source."
+        self._source_tokens = histogram("orca_iteration_source_tokens", text, (0, *_STEP_TOKENS))
         self._size = histogram("orca_iteration_requests", "Requests in a step.", _STEP_TOKENS[:10])
         self._time = histogram("orca_iteration_seconds", "From submit to result of a step.", _STEP_SECONDS)
 
@@ -120,7 +125,12 @@ class SchedulerMetrics(Observer):
         self._tokens.observe(record.tokens)
         self._size.observe(len(rows))
         self._time.observe((record.returned_ns - record.submitted_ns) / 1e9)
-        self._prompt.inc(sum(row.count for row in rows if row.is_of_prompt))
+        source_tokens = record.batch.source_tokens
+        self._prompt.inc(sum(row.count for row in rows if row.is_of_prompt) + source_tokens)
+        if rows[0].request.part is Part.TARGET:
+            self._source.inc(source_tokens)
+            self._target.inc(record.tokens - source_tokens)
+            self._source_tokens.observe(source_tokens)
         self._generated.inc(sum(row.sample for row in rows))
 
     def ended(self, request: Request, reason: FinishReason, tokens: int) -> None:  # noqa: ARG002 - an observer's shape

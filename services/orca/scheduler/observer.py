@@ -8,10 +8,10 @@ from types import TracebackType
 import orjson
 
 from orca.core.domain.request import FinishReason, Request
-from orca.core.domain.step import Epoch
+from orca.core.domain.step import Epoch, Part
 from orca.core.process.line_file import LineFile
 from orca.pool.records import CommitAnswer
-from orca.scheduler.policy.state import Batch, BatchRow, Phase
+from orca.scheduler.policy.state import Batch, BatchRow, GroupRequest, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,12 @@ class RowRecord:
     phase: Phase  # INITIATION while it runs known tokens, otherwise INCREMENT
     start: int  # position of its first token
     count: int  # tokens
+    part: Part = Part.UNSPECIFIED  # SOURCE or TARGET with an encoder-decoder model
+
+    def as_list(self) -> list[object]:
+        """Return request, phase, start and count, then the part where there is one."""
+        values = [self.request_id, self.phase, self.start, self.count]
+        return values if self.part is Part.UNSPECIFIED else [*values, self.part.value]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +45,8 @@ class IterationRecord:
 
     @property
     def rows(self) -> tuple[RowRecord, ...]:
-        return tuple(_row(row) for row in self.batch.rows)
+        """The rows in the order of the step: sources first."""
+        return tuple(map(_source_row, self.batch.sources)) + tuple(map(_row, self.batch.rows))
 
     @property
     def freed(self) -> tuple[str, ...]:
@@ -48,15 +55,16 @@ class IterationRecord:
 
     @property
     def tokens(self) -> int:
-        return sum(row.count for row in self.batch.rows)
+        """Tokens of the step, those of sources included."""
+        return sum(row.count for row in self.batch.rows) + self.batch.source_tokens
 
     def as_json(self) -> bytes:
-        """Return one line: epoch, step, rows as [request, phase, start, count], freed, and the two times."""
+        """Return one line: epoch, step, rows (`RowRecord.as_list`), freed, and the two times."""
         return orjson.dumps(
             {
                 "epoch": self.epoch.number,
                 "step": self.step,
-                "rows": [(row.request_id, row.phase, row.start, row.count) for row in self.rows],
+                "rows": [row.as_list() for row in self.rows],
                 "freed": self.freed,
                 "submitted_ns": self.submitted_ns,
                 "returned_ns": self.returned_ns,
@@ -184,4 +192,8 @@ class Observers(Observer):
 
 def _row(row: BatchRow) -> RowRecord:
     phase = Phase.INITIATION if row.is_of_prompt else Phase.INCREMENT
-    return RowRecord(row.request.request.id, phase, row.start, row.count)
+    return RowRecord(row.request.request.id, phase, row.start, row.count, row.request.part)
+
+
+def _source_row(entry: GroupRequest) -> RowRecord:
+    return RowRecord(entry.request.id, Phase.INITIATION, 0, entry.source_tokens, Part.SOURCE)

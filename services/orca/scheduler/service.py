@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import cast
@@ -123,9 +124,8 @@ async def _schedule(
             refuse=refusals_of(model),
         )
         bounds_file = None if settings.bounds_file is None else BoundsFile(Path(settings.bounds_file), settings)
-        scheduler = GroupScheduler(
-            dependencies, settings.make_options(None if bounds_file is None else bounds_file.bounds)
-        )
+        options = settings.make_options(None if bounds_file is None else bounds_file.bounds)
+        scheduler = GroupScheduler(dependencies, replace(options, is_encoder_decoder=model.encoder_decoder is not None))
         if bounds_file is not None:
             stack.callback(asyncio.create_task(bounds_file.run(scheduler)).cancel)
         metrics.watch(scheduler.load, unformed_s=watch.unformed_s, loop=asyncio.get_running_loop())
@@ -165,10 +165,12 @@ async def _run_until_signalled(scheduler: GroupScheduler) -> None:
 
 def refusals_of(model: ModelInfo) -> Callable[[Request], str | None]:
     """Return a function that gives the reason why no group of this model can run a request."""
-    bounds = ModelBounds(vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids)
+    bounds = ModelBounds(
+        vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids, encoder_decoder=model.encoder_decoder
+    )
 
     def refuse(request: Request) -> str | None:
-        return refusal_of(request.prompt, request.max_total_tokens, request.sampling, bounds)
+        return refusal_of(request, bounds)
 
     return refuse
 

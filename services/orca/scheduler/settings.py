@@ -42,7 +42,10 @@ class BatchingSettings:
     )
     max_batch_size: int = setting(16, "maximum number of requests in a batch", least=1)
     max_batch_tokens: int | None = setting(
-        None, "maximum number of tokens in a step; prompts then run in chunks; unset runs prompts whole", least=1
+        None,
+        "maximum number of tokens in a step; prompts then run in chunks, but sources of encoder-decoder models run whole"
+        " (a longer one is the only one that enters with its step); unset runs prompts whole",
+        least=1,
     )
     microbatch_size: int | None = setting(
         None, "request_level only: requests in a microbatch; unset does not split batches", least=1

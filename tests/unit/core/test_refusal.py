@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from orca.core.domain.encoder_decoder import EncoderDecoder
 from orca.core.domain.refusal import ModelBounds, refusal_of
-from orca.core.domain.request import SamplingParams
+from orca.core.domain.request import Request, SamplingParams
 from orca.core.domain.step import Claim, Epoch, NewRequest, Step
 from orca.core.transport import wire
 
@@ -28,23 +29,36 @@ WIDE = {
 }
 
 
-def reason_of(tokens: tuple[int, ...] = (0, 9), total: int = 20, **sampling: Any) -> str | None:
-    return refusal_of(tokens, total, SamplingParams(**sampling), BOUNDS)
+def a_new_request(
+    tokens: tuple[int, ...] = (0, 9),
+    total: int = 20,
+    *,
+    prompt_length: int | None = None,
+    prefix: tuple[int, ...] = (),
+    new: int | None = None,
+    **sampling: Any,
+) -> NewRequest:
+    return NewRequest(
+        handle=1,
+        request_id="a.0",
+        claim=Claim(1, "p/1"),
+        tokens=tokens,
+        prompt_length=len(tokens) if prompt_length is None else prompt_length,
+        max_total_tokens=total,
+        sampling=SamplingParams(**sampling),
+        decoder_prefix=prefix,
+        max_new_tokens=new,
+    )
+
+
+def reason_of(*tokens: Any, **request: Any) -> str | None:
+    return refusal_of(a_new_request(*tokens, **request), BOUNDS)
 
 
 def test_a_request_at_every_bound_is_not_refused_and_fits_into_a_message() -> None:
     assert reason_of() is None
     assert reason_of(**WIDE) is None
-    new = NewRequest(
-        handle=1,
-        request_id="a.0",
-        claim=Claim(1, "p/1"),
-        tokens=(0, 9),
-        prompt_length=2,
-        max_total_tokens=20,
-        sampling=SamplingParams(**WIDE),
-    )
-    wire.step_to_wire(Step(epoch=Epoch(1, "p"), number=1, new=(new,)))
+    wire.step_to_wire(Step(epoch=Epoch(1, "p"), number=1, new=(a_new_request(**WIDE),)))
 
 
 @pytest.mark.parametrize(
@@ -85,4 +99,60 @@ def test_what_no_kernel_or_message_can_hold_is_refused_with_its_value(request_: 
 
 
 def test_a_model_without_learned_positions_takes_any_length() -> None:
-    assert refusal_of((1,), 10**6, SamplingParams(), ModelBounds(vocab_size=10)) is None
+    assert refusal_of(a_new_request((1,), 10**6), ModelBounds(vocab_size=10)) is None
+
+
+TRANSLATOR = EncoderDecoder(encoder_layers=1, start_token_id=2, source_positions=6, target_positions=8)
+WITH_SOURCE = ModelBounds(vocab_size=10, positions=3, eos_token_ids=(1,), encoder_decoder=TRANSLATOR)
+AT_ITS_BOUNDS = {"tokens": (0, 9, 1, 3, 4, 5), "prefix": (2, 9), "new": 6, "total": 1000}
+
+
+def as_a_request(tokens: tuple[int, ...], prefix: tuple[int, ...], new: int, **sampling: Any) -> Request:
+    return Request(
+        parent="a",
+        choice=0,
+        revision="r",
+        prompt=tokens,
+        decoder_prefix=prefix,
+        max_new_tokens=new,
+        sampling=SamplingParams(**sampling),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"prompt_length": 4}, None),
+        ({"tokens": (0, 10)}, "the prompt has the token id 10, and the model knows only ids from 0 to 9"),
+        ({"prefix": (2, 10)}, "decoder_prefix has the token id 10, and the model knows only ids from 0 to 9"),
+        ({"prefix": (-1,)}, "decoder_prefix has the token id -1"),
+        ({"prefix": ()}, "the request has no decoder_prefix, and the model is an encoder-decoder model: its output"),
+        ({"tokens": (1,) * 7}, "the prompt has 7 tokens, and the model's encoder has 6 positions"),
+        ({"new": 7}, "decoder_prefix and output have 9 tokens, and the model's decoder has 8 positions"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs is set"),
+        ({"top_p": 1.5}, "top_p has 1.5"),
+    ],
+    ids=str,
+)
+def test_source_and_target_have_their_own_bounds(change: dict[str, Any], reason: str | None) -> None:
+    """A stage decides so, whatever its scheduler has reserved, and a scheduler decides the same."""
+    changed = AT_ITS_BOUNDS | change
+    found = [refusal_of(a_new_request(**changed), WITH_SOURCE)]
+    if "prompt_length" not in changed:
+        del changed["total"]
+        found.append(refusal_of(as_a_request(**changed), WITH_SOURCE))
+    for each in found:
+        assert each is None if reason is None else each is not None and each.startswith(reason)
+
+
+def test_a_model_without_positions_takes_a_source_and_a_target_of_any_length() -> None:
+    model = EncoderDecoder(encoder_layers=1, start_token_id=2)
+    bounds = ModelBounds(vocab_size=10, encoder_decoder=model)
+    assert refusal_of(a_new_request((1,) * 9999, prefix=(2,), new=9999), bounds) is None
+
+
+def test_a_decoder_only_model_refuses_a_decoder_prefix() -> None:
+    reason = reason_of(prefix=(2,), new=3)
+    assert reason is not None
+    assert reason.startswith("the request has a decoder_prefix, and the model is a decoder-only model")

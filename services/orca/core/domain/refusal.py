@@ -15,7 +15,9 @@ rank that samples, because that one writes the result.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from orca.core.domain.request import SamplingParams
+from orca.core.domain.encoder_decoder import EncoderDecoder
+from orca.core.domain.request import Request, SamplingParams
+from orca.core.domain.step import NewRequest
 
 INT32_MAX = (1 << 31) - 1
 """Largest number that most fields of a step's message hold (engine.proto)."""
@@ -31,39 +33,69 @@ class ModelBounds:
     vocab_size: int  # rows of the embedding
     positions: int | None = None  # rows of the table of learned positions; None: the model has none
     eos_token_ids: tuple[int, ...] = ()
+    encoder_decoder: EncoderDecoder | None = None  # None: a decoder-only model
 
 
-def refusal_of(
-    tokens: Sequence[int], max_total_tokens: int, sampling: SamplingParams, bounds: ModelBounds
-) -> str | None:
+def refusal_of(request: Request | NewRequest, bounds: ModelBounds) -> str | None:
     """Return the reason why no group of the model can run a request, in words for its client; None if one can.
 
     Kernels read tables at these numbers without a check of their own, and a message cannot hold all of them.
-
-    Args:
-        tokens: prompt, then the tokens of its log so far.
-        max_total_tokens: prompt and output.
     """
-    return next(_reasons(tokens, max_total_tokens, sampling, bounds), None)
+    return next(_reasons(request, bounds), None)
 
 
-def _reasons(
-    tokens: Sequence[int], max_total_tokens: int, sampling: SamplingParams, bounds: ModelBounds
-) -> Iterator[str]:
-    last = bounds.vocab_size - 1
+def _reasons(request: Request | NewRequest, bounds: ModelBounds) -> Iterator[str]:
+    # The prompt, then on a stage the tokens of the log so far.
+    tokens = request.prompt if isinstance(request, Request) else request.tokens
+    sampling, last = request.sampling, bounds.vocab_size - 1
     if not tokens:
         yield "the prompt has no tokens"
-    elif not 0 <= min(tokens) <= max(tokens) <= last:
-        unknown = next(token for token in tokens if not 0 <= token <= last)
+    elif (unknown := _unknown(tokens, last)) is not None:
         yield f"the prompt has the token id {unknown}, and the model knows only ids from 0 to {last}"
-    if bounds.positions is not None and max_total_tokens > bounds.positions:
-        yield f"prompt and output have {max_total_tokens} tokens, and the model has {bounds.positions} positions"
+    if bounds.encoder_decoder is not None:
+        yield from _reasons_of_target(request, bounds.encoder_decoder, last)
+    elif request.decoder_prefix:
+        yield "the request has a decoder_prefix, and the model is a decoder-only model: it continues the prompt"
+    elif bounds.positions is not None and request.max_total_tokens > bounds.positions:
+        yield (
+            f"prompt and output have {request.max_total_tokens} tokens, and the model has {bounds.positions} positions"
+        )
     for name, value, low, high in _numbers(sampling, bounds):
         # JSON has no NaN: the pool may have stored one as null.
         if not isinstance(value, int | float) or not low <= value <= high:
             yield f"{name} has {value}, which is outside {low} to {high}"
     if sampling.min_tokens > 0 and len({*bounds.eos_token_ids, *sampling.stop_token_ids}) > last:
         yield "min_tokens forbids every token of the vocabulary: all of them end the output"
+
+
+def _reasons_of_target(request: Request | NewRequest, model: EncoderDecoder, last: int) -> Iterator[str]:
+    """Yield the reasons that only an encoder-decoder model has. Args: last: the largest token id of its decoder."""
+    if not request.decoder_prefix:
+        yield (
+            "the request has no decoder_prefix, and the model is an encoder-decoder model: its output begins with"
+            f" the token id {model.start_token_id}"
+        )
+    elif (unknown := _unknown(request.decoder_prefix, last)) is not None:
+        yield f"decoder_prefix has the token id {unknown}, and the model knows only ids from 0 to {last}"
+    source = len(request.prompt) if isinstance(request, Request) else request.prompt_length
+    if model.source_positions is not None and source > model.source_positions:
+        yield f"the prompt has {source} tokens, and the model's encoder has {model.source_positions} positions"
+    # A scheduler may have reserved more than the request can use.
+    target = len(request.decoder_prefix) + (request.max_new_tokens or 0)
+    if model.target_positions is not None and target > model.target_positions:
+        yield (
+            f"decoder_prefix and output have {target} tokens, and the model's decoder has {model.target_positions}"
+            " positions"
+        )
+    if request.sampling.prompt_logprobs is not None:
+        yield "prompt_logprobs is set, and an encoder-decoder model has no log probabilities of its prompt"
+
+
+def _unknown(tokens: Sequence[int], last: int) -> int | None:
+    """Return the first token id outside 0 to `last`; None if there is none."""
+    if 0 <= min(tokens) <= max(tokens) <= last:
+        return None
+    return next(token for token in tokens if not 0 <= token <= last)
 
 
 def _numbers(sampling: SamplingParams, bounds: ModelBounds) -> Iterator[tuple[str, float, float, float]]:

@@ -124,6 +124,36 @@ def slots_needed(max_total_tokens: int, block_tokens: int) -> int:
     return -(-max_total_tokens // block_tokens) * block_tokens
 
 
+def reserved_slots(max_total_tokens: int, source_tokens: int, block_tokens: int) -> int:
+    """Return the slots reserved for a request: each of its block tables has whole blocks.
+
+    Args:
+        max_total_tokens: of all its tables.
+        source_tokens: those of its source; 0 with a decoder-only model, whose requests have one table.
+    """
+    if not source_tokens:
+        return slots_needed(max_total_tokens, block_tokens)
+    target_tokens = max_total_tokens - source_tokens
+    return slots_needed(target_tokens, block_tokens) + slots_needed(source_tokens, block_tokens)
+
+
+def slots_of_any_split(max_total_tokens: int, block_tokens: int) -> int:
+    """Return the most slots that a request of an encoder-decoder model needs, however source and target share its
+    tokens.
+
+    The most expensive split has one token more than whole blocks in one table, so that one of its blocks has one token.
+    """
+    return slots_needed(max_total_tokens - 1, block_tokens) + block_tokens
+
+
+def tokens_of_any_split(slots: int, block_tokens: int) -> int:
+    """Return the most tokens, source and target together, that fit into so many slots in any split; 0 if none do.
+
+    It is the inverse of `slots_of_any_split`. Requests of more tokens fit too if their split suits the blocks.
+    """
+    return max(0, (slots // block_tokens - 1) * block_tokens + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Logprob:
     """A token's log probability, and the most likely alternatives, largest first; it may be one of them."""

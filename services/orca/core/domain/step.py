@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from orca.core.domain.request import SamplingParams, Token, slots_needed
+from orca.core.domain.request import SamplingParams, Token, reserved_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,11 @@ class NewRequest:
     max_new_tokens: int | None = None  # tokens of a whole log; None where nobody forces the last one
 
     @property
+    def source_tokens(self) -> int:
+        """The length of its source; 0 with a decoder-only model, which has none."""
+        return self.prompt_length if self.decoder_prefix else 0
+
+    @property
     def table_tokens(self) -> tuple[int, ...]:
         """Tokens that each of its block tables is reserved for: as `Request.table_tokens`, target before source."""
         if not self.decoder_prefix:
@@ -63,7 +68,7 @@ class NewRequest:
 
     def slots(self, block_tokens: int) -> int:
         """Return the slots reserved for it: each of its block tables has whole blocks."""
-        return sum(slots_needed(tokens, block_tokens) for tokens in self.table_tokens)
+        return reserved_slots(self.max_total_tokens, self.source_tokens, block_tokens)
 
 
 class Part(Enum):
@@ -83,8 +88,9 @@ class Row:
     that the stages have it: part of `NewRequest`, or fed on the device from the last stage to the first one that runs
     tokens of the decoder.
 
-    A request of an encoder-decoder model enters with one step that holds two rows of it: its whole source, and the
-    known part of its target. Positions of source and target count from 0 each.
+    A request of an encoder-decoder model enters with one step that holds two rows of it: its whole source, which draws
+    no token, and the known part of its target. Positions of source and target count from 0 each. Request-level
+    scheduling may start a target at its start token alone: the rest of its known part then follows token by token.
     """
 
     handle: int
@@ -155,7 +161,8 @@ class StepResult:
     """The result of a step from the last stage.
 
     It has one token for each row with `sample`, in row order, without the rows of refused requests. `refused` has one
-    entry for each row of a request that every rank refuses, and one for each row whose token cannot be drawn.
+    entry for each row of a request that every rank refuses, and one for each row whose token cannot be drawn. So it has
+    two of a request that enters with a source, and the request ends once.
     """
 
     epoch: Epoch

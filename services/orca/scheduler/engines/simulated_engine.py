@@ -8,16 +8,17 @@ loop, virtual time on `virtual_time.VirtualTimeLoop`.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 from zlib import crc32
 
+from orca.core.domain.encoder_decoder import SOURCE_TOKENS_MAX
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError
-from orca.core.domain.request import Token, slots_needed
-from orca.core.domain.step import Epoch, NewRequest, Refused, Row, Sampled, StageTiming, Step, StepResult
+from orca.core.domain.request import Token
+from orca.core.domain.step import Epoch, NewRequest, Part, Refused, Row, Sampled, StageTiming, Step, StepResult
 from orca.scheduler.engines.step_cost import LinearCost, StepCost
 from orca.scheduler.engines.step_timeout import StepTimeout
 
@@ -62,7 +63,9 @@ class _HeldRequest:
 
     new: NewRequest
     slots: int
-    computed: int = 0  # positions in its KV
+    known: int  # tokens that the stages have of what the decoder runs
+    computed: int = 0  # positions in its KV, not those of its source
+    has_run_source: bool = False
     generated: int = 0  # its next token's index
     sampled_us: int = 0  # time at which the last stage drew its newest token
     newest: int | None = None
@@ -146,8 +149,7 @@ class SimulatedEngine:
         assert step.number == state.last_step + 1, "a step number is missing"
         state.last_step = step.number
         self._take_differences(state, step)
-        for row in step.rows:
-            _check_row(state.held[row.handle], row)
+        _check_rows(state.held, step)
         fault = self._faults(step) if step.rows else None
         start_us, end_us = self._run_stages(state, step, fault)
         state.timeout.submit(step.number, now_us=self._now_us())
@@ -197,7 +199,8 @@ class SimulatedEngine:
         for new in step.new:
             assert new.handle > state.last_handle, "a handle is used twice"
             state.last_handle = new.handle
-            held = _HeldRequest(new, slots_needed(new.max_total_tokens, self.shape.block_tokens))
+            _check_new(new)
+            held = _HeldRequest(new, new.slots(self.shape.block_tokens), len(new.target))
             held.generated = len(new.tokens) - new.prompt_length
             state.held[new.handle] = held
             state.slots_in_use += held.slots
@@ -284,16 +287,54 @@ def _put(state: _StageState, item: StepResult | EngineError) -> None:
 
 def _is_fed(held: _HeldRequest, row: Row) -> bool:
     """Return true if the row waits for a token on its way from the last stage to the first."""
-    return row.token is None and row.start >= len(held.new.tokens)
+    return row.token is None and row.part is not Part.SOURCE and row.start >= held.known
+
+
+# The contract of `core.domain.step`. All these functions raise AssertionError.
+
+
+def _check_new(new: NewRequest) -> None:
+    assert 0 < new.prompt_length <= len(new.tokens), "a request without a prompt"
+    assert all(tokens > 0 for tokens in new.table_tokens), "a block table without tokens"
+    assert (new.max_new_tokens is None) == (not new.decoder_prefix), "the length of a log is given for targets alone"
+    if new.max_new_tokens is not None:
+        needed = len(new.decoder_prefix) + new.max_new_tokens
+        assert needed <= new.table_tokens[0], "more target tokens than reserved"
+
+
+def _check_rows(requests: Mapping[int, _HeldRequest], step: Step) -> None:
+    entering = [requests[row.handle] for row in step.rows if row.part is Part.SOURCE]
+    sources = step.rows[: len(entering)]
+    assert all(row.part is Part.SOURCE for row in sources), "a source row after a target row"
+    targets = step.rows[len(entering) :]
+    for rows in (sources, targets):
+        assert len({row.handle for row in rows}) == len(rows), "two rows of one request"
+    assert len(sources) <= 1 or step.source_tokens <= SOURCE_TOKENS_MAX, "more source tokens than a stage has room for"
+    for row in sources:
+        _check_source(requests[row.handle], row)
+    for row in targets:
+        _check_row(requests[row.handle], row)
+    assert all(held.computed > 0 for held in entering), "a source without the first row of its target"
+
+
+def _check_source(held: _HeldRequest, row: Row) -> None:
+    assert held.new.decoder_prefix, "a source row with a decoder-only model"
+    assert not held.has_run_source, "a source runs twice"
+    assert held.computed == 0, "a source after its target"
+    assert (row.start, row.count) == (0, held.new.prompt_length), "a source that is not whole"
+    assert not row.sample, "a source draws a token"
+    assert row.token is None, "a source has an input token"
+    held.has_run_source = True
 
 
 def _check_row(held: _HeldRequest, row: Row) -> None:
-    """Check the row against the contract of `core.domain.step`. Raises: AssertionError."""
-    known, end = len(held.new.tokens), row.start + row.count
+    known, end = held.known, row.start + row.count
+    assert row.part is (Part.TARGET if held.new.decoder_prefix else Part.UNSPECIFIED), "a row of another part"
+    assert held.has_run_source == bool(held.new.decoder_prefix), "a target without its source"
     is_repeat = row.count == 1 and not row.sample and end == held.computed  # request-level: an ended request
     assert row.count >= 1, "a row without tokens"
     assert row.start == held.computed or is_repeat, "a row leaves a gap"
-    assert end <= held.new.max_total_tokens, "a row past the slots reserved"
+    assert end <= held.new.table_tokens[0], "a row past the slots reserved"
     assert end <= known or row.count == 1, "more than one token in the increment phase"
     assert is_repeat or row.sample == (end >= known), "a token is drawn too early, or not drawn"
     assert row.token is None or is_repeat or row.token == held.newest, "the input token is not the one drawn before"

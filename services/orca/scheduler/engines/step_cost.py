@@ -22,11 +22,15 @@ class LinearCost:
     """A StepCost that is the sum of three parts."""
 
     step_us: int = 1_000  # per step: weights read once
-    token_us: int = 0  # per row of the flat tensor
+    token_us: int = 0  # per row of the flat tensors, of sources and of targets
+    source_token_us: int | None = None  # the same for sources, which run other layers; None: as `token_us`
     context_ns: int = 0  # per token of KV read by attention, in nanoseconds, since it is far below a microsecond
 
     def stage_us(self, step: Step) -> int:
         if not step.rows:
             return 0
         context = sum(row.start + row.count for row in step.rows)
-        return self.step_us + self.token_us * step.tokens + self.context_ns * context // 1_000
+        sources = step.source_tokens
+        source_token_us = self.token_us if self.source_token_us is None else self.source_token_us
+        tokens_us = self.token_us * (step.tokens - sources) + source_token_us * sources
+        return self.step_us + tokens_us + self.context_ns * context // 1_000

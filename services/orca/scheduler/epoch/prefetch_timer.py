@@ -21,7 +21,7 @@ class PrefetchTimer:
     def __init__(self) -> None:
         self._round_trip_ns = _ROUND_TRIP_NS  # of a step that computes nothing
         self._step_ns: float | None = None  # of a step with one token of each request
-        self._token_ns: float | None = None  # of each further token, of prompts
+        self._token_ns: float | None = None  # of each further token, of prompts and sources
         self._read_ns = 0  # time at which the last step was read
 
     def read(self, step: StepInFlight, now_ns: int) -> None:
@@ -53,7 +53,7 @@ class PrefetchTimer:
 
 def _further_tokens(step: StepInFlight) -> int:
     """Return the tokens of a step beyond one of each request."""
-    return sum(row.count for row in step.rows) - len(step.rows)
+    return sum(row.count for row in step.rows) - len(step.rows) + step.batch.source_tokens
 
 
 def _near_lowest(before: float | None, now: float) -> float:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orca.core.domain.request import slots_needed
+from orca.core.domain.request import reserved_slots
 from orca.scheduler.policy.policy import BatchLimits, FreeCapacity
 from orca.scheduler.policy.state import Admission, Batch, BatchRow, GroupRequest, GroupState
 
@@ -28,6 +28,12 @@ class IterationPolicy:
         prompt that gets no token is skipped, and with it all younger prompts, so no prompt runs before an older one has
         run as far as it can. The bound is above `max_batch_size`, so the oldest prompt always moves on.
 
+        A request of an encoder-decoder model enters with its whole source and all known tokens of its target, which are
+        never cut. If they do not fit into the rest of the step's tokens, it waits for a step where they do, and with it
+        all younger ones. It does not wait for ever: nothing enters before it, so the running requests end. If they are
+        longer than the bound itself, it is the only one that enters with its step, beside the increments. So the oldest
+        waits for tokens only as long as the increments leave too few of them.
+
         While there is a request that must run alone, all others pause: a few steps show that it does no harm, or break
         the engine.
 
@@ -44,6 +50,8 @@ class IterationPolicy:
             pool = [suspect]
         prompt_tokens = _prompt_tokens(pool, limits)
         admitted: list[Admission] = []
+        sources: list[GroupRequest] = []
+        source_tokens = 0
         rows: list[BatchRow] = []
         is_admitting = True
         for entry in pool:
@@ -53,17 +61,24 @@ class IterationPolicy:
             if known_left > 0 and not prompt_tokens:
                 continue
             if not entry.is_admitted:
+                if entry.source_tokens and not _has_tokens(entry, prompt_tokens, source_tokens, limits):
+                    prompt_tokens = 0
+                    continue
                 slots = _slots_for(entry, limits)
                 is_admitting = is_admitting and reserved + slots <= limits.slots
                 if not is_admitting:
                     continue
                 reserved += slots
                 admitted.append(Admission(entry, slots, entry.request.max_total_tokens))
+                if entry.source_tokens:
+                    sources.append(entry)
+                    source_tokens += entry.source_tokens
+                    prompt_tokens = max(prompt_tokens - entry.source_tokens, known_left)
             count = min(known_left, prompt_tokens) if known_left > 0 else 1
             if known_left > 0:
                 prompt_tokens -= count
             rows.append(BatchRow(entry, entry.computed, count, count >= known_left))
-        return Batch(freed=tuple(freed), admitted=tuple(admitted), rows=tuple(rows))
+        return Batch(freed=tuple(freed), admitted=tuple(admitted), sources=tuple(sources), rows=tuple(rows))
 
     def free_capacity(self, state: GroupState, limits: BatchLimits) -> FreeCapacity:
         """Return the capacity for a full batch per stage, as far as the slots allow.
@@ -72,7 +87,7 @@ class IterationPolicy:
         back, and a successor that was claimed by then costs no iteration.
         """
         staying = [entry for entry in state.requests if not entry.is_over]
-        slots = sum(_slots_for(entry, limits) for entry in staying)
+        slots = sum(entry.slots or _slots_for(entry, limits) for entry in staying)
         return FreeCapacity(requests=limits.stages * limits.max_batch_size - len(staying), slots=limits.slots - slots)
 
     def refuse(self, limits: BatchLimits) -> str | None:  # noqa: ARG002 - Algorithm 1 works under any limits
@@ -83,7 +98,21 @@ class IterationPolicy:
 
 
 def _slots_for(entry: GroupRequest, limits: BatchLimits) -> int:
-    return slots_needed(entry.request.max_total_tokens, limits.block_tokens)
+    return reserved_slots(entry.request.max_total_tokens, entry.source_tokens, limits.block_tokens)
+
+
+def _has_tokens(entry: GroupRequest, prompt_tokens: int, source_tokens: int, limits: BatchLimits) -> bool:
+    """Return true if the source and the known target of a request can run in a step.
+
+    Args:
+        prompt_tokens: those of the step that are left.
+        source_tokens: those of the step that older requests use for their sources; 0 if none enters.
+    """
+    tokens = entry.source_tokens + len(entry.known)
+    if source_tokens:
+        return tokens <= prompt_tokens and source_tokens + entry.source_tokens <= limits.max_source_tokens
+    is_too_long = limits.max_batch_tokens is not None and tokens > limits.max_batch_tokens
+    return is_too_long or tokens <= prompt_tokens
 
 
 def _suspect(pool: Sequence[GroupRequest], reserved: int, limits: BatchLimits) -> GroupRequest | None:

@@ -7,8 +7,9 @@ baseline). `next_batch` adds what both share: the bound on batches in flight, an
 from dataclasses import dataclass
 from typing import Protocol
 
+from orca.core.domain.encoder_decoder import SOURCE_TOKENS_MAX
 from orca.core.domain.errors import SettingError
-from orca.core.domain.request import slots_needed
+from orca.core.domain.request import slots_needed, slots_of_any_split
 from orca.scheduler.policy.state import NOTHING, Batch, GroupState
 
 
@@ -20,9 +21,12 @@ class BatchLimits:
     max_batch_size: int  # requests in a batch: max_bs
     slots: int  # KV slots: n_slots, a whole number of blocks
     block_tokens: int  # slots in a block; reservations are whole blocks
-    max_model_len: int  # longest prompt + output in tokens
+    max_model_len: int  # longest prompt + output in tokens; longest source + target
     prefetch: int = 0  # 0: Algorithm 1; 1: one more batch is submitted before the oldest has been read
-    max_batch_tokens: int | None = None  # tokens in a step, prompts run in chunks; None: off, as in the paper
+    # Tokens in a step, sources included. Prompts run in chunks; a longer source runs whole. None: off, as in the paper.
+    max_batch_tokens: int | None = None
+    max_source_tokens: int = SOURCE_TOKENS_MAX  # of a step, but for a single longer source
+    is_encoder_decoder: bool = False  # each request has a source and a target, and a block table for each
     are_slots_chosen: bool = False  # otherwise the memory that was free when the group formed decided them
 
     def __post_init__(self) -> None:
@@ -42,16 +46,22 @@ class BatchLimits:
 
     @property
     def longest_request(self) -> int:
-        """Slots that any one request may need: all that there are, or the model's length if that is less."""
-        return min(self.slots, self._full_length)
+        """Slots that any one request may need: all that there are, or those of the model's length if that is less.
+
+        With an encoder-decoder model those of the split into source and target that needs most.
+        """
+        return min(self.slots, self.full_length_slots)
 
     @property
     def lasting_offer(self) -> int | None:
         """`longest_request`, if the group will have it each time that it forms. None if free memory decides it."""
-        return self.longest_request if self.are_slots_chosen or self.slots >= self._full_length else None
+        return self.longest_request if self.are_slots_chosen or self.slots >= self.full_length_slots else None
 
     @property
-    def _full_length(self) -> int:
+    def full_length_slots(self) -> int:
+        """Most slots that a request of the model's length needs."""
+        if self.is_encoder_decoder:
+            return slots_of_any_split(self.max_model_len, self.block_tokens)
         return slots_needed(self.max_model_len, self.block_tokens)
 
 

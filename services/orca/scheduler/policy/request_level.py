@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 from itertools import groupby
 
-from orca.core.domain.request import slots_needed
+from orca.core.domain.request import reserved_slots
 from orca.scheduler.policy.policy import BatchLimits, FreeCapacity
 from orca.scheduler.policy.state import NOTHING, Admission, Batch, BatchRow, GroupRequest, GroupState
 
@@ -70,8 +70,9 @@ class RequestLevelPolicy:
                 members = [admission.request for admission in admitted]
                 first = [admission.request for admission in admitted if admission.microbatch == 0]
                 rows = tuple(self._row(entry, members) for entry in first)
-                return Batch(freed=freed, admitted=admitted, rows=rows)
-        return Batch(freed=freed, rows=self._next_microbatch(alive))
+                return Batch(freed=freed, admitted=admitted, sources=_entering(rows), rows=rows)
+        rows = self._next_microbatch(alive)
+        return Batch(freed=freed, sources=_entering(rows), rows=rows)
 
     def free_capacity(self, state: GroupState, limits: BatchLimits) -> FreeCapacity:
         """Return the capacity for the next batch: it is claimed while the present one runs, like an engine's queue."""
@@ -82,7 +83,7 @@ class RequestLevelPolicy:
     def refuse(self, limits: BatchLimits) -> str | None:
         if limits.max_batch_tokens is not None:
             return "max_batch_tokens has no meaning under the request-level policy: leave it unset"
-        full = slots_needed(limits.max_model_len, limits.block_tokens)
+        full = limits.full_length_slots
         if self.habits.reserves_full_length and full > limits.slots:
             return f"the full length needs {full} slots for each request and the group has {limits.slots}"
         return None
@@ -100,17 +101,31 @@ class RequestLevelPolicy:
         number = state.handles + 1
         size = self.microbatch_size if self.habits.splits_batch else None
         admitted: list[Admission] = []
+        microbatch = members = source_tokens = 0  # the last microbatch, its requests, and their source tokens
         for entry in state.requests:
             if entry.is_admitted:
                 continue
-            tokens = limits.max_model_len if self.habits.reserves_full_length else entry.request.max_total_tokens
+            tokens = self._tokens_for(entry, limits)
             slots = _slots_for(entry, tokens, limits)
             if len(admitted) == limits.max_batch_size or reserved + slots > limits.slots:
                 break
+            # The sources of a microbatch run in one step.
+            source_tokens += entry.source_tokens
+            if members == size or (members and source_tokens > limits.max_source_tokens):
+                if size is None:
+                    break
+                microbatch, members, source_tokens = microbatch + 1, 0, entry.source_tokens
             reserved += slots
-            microbatch = len(admitted) // (size or limits.max_batch_size)
+            members += 1
             admitted.append(Admission(entry, slots, tokens, number, microbatch))
         return tuple(admitted)
+
+    def _tokens_for(self, entry: GroupRequest, limits: BatchLimits) -> int:
+        """Return the tokens to reserve. A source has its own length, so its target has the rest of the full length."""
+        own = entry.request.max_total_tokens
+        if not self.habits.reserves_full_length:
+            return own
+        return max(own, limits.max_model_len) if entry.source_tokens else limits.max_model_len
 
     def _next_microbatch(self, batches: Iterable[list[GroupRequest]]) -> tuple[BatchRow, ...]:
         """Return the microbatch with the fewest iterations, the oldest among equals; nothing while it runs."""
@@ -137,7 +152,10 @@ class RequestLevelPolicy:
             return BatchRow(entry, entry.computed - 1, 1, sample=False)
         known = len(entry.known)
         if entry.computed == 0:
-            count = min(len(other.known) for other in members) if self.habits.starts_at_shortest else known
+            count = known
+            if self.habits.starts_at_shortest:
+                # The shortest target is the start token, and every target begins with it. Sources always run whole.
+                count = 1 if entry.source_tokens else min(len(other.known) for other in members)
             return BatchRow(entry, 0, count, sample=count == known)
         return BatchRow(entry, entry.computed, 1, sample=entry.computed + 1 >= known)
 
@@ -153,7 +171,12 @@ class _RunnableMicrobatch:
 
 def _slots_for(entry: GroupRequest, tokens: int, limits: BatchLimits) -> int:
     """Return whole blocks; for a request that must run alone all slots, so that it gets a batch of its own."""
-    return limits.slots if entry.is_alone else slots_needed(tokens, limits.block_tokens)
+    return limits.slots if entry.is_alone else reserved_slots(tokens, entry.source_tokens, limits.block_tokens)
+
+
+def _entering(rows: Iterable[BatchRow]) -> tuple[GroupRequest, ...]:
+    """Return the requests whose source runs beside these rows, their first ones."""
+    return tuple(row.request for row in rows if row.request.source_tokens and not row.request.computed)
 
 
 def _microbatch_of(entry: GroupRequest) -> int:

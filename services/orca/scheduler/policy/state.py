@@ -3,7 +3,8 @@
 The loop owns a `GroupState` for the length of an epoch and alone changes it. Policies read it and return a `Batch`;
 `schedule` carries the batch out and writes the step. A request goes through
 
-    INITIATION  not all of its known tokens (prompt, and its log if it starts again) have been scheduled
+    INITIATION  not all of its known tokens (prompt, and its log if it starts again) have been scheduled;
+                with an encoder-decoder model, its source and the known tokens of its target
     RUNNING     in a scheduled batch that has not returned
     INCREMENT   returned, and ready for its next token
 
@@ -17,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from orca.core.domain.request import Request, Token, slots_needed
-from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Step
+from orca.core.domain.request import Request, Token, reserved_slots
+from orca.core.domain.step import Claim, Epoch, NewRequest, Part, Row, Step
 
 
 class Phase(StrEnum):
@@ -35,7 +36,9 @@ class GroupRequest:
 
     request: Request
     claim: Claim
-    known: tuple[int, ...]  # prompt, then the log at the time of the claim: the tokens of the initiation phase
+    # The tokens of the initiation phase: the prompt, or the given beginning of a target, then the log at the time of the
+    # claim. The source of an encoder-decoder model is not part of it.
+    known: tuple[int, ...]
     sampled: int  # tokens that scheduled rows draw or drew
     received: int  # those of the sampled tokens that came back
     last_token: int  # the newest one received; meaningless while received is the length of the log it was claimed with
@@ -43,12 +46,15 @@ class GroupRequest:
     slots: int = 0  # reserved for it, in whole blocks, from its admission on
     batch: int = 0  # request-level policy: the batch in which it stays from its admission on
     microbatch: int = 0  # request-level policy: its part of that batch
-    computed: int = 0  # positions scheduled, from 0
+    computed: int = 0  # positions scheduled, from 0; not those of its source
     in_flight: int = 0  # steps that hold it
     iterations: int = 0  # rows scheduled under this claim
     is_ended: bool = False  # by its tokens, by the pool, or because the claim is over
     is_alone: bool = False  # it broke engines before: no other request may run until its first commit (pool/poison.py)
     tokens: int = 0  # tokens for which `slots` are reserved; slots that it holds only to be alone are not counted
+    part: Part = Part.UNSPECIFIED  # of its rows; TARGET with an encoder-decoder model
+    source_tokens: int = 0  # length of its source; 0 with a decoder-only model, which has none
+    sources_run: int = 0  # rows scheduled with its source: one from its first row on, if it has a source
 
     @property
     def is_admitted(self) -> bool:
@@ -79,7 +85,10 @@ class Admission:
 
 @dataclass(slots=True)
 class BatchRow:
-    """A request's part of a batch: `count` tokens from position `start`; see `core.domain.step.Row`."""
+    """A request's part of a batch: `count` tokens from position `start`; see `core.domain.step.Row`.
+
+    With an encoder-decoder model it is a row of the target.
+    """
 
     request: GroupRequest
     start: int
@@ -98,7 +107,12 @@ class Batch:
 
     freed: tuple[GroupRequest, ...] = ()
     admitted: tuple[Admission, ...] = ()
-    rows: tuple[BatchRow, ...] = ()
+    sources: tuple[GroupRequest, ...] = ()  # those whose whole source runs too; `rows` has their first target rows
+    rows: tuple[BatchRow, ...] = ()  # one per request
+
+    @property
+    def source_tokens(self) -> int:
+        return sum(entry.source_tokens for entry in self.sources) if self.sources else 0
 
 
 NOTHING = Batch()
@@ -139,9 +153,11 @@ class GroupState:
 
     def add(self, request: Request, claim: Claim, log: Sequence[Token] = (), *, is_alone: bool = False) -> GroupRequest:
         """Add a claimed request at its place in the order of arrival."""
-        known = request.prompt + tuple(token.id for token in log)
+        known = (request.decoder_prefix or request.prompt) + tuple(token.id for token in log)
         last_token = known[-1] if known else 0
         entry = GroupRequest(request, claim, known, len(log), len(log), last_token, is_alone=is_alone)
+        if request.decoder_prefix:
+            entry.part, entry.source_tokens = Part.TARGET, len(request.prompt)
         insort(self.requests, entry, key=by_arrival)
         return entry
 
@@ -156,7 +172,7 @@ class GroupState:
         entry.is_alone = False
         # A short request has given its slots back before the pool answered.
         if entry.slots and entry in self.requests:
-            needed = slots_needed(entry.tokens, block_tokens)
+            needed = reserved_slots(entry.tokens, entry.source_tokens, block_tokens)
             self.reserved -= entry.slots - needed
             entry.slots = needed
 
@@ -165,6 +181,8 @@ class GroupState:
         freed = tuple(self._free(entry) for entry in batch.freed)
         new = tuple(self._admit(admission) for admission in batch.admitted)
         rows = tuple(self._run(row) for row in batch.rows)
+        if batch.sources:
+            rows = tuple(map(_run_source, batch.sources)) + rows
         self.submitted += 1
         self.steps.append(StepInFlight(self.submitted, batch, now_ns))
         return Step(epoch=epoch, number=self.submitted, freed=freed, new=new, rows=rows)
@@ -189,8 +207,11 @@ class GroupState:
         entry.received += 1
         entry.last_token = token
 
-    def check(self) -> None:
-        """Recount every invariant. Raises: AssertionError."""
+    def check(self, block_tokens: int | None = None) -> None:
+        """Recount every invariant. Raises: AssertionError.
+
+        Args: block_tokens: slots in a block; with it, the slots of each request are recounted from its tables.
+        """
         arrivals = [entry.request.arrival for entry in self.requests]
         assert arrivals == sorted(arrivals), "requests out of order"
         alive = [entry.request.id for entry in self.requests if not entry.is_ended]
@@ -204,6 +225,10 @@ class GroupState:
         assert numbers == list(range(self.submitted - len(numbers) + 1, self.submitted + 1)), "a step is missing"
         for entry in self.requests:
             self._check_entry(entry)
+            self._check_source(entry)
+            if block_tokens is not None and entry.is_admitted and not entry.is_alone:
+                tables = reserved_slots(entry.tokens, entry.source_tokens, block_tokens)
+                assert entry.slots == tables, "slots differ from the blocks of its tables"
         in_steps = [row.request for step in self.steps for row in step.rows]
         assert len(in_steps) <= 1 or not any(entry.is_alone for entry in in_steps), "one that must run alone does not"
 
@@ -216,6 +241,14 @@ class GroupState:
         assert entry.sampled <= entry.request.max_new_tokens, "scheduled past its length"
         assert entry.is_admitted == (entry.slots > 0), "slots without admission, or the reverse"
         assert entry.is_admitted or not entry.iterations, "ran before its admission"
+
+    def _check_source(self, entry: GroupRequest) -> None:
+        assert bool(entry.source_tokens) == (entry.part is Part.TARGET), "a source without a target, or the reverse"
+        has_run = entry.part is Part.TARGET and entry.computed > 0
+        assert entry.sources_run == has_run, "its source did not run exactly once, with its first row"
+        entering = [step for step in self.steps if entry in step.batch.sources]
+        firsts = [step for step in entering if any(row.request is entry and row.start == 0 for row in step.rows)]
+        assert entering == firsts, "its source is not in the step of its first row"
 
     def _free(self, entry: GroupRequest) -> int:
         assert entry.handle is not None
@@ -230,14 +263,17 @@ class GroupState:
         self.reserved += admission.slots
         entry.handle, entry.slots, entry.tokens = self.handles, admission.slots, admission.tokens
         entry.batch, entry.microbatch = admission.batch, admission.microbatch
+        request, has_source = entry.request, entry.source_tokens > 0
         return NewRequest(
             handle=self.handles,
-            request_id=entry.request.id,
+            request_id=request.id,
             claim=entry.claim,
-            tokens=entry.known,
-            prompt_length=len(entry.request.prompt),
+            tokens=request.prompt + entry.known[len(request.decoder_prefix) :] if has_source else entry.known,
+            prompt_length=len(request.prompt),
             max_total_tokens=admission.tokens,
-            sampling=entry.request.sampling,
+            sampling=request.sampling,
+            decoder_prefix=request.decoder_prefix,
+            max_new_tokens=request.max_new_tokens if has_source else None,
         )
 
     def _run(self, row: BatchRow) -> Row:
@@ -252,7 +288,14 @@ class GroupState:
         entry.sampled += row.sample
         entry.in_flight += 1
         entry.iterations += 1
-        return Row(entry.handle, row.start, row.count, row.sample, token)
+        return Row(entry.handle, row.start, row.count, row.sample, token, entry.part)
+
+
+def _run_source(entry: GroupRequest) -> Row:
+    """Return the row of a source. The first target row beside it counts as the iteration of its request."""
+    assert entry.handle is not None
+    entry.sources_run += 1
+    return Row(entry.handle, 0, len(entry.request.prompt), False, part=Part.SOURCE)
 
 
 def _return(step: StepInFlight) -> None:

@@ -33,14 +33,17 @@ class RequestScreen:
         """Return a screen with the bounds of a model, which are the same on all ranks."""
         return cls(
             ModelBounds(
-                vocab_size=model.config.vocab_size, positions=model.positions, eos_token_ids=tuple(eos_token_ids)
+                vocab_size=model.config.vocab_size,
+                positions=model.positions,
+                eos_token_ids=tuple(eos_token_ids),
+                encoder_decoder=model.info.encoder_decoder,
             )
         )
 
     def screen(self, step: Step) -> ScreenedStep:
         """Leave out the requests that are refused, from the step that brings them to the step that frees them."""
         for new in step.new:
-            reason = refusal_of(new.tokens, new.max_total_tokens, new.sampling, self._bounds)
+            reason = refusal_of(new, self._bounds)
             if reason is not None:
                 self._reasons[new.handle] = reason
         if not self._reasons:
