@@ -3,6 +3,7 @@
 ApiError            an answer in OpenAI's shape: status, type, param, code, perhaps Retry-After
 `api_error`         OrcaError -> ApiError
 `context_error`     a prompt and an output that are too long for the model -> ApiError
+`source_error`, `target_error`    the same for either part of an encoder-decoder model -> ApiError
 `end_error`         an end from outside the generation -> ApiError
 `error_response`    ApiError -> HTTP
 `shown`             a value that a client sent -> a few words in an error
@@ -133,11 +134,23 @@ def api_error(error: OrcaError) -> ApiError:
             return ApiError(500, message, kind="server_error", code="internal_error")
 
 
-def context_error(limit: int, prompt_tokens: int, new_tokens: int | None, *, param: str) -> ApiError:
+def context_error(
+    limit: int, prompt_tokens: int, new_tokens: int | None, *, param: str, beginning: int = 0
+) -> ApiError:
     """Return the error for tokens that exceed the model's context.
 
-    Args: new_tokens: the output that the call asks for; None if it names no number.
+    Args:
+        new_tokens: the output that the call asks for; None if it names no number.
+        beginning: tokens of an encoder-decoder model's target before its output.
     """
+    if beginning:
+        total = prompt_tokens + beginning + (new_tokens or 0)
+        message = (
+            f"This model's maximum context length is {limit} tokens for source and target together. However, you "
+            f"requested {total} tokens ({prompt_tokens} in the messages, {beginning} at the beginning of the target, "
+            f"{new_tokens or 0} in the completion). {SHORTEN_BOTH}"
+        )
+        return ApiError(400, message, param=param, code="context_length_exceeded")
     if new_tokens is None:
         message = (
             f"This model's maximum context length is {limit} tokens. However, your messages resulted in "
@@ -148,6 +161,31 @@ def context_error(limit: int, prompt_tokens: int, new_tokens: int | None, *, par
         f"This model's maximum context length is {limit} tokens. However, you requested {prompt_tokens + new_tokens} "
         f"tokens ({prompt_tokens} in the messages, {new_tokens} in the completion). {SHORTEN_BOTH}"
     )
+    return ApiError(400, message, param=param, code="context_length_exceeded")
+
+
+def source_error(limit: int, source_tokens: int, *, param: str) -> ApiError:
+    """Return the error for a source that is longer than an encoder-decoder model allows."""
+    message = (
+        f"This model's maximum context length is {limit} tokens for the source. However, your messages resulted in "
+        f"{source_tokens} tokens. {SHORTEN_PROMPT}"
+    )
+    return ApiError(400, message, param=param, code="context_length_exceeded")
+
+
+def target_error(limit: int, beginning: int, new_tokens: int | None, *, param: str) -> ApiError:
+    """Return the error for a target that is longer than an encoder-decoder model allows.
+
+    Args: new_tokens: the output that the call asks for; None if the beginning leaves no room for any.
+    """
+    rest = (
+        f"its beginning has {beginning} tokens, and the completion needs one more. Please shorten decoder_prefix. "
+        "(context_length_exceeded)"
+        if new_tokens is None
+        else f"you requested {beginning + new_tokens} tokens ({beginning} at its beginning, {new_tokens} in the "
+        f"completion). {SHORTEN_BOTH}"
+    )
+    message = f"This model's maximum context length is {limit} tokens for the target. However, {rest}"
     return ApiError(400, message, param=param, code="context_length_exceeded")
 
 

@@ -177,6 +177,7 @@ class PoolStats:
     replaced_revisions: tuple[str, ...]  # others that may still have records: none is missing, one may stay too long
     replaced_unfinished: int  # requests of the replaced revisions, queued or owned
     promised_slots: int | None  # of the current revision: slots a request may need; None until a group formed
+    block_tokens: int | None  # of the current revision: tokens of a KV block of its groups; None until one states it
     # The fewest slots that a formed group of the current revision has for one request, now and whenever it forms again.
     # None while no group is formed. Also None while one group does not report it: its free memory decides, or the group
     # runs the release before this one.

@@ -173,6 +173,11 @@ CASES: dict[str, Case] = {
         audio_token="<audio>",
         **NAMED,
     ),
+    "clean-up of a byte-level vocabulary": case(
+        bytes_,
+        clean_up_tokenization_spaces=True,
+        clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output=True,
+    ),
     "truncation in the settings": case(bytes_, model_max_length=4, truncation_side="left", padding_side="left"),
 }
 
@@ -237,14 +242,6 @@ def test_the_cases_are_as_different_as_they_look(texts: list[str], tmp_path: Pat
 REFUSED_FOLDERS: dict[str, tuple[Case, str]] = {
     "a class with code of its own": (case(bytes_, "llama", "BertTokenizer"), "tokenizer_class BertTokenizer is not"),
     "no vocabulary": (case(lambda: None, "llama", "LlamaTokenizer"), "tokenizer.json: no such file"),
-    "clean-up that changes bytes": (
-        case(
-            bytes_,
-            clean_up_tokenization_spaces=True,
-            clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output=True,
-        ),
-        "clean_up_tokenization_spaces = true is not supported",
-    ),
     "other files": (case(bytes_, fast_tokenizer_files=["tokenizer.4.0.0.json"]), "fast_tokenizer_files"),
     "a class that is no name": (case(bytes_, "llama", files=none, tokenizer_class=7), "tokenizer_class is 7"),
 }

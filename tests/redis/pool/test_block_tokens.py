@@ -22,6 +22,19 @@ async def test_each_revision_has_its_own(bed: Bed) -> None:
     assert await bed.pool.state_block_tokens(second.caller, 32) == 32
 
 
+async def test_counts_have_that_of_the_revision_in_force(bed: Bed) -> None:
+    assert (await bed.pool.stats()).block_tokens is None
+    first, second = await seated(bed, "p1", "g1"), await seated(bed, "p2", "g2", "r2")
+    await bed.pool.set_revision(REVISION, 1)
+    assert (await bed.pool.stats()).block_tokens is None
+    await bed.pool.state_block_tokens(first.caller, 16)
+    await bed.pool.state_block_tokens(second.caller, 32)
+    assert (await bed.pool.stats()).block_tokens == 16
+    await bed.pool.promise_slots("r2", 64)
+    await bed.pool.set_revision("r2", 2)
+    assert (await bed.pool.stats()).block_tokens == 32
+
+
 async def test_a_group_alone_replaces_it_when_all_requests_have_ended(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
     first = await seated(bed, "p1", "g1")

@@ -17,6 +17,7 @@ def stats(*, queued: int = 0, ended_ever: int = 0, queued_max: int = 100, **fiel
         "replaced_revisions": (),
         "replaced_unfinished": 0,
         "promised_slots": None,
+        "block_tokens": None,
         "offered_slots": None,
         "groups": (),
         "groups_formed": (),

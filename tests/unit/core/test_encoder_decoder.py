@@ -33,8 +33,10 @@ def test_the_beginning_of_a_target_is_that_of_generate(
     assert model.beginning(prefix) == beginning
 
 
-def info_of(folder: Path, generation: dict[str, Any] | None = None, **config: Any) -> ModelInfo:
-    (folder / "config.json").write_text(json.dumps(T5 | config))
+def info_of(
+    folder: Path, generation: dict[str, Any] | None = None, base: dict[str, Any] = T5, **config: Any
+) -> ModelInfo:
+    (folder / "config.json").write_text(json.dumps(base | config))
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
     header = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
@@ -58,6 +60,97 @@ def test_generation_config_goes_before_config(tmp_path: Path) -> None:
     assert info.encoder_decoder == EncoderDecoder(
         encoder_layers=3, start_token_id=2, forced_bos_token_id=3, forced_eos_token_ids=(4, 5)
     )
+
+
+FORCED_IN_CONFIG = {"forced_bos_token_id": 9, "forced_eos_token_id": 8, "bos_token_id": 6}
+
+
+@pytest.mark.parametrize(
+    ("generation", "start", "bos", "eos"),
+    [
+        (None, 0, 9, (8,)),
+        ({"eos_token_id": 1}, 0, None, ()),
+        ({"bos_token_id": 3}, 3, None, ()),
+        ({"decoder_start_token_id": 2, "bos_token_id": 3}, 2, None, ()),
+        ({"decoder_start_token_id": 2, "forced_bos_token_id": None, "forced_eos_token_id": 4}, 2, None, (4,)),
+    ],
+)
+def test_if_there_is_a_generation_config_it_alone_counts(
+    tmp_path: Path, generation: dict[str, Any] | None, start: int, bos: int | None, eos: tuple[int, ...]
+) -> None:
+    """So does `generate`; where that fails, for want of a start token, the token of config.json counts."""
+    info = info_of(tmp_path, generation, **FORCED_IN_CONFIG)
+    assert info.encoder_decoder == EncoderDecoder(
+        encoder_layers=3, start_token_id=start, forced_bos_token_id=bos, forced_eos_token_ids=eos
+    )
+
+
+SIZES = {"vocab_size": 60_000, "encoder_layers": 2, "decoder_layers": 1, "max_position_embeddings": 20}
+
+
+@pytest.mark.parametrize(
+    ("family", "start", "bos", "eos"),
+    [("bart", 2, 0, (2,)), ("m2m_100", 2, 0, (2,)), ("marian", 58_100, None, (0,))],
+)
+def test_families_of_barts_form_have_the_defaults_of_transformers(
+    tmp_path: Path, family: str, start: int, bos: int | None, eos: tuple[int, ...]
+) -> None:
+    info = info_of(tmp_path, base={"model_type": family, **SIZES})
+    assert (info.num_layers, info.max_model_len) == (3, 40)
+    assert (info.bos_token_id, info.eos_token_ids) == (bos, eos)
+    assert info.encoder_decoder == EncoderDecoder(
+        encoder_layers=2, start_token_id=start, source_positions=20, target_positions=20
+    )
+    whole = info_of(tmp_path, base={"model_type": family})
+    assert (whole.num_layers, whole.max_model_len) == (24, 2048)
+
+
+def test_mbart_has_no_start_token_of_its_own(tmp_path: Path) -> None:
+    base = {"model_type": "mbart", **SIZES}
+    with pytest.raises(ModelError, match=r"config\.json: decoder_start_token_id has to be one token id"):
+        info_of(tmp_path, base=base)
+    model = info_of(tmp_path, base=base, decoder_start_token_id=7).encoder_decoder
+    assert model is not None
+    assert model.start_token_id == 7
+
+
+def test_learned_positions_bound_the_length(tmp_path: Path) -> None:
+    info_of(tmp_path, base={"model_type": "bart", **SIZES})
+    assert load_model_info(tmp_path, max_model_len=40).max_model_len == 40
+    with pytest.raises(ModelError, match=r"max_model_len 41 is outside 1\.\.40"):
+        load_model_info(tmp_path, max_model_len=41)
+
+
+@pytest.mark.parametrize(
+    ("shares", "of_targets", "is_served"),
+    [
+        (None, 50_000, True),
+        (True, 50_000, True),
+        (False, None, True),
+        (False, 60_000, True),
+        (False, 50_000, False),
+        (False, "x", False),
+    ],
+)
+def test_two_vocabularies_are_refused(tmp_path: Path, shares: bool | None, of_targets: object, is_served: bool) -> None:
+    values = {"decoder_vocab_size": of_targets} | (
+        {} if shares is None else {"share_encoder_decoder_embeddings": shares}
+    )
+    base = {"model_type": "marian", **SIZES, **values}
+    if is_served:
+        assert info_of(tmp_path, base=base).vocab_size == 60_000
+        return
+    with pytest.raises(ModelError, match=r"config\.json: decoder_vocab_size is .* two vocabularies"):
+        info_of(tmp_path, base=base)
+
+
+@pytest.mark.parametrize("order", [("encoder_layers", "num_hidden_layers"), ("num_hidden_layers", "encoder_layers")])
+def test_of_two_names_of_a_size_the_general_one_counts_as_in_transformers(
+    tmp_path: Path, order: tuple[str, str]
+) -> None:
+    sizes = {"encoder_layers": 2, "num_hidden_layers": 5}
+    base = {"model_type": "bart", "decoder_layers": 1, **{key: sizes[key] for key in order}}
+    assert info_of(tmp_path, base=base).num_layers == 6
 
 
 def test_bos_is_the_start_token_if_no_config_has_another(tmp_path: Path) -> None:

@@ -47,39 +47,44 @@ def read_encoder_decoder(
     encoder_layers: int,
     positions: int | None,
     vocab_size: int,
+    default_start: int | None = None,
 ) -> EncoderDecoder:
-    """Read the special tokens of targets: from generation_config.json first, as `generate` does, then config.json.
+    """Read the special tokens of targets, as `generate` does: if there is a generation_config.json, it alone counts.
+
+    If it has no start token, `generate` fails. Then config.json counts for this token.
 
     Args:
+        generation: content of generation_config.json; empty if there is none.
         positions: most tokens of a source, and of a target; None: any number.
         vocab_size: of the decoder.
+        default_start: start token if no file has one.
     Raises: ModelError that names file and key, for a token outside the vocabulary or if there is no start token.
     """
+    sources = {"generation_config.json": generation, "config.json": config}
+    main = "generation_config.json" if generation else "config.json"
 
-    def ids(key: str) -> tuple[int, ...]:
-        name, value = next(
-            ((name, source[key]) for name, source in sources if source.get(key) is not None), ("config.json", None)
-        )
+    def ids(name: str, key: str) -> tuple[int, ...]:
+        value = sources[name].get(key)
         found = value if isinstance(value, list) else [] if value is None else [value]
         for token in found:
             if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
                 raise ModelError(f"{folder / name}: {key} is {value!r}, not a token id below {vocab_size}")
         return tuple(found)
 
-    sources = (("generation_config.json", generation), ("config.json", config))
-    start = ids("decoder_start_token_id") or ids("bos_token_id")
+    starts = (ids(name, key) for name in (main, "config.json") for key in ("decoder_start_token_id", "bos_token_id"))
+    start = next(filter(None, starts), () if default_start is None or default_start >= vocab_size else (default_start,))
     if len(start) != 1:
         found = f"{len(start)} of them" if start else "none"
         raise ModelError(
-            f"{folder / 'config.json'}: decoder_start_token_id has to be one token id, the first of every answer; "
+            f"{folder / main}: decoder_start_token_id has to be one token id, the first of every answer; "
             f"there is {found}"
         )
-    forced = ids("forced_bos_token_id")
+    forced = ids(main, "forced_bos_token_id")
     return EncoderDecoder(
         encoder_layers=encoder_layers,
         start_token_id=start[0],
         forced_bos_token_id=forced[0] if forced else None,
-        forced_eos_token_ids=ids("forced_eos_token_id"),
+        forced_eos_token_ids=ids(main, "forced_eos_token_id"),
         source_positions=positions,
         target_positions=positions,
     )

@@ -58,6 +58,7 @@ class ModelFamily:
     overflows_in_float16: bool = False  # transformers keeps a part of such a model in float32
     bos_token_id: int | None = 1
     eos_token_id: int | None = 2
+    decoder_start_token_id: int | None = None  # of an encoder-decoder model whose files name none
 
 
 _LLAMA_SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
@@ -84,7 +85,6 @@ _MT5_SIZES = {
     "d_ff": 1024,
     "num_layers": 8,
     "num_heads": 6,
-    "decoder_start_token_id": 0,
 }
 _T5: Mapping[str, Any] = {
     "other_names": {
@@ -102,6 +102,34 @@ _T5: Mapping[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": 1,
 }
+
+_BART: Mapping[str, Any] = {
+    "other_names": {
+        "hidden_size": "d_model",
+        "num_hidden_layers": "encoder_layers",
+        "num_attention_heads": "encoder_attention_heads",
+    },
+    "layers_key": "encoder_layers",
+    "decoder_layers_key": "decoder_layers",
+    "has_rope": False,
+    "bos_token_id": 0,
+}
+
+
+def _bart_sizes(vocab_size: int) -> Mapping[str, int]:
+    """Return the sizes that transformers takes for absent keys, the same in all families of BART's form."""
+    return {
+        "vocab_size": vocab_size,
+        "max_position_embeddings": 1024,
+        "d_model": 1024,
+        "encoder_layers": 12,
+        "encoder_ffn_dim": 4096,
+        "encoder_attention_heads": 16,
+        "decoder_layers": 12,
+        "decoder_ffn_dim": 4096,
+        "decoder_attention_heads": 16,
+    }
+
 
 FAMILIES: Mapping[str, ModelFamily] = {
     "gpt2": ModelFamily(
@@ -165,8 +193,22 @@ FAMILIES: Mapping[str, ModelFamily] = {
         eos_token_id=None,
     ),
     "t5": ModelFamily(architecture="T5ForConditionalGeneration", sizes=_T5_SIZES, **_T5),
-    "mt5": ModelFamily(architecture="MT5ForConditionalGeneration", sizes=_MT5_SIZES, **_T5),
-    "umt5": ModelFamily(architecture="UMT5ForConditionalGeneration", sizes=_MT5_SIZES, **_T5),
+    "mt5": ModelFamily(architecture="MT5ForConditionalGeneration", sizes=_MT5_SIZES, decoder_start_token_id=0, **_T5),
+    "umt5": ModelFamily(architecture="UMT5ForConditionalGeneration", sizes=_MT5_SIZES, decoder_start_token_id=0, **_T5),
+    "bart": ModelFamily(
+        architecture="BartForConditionalGeneration", sizes=_bart_sizes(50265), decoder_start_token_id=2, **_BART
+    ),
+    "mbart": ModelFamily(architecture="MBartForConditionalGeneration", sizes=_bart_sizes(50265), **_BART),
+    "m2m_100": ModelFamily(
+        architecture="M2M100ForConditionalGeneration", sizes=_bart_sizes(128112), decoder_start_token_id=2, **_BART
+    ),
+    "marian": ModelFamily(
+        architecture="MarianMTModel",
+        sizes=_bart_sizes(58101),
+        decoder_start_token_id=58100,
+        eos_token_id=0,
+        **{**_BART, "bos_token_id": None},
+    ),
     # Not a language model: it checks the server (see worker.models.chain).
     "orca_chain": ModelFamily(architecture="OrcaChain", has_rope=False, bos_token_id=None, eos_token_id=None),
 }
@@ -226,6 +268,7 @@ def load_model_info(
     generation = _read_json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
     layers, encoder_decoder = _positive(folder, config, family.layers_key), None
     if family.decoder_layers_key is not None:
+        _check_vocabularies(folder, config, vocab_size)
         encoder_decoder = read_encoder_decoder(
             folder,
             config,
@@ -233,6 +276,7 @@ def load_model_info(
             encoder_layers=layers,
             positions=None if family.has_any_length else _positive(folder, config, family.positions_key),
             vocab_size=vocab_size,
+            default_start=family.decoder_start_token_id,
         )
         has_own = config.get(family.decoder_layers_key) is not None
         layers += _positive(folder, config, family.decoder_layers_key) if has_own else layers
@@ -279,8 +323,9 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{path}: architectures {architectures!r} is not [{family.architecture!r}], "
             f"the only one served for model_type {model_type!r}"
         )
-    renamed = {family.other_names.get(key, key): value for key, value in config.items()}
-    return {**family.sizes, **renamed}
+    # A key that has a second name there counts under that one first, as in transformers, wherever it stands.
+    renamed = {name: config[key] for key, name in family.other_names.items() if key in config}
+    return {**family.sizes, **{key: config[key] for key in config if key not in family.other_names}, **renamed}
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
@@ -367,6 +412,16 @@ def _own_max_len(folder: Path, config: Mapping[str, Any], family: ModelFamily) -
     if family.decoder_layers_key is not None:
         return 2 * positions  # source and target
     return scaled_positions(config, positions) if family.has_rope else positions
+
+
+def _check_vocabularies(folder: Path, config: Mapping[str, Any], vocab_size: int) -> None:
+    """Raises: ModelError if sources and targets have vocabularies of different sizes (some Marian models)."""
+    of_targets = config.get("decoder_vocab_size") or vocab_size
+    if config.get("share_encoder_decoder_embeddings") is False and of_targets != vocab_size:
+        raise ModelError(
+            f"{folder / 'config.json'}: decoder_vocab_size is {of_targets!r} and vocab_size {vocab_size}: with "
+            "share_encoder_decoder_embeddings = false these are two vocabularies, which is not supported"
+        )
 
 
 def _check_length(folder: Path, family: ModelFamily, wanted: int | None, own: int) -> None:

@@ -7,7 +7,7 @@ two rules: no half characters, and nothing of a stop string.
 
 import codecs
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ import tokenizers
 
 from orca.core.domain.errors import ModelError
 from orca.core.domain.special_stops import SpecialStop, SpecialStops
+from orca.core.domain.text_clean_up import CleanUp, clean_up
 from orca.core.domain.tokenizer_folder import read_tokenizer
 
 
@@ -107,15 +108,27 @@ class Detokenizer:
     """Turns the tokens of an output into text, piece by piece; special tokens have none unless they are asked for.
 
     An incomplete character is held back until it is complete. If it cannot become complete, U+FFFD replaces it.
-    The output is taken as the continuation of a prompt: tokenizers that mark words by a leading space keep the first.
+    If the output continues a prompt, tokenizers that mark words by a leading space keep the first. The output of an
+    encoder-decoder model is a text of its own, so it begins as `decode` lets a text begin.
     """
 
     def __init__(self, tokenizer: "Tokenizer", *, shows_special: bool = False) -> None:
         self._token_bytes = tokenizer.token_bytes if shows_special else tokenizer.visible_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        is_text_start = not tokenizer.continues_prompts and not shows_special
+        self._tokenizer = tokenizer if is_text_start else None  # None after the first visible token
+        self._strips = tokenizer.text_start.strips if is_text_start else 0
+        self._stripped = tokenizer.text_start.character
+        self._clean_up = CleanUp() if tokenizer.cleans_up and not shows_special else None
 
     def push(self, token_id: int) -> str:
-        return self._decoder.decode(self._token_bytes(token_id))
+        if self._tokenizer is None:
+            text = self._decoder.decode(self._token_bytes(token_id))
+        else:
+            text = self._decoder.decode(self._first_bytes(token_id, self._tokenizer))
+        if self._strips and text:
+            text = self._strip(text)
+        return text if self._clean_up is None else self._clean_up.push(text)
 
     @property
     def is_inside_character(self) -> bool:
@@ -123,8 +136,24 @@ class Detokenizer:
         return bool(self._decoder.getstate()[0])
 
     def flush(self) -> str:
-        """Return U+FFFD for a character that was incomplete when the output ended; otherwise nothing."""
-        return self._decoder.decode(b"", True)
+        """Return what was held back when the output ended: U+FFFD for an incomplete character."""
+        text = self._decoder.decode(b"", True)
+        return text if self._clean_up is None else self._clean_up.push(text) + self._clean_up.flush()
+
+    def _first_bytes(self, token_id: int, tokenizer: "Tokenizer") -> bytes:
+        if not tokenizer.is_visible(token_id):
+            return b""
+        self._tokenizer = None
+        return tokenizer.first_bytes(token_id)
+
+    def _strip(self, text: str) -> str:
+        """Remove characters at the start of the whole text."""
+        while self._strips and text.startswith(self._stripped):
+            text = text[1:]
+            self._strips -= 1
+        if text:
+            self._strips = 0
+        return text
 
 
 class Tokenizer:
@@ -140,6 +169,8 @@ class Tokenizer:
         decoder: Mapping[str, Any] | None,
         named_special_tokens: Mapping[str, str],
         chat_template: str | None = None,
+        continues_prompts: bool = True,
+        cleans_up: bool = False,
     ) -> None:
         """
         Args:
@@ -147,6 +178,8 @@ class Tokenizer:
             decoder: the "decoder" of its tokenizer.json.
             named_special_tokens: bos_token, eos_token, ... -> text.
             chat_template: Jinja source.
+            continues_prompts: an output continues the text of its prompt; False for an encoder-decoder model.
+            cleans_up: an output has no space before punctuation (text_clean_up.py).
         Raises: ModelError for a kind of decoder whose text cannot be written token by token.
         """
         inner.no_truncation()
@@ -154,11 +187,13 @@ class Tokenizer:
         self._inner = inner
         added = inner.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._piece_bytes = _compile_decoder(decoder)
+        self._piece_bytes, self.text_start = _compile_decoder(decoder)
         self._bytes: dict[int, bytes] = {}
         self._visible: dict[int, bytes] = {}
         self.named_special_tokens = dict(named_special_tokens)
         self.chat_template = chat_template
+        self.continues_prompts = continues_prompts
+        self.cleans_up = cleans_up
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> "Tokenizer":
@@ -171,6 +206,8 @@ class Tokenizer:
                 decoder=found.decoder,
                 named_special_tokens=found.special_tokens,
                 chat_template=found.chat_template,
+                continues_prompts=found.continues_prompts,
+                cleans_up=found.cleans_up,
             )
         except ModelError as error:
             raise ModelError(f"{folder / 'tokenizer.json'}: {error}") from error
@@ -206,7 +243,8 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of a whole sequence. Ids that the tokenizer does not know have no text."""
         # The batch call lets other threads run, as in `encode`.
-        return self._inner.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
+        text: str = self._inner.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
+        return clean_up(text) if self.cleans_up and skip_special_tokens else text
 
     def is_special(self, token_id: int) -> bool:
         """Return whether a token has no text in an output."""
@@ -237,6 +275,16 @@ class Tokenizer:
             self._visible[token_id] = known
         return known
 
+    def is_visible(self, token_id: int) -> bool:
+        """Return whether `decode` shows a token: it is known, and not special."""
+        return token_id not in self._special_ids and token_id >= 0 and self._inner.id_to_token(token_id) is not None
+
+    def first_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of the first visible token of a text that continues nothing."""
+        piece = self._inner.id_to_token(token_id)
+        assert piece is not None, "the token is visible"
+        return self.text_start.piece_bytes(piece)
+
     def token_text(self, token_id: int) -> str:
         r"""Return one token for a person to read; incomplete characters are written as `bytes:\xe2\x82`."""
         piece = self.token_bytes(token_id)
@@ -246,8 +294,21 @@ class Tokenizer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
-def _compile_decoder(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
-    """Return a function from a token's text in the vocabulary to the bytes that it stands for inside an output.
+PieceBytes = Callable[[str], bytes]
+"""Turns a token's text in the vocabulary into the bytes that it stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextStart:
+    """The way in which `decode` writes the start of a text that continues nothing."""
+
+    piece_bytes: PieceBytes  # of the first token
+    character: str = " "
+    strips: int = 0  # most of these characters that are removed from the start of the whole text
+
+
+def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[PieceBytes, TextStart]:
+    """Return the bytes of tokens inside an output, and the start of one.
 
     Raises: ModelError for decoders in which a token's text depends on its neighbours.
     """
@@ -256,7 +317,15 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes
     if not kinds <= {"ByteLevel", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"} or not steps:
         found = ", ".join(sorted(kinds)) or "none"
         raise ModelError(f"decoder of kind {found}; only ByteLevel, Metaspace and ByteFallback are served")
-    replacements = [_replacement(step) for step in steps if step["type"] in ("Metaspace", "Replace")]
+    inside = [_replacement(step) for step in steps if step["type"] in ("Metaspace", "Replace")]
+    first = [_replacement(step, is_first=True) for step in steps if step["type"] in ("Metaspace", "Replace")]
+    # Before Fuse it would change each token.
+    strip = next((step for step in steps if step["type"] == "Strip"), {"content": " ", "start": 0})
+    start = TextStart(_pieces(kinds, first), strip["content"], strip["start"])
+    return _pieces(kinds, inside), start
+
+
+def _pieces(kinds: Set[str], replacements: Sequence[tuple[str, str]]) -> PieceBytes:
     has_byte_fallback = "ByteFallback" in kinds
     is_byte_level = "ByteLevel" in kinds
 
@@ -278,9 +347,12 @@ def _flatten(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     return [decoder]
 
 
-def _replacement(step: Mapping[str, Any]) -> tuple[str, str]:
+def _replacement(step: Mapping[str, Any], *, is_first: bool = False) -> tuple[str, str]:
+    """Return old and new text. Args: is_first: in the first token of a text that continues nothing."""
     if step["type"] == "Metaspace":
-        return step["replacement"], " "
+        # Files of older releases have only `add_prefix_space`.
+        scheme = step.get("prepend_scheme") or ("always" if step.get("add_prefix_space", True) else "never")
+        return step["replacement"], "" if is_first and scheme != "never" else " "
     if "String" not in step["pattern"]:
         raise ModelError("the decoder replaces by a regular expression, which is not supported")
     return step["pattern"]["String"], step["content"]

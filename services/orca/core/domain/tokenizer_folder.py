@@ -21,6 +21,7 @@ from tokenizers import AddedToken, pre_tokenizers, processors
 
 from orca.core.domain.errors import ModelError
 from orca.core.domain.log_once import log_once
+from orca.core.domain.model import FAMILIES
 from orca.core.domain.tokenizer_class import Json, TokenizerClass, class_of_folder
 
 NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -43,6 +44,8 @@ class FolderTokenizer:
     decoder: Mapping[str, Any] | None
     special_tokens: Mapping[str, str]  # bos_token, eos_token, ... -> text, also names of the model's own
     chat_template: str | None
+    continues_prompts: bool = True  # False: the model is an encoder-decoder, and its outputs are texts of their own
+    cleans_up: bool = False  # outputs have no space before punctuation
 
 
 def read_tokenizer(folder: Path) -> FolderTokenizer:
@@ -69,12 +72,15 @@ def read_tokenizer(folder: Path) -> FolderTokenizer:
     if kind is not None and kind.makes_all_special:
         inner.add_tokens([AddedToken(str(token), special=True) for token in (*named.values(), *extra)])
     _apply_settings(folder, inner, settings, config)
+    family = FAMILIES.get(str(config.get("model_type")))
     _add_bos_and_eos(inner, _reads_bos(folder, settings, kind), named)
     return FolderTokenizer(
         inner=inner,
         decoder=document.get("decoder"),
         special_tokens={name: str(token) for name, token in named.items()},
         chat_template=_chat_template(folder, settings),
+        continues_prompts=family is None or family.decoder_layers_key is None,
+        cleans_up=_cleans_up(inner, settings),
     )
 
 
@@ -317,12 +323,6 @@ def _apply_settings(
     path = folder / "tokenizer_config.json"
     if settings.get("split_special_tokens"):
         inner.encode_special_tokens = True
-    if settings.get("clean_up_tokenization_spaces"):
-        is_bpe = type(inner.model).__name__ == "BPE"
-        if not is_bpe or settings.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"):
-            raise ModelError(
-                f"{path}: clean_up_tokenization_spaces = true is not supported: it changes text already sent"
-            )
     if settings.get("fix_mistral_regex") and _has_wrong_expression(inner, config):
         split = pre_tokenizers.Split(pattern=tokenizers.Regex(_MISTRAL_PATTERN), behavior="isolated")
         current = inner.pre_tokenizer
@@ -334,6 +334,16 @@ def _apply_settings(
             inner.pre_tokenizer = pre_tokenizers.Sequence([split, current])
     if settings.get("auto_map"):
         log_once(__name__, logging.WARNING, f"{path}: auto_map is ignored: code that comes with a model is never run")
+
+
+def _cleans_up(inner: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> bool:
+    """Return whether spaces before punctuation are removed. A BPE vocabulary needs one more setting for it."""
+    is_asked = bool(settings.get("clean_up_tokenization_spaces"))
+    is_bpe = type(inner.model).__name__ == "BPE"
+    return is_asked and (not is_bpe or bool(settings.get(_CLEANS_UP_BPE)))
+
+
+_CLEANS_UP_BPE = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
 
 
 def _has_wrong_expression(inner: tokenizers.Tokenizer, config: Mapping[str, Any]) -> bool:

@@ -11,10 +11,13 @@ from typing import Any
 from orca.core.domain.errors import InvalidRequest
 from orca.core.domain.request import Request, SamplingParams
 from orca.gateway.calls.bodies import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
+from orca.gateway.calls.lengths import Lengths, check_output_length, check_prompt_length, check_room
 from orca.gateway.calls.opened_call import OpenedCall
+from orca.gateway.calls.target import CallTokens, check_target_fields
+from orca.gateway.calls.token_ids import check_token_ids, is_token_list
 from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION, MESSAGE, refuse_unsupported, unsupported
-from orca.gateway.errors import context_error, shown
-from orca.gateway.models.models import ServedModel
+from orca.gateway.errors import shown
+from orca.gateway.models.models import PromisedSlots, ServedModel
 from orca.gateway.render.render import AnswerKind, RenderOptions
 from orca.gateway.settings import GatewaySettings
 from orca.pool.records import OnDisconnect, Submission
@@ -43,6 +46,7 @@ def completion_prompts(body: CompletionBody, model: ServedModel, settings: Gatew
     """Return the prompts of a call, as text or checked token ids. Raises: InvalidRequest, ApiError."""
     refuse_unsupported(body.model_extra or {}, COMPLETION)
     _check_stream(body)
+    check_target_fields(body, model)
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens: must be at least 1 unless echo is true", param="max_tokens")
     choices = body.n or 1
@@ -50,7 +54,7 @@ def completion_prompts(body: CompletionBody, model: ServedModel, settings: Gatew
         message = f"best_of: only n, which is {choices}, is supported, not {body.best_of}"
         raise InvalidRequest(message, param="best_of")
     prompt = body.prompt
-    if isinstance(prompt, str) or _is_token_list(prompt):
+    if isinstance(prompt, str) or is_token_list(prompt):
         prompt = [prompt]
     if not isinstance(prompt, list) or not prompt:
         message = f"prompt: must be text or token ids, or a list of either, not {shown(prompt)}"
@@ -60,7 +64,7 @@ def completion_prompts(body: CompletionBody, model: ServedModel, settings: Gatew
         if not isinstance(element, str):
             if isinstance(element, list):
                 # First, because checking each of a million ids takes long.
-                _check_context(len(element), model, body.max_tokens, param="prompt")
+                check_prompt_length(len(element), model.info, body.max_tokens, param="prompt")
             check_token_ids(element, model.info.vocab_size, param="prompt" if len(prompt) == 1 else f"prompt[{i}]")
     return prompt
 
@@ -88,6 +92,7 @@ def _chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: Ga
     if isinstance(body, ChatBody):
         refuse_unsupported(body.model_extra or {}, CHAT)
         _check_stream(body)
+        check_target_fields(body, model)
         _check_choices(1, body.n or 1, settings)
     if model.chat_template is None:
         raise InvalidRequest("messages: this model has no chat template; use /v1/completions", param="messages")
@@ -112,7 +117,7 @@ async def echo_texts(
     """
     if not isinstance(body, CompletionBody) or not body.echo:
         return ()
-    texts = body.prompt if isinstance(body.prompt, list) and not _is_token_list(body.prompt) else [body.prompt]
+    texts = body.prompt if isinstance(body.prompt, list) and not is_token_list(body.prompt) else [body.prompt]
     if sum(len(text) for text in texts if isinstance(text, str)) > settings.inline_characters_max:
         return await asyncio.to_thread(_echo_texts, texts, prompts, model)
     return _echo_texts(texts, prompts, model)
@@ -128,27 +133,26 @@ def _echo_texts(texts: list[Any], prompts: Sequence[Sequence[int]], model: Serve
 
 def submission(
     body: CompletionBody | ChatBody,
-    prompts: Sequence[Sequence[int]],
+    tokens: CallTokens,
     model: ServedModel,
     settings: GatewaySettings,
     context: CallContext,
-    max_total_tokens: int | None,
+    promised: PromisedSlots | None,
     echoed: Sequence[str | None] = (),
 ) -> Submission:
     """Make all requests of a call: n choices of each prompt, in order.
 
     Args:
-        prompts: token ids of each prompt.
-        max_total_tokens: prompt and output of the longest request that fits; None if that is unknown.
+        promised: slots of the largest request that fits; None if that is unknown.
         echoed: result of `echo_texts`.
     Raises: InvalidRequest naming the field.
     """
     sampling = _sampling(body, model, settings)
     choices = body.n or 1
     seed = context.seed if body.seed is None else body.seed
-    limits = [max_new_tokens(body, len(prompt), model, settings, max_total_tokens) for prompt in prompts]
+    limits = [max_new_tokens(body, len(prompt), tokens, model, settings, promised) for prompt in tokens.prompts]
     # Shared by all choices of a prompt, which may be long.
-    shared_prompts = [tuple(prompt) for prompt in prompts]
+    shared_prompts = [tuple(prompt) for prompt in tokens.prompts]
     requests = [
         Request(
             parent=context.parent,
@@ -161,6 +165,7 @@ def submission(
             deadline_ms=context.call.goals.deadline_ms(body.deadline_ms, limits[i]),
             first_token_deadline_ms=context.call.goals.first_token_deadline_ms,
             traceparent=context.traceparent,
+            decoder_prefix=tokens.target,
         )
         for i, prompt in enumerate(shared_prompts)
         for choice in range(choices)
@@ -174,7 +179,7 @@ def submission(
         requests=tuple(requests),
         reader=context.reader,
         on_disconnect=_on_disconnect(body, context),
-        render=_render_options(body, model, context, echoed).to_json(),
+        render=_render_options(body, tokens, model, context, echoed).to_json(),
         owner=context.call.owner,
         digest=context.digest,
     )
@@ -183,15 +188,15 @@ def submission(
 def max_new_tokens(
     body: CompletionBody | ChatBody,
     prompt_length: int,
+    tokens: CallTokens,
     model: ServedModel,
     settings: GatewaySettings,
-    max_total_tokens: int | None = None,
+    promised: PromisedSlots | None = None,
 ) -> int:
     """Return the most tokens to generate: the body's number, otherwise a default cut to the context and to what fits.
 
     Raises: InvalidRequest if they do not fit into the model's context.
     """
-    limit = model.info.max_model_len
     if prompt_length == 0:
         raise InvalidRequest(f"{_prompt_param(body)}: the prompt has no tokens", param=_prompt_param(body))
     if isinstance(body, ChatBody):
@@ -199,12 +204,15 @@ def max_new_tokens(
         param = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
     else:
         asked, default, param = body.max_tokens, COMPLETION_MAX_TOKENS, "max_tokens"
-    _check_context(prompt_length, model, asked, param=_prompt_param(body))
+    check_prompt_length(prompt_length, model.info, asked, param=_prompt_param(body))
+    lengths = Lengths(prompt_length, len(tokens.target), tokens.prefix_tokens)
+    room = check_room(lengths, model.info, param=_prompt_param(body))
     if asked is None:
-        # If the prompt leaves no room, the pool refuses it.
-        return max(1, min(default, limit - prompt_length, (max_total_tokens or limit) - prompt_length))
-    if prompt_length + asked > limit:
-        raise context_error(limit, prompt_length, asked, param=param)
+        if promised is not None:
+            room = min(room, promised.room(lengths.prompt, lengths.beginning))
+        # If the prompt leaves no room in the memory of groups, the pool refuses it.
+        return max(1, min(default, room))
+    check_output_length(lengths, asked, model.info, param=param)
     # A prompt is scored by the iteration that draws its first token. That token is not shown.
     return max(1, asked)
 
@@ -250,7 +258,11 @@ def _on_disconnect(body: GenerationBody, context: CallContext) -> OnDisconnect:
 
 
 def _render_options(
-    body: CompletionBody | ChatBody, model: ServedModel, context: CallContext, echoed: Sequence[str | None]
+    body: CompletionBody | ChatBody,
+    tokens: CallTokens,
+    model: ServedModel,
+    context: CallContext,
+    echoed: Sequence[str | None],
 ) -> RenderOptions:
     stream_options = body.stream_options if body.stream else None
     continuous = bool(stream_options and stream_options.continuous_usage_stats)
@@ -259,6 +271,7 @@ def _render_options(
         model=model.info.name,
         created=context.now_ms // 1000,
         choices_per_prompt=body.n or 1,
+        prefix_tokens=tokens.prefix_tokens,
         echo=isinstance(body, CompletionBody) and bool(body.echo),
         echo_texts=tuple(echoed),
         echo_only=isinstance(body, CompletionBody) and body.max_tokens == 0,
@@ -311,12 +324,6 @@ def _logit_bias(bias: dict[str, float], model: ServedModel, settings: GatewaySet
     return tuple(sorted(pairs.items()))
 
 
-def _check_context(prompt_length: int, model: ServedModel, asked: int | None, *, param: str) -> None:
-    """Refuse a prompt that leaves no room for a token. Args: asked: the output that the call asks for, if it does."""
-    if prompt_length >= model.info.max_model_len:
-        raise context_error(model.info.max_model_len, prompt_length, asked, param=param)
-
-
 def _check_stream(body: GenerationBody) -> None:
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options: needs stream to be true", param="stream_options")
@@ -327,22 +334,6 @@ def _check_choices(prompts: int, choices: int, settings: GatewaySettings) -> Non
         param = "n" if choices > 1 else "prompt"
         asked = f"{choices} choices" if prompts == 1 else f"{prompts} prompts with n = {choices}"
         raise InvalidRequest(f"{param}: {asked} are more than {settings.choices_max} choices of one call", param=param)
-
-
-def _is_token_list(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and type(value[0]) is int
-
-
-def check_token_ids(ids: Any, vocab_size: int, *, param: str) -> None:
-    """Check that a value is a list of token ids. Raises: InvalidRequest that names the first that is none."""
-    if not isinstance(ids, list):
-        raise InvalidRequest(f"{param}: must be text or a list of token ids, not {shown(ids)}", param=param)
-    # Faster than a comparison for each of a million ids.
-    if set(map(type, ids)) <= {int} and (not ids or 0 <= min(ids) <= max(ids) < vocab_size):
-        return
-    bad = next(each for each in ids if type(each) is not int or not 0 <= each < vocab_size)
-    message = f"{param}: {shown(bad)} is not a token id of this model (0 to {vocab_size - 1})"
-    raise InvalidRequest(message, param=param)
 
 
 def _plain_message(message: Message, index: int) -> dict[str, Any]:

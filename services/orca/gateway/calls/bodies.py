@@ -36,6 +36,22 @@ Prompt = Annotated[
         }
     ),
 ]
+# Empty text and an empty list mean that it is absent, so that they are one call with it (idempotency.py).
+DecoderPrefix = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "integer"}},
+                {"type": "null"},
+            ],
+            "description": "Text or token ids with which the output of an encoder-decoder model begins, such as NLLB's"
+            " `fra_Latn`. It counts as prompt and is not part of the answer's text. Text gets no special tokens beyond"
+            " those that it has. It takes the place of the model's forced first token.",
+        }
+    ),
+]
 Stop = Annotated[
     Any,
     WithJsonSchema(
@@ -111,6 +127,7 @@ class GenerationBody(Body):
     add_special_tokens: bool | None = Field(
         None, description="Add the tokenizer's special tokens; by default true for completions, false for chat."
     )
+    decoder_prefix: DecoderPrefix = None
     on_disconnect: Literal["cancel", "keep"] | None = Field(
         None,
         description="What happens to the request when nobody reads it for a while; by default cancel, and keep with "
@@ -124,11 +141,16 @@ class GenerationBody(Body):
     )
 
     _whole_number = field_validator("n", "top_k", "seed", "min_tokens", "deadline_ms", mode="before")(whole_number)
-    _whole_numbers = field_validator("stop_token_ids", mode="before")(whole_numbers)
+    _whole_numbers = field_validator("stop_token_ids", "decoder_prefix", mode="before")(whole_numbers)
+
+    @field_validator("decoder_prefix", mode="before")
+    @classmethod
+    def _absent_if_empty(cls, value: Any) -> Any:
+        return None if value in ("", []) else value
 
 
 class CompletionBody(GenerationBody):
-    prompt: Prompt = Field(description="Text to continue.")
+    prompt: Prompt = Field(description="Text to continue; the source of an encoder-decoder model.")
     max_tokens: int | None = Field(
         None, ge=0, description="Most tokens to generate; 16 by default; 0 needs echo and scores the prompt."
     )

@@ -1,6 +1,6 @@
 """Submits a call to the pool, for the model that is in force there.
 
-The pool refuses a model that was replaced a moment ago. Then the prompts are encoded again, for its successor.
+The pool refuses a model that was replaced a moment ago. Then the call is encoded again, for its successor.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from orca.core.domain.errors import NeverFits, NotInForce, Overloaded, PoolUnava
 from orca.core.domain.request import Request
 from orca.gateway.calls.accept import CallContext, echo_texts, submission
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
+from orca.gateway.calls.target import CallTokens
 from orca.gateway.gateway import Gateway
 from orca.gateway.models.models import ServedModel, not_served
 from orca.pool.api import RequestPool
@@ -26,43 +27,43 @@ TAKE_BACK_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 MODELS_TRIED_MAX = 3
 """Models tried for one call: a second one if the model was just replaced, a third if that was undone at once."""
 
-Encode = Callable[[ServedModel], Awaitable[list[list[int]]]]
-"""Encodes a call's prompts as token ids of a model. Raises: ApiError, InvalidRequest."""
+Encode = Callable[[ServedModel], Awaitable[CallTokens]]
+"""Encodes a call as token ids of a model. Raises: ApiError, InvalidRequest."""
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedPrompts:
-    """A call's prompts as token ids of the model that is in force as far as this gateway knows."""
+class EncodedCall:
+    """A call as token ids of the model that is in force as far as this gateway knows."""
 
     model: ServedModel
-    prompts: list[list[int]]
+    tokens: CallTokens
     encode: Encode  # for another model, if that is in force by the time of the submit
 
     @classmethod
-    async def for_model(cls, encode: Encode, model: ServedModel) -> "EncodedPrompts":
+    async def for_model(cls, encode: Encode, model: ServedModel) -> "EncodedCall":
         return cls(model, await encode(model), encode)
 
 
 async def submit_to_current(
-    gateway: Gateway, body: CompletionBody | ChatBody, encoded: EncodedPrompts, context: CallContext
+    gateway: Gateway, body: CompletionBody | ChatBody, encoded: EncodedCall, context: CallContext
 ) -> tuple[Submission, Sequence[Request]]:
-    """Submit for the model in force. If another one is in force by now, encode the prompts for that one.
+    """Submit for the model in force. If another one is in force by now, encode the call for that one.
 
     Returns: what was submitted, and the requests that the pool has for it.
     Raises: ApiError 503 when this gateway does not know the model in force; OrcaError.
     """
-    echoed = await echo_texts(body, encoded.prompts, encoded.model, gateway.settings)
+    echoed = await echo_texts(body, encoded.tokens.prompts, encoded.model, gateway.settings)
     for tries_left in reversed(range(MODELS_TRIED_MAX)):
-        max_total_tokens = gateway.models.max_total_tokens(encoded.model)
-        wanted = submission(body, encoded.prompts, encoded.model, gateway.settings, context, max_total_tokens, echoed)
+        promised = gateway.models.promised(encoded.model)
+        wanted = submission(body, encoded.tokens, encoded.model, gateway.settings, context, promised, echoed)
         try:
             return wanted, await _submit(gateway, wanted)
         except NotInForce as error:
             # Not the client's mistake.
             if not tries_left or error.in_force is None or not gateway.models.set_current(error.in_force):
                 raise not_served(str(error)) from error
-            encoded = await EncodedPrompts.for_model(encoded.encode, gateway.models.current)
-            echoed = await echo_texts(body, encoded.prompts, encoded.model, gateway.settings)
+            encoded = await EncodedCall.for_model(encoded.encode, gateway.models.current)
+            echoed = await echo_texts(body, encoded.tokens.prompts, encoded.model, gateway.settings)
         except NeverFits as error:
             # A client that named no length gets what fits by now.
             if not tries_left or not gateway.models.update_promise(encoded.model, error.promised):

@@ -23,7 +23,8 @@ class Encoder:
     """Encodes the texts of one model."""
 
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer, settings: GatewaySettings) -> None:
-        self._context = info.max_model_len
+        source_max = None if info.encoder_decoder is None else info.encoder_decoder.source_positions
+        self._context = info.max_model_len if source_max is None else min(info.max_model_len, source_max)
         self._vocab_size = info.vocab_size
         self._tokenizer = tokenizer
         self._settings = settings

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from orca.core.domain.errors import ModelError
 from orca.core.domain.model import ModelInfo, load_model_info
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, slots_needed
 from orca.core.domain.text import Tokenizer
 from orca.core.other_model import OtherModel
 from orca.gateway.errors import UNAVAILABLE, ApiError
@@ -108,6 +109,27 @@ def not_served(message: str) -> ApiError:
     return ApiError(503, message, kind=UNAVAILABLE, code="revision_not_served", retry_after_s=1)
 
 
+@dataclass(frozen=True, slots=True)
+class PromisedSlots:
+    """The memory that the pool promises to one request."""
+
+    slots: int
+    block_tokens: int
+
+    def room(self, prompt: int, beginning: int) -> int:
+        """Return the most output tokens that fit, below 1 if none do.
+
+        Args:
+            prompt: its tokens; the source of an encoder-decoder model.
+            beginning: tokens of a target before its output; 0 if the output continues the prompt.
+        """
+        if not beginning:
+            return self.slots - prompt
+        # Source and target have whole blocks of their own.
+        blocks = (self.slots - slots_needed(prompt, self.block_tokens)) // self.block_tokens
+        return blocks * self.block_tokens - beginning
+
+
 class Models:
     """All models of a gateway, and the pool's state of them."""
 
@@ -116,16 +138,18 @@ class Models:
         self.newest = newest
         self._by_revision = {model.info.revision: model for model in (*others, newest)}
         self._current = newest
-        self._promised: dict[str, int] = {}  # revision -> tokens of the longest request that fits
+        self._promised: dict[str, int] = {}  # revision -> slots of the largest request that fits
+        self._block_tokens: dict[str, int] = {}  # revision -> tokens of a KV block
 
     @property
     def current(self) -> ServedModel:
         """The model for new calls."""
         return self._current
 
-    def max_total_tokens(self, model: ServedModel) -> int | None:
-        """Return the tokens of the longest request that fits, prompt and output; None until the pool promises it."""
-        return self._promised.get(model.info.revision)
+    def promised(self, model: ServedModel) -> PromisedSlots | None:
+        """Return the slots of the largest request that fits; None until the pool promises them."""
+        slots, block_tokens = (found.get(model.info.revision) for found in (self._promised, self._block_tokens))
+        return None if slots is None else PromisedSlots(slots, block_tokens or DEFAULT_BLOCK_TOKENS)
 
     @property
     def has_formed(self) -> bool:
@@ -150,6 +174,8 @@ class Models:
         """Take over the pool's revision in force, and the slots that it promises for it."""
         if stats.revision is not None and self.set_current(stats.revision) and stats.promised_slots is not None:
             self._promised[stats.revision] = stats.promised_slots
+            if stats.block_tokens is not None:
+                self._block_tokens[stats.revision] = stats.block_tokens
 
     def update_promise(self, model: ServedModel, slots: int) -> bool:
         """Take over the promised slots from a refusal. Returns: whether the number is new."""

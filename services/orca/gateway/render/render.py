@@ -46,6 +46,7 @@ class RenderOptions:
     model: str  # the name that the client used
     created: int  # Unix seconds
     choices_per_prompt: int = 1  # OpenAI's n: choices i*n .. i*n + n - 1 answer prompt i
+    prefix_tokens: int = 0  # tokens of the call's `decoder_prefix`, which count as prompt
     echo: bool = False  # completions: the prompt's text comes first
     # The text of each prompt that its tokens alone do not give back. Other prompts have None. Empty if none has a text.
     echo_texts: tuple[str | None, ...] = ()
@@ -69,6 +70,8 @@ class RenderOptions:
         # Gateways of the release before read it too. They do not know these fields, and take a list for true.
         if not self.goals.named:
             del stored["goals"]
+        if not self.prefix_tokens:
+            del stored["prefix_tokens"]
         if echo_texts := stored.pop("echo_texts"):
             stored["echo"] = echo_texts
         return orjson.dumps(stored).decode()
@@ -177,7 +180,8 @@ class ChoiceStream:
 
     def _usage(self) -> bytes:
         if self._options.continuous_usage:
-            return b',"usage":' + orjson.dumps(_usage(len(self._request.prompt), self._log.shown_count))
+            prompt_tokens = len(self._request.prompt) + self._options.prefix_tokens
+            return b',"usage":' + orjson.dumps(_usage(prompt_tokens, self._log.shown_count))
         return b',"usage":null' if self._options.include_usage else b""
 
     def _prompt_ids(self, kind: AnswerKind) -> bytes:
@@ -331,7 +335,8 @@ def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 
 def _usage_of_all(requests: Sequence[Request], options: RenderOptions, ends: Iterable[End]) -> dict[str, int]:
     """Count the tokens of the whole call. A prompt with several choices counts once."""
-    prompt_tokens = sum(len(request.prompt) for request in requests[:: options.choices_per_prompt])
+    prompts = [request.prompt for request in requests[:: options.choices_per_prompt]]
+    prompt_tokens = sum(map(len, prompts)) + len(prompts) * options.prefix_tokens
     return _usage(prompt_tokens, sum(_shown_end(end, options).count for end in ends))
 
 

@@ -13,8 +13,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from orca.core.domain.errors import InvalidRequest
-from orca.gateway.calls.accept import chat_prompt, check_token_ids
+from orca.gateway.calls.accept import chat_prompt
 from orca.gateway.calls.bodies import DetokenizeBody, TokenizeBody
+from orca.gateway.calls.token_ids import check_token_ids
 from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
 from orca.gateway.http.receive import UnreadBody, receive_body
@@ -34,6 +35,7 @@ async def ready(gateway: Gateway) -> Response:
     """
     stats = await gateway.overload.backlog.counts(STATS_SECONDS)
     current = gateway.models.current
+    promised = gateway.models.promised(current)
     is_ready = gateway.models.has_formed and not gateway.drain.has_begun
     answer = {
         "ready": is_ready,
@@ -43,7 +45,7 @@ async def ready(gateway: Gateway) -> Response:
         "pool": "away" if stats is None else "ok",
         "groups": [] if stats is None else list(stats.groups),
         "groups_formed": [] if stats is None else list(stats.groups_formed),
-        "max_total_tokens": gateway.models.max_total_tokens(current),
+        "max_total_tokens": None if promised is None else promised.slots,
         "waiting": None if stats is None else stats.queued,
         "running": None if stats is None else stats.owned,
     }

@@ -23,8 +23,8 @@ from orca.gateway.calls.admission import check_deadlines, take_rest_from_rate
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
 from orca.gateway.calls.idempotency import body_digest
 from orca.gateway.calls.opened_call import OpenedCall
-from orca.gateway.calls.submit import Encode, EncodedPrompts, submit_to_current
-from orca.gateway.errors import ApiError
+from orca.gateway.calls.submit import Encode, EncodedCall, submit_to_current
+from orca.gateway.calls.target import CallTokens, begin_targets, other_ids
 from orca.gateway.gateway import Gateway
 from orca.gateway.http.receive import CallBudget, UnreadBody, receive_body
 from orca.gateway.models.models import ServedModel
@@ -65,35 +65,36 @@ async def _receive(
     return body
 
 
-async def _encode_prompts(gateway: Gateway, body: CompletionBody, model: ServedModel) -> list[list[int]]:
+async def _encode_prompts(gateway: Gateway, body: CompletionBody, model: ServedModel) -> CallTokens:
     add_special_tokens = body.add_special_tokens is not False
     prompts = completion_prompts(body, model, gateway.settings)
     if body.model not in (None, model.info.name) and any(isinstance(prompt, list) for prompt in prompts):
-        # Text means the same to any model, ids do not.
-        message = f"the prompt is token ids for {body.model!r}, but {model.info.name!r} is the current model"
-        raise ApiError(409, message, param="prompt", code="model_replaced")
+        raise other_ids("prompt", body.model, model)
     names = ["prompt"] if len(prompts) == 1 else [f"prompt[{i}]" for i in range(len(prompts))]
-    return [
+    encoded = [
         prompt
         if isinstance(prompt, list)
         else await model.encoder.encode_prompt(prompt, param=name, add_special_tokens=add_special_tokens)
         for name, prompt in zip(names, prompts, strict=True)
     ]
+    return await begin_targets(body, encoded, model)
 
 
-async def _encode_chat(gateway: Gateway, body: ChatBody, model: ServedModel) -> list[list[int]]:
+async def _encode_chat(gateway: Gateway, body: ChatBody, model: ServedModel) -> CallTokens:
     text = await chat_prompt(body, model, gateway.settings)
     # Templates write special tokens out.
     add_special_tokens = body.add_special_tokens is True
-    return [await model.encoder.encode_prompt(text, param="messages", add_special_tokens=add_special_tokens)]
+    prompt = await model.encoder.encode_prompt(text, param="messages", add_special_tokens=add_special_tokens)
+    return await begin_targets(body, [prompt], model)
 
 
 async def _generate(
     gateway: Gateway, call: OpenedCall, body: CompletionBody | ChatBody, encode: Encode, *, id_prefix: str
 ) -> Response:
     """Accept the call inside a span of its own, which ends with the connection, or here if the call is refused."""
-    encoded = await EncodedPrompts.for_model(encode, gateway.models.current)
-    await take_rest_from_rate(gateway, call.key, call.keyed_name, prompts=len(encoded.prompts), choices=body.n or 1)
+    encoded = await EncodedCall.for_model(encode, gateway.models.current)
+    prompts = len(encoded.tokens.prompts)
+    await take_rest_from_rate(gateway, call.key, call.keyed_name, prompts=prompts, choices=body.n or 1)
     span = gateway.tracing.start(f"POST {call.path}", call.traceparent)
     try:
         return await _accept(gateway, call, body, encoded, span, id_prefix=id_prefix)
@@ -106,7 +107,7 @@ async def _accept(
     gateway: Gateway,
     call: OpenedCall,
     body: CompletionBody | ChatBody,
-    encoded: EncodedPrompts,
+    encoded: EncodedCall,
     span: CallSpan,
     *,
     id_prefix: str,

@@ -615,6 +615,7 @@ class MemoryPool(RequestPool):
             replaced_revisions=tuple(sorted({record.request.revision for record in replaced})),
             replaced_unfinished=sum(record.state is not OwnershipState.ENDED for record in replaced),
             promised_slots=None if state.revision is None else state.promises.get(state.revision),
+            block_tokens=None if state.revision is None else state.block_tokens.get(state.revision),
             offered_slots=_offered_slots(state, formed),
             groups=tuple(groups),
             groups_formed=tuple(formed),

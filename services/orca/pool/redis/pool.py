@@ -370,7 +370,7 @@ class RedisPool(RequestPool):
 
     async def stats(self) -> PoolStats:
         answer = await self._link.run("stats")
-        pairs, wall, promise, oldest, groups, formed, replaced, unfinished, offered, in_force = answer
+        pairs, wall, promise, oldest, groups, formed, replaced, unfinished, offered, in_force, block_tokens = answer
         meta = {name.decode(): value for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
         return PoolStats(
             queued=int(meta.get("queued", 0)),
@@ -388,6 +388,7 @@ class RedisPool(RequestPool):
             replaced_revisions=tuple(sorted(revision.decode() for revision in replaced)),
             replaced_unfinished=int(unfinished),
             promised_slots=int(promise) if promise else None,
+            block_tokens=int(block_tokens) if block_tokens else None,
             offered_slots=int(offered) if offered else None,
             groups=tuple(sorted(group.decode() for group in groups)),
             groups_formed=tuple(sorted(group.decode() for group in formed)),

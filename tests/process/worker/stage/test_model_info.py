@@ -137,7 +137,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "no config": (lambda folder: _replace(folder, "config.json", None), "no config.json"),
     "bad JSON": (lambda folder: _replace(folder, "config.json", "{"), "cannot be read as JSON"),
     "a JSON list": (lambda folder: _replace(folder, "config.json", "[]"), "does not hold a JSON object"),
-    "unknown family": (lambda folder: edit(folder, model_type="t5"), "model_type 't5' is not one of gpt2, opt"),
+    "unknown family": (lambda folder: edit(folder, model_type="bert"), "model_type 'bert' is not one of gpt2, opt"),
     "not a text generator": (lambda folder: edit(folder, architectures=["LlamaModel"]), "architectures"),
     "no vocabulary": (lambda folder: edit(folder, vocab_size=None), "vocab_size is None"),
     "a layer count of 0": (lambda folder: edit(folder, num_hidden_layers=0), "num_hidden_layers is 0"),

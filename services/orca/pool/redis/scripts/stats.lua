@@ -2,11 +2,12 @@
 -- Answers {meta as pairs, wall, promise or '', oldest submitted_ms or '', groups with a living seat, those of them that
 --         are formed, revisions that were replaced and may have records, requests of those that have not ended, fewest
 --         slots that a formed group of the current revision has for one request, or '', groups of the current revision
---         with a living seat}.
+--         with a living seat, tokens of a KV block of the current revision or ''}.
 begin(false)
 local meta = call('HGETALL', META)
 local revision = call('HGET', META, 'revision')
 local promise = revision and call('HGET', PROMISES, revision) or ''
+local block_tokens = revision and call('HGET', BLOCKS, revision) or ''
 
 -- A sweep may not have noted every retired revision yet. 0 means that nothing of a revision is left.
 local replaced, unfinished, seen = {}, 0, {}
@@ -45,4 +46,4 @@ for _, group in ipairs(groups) do
   end
 end
 if not is_reported or offered == math.huge then offered = '' end
-return { meta, wall, promise, oldest or '', groups, formed, replaced, unfinished, offered, in_force }
+return { meta, wall, promise, oldest or '', groups, formed, replaced, unfinished, offered, in_force, block_tokens }

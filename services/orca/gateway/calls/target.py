@@ -1,0 +1,67 @@
+"""The part of a call that only encoder-decoder models have: the beginning of its targets.
+
+The prompt of such a call is the source. All targets of the call begin alike: with the start token, then the forced
+token or the call's `decoder_prefix`. The output does not continue the source.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orca.core.domain.errors import InvalidRequest
+from orca.gateway.calls.bodies import CompletionBody, GenerationBody
+from orca.gateway.calls.token_ids import check_token_ids
+from orca.gateway.calls.unsupported_fields import unsupported
+from orca.gateway.errors import ApiError
+from orca.gateway.models.models import ServedModel
+
+PREFIX = "decoder_prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class CallTokens:
+    """The tokens of a call for one model."""
+
+    prompts: Sequence[Sequence[int]]  # the sources of an encoder-decoder model
+    target: tuple[int, ...] = ()  # the beginning of every target, start token first; empty for other models
+    prefix_tokens: int = 0  # those of `target` that the call gives: they count as prompt
+
+
+def check_target_fields(body: GenerationBody, model: ServedModel) -> None:
+    """Check the fields that depend on the kind of the model. Raises: InvalidRequest, ApiError."""
+    prefix = body.decoder_prefix
+    if model.info.encoder_decoder is None:
+        if prefix is not None:
+            message = f"{PREFIX}: only encoder-decoder models have one, and {model.info.name!r} is a decoder-only model"
+            raise InvalidRequest(message, param=PREFIX)
+        return
+    if prefix is not None and not isinstance(prefix, str):
+        check_token_ids(prefix, model.info.vocab_size, param=PREFIX)
+    if not isinstance(body, CompletionBody):
+        return
+    if body.echo:
+        raise unsupported("echo", "an encoder-decoder model's output does not continue the prompt")
+    if body.max_tokens == 0:
+        message = "max_tokens: must be at least 1: an encoder-decoder model does not score its prompt"
+        raise InvalidRequest(message, param="max_tokens")
+
+
+async def begin_targets(body: GenerationBody, prompts: Sequence[Sequence[int]], model: ServedModel) -> CallTokens:
+    """Add the beginning of the targets to the prompts. Raises: ApiError, InvalidRequest."""
+    kind, prefix = model.info.encoder_decoder, body.decoder_prefix
+    if kind is None:
+        return CallTokens(prompts)
+    if isinstance(prefix, list) and body.model not in (None, model.info.name):
+        raise other_ids(PREFIX, body.model, model)
+    if isinstance(prefix, str):
+        # Special tokens that are written in the text count as such.
+        prefix = await model.encoder.encode_prompt(prefix, param=PREFIX, add_special_tokens=False)
+    prefix = tuple(prefix or ())
+    has_start = prefix[:1] == (kind.start_token_id,)
+    return CallTokens(prompts, kind.beginning(prefix), len(prefix) - has_start)
+
+
+def other_ids(param: str, name: str | None, model: ServedModel) -> ApiError:
+    """Return the error for token ids that were written for another model: unlike text, they mean something else."""
+    what = "the prompt" if param == "prompt" else param
+    message = f"{what} is token ids for {name!r}, but {model.info.name!r} is the current model"
+    return ApiError(409, message, param=param, code="model_replaced")
