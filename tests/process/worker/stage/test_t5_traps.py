@@ -15,8 +15,8 @@ from orca.bench.parts.tiny_families import reference_model, tiny_checkpoint
 from orca.core.domain.errors import ModelError
 from orca.core.domain.model import load_model_info
 from orca.kernels.contract.reference import DistanceBias
+from orca.worker.models import build, t5
 from orca.worker.models import config as config_module
-from orca.worker.models import t5
 from orca.worker.models.build import load_stage
 from orca.worker.models.t5_config import T5Config
 from support.worker.stage_driver import Ask, Chain, generate, serve
@@ -71,7 +71,7 @@ def bias_in_cross_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     call = t5.CrossAttention.__call__
 
     def biased(self: Any, x: torch.Tensor, step: Any, *more: Any) -> Any:
-        bias = t5.distance_bias(torch.randn(10, 5), T5_SHAPE, is_causal=False)
+        bias = DistanceBias(torch.linspace(-3, 3, 105).view(5, 21), zero=10)
         attention = step.cross.attention
         step.cross.attention = lambda qkv, cache, scale: attention(qkv, cache, scale, bias)
         try:
@@ -97,10 +97,11 @@ def head_of_the_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def encoder_without_its_last_norm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(t5.FAMILY.encoder, "norm", None)
+    assert t5.FAMILY.encoder is not None
+    without = replace(t5.FAMILY, encoder=replace(t5.FAMILY.encoder, norm=None))
+    monkeypatch.setitem(build._FAMILIES, T5Config, without)
 
 
-T5_SHAPE: T5Config
 MISTAKES = (
     no_scale,
     no_bias_after_layer_0,
@@ -111,17 +112,13 @@ MISTAKES = (
     logits_of_an_untied_head_scaled,
     exact_gelu,
     head_of_the_embedding,
+    encoder_without_its_last_norm,
 )
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    global T5_SHAPE
-    folder = tiny_checkpoint("t5_gated", tmp_path_factory.mktemp("t5"))
-    shape = config_module.load_config(folder)
-    assert isinstance(shape, T5Config)
-    T5_SHAPE = shape
-    return folder
+    return tiny_checkpoint("t5_gated", tmp_path_factory.mktemp("t5"))
 
 
 SOURCES = ([5, 9, 130, 77, 20], [int(token) for token in torch.arange(3, 60, 2)], [44])
@@ -162,7 +159,7 @@ def reference_logits(folder: Path) -> torch.Tensor:
 def is_close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     # The driver runs the rows of a step in random order, so sources are matched by their nearest logits.
     order = torch.cdist(wanted, found).argmin(dim=1)
-    return bool(torch.allclose(found[order], wanted, rtol=1e-3, atol=2e-3))
+    return bool(torch.allclose(found[order], wanted, rtol=1e-3, atol=2e-2))
 
 
 def test_without_a_mistake_the_logits_are_those_of_the_reference(folder: Path) -> None:
@@ -218,14 +215,14 @@ def test_float16_is_refused_because_its_mlp_overflows(folder: Path) -> None:
     ("change", "message"),
     [
         ({"feed_forward_proj": "swiglu-relu"}, "feed_forward_proj 'swiglu-relu'"),
-        ({"feed_forward_proj": "gated-tanh"}, "activation 'tanh'"),
+        ({"feed_forward_proj": "gated-tanh", "dense_act_fn": "tanh"}, "activation 'tanh'"),
         ({"dense_act_fn": "relu"}, "dense_act_fn contradicts feed_forward_proj"),
         ({"is_gated_act": False}, "is_gated_act contradicts feed_forward_proj"),
         ({"relative_attention_num_buckets": 2}, "relative_attention_num_buckets 2"),
         ({"relative_attention_max_distance": 4}, "relative_attention_max_distance 4"),
         ({"num_heads": 0}, "num_heads is 0"),
         ({"d_kv": "64"}, "d_kv is '64'"),
-        ({"decoder_start_token_id": None}, "decoder_start_token_id"),
+        ({"decoder_start_token_id": None, "bos_token_id": None}, "decoder_start_token_id"),
         ({"quantization_config": {"bits": 4}}, "option quantization_config"),
         ({"model_type": "mt5"}, "architectures"),
         ({"num_decoder_layers": 4}, r"no tensor decoder\.block\.3"),
