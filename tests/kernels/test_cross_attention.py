@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from orca.kernels.contract.reference import ContextRow, DistanceBias, attend_reference
+from orca.kernels.contract.paged import TokenSlots
+from orca.kernels.contract.reference import ContextRow, DistanceBias, KvWrite, attend_reference
 from orca.kernels.device import kernels_of
 from orca.kernels.plain import PlainKernels
 from support.kernels.attention_steps import (
@@ -21,6 +22,7 @@ from support.kernels.attention_steps import (
     random_step,
     view_of,
 )
+from support.kernels.torch_threads import computing_threads
 from support.pairs import covered
 
 pytestmark = pytest.mark.covered(2)
@@ -152,6 +154,50 @@ def test_causal_attention_with_a_bias_equals_the_reference(
     torch.testing.assert_close(output, expected.flatten(1), atol=2e-6, rtol=2e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_gets_the_same_output_alone_and_among_others(dtype: torch.dtype) -> None:
+    """A source or a target has the same bits in any batch, in any tile and on any number of threads."""
+    kv_of_query, bias = [0, 1, 1, 1, 2], random_bias(5, 40, 20)
+    query, cache, rows, tables = random_cross_step([(300, 300, 0), (9, 9, 0), (257, 1, 5)], 5, 3, 64, dtype)
+    with computing_threads(3):
+        together = ragged("cpu", rows, tables, kv_of_query, cache)(query, cache, 0.125, bias)
+    with computing_threads(1):
+        for row in rows:
+            own = query[row.first : row.first + row.count].contiguous()
+            alone = ragged("cpu", [replace(row, first=0)], tables, kv_of_query, cache)(own, cache, 0.125, bias)
+            assert torch.equal(alone, together[row.first : row.first + row.count])
+            for token in (*range(0, row.count, 7), row.count - 1):
+                here = slice(row.first + token, row.first + token + 1)
+                single = [ContextRow(0, 1, row.position + token, row.line, row.keys)]
+                alone = ragged("cpu", single, tables, kv_of_query, cache)(query[here], cache, 0.125, bias)
+                assert torch.equal(alone, together[here])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_biased_token_of_a_chunk_gets_the_output_of_a_single_token(dtype: torch.dtype) -> None:
+    """A target begins with a chunk after a re-claim; its tokens ran one by one before."""
+    kv_of_query, bias = [0, 1, 1, 1, 2], random_bias(5, 40, 39)
+    qkv, cache, rows, tables = random_step([(300, 70), (9, 9)], 5, 3, 64, dtype)
+    together = ragged("cpu", rows, tables, kv_of_query, cache, is_causal=True)(qkv, cache, 0.125, bias)
+    for row in rows:
+        for token in range(row.count):
+            here = slice(row.first + token, row.first + token + 1)
+            single = [ContextRow(0, 1, row.position + token, row.line)]
+            alone = ragged("cpu", single, tables, kv_of_query, cache, is_causal=True)(qkv[here], cache, 0.125, bias)
+            assert torch.equal(alone, together[here])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_and_values_of_a_source_are_written_without_queries(kind: str) -> None:
+    """The products of cross attention with the encoder's output are keys and values only."""
+    slots = torch.tensor([7, 2, 12])
+    cache, kv, bias = torch.zeros(4, 2 * 2, 4, 8), torch.randn(3, 2 * 2, 8), torch.randn(2 * 2 * 8)
+    expected = kv + bias.view(4, 8)
+    KINDS[kind].write_kv(kv, KvWrite(cache, slots, None), bias)
+    assert torch.equal(TokenSlots.of(slots, 4).read(cache), expected)
+    assert cache.count_nonzero() == expected.numel()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_encoder_reads_its_keys_from_the_cache(kind: str) -> None:
     """The rows of an encoder hold keys and values as well; only the cache is read, by encoder and cross attention."""
@@ -166,7 +212,7 @@ def test_an_encoder_reads_its_keys_from_the_cache(kind: str) -> None:
     covered(
         {
             "step": list(CROSS_STEPS),
-            "head_dim": [12, 64, 80],
+            "head_dim": [12, 64],
             "dtype": [torch.bfloat16, torch.float16],
             "bias": ["none", "wide"],
             "kind": list(KINDS),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +17,7 @@ from orca.kernels.device import kernels_of
 from orca.kernels.gpu.attention import SPLIT
 from orca.kernels.gpu.kernels import TritonKernels
 from orca.kernels.gpu.recording import GraphInputs, GraphRecorder
-from support.kernels.attention_steps import random_step, view_of
+from support.kernels.attention_steps import random_bias, random_cross_step, random_step, view_of
 from support.kernels.gpu import DEVICE
 
 CPU = torch.device("cpu")
@@ -163,6 +164,61 @@ def test_a_recording_on_a_cpu_computes_steps_with_chunks_of_any_size(window: int
         last_tokens = {row.first: 100 + row.line for row in rows if row.count == 1 and row.position % 2}
         assert inputs.ids[:tokens].tolist() == [last_tokens.get(place, 1000 + place) for place in range(tokens)]
     assert torch.equal(lines.tables, tables)
+
+
+def test_a_recording_on_a_cpu_attends_to_the_sources_of_its_rows() -> None:
+    """Self attention and cross attention of the same rows; the keys of both are in one cache."""
+    recorder = CpuRecorder()
+    contexts, sources = [(40, 1)] * 3 + [(300, 1), (90, 1)], [1, 256, 40, 257, 600]
+    _, own, _, tables = random_step(contexts, 4, 2, 12, torch.float32, BLOCK_TOKENS)
+    _, others, _, source_tables = random_cross_step([(n, 1, 0) for n in sources], 4, 2, 12, torch.float32, BLOCK_TOKENS)
+    cache, source_tables = torch.cat((own, others)), (source_tables + len(own)).contiguous()
+    prompts, bias = torch.tensor(sources), random_bias(4, 9, 8)
+    lines = RequestLines(tables, torch.arange(5), prompts, source_tables)
+    inputs = recorder.inputs(RecordingSize(200, 16), lines, slots=len(cache) * BLOCK_TOKENS, block_tokens=BLOCK_TOKENS)
+    causal = view_of(tables, HEADS, 12, torch.float32, BLOCK_TOKENS)
+    views = [causal, replace(causal, tables=source_tables, is_causal=False)]
+    everyone, wanted_only = ([inputs.attention(view, wanted_only=only) for view in views] for only in (False, True))
+    qkv, queries = torch.zeros(200, 8, 12), torch.zeros(200, 4, 12)
+    kernels = kernels_of(CPU)
+
+    def compute() -> tuple[Tensor | None, ...]:
+        inputs.build([qkv, queries])
+        assert inputs.wanted is not None
+        some, asking = kernels.take_rows(qkv, inputs.wanted), kernels.take_rows(queries, inputs.wanted)
+        return (
+            everyone[0](qkv, cache, 0.3, bias),
+            everyone[1](queries, cache, 0.3),
+            wanted_only[0](some, cache, 0.3, bias),
+            wanted_only[1](asking, cache, 0.3),
+        )
+
+    outputs, run = recorder.record(compute)
+    steps = [
+        [(line, 10 + line, 1, line != 2) for line in range(5)],
+        [(3, 0, 1, True)],
+        [(4, 3, 80, True), (0, 7, 1, True), (3, 100, 70, False), (1, 0, 2, True)],
+    ]
+    for step in steps:
+        said, rows, wanted = chunked(step, tables)
+        tokens = said.tokens
+        qkv[:tokens], queries[:tokens] = torch.randn(tokens, 8, 12), torch.randn(tokens, 4, 12)
+        inputs.put(said)
+        for output in outputs:
+            assert output is not None
+            output[:] = torch.nan
+        run()
+        crossing = [replace(row, keys=sources[row.line]) for row in rows]
+        expected = [
+            attend_reference(qkv[:tokens, :4], cache, rows, tables, HEADS, scale=0.3, bias=bias),
+            attend_reference(queries[:tokens], cache, crossing, source_tables, HEADS, scale=0.3, is_causal=False),
+        ]
+        for each, output, behind in zip(expected, outputs[:2], outputs[2:], strict=True):
+            assert output is not None
+            assert behind is not None
+            torch.testing.assert_close(output[:tokens], each.flatten(1), atol=2e-6, rtol=2e-6)
+            torch.testing.assert_close(behind[: len(wanted)], each[wanted].flatten(1), atol=2e-6, rtol=2e-6)
+            assert output[tokens:].isnan().all()
 
 
 def test_padding_rows_change_no_request() -> None:

@@ -8,9 +8,11 @@ native call on a CPU, for any number of tokens; it is a captured graph on a GPU,
 
 The state that a device keeps, a line per request:
 
-    tables      [lines, blocks] int32    the blocks of its keys and values, in order of positions (paged.py)
-    last_tokens [lines] int64            the token that was drawn last for the request
-    prompts     [lines] int64            number of tokens of its prompt
+    tables        [lines, blocks] int32    the blocks of its keys and values, in order of positions (paged.py)
+    last_tokens   [lines] int64            the token that was drawn last for the request
+    prompts       [lines] int64            number of tokens of its prompt
+    source_tables [lines, blocks] int32    with an encoder-decoder model: the blocks of the keys and values of its
+                                           source, which is its prompt; `tables` and all positions are the target's
 """
 
 from collections.abc import Callable, Sequence
@@ -60,6 +62,8 @@ class RequestLines(NamedTuple):
     tables: Tensor
     last_tokens: Tensor
     prompts: Tensor
+    source_tables: Tensor | None = None
+    """None with decoder-only models, whose recordings have no cross attention."""
 
 
 class StepInputs(Protocol):
@@ -90,7 +94,12 @@ class StepInputs(Protocol):
         ...
 
     def attention(self, view: AttentionView, *, wanted_only: bool = False) -> RaggedAttention:
-        """Return the attention of these rows, or of the wanted ones, under one sliding window."""
+        """Return the attention of these rows, or of the wanted ones, under one sliding window.
+
+        Args:
+            view: of the lines' `tables`; if it is not causal, of their `source_tables`. Each row then sees the whole
+                source of its line (cross attention). Sources themselves are not recorded.
+        """
         ...
 
 

@@ -26,6 +26,7 @@ from orca.kernels.contract.recording import (
 )
 from orca.kernels.contract.reference import AttentionView
 from orca.kernels.cpu.attention.attention import TILE_COLUMNS, CpuAttention, tile_tokens
+from orca.kernels.cpu.rows import address_of
 from orca.kernels.cpu.team.intrinsics import FAST, next_task, pointer
 from orca.kernels.cpu.team.team import Kernel, RowCount, bind_rows, record_calls
 
@@ -58,10 +59,31 @@ class CpuRecorder:
         return made, recording.run
 
 
+class _Tiles(NamedTuple):
+    """The tiles of attention (cpu/attention/attention.py); None for attention that there is not."""
+
+    causal: Tensor | None = None
+    cross: Tensor | None = None
+
+    @classmethod
+    def of(cls, maximum: int, lines: RequestLines) -> "_Tiles":
+        """Allocate memory for as many tiles of each kind."""
+        has_sources = lines.source_tables is not None
+        return cls(_numbers(maximum, TILE_COLUMNS), _numbers(maximum, TILE_COLUMNS) if has_sources else None)
+
+    def bind(self, count: RowCount) -> None:
+        bind_rows(count, *(tiles for tiles in self if tiles is not None))
+
+    def attention(self, view: AttentionView) -> CpuAttention:
+        tiles = self.causal if view.is_causal else self.cross
+        assert tiles is not None
+        return CpuAttention.of_tiles(tiles, view)
+
+
 class _WantedRows(NamedTuple):
     count: RowCount
     rows: Tensor
-    tiles: Tensor
+    tiles: _Tiles
 
 
 class CpuInputs:
@@ -76,13 +98,11 @@ class CpuInputs:
         self._step_requests = self._step_rows.numpy()
         self.ids, self.positions, self.slots = (_numbers(size.tokens) for _ in range(3))
         self._ids = self.ids.numpy()
-        self._all_tiles = _numbers(size.tokens, TILE_COLUMNS)
+        self._all_tiles = _Tiles.of(size.tokens, lines)
         self._tile_tokens = 1
         self._wanted: _WantedRows | None = None
         if size.wanted is not None:
-            self._wanted = _WantedRows(
-                RowCount(size.wanted), _numbers(size.wanted), _numbers(size.wanted, TILE_COLUMNS)
-            )
+            self._wanted = _WantedRows(RowCount(size.wanted), _numbers(size.wanted), _Tiles.of(size.wanted, lines))
 
     @property
     def wanted(self) -> Tensor | None:
@@ -103,24 +123,25 @@ class CpuInputs:
     def build(self, extra_inputs: Sequence[Tensor] = ()) -> None:
         bind_rows(self._requests, self._step_rows)
         bind_rows(self._tokens, self.ids, self.positions, self.slots, *extra_inputs)
-        bind_rows(self._tiles, self._all_tiles)
-        wanted = 0, 0
+        self._all_tiles.bind(self._tiles)
+        wanted_rows, wanted_tiles = None, _Tiles()
         if self._wanted is not None:
-            bind_rows(self._wanted.count, self._wanted.rows, self._wanted.tiles)
-            wanted = self._wanted.rows.data_ptr(), self._wanted.tiles.data_ptr()
-        tables, last_tokens, _ = self._lines
-        written = (self.ids, self.positions, self.slots, self._all_tiles)
-        addresses = (each.data_ptr() for each in (self._step_rows, tables, last_tokens, *written))
-        sizes = (self._requests, *tables.shape, len(last_tokens), self._block_tokens, self._tile_tokens)
-        _fill(1, *addresses, *wanted, *sizes)
+            bind_rows(self._wanted.count, self._wanted.rows)
+            self._wanted.tiles.bind(self._wanted.count)
+            wanted_rows, wanted_tiles = self._wanted.rows, self._wanted.tiles
+        tables, last_tokens, prompts, _ = self._lines
+        read = (self._step_rows, tables, last_tokens, prompts)
+        written = (self.ids, self.positions, self.slots, *self._all_tiles, wanted_rows, *wanted_tiles)
+        sizes = (self._requests, *tables.shape, self._block_tokens, self._tile_tokens)
+        _fill(1, *map(address_of, (*read, *written)), *sizes)
 
     def attention(self, view: AttentionView, *, wanted_only: bool = False) -> CpuAttention:
-        assert view.tables is self._lines.tables
+        assert view.tables is (self._lines.tables if view.is_causal else self._lines.source_tables)
         if wanted_only:
             assert self._wanted is not None
-            return CpuAttention.of_tiles(self._wanted.tiles, view)
-        self._tile_tokens = tile_tokens(view)  # the same under each window
-        return CpuAttention.of_tiles(self._all_tiles, view)
+            return self._wanted.tiles.attention(view)
+        self._tile_tokens = tile_tokens(view)  # the same under each window, and in cross attention
+        return self._all_tiles.attention(view)
 
 
 def _numbers(*shape: int) -> Tensor:
@@ -130,13 +151,12 @@ def _numbers(*shape: int) -> Tensor:
 def _fill_rows(args: Any) -> None:
     if next_task(args) > 0:
         return
-    requests, lines, columns, fed_lines = args[11], args[12], args[13], args[14]
-    block_tokens, tile_tokens = args[15], args[16]
+    tiles, cross_tiles, wanted_at, wanted_tiles, wanted_cross_tiles = args[9], args[10], args[11], args[12], args[13]
+    requests, lines, columns, block_tokens, tile_tokens = args[14], args[15], args[16], args[17], args[18]
     step = carray(pointer(args[2], np.int64), (requests, COLUMNS))
     tables = carray(pointer(args[3], np.int32), (lines, columns))
-    last_tokens = carray(pointer(args[4], np.int64), (fed_lines,))
-    ids, positions, slots = pointer(args[5], np.int64), pointer(args[6], np.int64), pointer(args[7], np.int64)
-    tiles, wanted_at, wanted_tiles = args[8], args[9], args[10]
+    last_tokens, prompts = carray(pointer(args[4], np.int64), (lines,)), carray(pointer(args[5], np.int64), (lines,))
+    ids, positions, slots = pointer(args[6], np.int64), pointer(args[7], np.int64), pointer(args[8], np.int64)
     wanted = pointer(wanted_at, np.int64)
     token = tile = wanted_rows = 0
     for row in range(requests):
@@ -152,12 +172,16 @@ def _fill_rows(args: Any) -> None:
             done = place * tile_tokens
             here, some = position + done, min(tile_tokens, count - done)
             _insert_tile(tiles, tile, (line, here, some, token + done, here + some))
+            if cross_tiles != 0:
+                _insert_tile(cross_tiles, tile, (line, here, some, token + done, prompts[line]))
             tile += 1
         token += count
         if wanted_at != 0 and step[row, IS_WANTED] != 0:
-            wanted[wanted_rows] = token - 1
             end = position + count
+            wanted[wanted_rows] = token - 1
             _insert_tile(wanted_tiles, wanted_rows, (line, end - 1, 1, wanted_rows, end))
+            if wanted_cross_tiles != 0:
+                _insert_tile(wanted_cross_tiles, wanted_rows, (line, end - 1, 1, wanted_rows, prompts[line]))
             wanted_rows += 1
 
 

@@ -131,7 +131,7 @@ class GraphInputs:
     def build(self, extra_inputs: Sequence[Tensor] = ()) -> None:
         del extra_inputs
         made = (self.ids, self.positions, self.slots, *self.sampled)
-        make_rows(self._step_rows, *self._lines, *made, self._block_tokens)
+        make_rows(self._step_rows, *self._lines[:3], *made, self._block_tokens)
         for items, geometry in self._items:
             make_items(self._step_rows, items, self._lines.tables.shape[1], *geometry)
 
