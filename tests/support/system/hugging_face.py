@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from orca.bench.parts.tiny_families import reference_model
 from orca.worker.stage.random_numbers import uniforms
+from support.system.running_group import Work
 
 MARGIN = 1e-4
 """A difference is excused only where the reference's own choice was closer than this (order of summation)."""
@@ -47,45 +49,54 @@ class Verdict:
             self.wrong.append(f"{name}: {len(got)} tokens, Hugging Face has {len(want.tokens)}")
 
 
-def generate(folder: Path, prompts: Sequence[tuple[tuple[int, ...], int]]) -> list[Reference]:
-    """Greedy outputs of (prompt, max_new_tokens) pairs, one at a time, in float32 on the CPU."""
+def generate(folder: Path, works: Sequence[Work]) -> list[Reference]:
+    """Greedy outputs, one at a time, in float32 on the CPU."""
     model = reference_model(folder)
     references = []
     with torch.inference_mode():
-        for prompt, max_new_tokens in prompts:
-            ids = torch.tensor([prompt])
+        for work in works:
+            ids = torch.tensor([work.prompt])
+            options: dict[str, Any] = {}
+            if work.decoder_prefix:
+                # transformers' cache fails for a T5 that has more decoder layers than encoder layers.
+                options = {"decoder_input_ids": torch.tensor([work.decoder_prefix]), "use_cache": False}
             answer = model.generate(
                 ids,
+                **options,
                 attention_mask=torch.ones_like(ids),
-                max_new_tokens=max_new_tokens,
+                max_new_tokens=work.max_new_tokens,
                 do_sample=False,
                 pad_token_id=0,
                 output_logits=True,
                 return_dict_in_generate=True,
             )
             best = torch.stack(answer.logits)[:, 0].topk(2).values
-            tokens = tuple(answer.sequences[0, len(prompt) :].tolist())
+            tokens = tuple(answer.sequences[0, -len(best) :].tolist())
             references.append(Reference(tokens, tuple((best[:, 0] - best[:, 1]).tolist())))
     return references
 
 
-def sample(folder: Path, prompts: Sequence[tuple[tuple[int, ...], int, int]], temperature: float) -> list[Reference]:
-    """Outputs of (prompt, max_new_tokens, seed) drawn token by token from Hugging Face's logits: the definition.
+def sample(folder: Path, works: Sequence[Work], temperature: float) -> list[Reference]:
+    """Outputs drawn token by token from Hugging Face's logits: the definition.
 
     Token i is the first one, in order of ids, whose cumulated probability exceeds uniform(seed, i).
     """
     model = reference_model(folder)
     references = []
     with torch.inference_mode():
-        for prompt, max_new_tokens, seed in prompts:
-            ids, margins = list(prompt), []
-            while len(margins) < max_new_tokens and (not margins or ids[-1] != model.config.eos_token_id):
-                logits = model(torch.tensor([ids])).logits[0, -1].double()
+        for work in works:
+            ids, margins = list(work.decoder_prefix or work.prompt), list[float]()
+            given = len(ids)
+            while len(margins) < work.max_new_tokens and (not margins or ids[-1] != model.config.eos_token_id):
+                inputs = {"input_ids": torch.tensor([ids])}
+                if work.decoder_prefix:
+                    inputs = {"input_ids": torch.tensor([work.prompt]), "decoder_input_ids": torch.tensor([ids])}
+                logits = model(**inputs, use_cache=False).logits[0, -1].double()
                 shares = torch.softmax(logits / temperature, dim=0).cumsum(0)
-                number = float(uniforms([seed], [len(margins)])[0])
+                number = float(uniforms([work.sampling.seed], [len(margins)])[0])
                 token = int(torch.searchsorted(shares, number, right=True))
                 below = float(shares[token - 1]) if token else 0.0
                 margins.append(min(number - below, float(shares[token]) - number))
                 ids.append(token)
-            references.append(Reference(tuple(ids[len(prompt) :]), tuple(margins)))
+            references.append(Reference(tuple(ids[given:]), tuple(margins)))
     return references

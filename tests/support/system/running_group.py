@@ -41,6 +41,7 @@ class Work:
     sampling: SamplingParams = GREEDY
     wait_s: float = 0.0  # after the one before it was submitted
     after: int | None = None  # submitted once the work of this index has ended
+    decoder_prefix: tuple[int, ...] = ()  # with an encoder-decoder model, whose source is `prompt`
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,7 @@ class RunningGroup:
                 prompt=work.prompt,
                 max_new_tokens=work.max_new_tokens,
                 sampling=work.sampling,
+                decoder_prefix=work.decoder_prefix,
             )
             submission = Submission(
                 parent=name, requests=(request,), reader="test", on_disconnect=OnDisconnect.KEEP, render="{}"
