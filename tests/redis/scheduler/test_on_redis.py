@@ -61,7 +61,7 @@ async def wait_until_ended(pool: RedisPool, count: int) -> None:
 
 @pytest.mark.parametrize(("groups", "prefix"), [(1, 0), (2, 0), (2, 2)])
 async def test_every_log_has_the_models_tokens_even_if_stages_die(tmp_path: Path, groups: int, prefix: int) -> None:
-    """With a prefix, the requests are those of an encoder-decoder model: claims count the slots of two tables."""
+    """Requests with a prefix are those of an encoder-decoder model: a claim counts the slots of both tables."""
     chance = random.Random(groups)
     with EmbeddedRedis(tmp_path) as redis:
         pool = RedisPool(redis.url, "test", PATIENT_POOL)

@@ -104,12 +104,12 @@ def test_one_of_two_requests_waits_if_their_tables_do_not_fit_together() -> None
 def test_an_acquitted_request_keeps_the_blocks_of_both_tables() -> None:
     state, limits = GroupState(), source_limits(block_tokens=4, slots=64, max_model_len=32)
     policy = RequestLevelPolicy(habits=Habits.without(["reserves_full_length"]))
-    entry = added(state, "A", 1, source=5, new=3, alone=1)
+    entry = added(state, "A", 1, source=5, new=4, alone=1)
     run_once(state, limits, policy)
     assert state.reserved == 64
     state.acquit(entry, limits.block_tokens)
     state.check(limits.block_tokens)
-    assert state.reserved == 12
+    assert state.reserved == 16, "two blocks for a source of 5 tokens, two for a target of 5"
 
 
 def test_the_bound_on_a_step_counts_sources_and_the_beginnings_of_targets() -> None:
