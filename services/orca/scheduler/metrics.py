@@ -41,10 +41,11 @@ class SchedulerMetrics(Observer):
 
         # The gateways count orca_prompt_tokens and orca_generation_tokens as clients see them; a scheduler counts the
         # work, which is more after a group died.
-        self._prompt = counter("orca_scheduler_prompt_tokens", "Tokens run in the initiation phase, repeats included.")
-        source, target = "Tokens of sources that encoders ran", "Tokens of targets that decoders ran"
-        self._source = counter("orca_scheduler_source_tokens", f"{source}, repeats included.")
-        self._target = counter("orca_scheduler_target_tokens", f"{target}, repeats included.")
+        self._prompt = counter(
+            "orca_scheduler_prompt_tokens", "Tokens run in the initiation phase, with sources and repeats."
+        )
+        self._source = counter("orca_scheduler_source_tokens", "Tokens of sources run, repeats included.")
+        self._target = counter("orca_scheduler_target_tokens", "Tokens of targets run, repeats included.")
         self._generated = counter("orca_scheduler_generation_tokens", "Tokens that came back from the stages.")
         self._success = Counter(
             "orca_scheduler_request_success",
@@ -67,7 +68,7 @@ class SchedulerMetrics(Observer):
         self._isolated = counter("orca_requests_isolated", "Claims that had to run alone because of earlier failures.")
         self._queue = histogram("orca_request_queue_time_seconds", "From submit to the first claim.", _SECONDS)
         self._tokens = histogram("orca_iteration_tokens", "Tokens in a step (selective batching).", _STEP_TOKENS)
-        text = "Source tokens in a step with an encoder-decoder model, 0 for a step without a source."
+        text = "Source tokens in a step of an encoder-decoder model; 0 for a step without a source."
         self._source_tokens = histogram("orca_iteration_source_tokens", text, (0, *_STEP_TOKENS))
         self._size = histogram("orca_iteration_requests", "Requests in a step.", _STEP_TOKENS[:10])
         self._time = histogram("orca_iteration_seconds", "From submit to result of a step.", _STEP_SECONDS)

@@ -43,8 +43,8 @@ class BatchingSettings:
     max_batch_size: int = setting(16, "maximum number of requests in a batch", least=1)
     max_batch_tokens: int | None = setting(
         None,
-        "maximum number of tokens in a step; prompts then run in chunks, but sources of encoder-decoder models run whole"
-        " (a longer one is the only one that enters with its step); unset runs prompts whole",
+        "maximum number of tokens in a step; prompts then run in chunks, sources of encoder-decoder models whole, and a"
+        " longer source enters alone; unset runs prompts whole",
         least=1,
     )
     microbatch_size: int | None = setting(

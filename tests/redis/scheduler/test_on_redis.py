@@ -25,7 +25,7 @@ from support.waiting import PATIENT_POOL, until
 TOKENS = seeded_tokens(7)
 
 
-def a_group(pool: RedisPool, name: str, chance: random.Random) -> GroupScheduler:
+def a_group(pool: RedisPool, name: str, chance: random.Random, *, has_sources: bool) -> GroupScheduler:
     """A group whose stages die now and then."""
     engine = SimulatedEngine(
         EngineShape(stages=2, slots=512, block_tokens=16, max_model_len=128),
@@ -42,7 +42,8 @@ def a_group(pool: RedisPool, name: str, chance: random.Random) -> GroupScheduler
         clock_ns=time.monotonic_ns,
         observer=Observer(),
     )
-    return GroupScheduler(dependencies, SchedulingOptions(max_batch_size=4, prefetch=1))
+    options = SchedulingOptions(max_batch_size=4, prefetch=1, is_encoder_decoder=has_sources)
+    return GroupScheduler(dependencies, options)
 
 
 async def submit(pool: RedisPool, request: Request) -> None:
@@ -58,17 +59,19 @@ async def wait_until_ended(pool: RedisPool, count: int) -> None:
     await until(have_ended, limit_s=60)
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-async def test_every_log_has_the_models_tokens_even_if_stages_die(tmp_path: Path, groups: int) -> None:
+@pytest.mark.parametrize(("groups", "prefix"), [(1, 0), (2, 0), (2, 2)])
+async def test_every_log_has_the_models_tokens_even_if_stages_die(tmp_path: Path, groups: int, prefix: int) -> None:
+    """Requests with a prefix are those of an encoder-decoder model: a claim counts the slots of both tables."""
     chance = random.Random(groups)
     with EmbeddedRedis(tmp_path) as redis:
         pool = RedisPool(redis.url, "test", PATIENT_POOL)
         await pool.promise_slots(REVISION, 512)
         await pool.set_revision(REVISION, 1)
-        requests = [a_request(f"r{n}", prompt=chance.randint(1, 64), new=chance.randint(1, 32)) for n in range(40)]
+        sizes = [(chance.randint(1, 64), chance.randint(1, 32)) for _ in range(40)]
+        requests = [a_request(f"r{n}", prompt=prompt, new=new, prefix=prefix) for n, (prompt, new) in enumerate(sizes)]
         for request in requests:
             await submit(pool, request)
-        schedulers = [a_group(pool, f"g{n}", chance) for n in range(groups)]
+        schedulers = [a_group(pool, f"g{n}", chance, has_sources=prefix > 0) for n in range(groups)]
         async with asyncio.TaskGroup() as tasks:
             for scheduler in schedulers:
                 tasks.create_task(scheduler.run())

@@ -2,16 +2,17 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import PoolUnavailable
-from orca.core.domain.request import End, FinishReason, Request, SamplingParams
-from orca.core.domain.step import Claim, Epoch, Step
+from orca.core.domain.request import End, FinishReason, Request, SamplingParams, Token
+from orca.core.domain.step import Claim, Epoch, Part, Row, Step
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.records import Caller, OnDisconnect, OwnershipState, Submission
 from orca.scheduler.dependencies import Dependencies, LoopTimings
@@ -44,9 +45,10 @@ def a_request(
     arrival: int = 0,
     revision: str = REVISION,
     deadline_ms: int | None = None,
+    prefix: int = 0,
     **sampling: Any,
 ) -> Request:
-    """A request with `prompt` tokens that generates at most `new`."""
+    """A request with `prompt` tokens that generates at most `new`; with a `prefix` of an encoder-decoder model."""
     return Request(
         parent=name,
         choice=0,
@@ -56,6 +58,7 @@ def a_request(
         sampling=SamplingParams(**sampling),
         arrival=arrival,
         deadline_ms=deadline_ms,
+        decoder_prefix=tuple(range(500, 500 + prefix)),
     )
 
 
@@ -76,15 +79,18 @@ def schedule_all(
     requests: Iterable[Request],
     *,
     late: Sequence[tuple[int, Request]] = (),
+    logs: Mapping[str, int] = MappingProxyType({}),
     ends: Callable[[Request, int], bool] = lambda request, index: False,  # noqa: ARG005 - shape of the argument
 ) -> list[Step]:
     """Play the engine by hand: submit whenever the policy has a batch, else return the oldest step; check each turn.
 
-    `late` requests come in at a turn, with the arrival number that they have, which may be an old one.
+    `late` requests come in at a turn, with the arrival number that they have, which may be an old one. `logs` has the
+    number of tokens that earlier claims of a request have logged, by its id.
     """
     state, steps, epoch = GroupState(), [], Epoch(1, "test")
     for number, request in enumerate(requests, 1):
-        state.add(_arrived(request, number), Claim(1, "test/1"))
+        log = (Token(7),) * logs.get(request.id, 0)
+        state.add(replace(request, arrival=request.arrival or number), Claim(1, "test/1"), log)
     to_come = sorted(late, key=lambda item: item[0])
     turn = 0
     while state.requests or state.steps or to_come:
@@ -92,10 +98,10 @@ def schedule_all(
         while to_come and (to_come[0][0] <= turn or not (state.requests or state.steps)):
             state.add(to_come.pop(0)[1], Claim(1, "test/1"))
         batch = next_batch(policy, state, limits)
-        state.check()
+        state.check(limits.block_tokens)
         if batch.rows or (batch.freed and not state.steps):
             steps.append(state.schedule(batch, epoch))
-            state.check()
+            state.check(limits.block_tokens)
             assert state.reserved <= limits.slots
             continue
         assert state.steps, "deadlock: nothing runs and nothing can be selected"
@@ -109,22 +115,17 @@ def schedule_all(
     return steps
 
 
-def _arrived(request: Request, number: int) -> Request:
-    return Request(
-        parent=request.parent,
-        choice=0,
-        revision=request.revision,
-        prompt=request.prompt,
-        max_new_tokens=request.max_new_tokens,
-        sampling=request.sampling,
-        arrival=request.arrival or number,
-    )
-
-
 def batches(steps: Sequence[Step]) -> list[str]:
-    """The names in each step with rows, such as ["AB", "CD"]; requests are named by single letters."""
+    """The names in each step with rows, such as ["AB", "CD"]; requests are named by single letters.
+
+    A source has the name of its request in lower case.
+    """
     names = {new.handle: new.request_id.removesuffix(".0") for step in steps for new in step.new}
-    return ["".join(names[row.handle] for row in step.rows) for step in steps if step.rows]
+
+    def name(row: Row) -> str:
+        return names[row.handle].lower() if row.part is Part.SOURCE else names[row.handle]
+
+    return ["".join(map(name, step.rows)) for step in steps if step.rows]
 
 
 def lengths(steps: Sequence[Step]) -> list[list[int]]:
@@ -166,9 +167,10 @@ class UnreliablePool:
 class Checks(IterationHistory):
     """Keeps the iteration log and recounts the group's state whenever a step was read."""
 
-    def __init__(self, limits: Callable[[], tuple[int, int | None]]) -> None:
+    def __init__(self, limits: Callable[[], tuple[int, int | None]], block_tokens: int) -> None:
         super().__init__()
         self._limits = limits
+        self._block_tokens = block_tokens
         self.scheduler: GroupScheduler | None = None
         self.ends: list[str] = []
         self.reasons: list[str] = []  # why epochs broke
@@ -179,10 +181,13 @@ class Checks(IterationHistory):
         super().iterated(record)
         assert self.scheduler is not None
         assert self.scheduler.state is not None
-        self.scheduler.state.check()
+        self.scheduler.state.check(self._block_tokens)
         max_batch_size, max_batch_tokens = self._limits()
         assert len(record.batch.rows) <= max_batch_size
-        assert max_batch_tokens is None or record.tokens <= max_batch_tokens
+        entering = [entry.source_tokens + len(entry.known) for entry in record.batch.sources]
+        if max_batch_tokens is not None and record.tokens > max_batch_tokens:
+            assert len(entering) == 1, "a step of several prompts, or of none, is above the bound"
+            assert entering[0] > max_batch_tokens, "a source that fits into a step makes one above the bound"
 
     def broke(self, epoch: Epoch, reason: str) -> None:  # noqa: ARG002 - an observer's shape
         self.reasons.append(reason)
@@ -259,7 +264,9 @@ class Simulation:
     def start(self, group: Group) -> GroupScheduler:
         """Start a scheduler process for the group, a new one each time."""
         group.processes += 1
-        checks = Checks(lambda: (self.choices.max_batch_size, self.choices.max_batch_tokens))
+        checks = Checks(
+            lambda: (self.choices.max_batch_size, self.choices.max_batch_tokens), group.engine.shape.block_tokens
+        )
         dependencies = Dependencies(
             pool=UnreliablePool(self.pool, self.chance, loss=self.loss, delay_ms=self.delay_ms),  # type: ignore[arg-type]
             engine=group.engine,

@@ -51,6 +51,25 @@ def test_a_lone_request_takes_what_its_iterations_cost() -> None:
     assert outcome.latency_s == pytest.approx(2 * (5 * 1_000 + (50 + 4) * 10) / 1e6, abs=1e-4)
 
 
+@pytest.mark.parametrize("policy", ["iteration", "request_level"])
+def test_a_lone_request_with_a_source_takes_one_step_for_both_and_then_its_increments(policy: str) -> None:
+    shape = EngineShape(stages=2, slots=512, block_tokens=16, max_model_len=56)
+    cost = LinearCost(step_us=1_000, token_us=10, source_token_us=4)
+    alone = Simulation(shape=shape, cost=cost, is_encoder_decoder=True)
+    [outcome] = alone.run(policy, 1, trace(None, requests=1, lengths=(Range(50, 50), Range(5, 5))))
+    assert outcome.error is None
+    # The first iteration has 50 source tokens and the start token, the others have one token.
+    assert outcome.latency_s == pytest.approx(2 * (5 * 1_000 + 50 * 4 + 5 * 10) / 1e6, abs=1e-4)
+
+
+@pytest.mark.parametrize(("slots", "max_model_len"), [(512, 55), (64, 56)])
+def test_a_request_with_a_source_that_does_not_fit_is_refused_with_both_numbers(slots: int, max_model_len: int) -> None:
+    shape = EngineShape(stages=1, slots=slots, block_tokens=16, max_model_len=max_model_len)
+    short = Simulation(shape=shape, cost=LinearCost(), is_encoder_decoder=True)
+    with pytest.raises(SettingError, match="56 tokens, and one that needs 80 slots"):
+        short.run("iteration", 1, trace(None, requests=1, lengths=(Range(50, 50), Range(5, 5))))
+
+
 def test_iteration_level_beats_request_level_on_the_trace_of_the_paper() -> None:
     ours, theirs = (report(policy, 8, trace(2.0)) for policy in ("iteration", "request_level"))
     assert ours.requests_per_s > 2.5 * theirs.requests_per_s

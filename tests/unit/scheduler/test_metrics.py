@@ -10,13 +10,13 @@ from orca.scheduler.observer import Observers, SchedulerLoad
 from support.scheduler.scheduler_simulation import Simulation, a_request, by_index
 
 
-def a_run_of_two_requests(metrics: SchedulerMetrics) -> None:
+def a_run_of_two_requests(metrics: SchedulerMetrics, *, prefix: int = 0) -> None:
     async def main() -> None:
         simulation = Simulation(tokens=by_index(bool), eos=(1,))
         group = simulation.add_group(EngineShape(stages=1, slots=64, block_tokens=4, max_model_len=64))
         simulation.start(group)
-        await simulation.submit(a_request("A", prompt=5, new=9))
-        await simulation.submit(a_request("B", prompt=3, new=1))
+        await simulation.submit(a_request("A", prompt=5, new=9, prefix=prefix))
+        await simulation.submit(a_request("B", prompt=3, new=1, prefix=prefix))
         await simulation.finish()
         for request in simulation.submitted.values():
             metrics.claimed(request, 0)
@@ -40,6 +40,26 @@ def test_tokens_iterations_and_queue_time_are_counted() -> None:
     assert value("orca_iteration_seconds_count") == 2
     assert value("orca_request_queue_time_seconds_count") == 2
     assert value("orca_iteration_requests_bucket", le="1.0") == 1
+    assert value("orca_scheduler_source_tokens_total") == value("orca_scheduler_target_tokens_total") == 0
+    assert value("orca_iteration_source_tokens_count") == 0
+
+
+def test_tokens_of_sources_and_targets_are_counted_separately() -> None:
+    metrics = SchedulerMetrics("g0", wall_ms=lambda: 60_000)
+    a_run_of_two_requests(metrics, prefix=2)
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, {"group": "g0", **labels})
+
+    # Sources of 5 and 3, two targets that begin with 2 tokens, and one increment of A.
+    assert value("orca_scheduler_source_tokens_total") == 8
+    assert value("orca_scheduler_target_tokens_total") == 5
+    assert value("orca_scheduler_prompt_tokens_total") == 12
+    assert value("orca_scheduler_generation_tokens_total") == 3
+    assert value("orca_iteration_tokens_sum") == 13
+    assert value("orca_iteration_requests_sum") == 3
+    assert value("orca_iteration_source_tokens_sum") == 8
+    assert value("orca_iteration_source_tokens_bucket", le="0.0") == 1
 
 
 def test_answers_to_commits_are_counted_by_kind() -> None:

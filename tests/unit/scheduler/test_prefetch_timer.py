@@ -1,6 +1,7 @@
 """A prefetched step is sent at an estimated time: from measured steps, and on the real loop in virtual time."""
 
 import asyncio
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -53,6 +54,18 @@ def test_a_step_sent_early_began_when_the_step_before_it_was_read() -> None:
 def test_no_estimate_exists_before_the_first_result_and_none_of_prompts_after_it() -> None:
     assert PrefetchTimer().due_ns(a_step(10, 1)) == 0
     assert after(10).due_ns(a_step(120, 1, 8)) == 0
+
+
+def test_a_source_counts_as_further_tokens() -> None:
+    step = a_step(120, 1)
+    entry = GroupState().add(a_request(prompt=8, prefix=1), Claim(1, "p/1"))
+    step.batch = replace(step.batch, sources=(entry,))
+    timer = after(10)
+    assert timer.due_ns(step) == 0, "nothing is known about the tokens of prompts and sources"
+    timer.read(step, (120 + 10 + 8) * MS)
+    later = a_step(140, 1)
+    later.batch = replace(later.batch, sources=(entry,))
+    assert timer.due_ns(later) == (140 + 10 + 8 - 2) * MS
 
 
 def test_after_a_step_that_computes_nothing_the_next_one_is_due_at_once() -> None:

@@ -73,21 +73,26 @@ POLICIES: list[Policy] = [
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.describe())
 @pytest.mark.parametrize(("stages", "prefetch"), [(1, 0), (1, 1), (3, 0), (3, 1)])
 @pytest.mark.parametrize("index", [0, 1, 5])
+@pytest.mark.parametrize("prefix", [0, 2])
 def test_a_refused_request_ends_with_its_reason_and_its_neighbours_with_their_tokens(
-    policy: Policy, stages: int, prefetch: int, index: int
+    policy: Policy, stages: int, prefetch: int, index: int, prefix: int
 ) -> None:
-    virtual_time.run(refuse_one(policy, stages, prefetch, index))
+    """A request with a source has two rows in its first step, and so two refusals in one result. It ends once."""
+    virtual_time.run(refuse_one(policy, stages, prefetch, index, prefix))
 
 
-async def refuse_one(policy: Policy, stages: int, prefetch: int, index: int) -> None:
-    simulation = a_simulation(policy=policy, choices=SchedulingOptions(max_batch_size=4, prefetch=prefetch))
+async def refuse_one(policy: Policy, stages: int, prefetch: int, index: int, prefix: int) -> None:
+    choices = SchedulingOptions(max_batch_size=4, prefetch=prefetch, is_encoder_decoder=prefix > 0)
+    simulation = a_simulation(policy=policy, choices=choices)
     plan = Refusals({"B.0": index, "D.0": index})
     group = simulation.add_group(a_shape(stages=stages, slots=256), refusals=plan, cost=LinearCost(step_us=1_000))
-    await simulation.queue_up(a_request(name, new=8) for name in "ABCDE")
+    await simulation.queue_up(a_request(name, new=8, prefix=prefix) for name in "ABCDE")
     simulation.start(group)
     await simulation.finish()
     await check_ends(simulation, plan.at)
     check_nobody_noticed(group)
+    (log,) = group.logs
+    assert sorted(log.ends) == sorted(simulation.submitted)
 
 
 @virtually

@@ -32,7 +32,7 @@ SEEDS_PER_TEST = tries(150)
 EOS = 0
 
 
-def random_simulation(chance: random.Random) -> Simulation:
+def random_simulation(chance: random.Random, *, has_sources: bool) -> Simulation:
     max_batch_size = chance.randint(1, 4)
     policy: Policy = IterationPolicy()
     max_batch_tokens = max_batch_size + chance.randint(1, 8) if chance.random() < 0.3 else None
@@ -43,7 +43,10 @@ def random_simulation(chance: random.Random) -> Simulation:
         tokens=seeded_tokens(chance.randrange(1000), chance.choice([8, 30])),
         eos=(EOS,) if chance.random() < 0.7 else (),
         choices=SchedulingOptions(
-            max_batch_size=max_batch_size, prefetch=chance.randint(0, 1), max_batch_tokens=max_batch_tokens
+            max_batch_size=max_batch_size,
+            prefetch=chance.randint(0, 1),
+            max_batch_tokens=max_batch_tokens,
+            is_encoder_decoder=has_sources,
         ),
         policy=policy,
         chance=chance,
@@ -76,7 +79,11 @@ async def submit_at_random(simulation: Simulation, *, cancels: bool) -> set[str]
     chance, cancelled = simulation.chance, set()
     for number in range(chance.randint(3, 12)):
         request = a_request(
-            f"r{number}", prompt=chance.randint(1, 16), new=chance.randint(1, 12), ignore_eos=chance.random() < 0.2
+            f"r{number}",
+            prompt=chance.randint(1, 16),
+            new=chance.randint(1, 12),
+            prefix=chance.randint(1, 3) if simulation.choices.is_encoder_decoder else 0,
+            ignore_eos=chance.random() < 0.2,
         )
         await simulation.submit(request)
         if chance.random() < 0.5:
@@ -114,11 +121,14 @@ async def check_ends(simulation: Simulation, cancelled: set[str]) -> None:
             assert (tokens, end.reason) == (expected, reason), request_id
 
 
-async def run_simulation(seed: int, *, groups: int = 1, faults: bool = False, crashes: bool = False) -> Simulation:
+async def run_simulation(
+    seed: int, *, groups: int = 1, faults: bool = False, crashes: bool = False, has_sources: bool = False
+) -> Simulation:
     chance = random.Random(seed)
-    simulation = random_simulation(chance)
+    simulation = random_simulation(chance, has_sources=has_sources)
     simulation.loss = chance.choice([0.0, 0.02, 0.1]) if faults else 0.0
-    slots = chance.choice([32, 48, 96])
+    # The least is what a request of the model's length needs: with sources in the split that needs most.
+    slots = chance.choice([36, 48, 96] if has_sources else [32, 48, 96])
     for number in range(groups):
         add_random_group(simulation, f"g{number}", is_faulty=faults, slots=slots)
     crashing = asyncio.create_task(crash_at_random(simulation)) if crashes else None
@@ -166,17 +176,30 @@ def test_dead_schedulers_of_groups_with_faults_lose_and_repeat_nothing() -> None
     in_simulations(seeds(4), groups=2, crashes=True, faults=True)
 
 
+def test_requests_with_sources_end_once_with_the_models_tokens() -> None:
+    for simulation in in_simulations(seeds(7), has_sources=True):
+        (group,) = simulation.groups.values()
+        ends = [request_id for log in group.logs for request_id in log.ends]
+        assert Counter(ends) == Counter(list(simulation.submitted)), "an end was decided twice or never"
+
+
+def test_requests_with_sources_survive_dead_schedulers_and_failing_steps() -> None:
+    in_simulations(seeds(8), groups=2, crashes=True, faults=True, has_sources=True)
+
+
 @pytest.mark.prove
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize("crashes", [False, True])
-def test_many_more_simulations_lose_and_repeat_nothing(groups: int, crashes: bool) -> None:
-    in_simulations(range(10_000_000, 10_003_000), groups=groups, crashes=crashes, faults=True)
+@pytest.mark.parametrize("has_sources", [False, True])
+def test_many_more_simulations_lose_and_repeat_nothing(groups: int, crashes: bool, has_sources: bool) -> None:
+    in_simulations(range(10_000_000, 10_003_000), groups=groups, crashes=crashes, faults=True, has_sources=has_sources)
 
 
-def test_within_a_group_an_earlier_request_has_run_at_least_as_many_iterations() -> None:
+@pytest.mark.parametrize("has_sources", [False, True])
+def test_within_a_group_an_earlier_request_has_run_at_least_as_many_iterations(has_sources: bool) -> None:
     for seed in seeds(5):
-        simulation = virtual_time.run(run_simulation(seed))
+        simulation = virtual_time.run(run_simulation(seed, has_sources=has_sources))
         if simulation.choices.max_batch_tokens is None and isinstance(simulation.policy, IterationPolicy):
             check_order(simulation, seed)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from orca.bench.parts.stage_processes import new_request
 from orca.core.domain.engine import EngineShape
-from orca.core.domain.step import Epoch, Row, Step
+from orca.core.domain.step import Epoch, Part, Row, Step
 from orca.scheduler.engines import virtual_time
 from orca.scheduler.engines.simulated_engine import SimulatedEngine
 from orca.scheduler.engines.step_cost import LinearCost, StepCost
@@ -26,6 +26,13 @@ def test_the_linear_cost_counts_the_step_its_tokens_and_the_kv_that_it_reads() -
     cost = LinearCost(step_us=1_000, token_us=10, context_ns=1_500)
     assert cost.stage_us(PROMPT) == 1_000 + 3 * 10 + 4  # 3 tokens of KV: 4.5 microseconds, rounded down
     assert cost.stage_us(TOKEN) == 1_000 + 10 + 6
+
+
+def test_tokens_of_sources_may_have_a_cost_of_their_own() -> None:
+    rows = (Row(1, 0, 5, False, part=Part.SOURCE), Row(1, 0, 2, True, part=Part.TARGET))
+    step = Step(epoch=EPOCH, number=1, rows=rows)
+    assert LinearCost(step_us=0, token_us=10).stage_us(step) == 7 * 10
+    assert LinearCost(step_us=0, token_us=10, source_token_us=3).stage_us(step) == 5 * 3 + 2 * 10
 
 
 def test_a_step_without_rows_costs_nothing() -> None:

@@ -36,8 +36,8 @@ class GroupRequest:
 
     request: Request
     claim: Claim
-    # The tokens of the initiation phase: the prompt, or the given beginning of a target, then the log at the time of the
-    # claim. The source of an encoder-decoder model is not part of it.
+    # The tokens of the initiation phase: the prompt, or the beginning of a target, then the log as it was claimed. The
+    # source of an encoder-decoder model is not part of it.
     known: tuple[int, ...]
     sampled: int  # tokens that scheduled rows draw or drew
     received: int  # those of the sampled tokens that came back
