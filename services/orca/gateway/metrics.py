@@ -53,11 +53,22 @@ class GatewayMetrics:
 
         self.prompt_tokens_total = counter(
             "orca_prompt_tokens",
-            "Prompt tokens of accepted calls; a repeated call counts each time.",
+            "Prompt tokens of accepted calls, as their usage has them; a repeated call counts each time.",
             "model_name",
         ).labels(model)
         self.generation_tokens_total = counter(
             "orca_generation_tokens", "Generated tokens delivered.", "model_name"
+        ).labels(model)
+        self.source_tokens_total = counter(
+            "orca_source_tokens",
+            "Source tokens of accepted calls of an encoder-decoder model; they are part of the prompt tokens.",
+            "model_name",
+        ).labels(model)
+        self.target_tokens_total = counter(
+            "orca_target_tokens",
+            "Target tokens of an encoder-decoder model: how the targets of accepted calls begin, and the generated"
+            " tokens delivered.",
+            "model_name",
         ).labels(model)
         self._success = counter(
             "orca_request_success",

@@ -18,15 +18,12 @@ LANGUAGES = ("deu_Latn", "eng_Latn", "fra_Latn")
 
 def unigram(*, decoder: Any = None) -> Tokenizer:
     """SentencePiece's Unigram as in T5: <pad>, </s>, <unk>, then pieces, then sentinels."""
-    trained = Tokenizer(models.Unigram())
-    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    trainer = trainers.UnigramTrainer(
-        vocab_size=260, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
-    )
-    trained.train_from_iterator(CORPUS, trainer)
-    vocab = [tuple(entry) for entry in json.loads(trained.to_str())["model"]["vocab"]]
-    known = {piece for piece, _ in vocab}
-    vocab += [(piece, -9.0) for piece in ("▁▁", "▁ ▁x", "▁.", "▁'") if piece not in known]
+    # Training a Unigram model gives another vocabulary each time.
+    words = dict.fromkeys(word for text in CORPUS for word in text.split())
+    characters = dict.fromkeys("".join(words))
+    pieces = dict.fromkeys([*(f"▁{word}" for word in words), "▁", *characters, "▁▁", "▁ ▁x", "th", "er", "s."])
+    vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    vocab += [(piece, -4.0 if len(piece) > 2 else -9.0) for piece in pieces]
     vocab += [(f"<extra_id_{i}>", 0.0) for i in (1, 0)]
     inner = Tokenizer(models.Unigram(vocab, unk_id=2, byte_fallback=False))
     inner.pre_tokenizer = pre_tokenizers.Sequence(

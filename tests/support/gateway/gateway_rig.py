@@ -111,6 +111,9 @@ class FakeScheduler:
     tokens_per_turn: int = 1
     batch_size_max: int = 10**6
     turn_seconds: float = 0.0  # between two turns
+    tokenizer: Tokenizer | None = None  # None: the tiny one
+    eos_ids: tuple[int, ...] | None = None  # None: that of the tiny one
+    block_tokens: int | None = None  # that it states to the pool
     may_run: asyncio.Event = field(default_factory=asyncio.Event)
     turns_left: int | None = None  # None: no bound
     running: dict[str, tuple[Claimed, list[Token], End]] = field(default_factory=dict)
@@ -120,6 +123,8 @@ class FakeScheduler:
         self.may_run.set()
         call = 1
         await self.pool.enter(caller, call, reported_epoch=0)
+        if self.block_tokens is not None:
+            await self.pool.state_block_tokens(caller, self.block_tokens)
         while True:
             call += 1
             await self.pool.heartbeat(caller)
@@ -171,17 +176,19 @@ class FakeScheduler:
                     self.running.pop(entry.request_id, None)
 
     def _script(self, request: Request) -> tuple[list[Token], End]:
-        tokens, end = scripted(request, self.answer(request))
+        tokens, end = scripted(request, self.answer(request), self.tokenizer, self.eos_ids)
         return tokens, end if self.reason is None else replace(end, reason=self.reason, stop=None, detail=self.detail)
 
 
-def scripted(request: Request, answer: Sequence[int]) -> tuple[list[Token], End]:
+def scripted(
+    request: Request, answer: Sequence[int], own: Tokenizer | None = None, eos_ids: tuple[int, ...] | None = None
+) -> tuple[list[Token], End]:
     """The log that a request gets when the model would go on with `answer`; the scheduler's own rule ends it."""
 
     def output_text(one: Request) -> OutputText:
-        return OutputText(tokenizer(), one.sampling.stop, one.sampling.min_tokens)
+        return OutputText(own or tokenizer(), one.sampling.stop, one.sampling.min_tokens)
 
-    ending, tokens = FinishDetector(request, (eos(),), output_text), []
+    ending, tokens = FinishDetector(request, (eos(),) if eos_ids is None else eos_ids, output_text), []
     for index, token_id in enumerate(answer):
         tokens.append(_token(request, index, token_id))
         if (end := ending.push(token_id)) is not None:
@@ -272,12 +279,14 @@ async def rig(
     chat_template: str | None = TEMPLATE,
     schedules: bool = True,
     runs_tasks: bool = True,
+    make_scheduler: Callable[[RequestPool], FakeScheduler] = FakeScheduler,
     tracing: Tracing | None = None,
 ) -> AsyncIterator[Rig]:
     """A gateway and, unless `schedules` is off, a scheduler behind it.
 
     Args:
         newest: what the gateway serves, in place of `model` with `chat_template`.
+        make_scheduler: makes the scheduler for the gateway's pool.
         runs_tasks: off where a server runs the application with its lifespan.
     """
     pool = pool or MemoryPool(WallClock(), pool_settings)
@@ -289,7 +298,7 @@ async def rig(
     app = create_app(pool, Models(newest, others), settings, tracing=tracing or Tracing(None))
     # Its clients compute in the same loop: what makes it late here is the test.
     app.state.gateway.overload.lag.most_seconds = math.inf
-    scheduler = FakeScheduler(pool)
+    scheduler = make_scheduler(pool)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     lifespan = app.router.lifespan_context(app) if runs_tasks else contextlib.nullcontext()
     async with (

@@ -96,6 +96,8 @@ class Delivery(Response):
         timing = self._accepted.timing
         if tokens:
             self._metrics.generation_tokens_total.inc(tokens)
+            if self._accepted.requests[0].decoder_prefix:
+                self._metrics.target_tokens_total.inc(tokens)
             if timing.first_token is None:
                 timing.first_token = now
                 if not self._accepted.is_resumed:

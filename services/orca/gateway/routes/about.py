@@ -31,7 +31,8 @@ async def ready(gateway: Gateway) -> Response:
     503 again.
 
     The body reports pool and groups: `groups_formed` are those that serve now, `groups` those whose scheduler lives.
-    `max_total_tokens` is the longest request that fits, prompt and output; null before a group has formed.
+    `max_total_tokens` is the longest request that fits, prompt and output; null before a group has formed. The page at
+    `/` learns here what the model can do.
     """
     stats = await gateway.overload.backlog.counts(STATS_SECONDS)
     current = gateway.models.current
@@ -46,6 +47,8 @@ async def ready(gateway: Gateway) -> Response:
         "groups": [] if stats is None else list(stats.groups),
         "groups_formed": [] if stats is None else list(stats.groups_formed),
         "max_total_tokens": None if promised is None else promised.slots,
+        "is_encoder_decoder": current.info.encoder_decoder is not None,
+        "has_chat_template": current.chat_template is not None,
         "waiting": None if stats is None else stats.queued,
         "running": None if stats is None else stats.owned,
     }
@@ -82,7 +85,7 @@ def model(gateway: Gateway, name: str) -> dict[str, Any]:
 def _model(gateway: Gateway) -> dict[str, Any]:
     """Describe the current model, whatever known name the client used."""
     current = gateway.models.current
-    info = current.info
+    info, kind = current.info, current.info.encoder_decoder
     return {
         "id": info.name,
         "object": "model",
@@ -91,6 +94,9 @@ def _model(gateway: Gateway) -> dict[str, Any]:
         "root": info.name,
         "parent": None,
         "max_model_len": info.max_model_len,
+        "is_encoder_decoder": kind is not None,
+        "max_source_len": None if kind is None else kind.source_positions,
+        "max_target_len": None if kind is None else kind.target_positions,
         "revision": info.revision,
     }
 

@@ -18,7 +18,10 @@ class AnswerSchema(BaseModel):
 
 
 class Usage(AnswerSchema):
-    prompt_tokens: int
+    prompt_tokens: int = Field(
+        description="Tokens of the prompt, with those that the tokenizer adds; and of decoder_prefix, without the start"
+        " token and a forced first token."
+    )
     completion_tokens: int
     total_tokens: int
 
@@ -145,7 +148,16 @@ class ModelCard(AnswerSchema):
     owned_by: str
     root: str
     parent: None
-    max_model_len: int = Field(description="Tokens of prompt and output together.")
+    max_model_len: int = Field(
+        description="Tokens of prompt and output together; of source and target of an encoder-decoder model."
+    )
+    is_encoder_decoder: bool = Field(
+        description="The prompt is a source, and the output is a target that does not continue it."
+    )
+    max_source_len: int | None = Field(description="Tokens of an encoder-decoder model's source; null: no bound.")
+    max_target_len: int | None = Field(
+        description="Tokens of an encoder-decoder model's target, its beginning included; null: no bound."
+    )
     revision: str
 
 
@@ -180,5 +192,7 @@ class Ready(BaseModel):
     groups: list[str] = Field(description="Groups whose scheduler lives.")
     groups_formed: list[str] = Field(description="Groups that serve now.")
     max_total_tokens: int | None = Field(description="The longest request that fits; null until a group has formed.")
+    is_encoder_decoder: bool
+    has_chat_template: bool
     waiting: int | None
     running: int | None

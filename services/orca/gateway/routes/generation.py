@@ -125,7 +125,7 @@ async def _accept(
         traceparent=span.traceparent,
     )
     wanted, requests = await submit_to_current(gateway, body, encoded, context)
-    _record_accepted(gateway, call.key, requests)
+    _record_accepted(gateway, call.key, wanted, requests)
     stored = await _stored(gateway, wanted, requests)
     model = gateway.models.require(stored.requests[0].revision)
     if is_background:
@@ -183,9 +183,14 @@ async def _answer_in_background(
     return state_answer(document, 202, applied)
 
 
-def _record_accepted(gateway: Gateway, key: ApiKey | None, requests: Sequence[Request]) -> None:
+def _record_accepted(gateway: Gateway, key: ApiKey | None, wanted: Submission, requests: Sequence[Request]) -> None:
+    # Only targets have a prefix.
+    prefix_tokens = RenderOptions.from_json(wanted.render).prefix_tokens if requests[0].decoder_prefix else 0
     for request in requests:
-        gateway.metrics.prompt_tokens.observe(len(request.prompt))
-        gateway.metrics.prompt_tokens_total.inc(len(request.prompt))
+        gateway.metrics.prompt_tokens.observe(len(request.prompt) + prefix_tokens)
+        gateway.metrics.prompt_tokens_total.inc(len(request.prompt) + prefix_tokens)
+        if request.decoder_prefix:
+            gateway.metrics.source_tokens_total.inc(len(request.prompt))
+            gateway.metrics.target_tokens_total.inc(len(request.decoder_prefix))
     fields = {"request_id": requests[0].parent, "requests": len(requests), "key": None if key is None else key.name}
     log.info("call accepted", extra=fields)
