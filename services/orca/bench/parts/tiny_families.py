@@ -14,8 +14,8 @@ import transformers
 from transformers import PreTrainedModel
 
 FAMILIES = ("gpt2", "opt", "llama", "mistral", "qwen2", "qwen3")
-ENCODER_DECODERS = ("t5", "t5_gated", "mt5", "umt5")
-"""Encoder-decoder models: T5 with a tied head, T5 1.1 with its own and a gated activation, and T5's relatives."""
+ENCODER_DECODERS = ("t5", "t5_gated", "mt5", "umt5", "bart", "mbart", "m2m_100", "marian")
+"""Encoder-decoder models. `t5` has a tied head, and `t5_gated` is T5 1.1: a head of its own and a gated activation."""
 
 # Odd sizes: an odd vocabulary, heads that do not fill the hidden size, a grouped KV head.
 _ODD: dict[str, dict[str, Any]] = {
@@ -87,13 +87,34 @@ _ODD_T5: dict[str, Any] = {
     "decoder_start_token_id": 2,
     "pad_token_id": 2,
 }
+_BART_FORM = ("bart", "mbart", "m2m_100", "marian")
+_ODD_BART: dict[str, Any] = {
+    "vocab_size": 195,
+    "d_model": 24,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 37,
+    "decoder_ffn_dim": 51,
+    "max_position_embeddings": 64,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+    "pad_token_id": 1,
+    "eos_token_id": 0,
+    "bos_token_id": 3,
+}
 _ODD |= {
+    "bart": _ODD_BART,
+    "mbart": _ODD_BART | {"scale_embedding": True, "activation_function": "relu"},
+    "m2m_100": _ODD_BART | {"encoder_layers": 1, "decoder_layers": 3},
+    "marian": _ODD_BART | {"scale_embedding": True, "activation_function": "swish"},
     "t5": _ODD_T5 | {"feed_forward_proj": "relu"},
     "t5_gated": _ODD_T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     "mt5": _ODD_T5 | {"feed_forward_proj": "gated-silu"},
     "umt5": _ODD_T5 | {"feed_forward_proj": "gated-gelu", "num_layers": 3, "num_decoder_layers": 2},
 }
-_MATRIX_SCALE = {"gpt2": 24, "opt": 24, "mistral": 12}
+_MATRIX_SCALE = {"gpt2": 24, "opt": 24, "mistral": 12} | dict.fromkeys(_BART_FORM, 20)
 _CLASSES = {
     "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
     "opt": (transformers.OPTConfig, transformers.OPTForCausalLM),
@@ -101,6 +122,10 @@ _CLASSES = {
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "bart": (transformers.BartConfig, transformers.BartForConditionalGeneration),
+    "mbart": (transformers.MBartConfig, transformers.MBartForConditionalGeneration),
+    "m2m_100": (transformers.M2M100Config, transformers.M2M100ForConditionalGeneration),
+    "marian": (transformers.MarianConfig, transformers.MarianMTModel),
     "t5": (transformers.T5Config, transformers.T5ForConditionalGeneration),
     "t5_gated": (transformers.T5Config, transformers.T5ForConditionalGeneration),
     "mt5": (transformers.MT5Config, transformers.MT5ForConditionalGeneration),
@@ -139,7 +164,9 @@ def give_effect(model: PreTrainedModel, family: str) -> None:
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)  # biases and norms that matter
             else:
-                parameter.mul_(3 if _is_embedding(name) else _MATRIX_SCALE.get(family, 8))
+                parameter.mul_(_scale_of(name, family))
+        if hasattr(model, "final_logits_bias"):
+            model.final_logits_bias.copy_(torch.randn(model.final_logits_bias.shape) * 0.3)
 
 
 def _untie(model: PreTrainedModel) -> None:
@@ -158,8 +185,14 @@ def reference_model(folder: Path) -> PreTrainedModel:
     return model
 
 
+def _scale_of(name: str, family: str) -> float:
+    if _is_embedding(name):
+        return 15 if family in _BART_FORM else 3
+    return _MATRIX_SCALE.get(family, 8)
+
+
 def _is_embedding(name: str) -> bool:
-    return any(part in name for part in ("wte", "wpe", "embed_tokens", "embed_positions"))
+    return any(part in name for part in ("wte", "wpe", "embed_tokens", "embed_positions", "model.shared"))
 
 
 def _byte_tokenizer(vocab_size: int) -> dict[str, Any]:

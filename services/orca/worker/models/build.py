@@ -16,7 +16,8 @@ from orca.core.domain.model import ModelInfo, load_model_info
 from orca.core.domain.step import Step
 from orca.kernels.contract.reference import ModelSizes
 from orca.kernels.device import kernels_of
-from orca.worker.models import chain, gpt2, llama, opt, t5
+from orca.worker.models import bart, chain, gpt2, llama, opt, t5
+from orca.worker.models.bart_config import BartConfig
 from orca.worker.models.blocks import ACTIVATIONS, HEAD, Layer, ModelPart, is_silu
 from orca.worker.models.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config
 from orca.worker.models.encoder_run import EncoderRun, build_encoder_run
@@ -35,13 +36,14 @@ from orca.worker.weights.loader import Checkpoint, Tensors
 
 log = logging.getLogger(__name__)
 
-_LanguageModel = GPT2Config | OPTConfig | LlamaConfig | T5Config
+_LanguageModel = GPT2Config | OPTConfig | LlamaConfig | T5Config | BartConfig
 
 _FAMILIES: dict[type[ModelConfig], FamilyParts] = {
     GPT2Config: gpt2.FAMILY,
     OPTConfig: opt.FAMILY,
     LlamaConfig: llama.FAMILY,
     T5Config: t5.FAMILY,
+    BartConfig: bart.FAMILY,
     ChainConfig: chain.FAMILY,
 }
 
@@ -183,19 +185,26 @@ def build_stage(
     numbers = shard.layers(config.num_layers)
     first = config.encoder.layers if isinstance(config, EncoderDecoderConfig) else 0  # of the decoder
     checkpoint.expected_bytes = _expected_bytes(checkpoint, family, prefix, shard, numbers, first)
-    table = family.embedding(weights, config, prefix) if shard.is_first or first in numbers else None
-    encoder = None
-    if isinstance(config, EncoderDecoderConfig) and numbers.start < first:
-        assert family.encoder is not None
+    embed = table = encoder = None
+    if family.encoder is None:
+        if shard.is_first:
+            embed = family.embedding(weights, config, prefix)
+            table = embed.table
+    elif shard.is_first or first in numbers:
+        table = family.encoder.table(weights, config, prefix)
+        embed = family.embedding(weights, config, prefix, table) if first in numbers else None
+    if family.encoder is not None and numbers.start < first:
+        assert isinstance(config, EncoderDecoderConfig)
+        source_embed = family.encoder.embedding(weights, config, prefix, table) if shard.is_first else None
         own = range(numbers.start, min(numbers.stop, first))
-        encoder = build_encoder_run(weights, config, family.encoder, prefix, own, table if shard.is_first else None)
+        encoder = build_encoder_run(weights, config, family.encoder, prefix, own, source_embed)
     layers = []
     for index, number in enumerate(range(max(numbers.start, first) - first, numbers.stop - first)):
         layers.append(family.layer(weights, config, prefix, number=number, index=index))
         checkpoint.refuse_unread(f"{prefix}{family.layers}.{number}.", family.ignored)
     head = None
     if shard.is_last:
-        tied = table.table.head if config.is_tied and table is not None else None
+        tied = table.head if config.is_tied and table is not None else None
         head = family.head(weights, config, prefix, tied)
     checkpoint.close()
     log.info("loaded layers %d..%d of %d, %d bytes", numbers[0], numbers[-1], config.num_layers, weights.bytes)
@@ -209,7 +218,7 @@ def build_stage(
         group=_group(group, shard),
         numbers=numbers,
         encoder=encoder,
-        embed=table if first in numbers else None,
+        embed=embed,
         layers=layers,
         head=head,
         sizes=sizes,
@@ -286,14 +295,15 @@ def _sizes(
     )
     if isinstance(config, ChainConfig):
         return sizes
-    mlp = config.decoder.intermediate_size if isinstance(config, T5Config) else config.intermediate_size
+    has_stacks = isinstance(config, T5Config | BartConfig)
+    mlp = config.decoder.intermediate_size if has_stacks else config.intermediate_size
     first, last = shard.slice(mlp, "MLP columns")
     is_gated = config.is_gated if isinstance(config, T5Config) else isinstance(config, LlamaConfig)
     # PyTorch computes gates with other activations than SiLU (blocks.GatedMLP).
     has_kernel = not is_gated or is_silu(config.activation)
     sizes = replace(
         sizes,
-        is_layer_norm=isinstance(config, GPT2Config | OPTConfig),
+        is_layer_norm=isinstance(config, GPT2Config | OPTConfig | BartConfig),
         intermediate=last - first,
         activation=ACTIVATIONS[config.activation] if has_kernel else None,
         is_gated=is_gated,

@@ -1,10 +1,10 @@
 """The architecture of a model, read from its config.json: one frozen dataclass for each.
 
 Three architectures cover the decoder-only models: `GPT2Config` (GPT-2, GPT-3 shapes), `OPTConfig`, and `LlamaConfig`
-(Llama, Mistral, Qwen2, Qwen3). Encoder-decoder models have modules of their own (t5_config.py). `ChainConfig` is the
-model that checks the server (models/chain.py). Options are read under the names of transformers 4 and 5, and an absent
-option has the meaning that transformers gives it. Options that a family does not read are ignored, unless they change
-the output of other families (config_options.py).
+(Llama, Mistral, Qwen2, Qwen3). Encoder-decoder models have modules of their own (t5_config.py, bart_config.py).
+`ChainConfig` is the model that checks the server (models/chain.py). Options are read under the names of transformers 4
+and 5, and an absent option has the meaning that transformers gives it. Options that a family does not read are ignored,
+unless they change the output of other families (config_options.py).
 """
 
 import math
@@ -15,6 +15,7 @@ from typing import Any
 
 from orca.core.domain.model import read_config
 from orca.core.domain.rope_options import ORIGINAL_POSITIONS, rope_options
+from orca.worker.models.bart_config import BartConfig, read_bart
 from orca.worker.models.config_options import ConfigOptions
 from orca.worker.models.model_shape import EncoderDecoderConfig, ModelShape
 from orca.worker.models.t5_config import T5Config, read_t5
@@ -118,7 +119,7 @@ class ChainConfig(ModelShape):
     """The model that checks the server."""
 
 
-ModelConfig = GPT2Config | OPTConfig | LlamaConfig | T5Config | ChainConfig
+ModelConfig = GPT2Config | OPTConfig | LlamaConfig | T5Config | BartConfig | ChainConfig
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -135,6 +136,8 @@ def load_config(folder: Path) -> ModelConfig:
         config = _opt(options)
     elif family in ("t5", "mt5", "umt5"):
         config = read_t5(options, family)
+    elif family in ("bart", "mbart", "m2m_100", "marian"):
+        config = read_bart(options, family)
     elif family == "orca_chain":
         config = _chain(options)
     else:

@@ -65,7 +65,7 @@ def build_encoder_run(
     return EncoderRun(
         embed=embed,
         layers=layers,
-        norm=parts.norm(weights, config, prefix) if ends_stack and parts.norm is not None else None,
+        norm=parts.norm(weights, config, prefix) if ends_stack else None,
         heads=heads_of(weights.shard, config.encoder.heads, config.encoder.heads),
         head_dim=config.encoder.head_dim,
     )

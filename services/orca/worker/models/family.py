@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from orca.worker.models.blocks import Embedding
 from orca.worker.weights.linear import Norm
 
 
@@ -11,10 +12,11 @@ from orca.worker.weights.linear import Norm
 class EncoderParts:
     """The modules of an encoder, and the names of its tensors in checkpoints."""
 
+    table: Callable[..., Embedding]  # the tokens of both stacks, which both embeddings get
+    embedding: Callable[..., Any]
     layer: Callable[..., Any]
     layers: str  # stands before the layer's number
-    norm: Callable[..., Norm] | None  # reads the norm after the last layer; None: there is none
-    embedding: Callable[..., Any] | None = None  # of sources, if it is not that of targets
+    norm: Callable[..., Norm | None]  # reads the norm after the last layer, if the model has one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,4 +30,4 @@ class FamilyParts:
     probe: str  # a tensor that every checkpoint has
     layers: str  # stands before the layer's number
     ignored: tuple[str, ...] = ()  # endings of tensors that carry no weights
-    encoder: EncoderParts | None = None  # the parts above are then the decoder's, but for the embedding
+    encoder: EncoderParts | None = None  # the parts above are then the decoder's

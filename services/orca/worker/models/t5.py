@@ -32,17 +32,16 @@ _TABLE = "shared.weight"
 
 
 class T5Embedding:
-    """The tokens of both stacks: one matrix."""
+    """The tokens of a stack. They bring no positions."""
 
     only_kernels = True
 
-    def __init__(self, weights: RankWeights, config: T5Config, prefix: str) -> None:
-        self.table = Embedding(
-            weights, f"{prefix}{_TABLE}", config.vocab_size, config.hidden_size, is_tied=config.is_tied
-        )
+    def __init__(self, weights: RankWeights, config: T5Config, prefix: str, table: Embedding) -> None:
+        del weights, config, prefix
+        self._table = table
 
     def __call__(self, ids: Tensor, step: StepContext) -> Tensor:
-        return self.table(ids, step)
+        return self._table(ids, step)
 
 
 class T5EncoderLayer:
@@ -90,6 +89,17 @@ class T5Head:
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         return self._head(self._norm, x, step)
+
+
+def shared_table(weights: RankWeights, config: T5Config, prefix: str) -> Embedding:
+    """Read the embedding of tokens, which both stacks share.
+
+    Raises: ModelError if the files have another one for a stack.
+    """
+    shape, span = (config.vocab_size, config.hidden_size), weights.shard.slice(config.vocab_size, "vocabulary entries")
+    own = (f"{prefix}{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
+    weights.refuse_other(own, f"{prefix}{_TABLE}", shape, span)
+    return Embedding(weights, f"{prefix}{_TABLE}", config.vocab_size, config.hidden_size, is_tied=config.is_tied)
 
 
 def encoder_norm(weights: RankWeights, config: T5Config, prefix: str) -> Norm:
@@ -185,6 +195,8 @@ FAMILY = FamilyParts(
     prefixes=("",),
     probe=_TABLE,
     layers="decoder.block",
-    encoder=EncoderParts(layer=T5EncoderLayer, layers="encoder.block", norm=encoder_norm),
+    encoder=EncoderParts(
+        table=shared_table, embedding=T5Embedding, layer=T5EncoderLayer, layers="encoder.block", norm=encoder_norm
+    ),
     ignored=("EncDecAttention.relative_attention_bias.weight",),  # old checkpoints have one, and no layer reads it
 )

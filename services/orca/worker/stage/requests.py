@@ -126,4 +126,5 @@ class StageRequests:
         if self._device_sampler is not None:
             self._device_sampler.lines.grow(len(tables))
             fed = self._device_sampler.lines.last_tokens
-        self.lines, self._prompt_lengths = RequestLines(tables, fed, prompts), host_view(prompts)
+        self.lines = RequestLines(tables, fed, prompts, self._cache.source_tables)
+        self._prompt_lengths = host_view(prompts)

@@ -58,6 +58,8 @@ class Tensors(Protocol):
 
     def has_other(self, name: str, tied: str, shape: tuple[int, ...], *slices: Slice) -> bool: ...
 
+    def place(self, name: str) -> str: ...
+
     def close(self) -> None: ...
 
 
@@ -216,6 +218,10 @@ class Checkpoint:
         is_other = not torch.equal(found.to(expected.dtype), expected)
         self.give_back()
         return is_other
+
+    def place(self, name: str) -> str:
+        """Return a tensor's name with its file, for errors."""
+        return f"tensor {name} in {self._paths[name]}"
 
     def close(self) -> None:
         """Close the files, after the last tensor was read."""

@@ -8,11 +8,12 @@ import torch
 
 from orca.bench.parts.tiny_families import ENCODER_DECODERS, reference_model, tiny_checkpoint
 from orca.core.domain.model import load_model_info
+from orca.worker.weights.linear import PanelLinear
 from support.worker.stage_driver import Ask, Chain, Expected, differences, generate, serve
 
 START = 2
-PARTS = {(2, 1): None, (3, 1): None, (1, 2): None, (2, 2): (3, 2), (5, 1): None}
-"""Stages x ranks -> layers of each stage; None divides them evenly."""
+PARTS = ((2, 1), (3, 1), (1, 2), (2, 2), (4, 1))
+"""Stages x ranks. With four stages, some have only encoder layers, and one begins with the decoder."""
 
 
 @pytest.fixture(scope="module", params=ENCODER_DECODERS)
@@ -67,7 +68,24 @@ def test_output_on_one_rank(
 def test_output_on_stages_and_ranks(
     folder: Path, expected: tuple[list[Ask], list[Expected]], stages: int, tensor: int
 ) -> None:
-    counts = PARTS[stages, tensor]
-    chain = Chain(folder, stages=stages, tensor=tensor, layer_counts=counts, feeds_tokens=True)
+    chain = Chain(folder, stages=stages, tensor=tensor, feeds_tokens=True)
     check(chain, expected, 3)
+    chain.close()
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_output_with_layers_divided_by_hand(
+    folder: Path, expected: tuple[list[Ask], list[Expected]], first: int
+) -> None:
+    """The border lies inside the encoder, between the stacks, or inside the decoder."""
+    layers = load_model_info(folder).num_layers
+    chain = Chain(folder, stages=2, layer_counts=(first, layers - first))
+    check(chain, expected, 16)
+    chain.close()
+
+
+def test_output_with_packed_weights(folder: Path, expected: tuple[list[Ask], list[Expected]]) -> None:
+    """Our own kernels do all linears, and steps run from recordings where they can."""
+    chain = Chain(folder, packs=PanelLinear, feeds_tokens=True)
+    check(chain, expected, 16)
     chain.close()
