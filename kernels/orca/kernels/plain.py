@@ -92,9 +92,9 @@ class PlainKernels:
         result = activation(x if bias is None else x + bias)
         return result if out is None else out.copy_(result)
 
-    def gated_silu(self, gate_up: Tensor, bias: Tensor | None = None) -> Tensor:
+    def gated(self, gate_up: Tensor, activation: Activation, bias: Tensor | None = None) -> Tensor:
         gate, up = (gate_up if bias is None else gate_up + bias).chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+        return activation(gate).mul_(up)
 
 
 class PlainAttention:

@@ -13,7 +13,7 @@ from orca.core.domain.model import ModelInfo, load_model_info
 from orca.kernels.contract.reference import ModelSizes
 from orca.kernels.device import kernels_of
 from orca.worker.models import chain, gpt2, llama, opt
-from orca.worker.models.blocks import ACTIVATIONS, HEAD, Layer, ModelPart, is_silu
+from orca.worker.models.blocks import ACTIVATIONS, HEAD, Layer, ModelPart
 from orca.worker.models.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config
 from orca.worker.models.family import FamilyParts
 from orca.worker.models.rotary import Rotary
@@ -216,9 +216,7 @@ def _kept_in(stored_dtype: Callable[[], torch.dtype], dtype: torch.dtype, device
 
 def _is_together(config: ModelConfig, shard: Shard) -> bool:
     """Return whether layers consist of kernels only if their weights are in panels (blocks.py, `only_kernels`)."""
-    if shard.tensor > 1 or isinstance(config, ChainConfig):
-        return False
-    return not isinstance(config, LlamaConfig) or is_silu(config.activation)
+    return shard.tensor == 1 and not isinstance(config, ChainConfig)
 
 
 def _sizes(
@@ -248,13 +246,11 @@ def _sizes(
         return sizes
     first, last = shard.slice(config.intermediate_size, "MLP columns")
     is_llama = isinstance(config, LlamaConfig)
-    # PyTorch computes gates with other activations than SiLU (blocks.GatedMLP).
-    has_kernel = not is_llama or is_silu(config.activation)
     sizes = replace(
         sizes,
         is_layer_norm=not is_llama,
         intermediate=last - first,
-        activation=ACTIVATIONS[config.activation] if has_kernel else None,
+        activation=ACTIVATIONS[config.activation],
         is_gated=is_llama,
     )
     if isinstance(config, LlamaConfig):
