@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from orca.bench.gpu.command import main
+from orca.kernels.contract.activation import Activation
 from orca.kernels.gpu import kernels
 
 
@@ -44,10 +45,10 @@ def test_the_engine_is_in_the_same_table(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_wrong_result_is_reported_and_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def gated_silu(gate_up: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: ARG001 - as the kernel
+    def gated(gate_up: Tensor, activation: Activation, bias: Tensor | None = None) -> Tensor:  # noqa: ARG001
         return gate_up.chunk(2, dim=-1)[0] + 1.0
 
-    monkeypatch.setattr(kernels.TritonKernels, "gated_silu", staticmethod(gated_silu))
+    monkeypatch.setattr(kernels.TritonKernels, "gated", staticmethod(gated))
     assert main(["--device", "cpu", "--part", "kernels", "--runs", "1", "--dtype", "float32"]) == 1
     lines = [line for line in capsys.readouterr().out.splitlines() if "WRONG" in line]
     assert [line.partition(" of ")[0] for line in lines] == ["silu(gate) * up", "biases and silu(gate) * up"]

@@ -113,14 +113,17 @@ def test_relu_keeps_nan(kernels: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", [Activation.SILU, Activation.GELU_TANH])
 @pytest.mark.parametrize(("tokens", "width"), SHAPES)
-def test_a_gate_with_biases_equals_the_reference(tokens: int, width: int, dtype: torch.dtype, kernels: Any) -> None:
+def test_a_gate_with_biases_equals_the_reference(
+    tokens: int, width: int, activation: Activation, dtype: torch.dtype, kernels: Any
+) -> None:
     gate_up, bias = some(tokens, 2 * width, dtype=dtype) * 2, some(2 * width, dtype=dtype, seed=1)
     gate, up = (gate_up.double() + bias.double()).chunk(2, dim=1)
-    expected = exact(Activation.SILU, gate) * up
+    expected = exact(activation, gate) * up
     # Sums rounded before are off by a rounding of themselves, of up to 16 here; their product by as much of the other.
     slack = torch.finfo(dtype).eps * (8 + 2 * (gate.abs() * up.abs()))
-    assert ((kernels.gated_silu(gate_up, bias).double() - expected).abs() <= slack).all()
+    assert ((kernels.gated(gate_up, activation, bias).double() - expected).abs() <= slack).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -155,7 +158,7 @@ def test_no_tokens_do_nothing(kernels: Any) -> None:
     x, norm = torch.empty(0, 6), NormParameters(torch.ones(6), 1e-5)
     assert kernels.add_normalise(x, x.clone(), norm).shape == (0, 6)
     assert kernels.activate(x, Activation.GELU).shape == (0, 6)
-    assert kernels.gated_silu(x, torch.ones(6)).shape == (0, 3)
+    assert kernels.gated(x, Activation.SILU, torch.ones(6)).shape == (0, 3)
 
 
 def test_cpu_kernels_fuse_biases_when_they_run_together() -> None:
@@ -163,7 +166,7 @@ def test_cpu_kernels_fuse_biases_when_they_run_together() -> None:
 
     def layer(x: Tensor) -> Tensor:
         normed = CPU.add_normalise(x, added, NormParameters(bias, 1e-5), bias)
-        return CPU.gated_silu(CPU.activate(normed, Activation.GELU, bias, out=normed), bias)
+        return CPU.gated(CPU.activate(normed, Activation.GELU, bias, out=normed), Activation.SILU, bias)
 
     bias, added = (some(*shape, dtype=torch.float32, seed=1) for shape in ((64,), (9, 64)))
     one, other = (some(9, 64, dtype=torch.float32) for _ in range(2))

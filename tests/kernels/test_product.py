@@ -84,14 +84,17 @@ def test_a_product_added_to_its_output_is_rounded_once(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize(("inputs", "outputs"), [(2, 2), (30, 38), (64, 96), (1100, 50)])
-def test_a_gated_product_equals_the_reference(inputs: int, outputs: int, tile: str, dtype: torch.dtype) -> None:
+def test_a_gated_product_equals_the_reference(
+    inputs: int, outputs: int, activation: Activation, tile: str, dtype: torch.dtype
+) -> None:
     weight, bias = some(outputs, inputs, dtype=dtype) / inputs**0.5, some(outputs, dtype=dtype, seed=1)
     panels = PackedWeight(weight, bias, is_gated=True, tile=tile_named(tile, dtype))
     x = some(19, inputs, dtype=dtype, seed=2)
     outputs_of_both = x.double() @ weight.double().t() + bias
     gate, up = outputs_of_both.chunk(2, dim=1)
-    assert_rounded_once(panels.gated_product(x), F.silu(gate) * up, 64)
+    assert_rounded_once(panels.gated_product(x, activation), activation(gate) * up, 64)
     assert_rounded_once(panels.product(x), outputs_of_both, 64)
 
 
@@ -135,7 +138,7 @@ def test_recorded_products_run_on_the_given_number_of_rows(inputs: int, tile: st
         kept = panels.write_kv_product(x, norm, KvWrite(cache, slots, None))
         panels.add_product(x, added)
         active = panels.product(x, norm, Activation.GELU)
-        return [kept, active, gated.gated_product(x), panels.float32_product(x, norm)]
+        return [kept, active, gated.gated_product(x, Activation.GELU_TANH), panels.float32_product(x, norm)]
 
     with record_calls() as recording:
         bind_rows(rows, x, added, slots)
@@ -161,12 +164,15 @@ def test_an_activation_of_any_number_equals_the_reference(activation: Activation
     torch.testing.assert_close(activated.double(), activation(numbers.double()), atol=1e-6, rtol=1e-6, equal_nan=True)
 
 
-def test_a_gate_of_large_numbers_equals_the_reference() -> None:
+@pytest.mark.parametrize("activation", Activation)
+def test_a_gate_of_large_numbers_equals_the_reference(activation: Activation) -> None:
     gate = torch.tensor([-1e30, -200.0, -88.0, -0.0, 0.0, 88.0, 200.0, 1e30, float("nan")])
     panels = PackedWeight(torch.cat((gate, torch.ones(9)))[:, None], is_gated=True)
-    torch.testing.assert_close(
-        panels.gated_product(torch.ones(1, 1)), F.silu(gate)[None], atol=1e-35, rtol=1e-6, equal_nan=True
+    made, tiny = (
+        panels.gated_product(torch.ones(1, 1), activation).double(),
+        1e-35 if activation is Activation.SILU else 1e-6,
     )
+    torch.testing.assert_close(made, activation(gate.double())[None], atol=tiny, rtol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -306,7 +312,7 @@ def test_a_product_of_normalised_rows_equals_the_reference(
         assert torch.equal(panels.product(x, norm), panels.product(normed))
     if outputs % 2 == 0:
         gated = PackedWeight(weight, is_gated=True, tile=tile_named(tile, dtype))
-        assert torch.equal(gated.gated_product(x, norm), gated.gated_product(normed))
+        assert torch.equal(gated.gated_product(x, Activation.SILU, norm), gated.gated_product(normed, Activation.SILU))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -363,7 +369,7 @@ def in_all_ways(plain: PackedWeight, gated: PackedWeight, rows: int, dtype: torc
         plain.product(x, norm),
         plain.product(x, None, Activation.GELU),
         plain.float32_product(x),
-        gated.gated_product(x, norm),
+        gated.gated_product(x, Activation.SILU, norm),
         plain.write_kv_product(x, norm, KvWrite(cache, torch.arange(rows), None)),
         added,
         cache,

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from orca.kernels.contract.activation import Activation
 from orca.kernels.contract.reference import KvWrite, NormParameters
 from orca.kernels.cpu.product.product import PackedWeight
 from orca.kernels.device import Kernels
@@ -52,16 +53,20 @@ def test_the_norm_of_nearly_equal_numbers_equals_the_reference(kernels: Any) -> 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", [Activation.SILU, Activation.RELU])
 @pytest.mark.parametrize(("tokens", "width"), SHAPES)
-def test_gated_silu_equals_the_reference(tokens: int, width: int, dtype: torch.dtype, kernels: Any) -> None:
+def test_a_gate_equals_the_reference(
+    tokens: int, width: int, activation: Activation, dtype: torch.dtype, kernels: Any
+) -> None:
     gate_up = some(tokens, 2 * width, dtype=dtype) * 4
-    assert_alike(kernels.gated_silu(gate_up), PLAIN.gated_silu(gate_up), roundings=8)
+    assert_alike(kernels.gated(gate_up, activation), PLAIN.gated(gate_up, activation), roundings=8)
 
 
-def test_gated_silu_of_large_numbers_equals_the_reference(kernels: Any) -> None:
+def test_a_silu_gate_of_large_numbers_equals_the_reference(kernels: Any) -> None:
     gate = torch.tensor([[-1e30, -200.0, -88.0, -0.0, 0.0, 88.0, 200.0, 1e30]])
     gate_up = torch.cat((gate, torch.ones_like(gate)), dim=1)
-    torch.testing.assert_close(kernels.gated_silu(gate_up), PLAIN.gated_silu(gate_up), atol=1e-35, rtol=1e-6)
+    made, expected = (each.gated(gate_up, Activation.SILU) for each in (kernels, PLAIN))
+    torch.testing.assert_close(made, expected, atol=1e-35, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from numba import carray
 
+from orca.kernels.contract.activation import Activation
 from orca.kernels.contract.reference import NormParameters
 from orca.kernels.cpu.product.product import PackedWeight
 from orca.kernels.cpu.team import team as team_module
@@ -110,10 +111,10 @@ def test_unreferenced_memory_is_reused_only_within_a_block() -> None:
 def test_an_unreferenced_result_is_read_by_the_next_kernel() -> None:
     kernels, x, norm = kernels_of(torch.device("cpu")), torch.randn(50, 64), NormParameters(torch.randn(64), 1e-5)
     panels = PackedWeight(torch.randn(128, 64), is_gated=True)
-    expected = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
+    expected = kernels.gated(panels.product(kernels.normalise(x, norm)), Activation.SILU)
     with deferred():
         for _ in range(5):
-            y = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
+            y = kernels.gated(panels.product(kernels.normalise(x, norm)), Activation.SILU)
     assert torch.equal(y, expected)
 
 
@@ -122,13 +123,13 @@ def test_a_recording_replays_with_the_present_contents_of_memory() -> None:
     kernels, x, norm = kernels_of(torch.device("cpu")), torch.zeros(50, 64), NormParameters(torch.randn(64), 1e-5)
     panels = PackedWeight(torch.randn(128, 64), is_gated=True)
     with record_calls() as recording:
-        y = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
+        y = kernels.gated(panels.product(kernels.normalise(x, norm)), Activation.SILU)
     for seed in range(3):
         x.copy_(torch.randn(50, 64, generator=torch.Generator().manual_seed(seed)))
         recording.run()
         other = new_empty(torch.float32, *y.shape)  # memory of the recording is given to nobody else
         other[:] = torch.nan
-        assert torch.equal(y, kernels.gated_silu(panels.product(kernels.normalise(x, norm))))
+        assert torch.equal(y, kernels.gated(panels.product(kernels.normalise(x, norm)), Activation.SILU))
 
 
 @pytest.mark.usefixtures("threads")
@@ -139,7 +140,7 @@ def test_a_recording_runs_on_the_given_number_of_rows() -> None:
     with record_calls() as recording:
         bind_rows(rows, x)
         bind_rows(some, taken)
-        y = kernels.gated_silu(panels.product(kernels.normalise(x, norm)))
+        y = kernels.gated(panels.product(kernels.normalise(x, norm)), Activation.SILU)
         logits = head.float32_product(kernels.take_rows(y, taken))
         largest = kernels.argmax(logits)
     for rows.current, some.current in ((600, 600), (1, 1), (257, 13), (14, 300)):
@@ -148,7 +149,7 @@ def test_a_recording_runs_on_the_given_number_of_rows() -> None:
         largest[:] = -1
         taken[: some.current] = torch.randint(rows.current, (some.current,))
         recording.run()
-        expected = kernels.gated_silu(panels.product(kernels.normalise(x[: rows.current], norm)))
+        expected = kernels.gated(panels.product(kernels.normalise(x[: rows.current], norm)), Activation.SILU)
         assert torch.equal(y[: rows.current], expected)
         of_these = head.float32_product(expected[taken[: some.current]])
         assert torch.equal(logits[: some.current], of_these)

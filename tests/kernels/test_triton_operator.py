@@ -23,7 +23,7 @@ def part_of_a_layer(x: Tensor, added: Tensor, weight: Tensor, cache: Tensor, slo
     KERNELS.write_kv(qkv, KvWrite(cache, slots, None))
     activated = KERNELS.activate(qkv.view(-1, WIDTH), Activation.GELU)
     KERNELS.activate(activated, Activation.SILU, weight, out=activated)
-    return KERNELS.gated_silu(KERNELS.normalise(activated, NormParameters(weight, 1e-5, weight)), weight)
+    return KERNELS.gated(KERNELS.normalise(activated, NormParameters(weight, 1e-5, weight)), Activation.SILU, weight)
 
 
 def arguments(seed: int) -> tuple[Tensor, ...]:
@@ -49,7 +49,7 @@ def test_a_traced_step_has_a_node_for_each_launch_and_runs_again() -> None:
             "activate_into",
             "activate_in_place",
             "normalise",
-            "gate_silu",
+            "gate",
         ]
         own, other = arguments(2), arguments(2)
         assert torch.equal(graph(*own), part_of_a_layer(*other))
@@ -66,7 +66,7 @@ def test_operators_declare_the_arguments_they_change() -> None:
         "write_kv",
         "activate_into",
         "activate_in_place",
-        "gate_silu",
+        "gate",
     ):
         schema = getattr(torch.ops.orca, name).default._schema
         changed[name] = {each.name for each in schema.arguments if each.alias_info is not None}
@@ -77,7 +77,7 @@ def test_operators_declare_the_arguments_they_change() -> None:
         "write_kv": {"cache"},
         "activate_into": {"out"},
         "activate_in_place": {"x"},
-        "gate_silu": {"gated"},
+        "gate": {"made"},
     }
 
 

@@ -157,8 +157,8 @@ class Kernels(Protocol):
         """
         ...
 
-    def gated_silu(self, gate_up: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return silu(gate) * up.
+    def gated(self, gate_up: Tensor, activation: Activation, bias: Tensor | None = None) -> Tensor:
+        """Return activation(gate) * up.
 
         Args:
             gate_up: [tokens, 2 x width], contiguous.

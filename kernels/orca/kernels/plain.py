@@ -92,9 +92,9 @@ class PlainKernels:
         result = activation(x if bias is None else x + bias)
         return result if out is None else out.copy_(result)
 
-    def gated_silu(self, gate_up: Tensor, bias: Tensor | None = None) -> Tensor:
+    def gated(self, gate_up: Tensor, activation: Activation, bias: Tensor | None = None) -> Tensor:
         gate, up = (gate_up if bias is None else gate_up + bias).chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+        return activation(gate).mul_(up)
 
 
 class PlainAttention:
@@ -116,7 +116,8 @@ class PlainAttention:
             self._is_in_order = [row.first for row in singles] == list(range(len(singles)))
 
     def __call__(self, qkv: Tensor, cache: Tensor, scale: float, bias: DistanceBias | None = None) -> Tensor:
-        tokens, head_dim = qkv.shape[0], qkv.shape[2]
+        tokens, head_dim = qkv.shape[0], cache.shape[3]
+        qkv = qkv.view(tokens, -1, head_dim)
         query = qkv[:, : self._heads]
         if self._decode is not None and self._is_all_single:
             if not self._is_in_order:

@@ -74,15 +74,12 @@ def variants() -> Iterator[Variant]:
             kind = f"{'layer' if has_bias else 'rms'}{' of a sum' if is_added else ''}"
             name = f"normalise {NAMES[dtype]} {width} {kind}"
             yield Variant(name, norms.normalise_rows, signature, constants, options)
-        signature, constants = (
-            {"gate_up": of, "bias": of, "gated": of, "width": "i32"},
-            {"has_bias": True, "block": BLOCK},
-        )
-        yield Variant(f"gated_silu {NAMES[dtype]}", gate_rows, signature, constants, {})
-        signature = {"x": of, "bias": of, "out": of, "width": "i32"}
         for activation in Activation:
-            name = f"activated {NAMES[dtype]} {activation.name}"
-            yield Variant(name, activate_rows, signature, constants | {"activation": int(activation)}, {})
+            constants = {"has_bias": True, "block": BLOCK, "activation": int(activation)}
+            signature = {"gate_up": of, "bias": of, "gated": of, "width": "i32"}
+            yield Variant(f"gated {NAMES[dtype]} {activation.name}", gate_rows, signature, constants, {})
+            signature = {"x": of, "bias": of, "out": of, "width": "i32"}
+            yield Variant(f"activated {NAMES[dtype]} {activation.name}", activate_rows, signature, constants, {})
     yield from _inputs()
     yield from _sampling()
 

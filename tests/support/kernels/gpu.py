@@ -50,8 +50,8 @@ class GpuKernels:
         result = self._kernels.activate(there, activation, _moved(bias), there if out is x else _moved(out)).cpu()
         return result if out is None else out.copy_(result)
 
-    def gated_silu(self, gate_up: Tensor, bias: Tensor | None = None) -> Tensor:
-        return self._kernels.gated_silu(gate_up.to(DEVICE), _moved(bias)).cpu()
+    def gated(self, gate_up: Tensor, activation: Activation, bias: Tensor | None = None) -> Tensor:
+        return self._kernels.gated(gate_up.to(DEVICE), activation, _moved(bias)).cpu()
 
     def write_kv(self, qkv: Tensor, kept: KvWrite, bias: Tensor | None = None) -> None:
         there, kept_there = qkv.to(DEVICE), _there(kept)

@@ -141,7 +141,7 @@ class RaggedAttention(Protocol):
 
         Args:
             qkv: [tokens, query heads + 2 x kv heads, head_dim], contiguous: the step's own queries, keys and values.
-                In cross attention [tokens, query heads, head_dim]: all keys are in the cache.
+                In cross attention [tokens, query heads x head_dim]: all keys are in the cache.
             cache: [blocks, 2 x kv heads, block_tokens, head_dim] (paged.py); it contains the step's own keys and
                 values.
             scale: factor of the scores.

@@ -141,25 +141,28 @@ def activation_of(_typing: Any, x: Any, activation: Any) -> Any:
     return types.float32(types.float32, activation), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def silu(_typing: Any, x: Any) -> Any:
-    """Return x / (1 + e^-x) in float32."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        return _silu(builder, values[0])
-
-    return types.float32(types.float32), generate
-
-
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def gate_lanes(_typing: Any, numbers: Any, lanes: Any) -> Any:
-    """Replace the first half of float32 [2 x lanes] at an address by silu(first half) * second half."""
+def gate_lanes(_typing: Any, numbers: Any, activation: Any, lanes: Any) -> Any:
+    """Replace the first half of float32 [2 x lanes] at an address by activation(first half) * second half.
+
+    Args: activation: its number.
+    """
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        width = lanes.literal_value
-        gate, up = (load_vector(builder, values[0], first, types.float32, width) for first in (0, width))
-        gated = builder.fmul(_silu(builder, gate), up)
-        builder.store(gated, builder.inttoptr(values[0], gated.type.as_pointer()), align=4)
+        gate, up = (
+            load_vector(builder, values[0], place, types.float32, lanes.literal_value)
+            for place in (0, lanes.literal_value)
+        )
+        end = builder.append_basic_block("end")
+        switch = builder.switch(values[1], end)
+        for each, activated in _ACTIVATIONS.items():
+            block = builder.append_basic_block(each.name)
+            switch.add_case(ir.IntType(64)(each.value), block)
+            builder.position_at_end(block)
+            gated = builder.fmul(activated(builder, gate), up)
+            builder.store(gated, builder.inttoptr(values[0], gated.type.as_pointer()), align=4)
+            builder.branch(end)
+        builder.position_at_end(end)
         return context.get_dummy_value()
 
-    return types.void(numbers, lanes), generate
+    return types.void(numbers, activation, lanes), generate

@@ -25,9 +25,10 @@ class CpuKernels:
             *lookups.kernels(sizes.dtype, sizes.table_dtype),
             *rows.kernels(sizes.dtype),
             *recording.kernels(),
-            gates.gated_silu_kernel(sizes.dtype),
         ):
             kernel.compile()
+        if sizes.is_gated and sizes.activation is not None:
+            gates.gated_kernel(sizes.dtype, sizes.activation).compile()
         compile_launches()
         return has_compiled()
 
@@ -50,4 +51,4 @@ class CpuKernels:
     normalise = staticmethod(rows.normalise)
     add_normalise = staticmethod(rows.add_normalise)
     activate = staticmethod(gates.activate)
-    gated_silu = staticmethod(gates.gated_silu)
+    gated = staticmethod(gates.gated)

@@ -1,7 +1,7 @@
 """Activations and gates of an MLP on a GPU. The bias of the first product is added first.
 
-    activate    reads x once, writes as much           activation(x + bias)
-    gated_silu  reads gate and up once, writes half    silu(gate + gate's bias) * (up + up's bias)
+    activate  reads x once, writes as much           activation(x + bias)
+    gated     reads gate and up once, writes half    activation(gate + gate's bias) * (up + up's bias)
 
 A program computes a block of one token's numbers, in float32, rounded once. The formulas avoid cancellation and
 overflow. Sigmoids use whichever of e^t and e^-t is small. The tail of the normal distribution uses erfc, because
@@ -43,8 +43,13 @@ def activate_rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def gate_rows(gate_up, bias, gated, width, has_bias: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Compute gated = silu(gate) * up. gate_up [tokens, 2 x width], bias [2 x width], gated [tokens, width]."""
+def gate_rows(  # type: ignore[no-untyped-def]
+    gate_up, bias, gated, width, activation: tl.constexpr, has_bias: tl.constexpr, block: tl.constexpr
+):
+    """Compute gated = activation(gate) * up.
+
+    gate_up [tokens, 2 x width], bias [2 x width], gated [tokens, width]. activation: number of an Activation.
+    """
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     is_mine = column < width
@@ -54,7 +59,7 @@ def gate_rows(gate_up, bias, gated, width, has_bias: tl.constexpr, block: tl.con
     if has_bias:
         gate += tl.load(bias + column, mask=is_mine, other=0.0).to(tl.float32)
         up += tl.load(bias + width + column, mask=is_mine, other=0.0).to(tl.float32)
-    result = _sigmoid_product(gate, gate) * up
+    result = _activate(gate, activation) * up
     tl.store(gated + token * width + column, result.to(gated.dtype.element_ty), mask=is_mine)
 
 
@@ -117,13 +122,13 @@ def activate(x: Tensor, activation: Activation, bias: Tensor | None = None, out:
     return out
 
 
-def gated_silu(gate_up: Tensor, bias: Tensor | None = None) -> Tensor:
-    """See device.Kernels.gated_silu."""
+def gated(gate_up: Tensor, activation: Activation, bias: Tensor | None = None) -> Tensor:
+    """See device.Kernels.gated."""
     assert gate_up.is_contiguous()
     assert bias is None or (bias.shape == gate_up.shape[1:] and bias.is_contiguous())
-    gated = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-    _gate_silu(gate_up, bias, gated)
-    return gated
+    made = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+    _gate(gate_up, bias, made, int(activation))
+    return made
 
 
 @operator("x")
@@ -144,10 +149,16 @@ def _launch(x: Tensor, bias: Tensor | None, out: Tensor, activation: int) -> Non
         )
 
 
-@operator("gated")
-def _gate_silu(gate_up: Tensor, bias: Tensor | None, gated: Tensor) -> None:
-    tokens, width = gated.shape
+@operator("made")
+def _gate(gate_up: Tensor, bias: Tensor | None, made: Tensor, activation: int) -> None:
+    tokens, width = made.shape
     if tokens:
         gate_rows[(tokens, triton.cdiv(width, BLOCK))](
-            gate_up, gate_up if bias is None else bias, gated, width, has_bias=bias is not None, block=BLOCK
+            gate_up,
+            gate_up if bias is None else bias,
+            made,
+            width,
+            activation=activation,
+            has_bias=bias is not None,
+            block=BLOCK,
         )

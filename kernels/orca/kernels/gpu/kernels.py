@@ -51,7 +51,7 @@ class TritonKernels(PlainKernels):
     normalise = staticmethod(norms.normalise)  # type: ignore[assignment]
     add_normalise = staticmethod(norms.add_normalise)  # type: ignore[assignment]
     activate = staticmethod(activations.activate)  # type: ignore[assignment]
-    gated_silu = staticmethod(activations.gated_silu)  # type: ignore[assignment]
+    gated = staticmethod(activations.gated)  # type: ignore[assignment]
 
 
 class TritonSampler:
@@ -151,6 +151,6 @@ class _Model:
         width = sizes.intermediate * (2 if sizes.is_gated else 1)
         x, bias = self._zeros(1, width), self._zeros(width) if sizes.has_mlp_bias else None
         if sizes.is_gated:
-            kernels.gated_silu(x, bias)
+            kernels.gated(x, sizes.activation, bias)
         else:
             kernels.activate(x, sizes.activation, bias, out=x)

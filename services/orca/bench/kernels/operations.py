@@ -182,9 +182,9 @@ def _of_each_token(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: t
         )
     yield Operation(
         name=f"silu(gate) * up of {sizes.tokens} x {sizes.intermediate}",
-        call=lambda: kernels.gated_silu(gate_up),
+        call=lambda: kernels.gated(gate_up, Activation.SILU),
         bytes=3 * gate_up.numel() // 2 * size,
-        check=lambda: _roundings(kernels.gated_silu(gate_up), plain.gated_silu(gate_up)),
+        check=lambda: _roundings(kernels.gated(gate_up, Activation.SILU), plain.gated(gate_up, Activation.SILU)),
     )
     yield from _with_biases(kernels, sizes, dtype, device)
     qkv = some(sizes.tokens, sizes.heads + 2 * sizes.kv_heads, sizes.head_dim)
@@ -266,12 +266,13 @@ def _with_biases(kernels: Kernels, sizes: Sizes, dtype: torch.dtype, device: tor
     gate_up, gate_bias = some(sizes.tokens, 2 * sizes.intermediate), some(2 * sizes.intermediate)
     yield Operation(
         name=f"biases and silu(gate) * up of {sizes.tokens} x {sizes.intermediate}",
-        call=lambda: kernels.gated_silu(gate_up, gate_bias),
+        call=lambda: kernels.gated(gate_up, Activation.SILU, gate_bias),
         bytes=3 * gate_up.numel() // 2 * size,
         check=lambda: _roundings(
-            kernels.gated_silu(gate_up, gate_bias), plain.gated_silu(gate_up.double(), gate_bias.double()).to(dtype)
+            kernels.gated(gate_up, Activation.SILU, gate_bias),
+            plain.gated(gate_up.double(), Activation.SILU, gate_bias.double()).to(dtype),
         ),
-        rival=lambda: plain.gated_silu(gate_up, gate_bias),
+        rival=lambda: plain.gated(gate_up, Activation.SILU, gate_bias),
     )
 
 

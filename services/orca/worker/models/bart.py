@@ -193,7 +193,6 @@ def _cross_attention(weights: RankWeights, config: BartConfig, here: str, index:
         weights.column_linear(kv, hidden, has_bias=True),
         weights.row_linear(f"{here}encoder_attn.out_proj", hidden, hidden, features, has_bias=True),
         index=index,
-        head_dim=stack.head_dim,
         scale=stack.head_dim**-0.5,
     )
 

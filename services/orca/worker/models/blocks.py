@@ -157,12 +157,10 @@ class CrossAttention:
         index: of the layer inside the stage.
     """
 
-    def __init__(
-        self, norm: Norm | None, query: Linear, kv: Linear, out: Linear, *, index: int, head_dim: int, scale: float
-    ) -> None:
+    def __init__(self, norm: Norm | None, query: Linear, kv: Linear, out: Linear, *, index: int, scale: float) -> None:
         self.norm = norm
         self._query, self._kv, self._out = query, kv, out
-        self._index, self._head_dim, self._scale = index, head_dim, scale
+        self._index, self._scale = index, scale
         self.only_kernels = all(isinstance(linear, PanelLinear) for linear in (query, kv, out))
 
     def __call__(
@@ -181,8 +179,7 @@ class CrossAttention:
         attention = step.cross.attention if wanted is None else wanted.cross
         assert attention is not None
         norm, rows = (self.norm, x) if normed is None else (None, normed)
-        query = self._query.apply(norm, rows)
-        attended = attention(query.view(len(query), -1, self._head_dim), step.caches[self._index], self._scale)
+        attended = attention(self._query.apply(norm, rows), step.caches[self._index], self._scale)
         return x, _add_outputs(x, self._out, attended, step, then)
 
     def keep(self, step: StepContext) -> None:
@@ -210,23 +207,17 @@ class GatedMLP:
     """x + down(act(gate(norm(x))) * up(norm(x))), in place; gate and up are one product.
 
     Args:
-        gate_up: a gated linear if `is_silu(activation)`.
+        gate_up: a gated linear.
     """
 
     def __init__(self, norm: Norm, gate_up: Linear, down: Linear, activation: str) -> None:
         self.norm, self._gate_up, self._down, self._activation = norm, gate_up, down, ACTIVATIONS[activation]
-        is_gated = is_silu(activation)
-        self.only_kernels = is_gated and isinstance(gate_up, PanelLinear) and isinstance(down, PanelLinear)
+        self.only_kernels = isinstance(gate_up, PanelLinear) and isinstance(down, PanelLinear)
 
     def __call__(self, x: Tensor, step: StepContext, normed: Tensor | None = None) -> Tensor:
         """Args: normed: norm(x) if it is computed already."""
         norm, rows = (self.norm, x) if normed is None else (None, normed)
-        if self._activation is Activation.SILU:
-            features = self._gate_up.apply_gated(norm, rows)
-        else:
-            gate, up = self._gate_up.apply(norm, rows).chunk(2, dim=-1)
-            features = self._activation(gate).mul_(up)
-        _add_outputs(x, self._down, features, step, None)
+        _add_outputs(x, self._down, self._gate_up.apply_gated(norm, rows, self._activation), step, None)
         return x
 
 
@@ -289,10 +280,6 @@ class Head:
 def feature_span(heads: tuple[int, int], head_dim: int, offset: int = 0) -> tuple[int, int]:
     """Return [first, last) of heads as [first, last) of features."""
     return offset + heads[0] * head_dim, offset + heads[1] * head_dim
-
-
-def is_silu(activation: str) -> bool:
-    return ACTIVATIONS[activation] is Activation.SILU
 
 
 ACTIVATIONS: Mapping[str, Activation] = {

@@ -18,7 +18,7 @@ from orca.kernels.contract.reference import ModelSizes
 from orca.kernels.device import kernels_of
 from orca.worker.models import bart, chain, gpt2, llama, opt, t5
 from orca.worker.models.bart_config import BartConfig
-from orca.worker.models.blocks import ACTIVATIONS, HEAD, Layer, ModelPart, is_silu
+from orca.worker.models.blocks import ACTIVATIONS, HEAD, Layer, ModelPart
 from orca.worker.models.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config
 from orca.worker.models.encoder_run import EncoderRun, build_encoder_run
 from orca.worker.models.family import FamilyParts
@@ -264,10 +264,7 @@ def _kept_in(stored_dtype: Callable[[], torch.dtype], dtype: torch.dtype, device
 
 def _is_together(config: ModelConfig, shard: Shard) -> bool:
     """Return whether layers consist of kernels only if their weights are in panels (blocks.py, `only_kernels`)."""
-    if shard.tensor > 1 or isinstance(config, ChainConfig):
-        return False
-    is_gated = isinstance(config, LlamaConfig) or (isinstance(config, T5Config) and config.is_gated)
-    return not is_gated or is_silu(config.activation)
+    return shard.tensor == 1 and not isinstance(config, ChainConfig)
 
 
 def _sizes(
@@ -296,17 +293,15 @@ def _sizes(
     if isinstance(config, ChainConfig):
         return sizes
     has_stacks = isinstance(config, T5Config | BartConfig)
-    mlp = config.decoder.intermediate_size if has_stacks else config.intermediate_size
-    first, last = shard.slice(mlp, "MLP columns")
-    is_gated = config.is_gated if isinstance(config, T5Config) else isinstance(config, LlamaConfig)
-    # PyTorch computes gates with other activations than SiLU (blocks.GatedMLP).
-    has_kernel = not is_gated or is_silu(config.activation)
+    first, last = shard.slice(
+        config.decoder.intermediate_size if has_stacks else config.intermediate_size, "MLP columns"
+    )
     sizes = replace(
         sizes,
         is_layer_norm=isinstance(config, GPT2Config | OPTConfig | BartConfig),
         intermediate=last - first,
-        activation=ACTIVATIONS[config.activation] if has_kernel else None,
-        is_gated=is_gated,
+        activation=ACTIVATIONS[config.activation],
+        is_gated=config.is_gated if isinstance(config, T5Config) else isinstance(config, LlamaConfig),
     )
     if isinstance(config, T5Config):
         return sizes

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from orca.kernels.contract.reference import NormParameters
-from orca.worker.models.blocks import HEAD, Attention, Embedding, GatedMLP, Head, StepContext, feature_span, is_silu
+from orca.worker.models.blocks import HEAD, Attention, Embedding, GatedMLP, Head, StepContext, feature_span
 from orca.worker.models.config import LlamaConfig
 from orca.worker.models.family import FamilyParts
 from orca.worker.models.weights import Columns, RankWeights, neighbouring_pairs
@@ -72,7 +72,7 @@ class LlamaLayer:
                 [Columns(f"{here}mlp.{name}", config.intermediate_size, mlp_span) for name in ("gate_proj", "up_proj")],
                 hidden,
                 has_bias=config.has_mlp_bias,
-                is_gated=is_silu(config.activation),
+                is_gated=True,
             ),
             weights.row_linear(
                 f"{here}mlp.down_proj", hidden, config.intermediate_size, mlp_span, has_bias=config.has_mlp_bias

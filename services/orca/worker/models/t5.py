@@ -19,7 +19,6 @@ from orca.worker.models.blocks import (
     Head,
     StepContext,
     feature_span,
-    is_silu,
 )
 from orca.worker.models.family import EncoderParts, FamilyParts
 from orca.worker.models.t5_config import T5Config
@@ -164,7 +163,6 @@ def _cross_attention(weights: RankWeights, config: T5Config, here: str, index: i
         weights.column_linear(kv, config.hidden_size, has_bias=False),
         weights.row_linear(f"{here}EncDecAttention.o", config.hidden_size, inner, features, has_bias=False),
         index=index,
-        head_dim=config.head_dim,
         scale=_SCALE,
     )
 
@@ -177,7 +175,7 @@ def _mlp(weights: RankWeights, config: T5Config, here: str) -> MLP | GatedMLP:
         [Columns(f"{here}DenseReluDense.{name}", columns, span) for name in names],
         config.hidden_size,
         has_bias=False,
-        is_gated=config.is_gated and is_silu(config.activation),
+        is_gated=config.is_gated,
     )
     down = weights.row_linear(f"{here}DenseReluDense.wo", config.hidden_size, columns, span, has_bias=False)
     return (GatedMLP if config.is_gated else MLP)(norm, up, down, config.activation)

@@ -116,7 +116,7 @@ class RankWeights:
 
         Args:
             is_transposed: the checkpoint stores [in, out] (GPT-2's Conv1D).
-            is_gated: the parts are gate and up, wanted as silu(gate) * up.
+            is_gated: the parts are gate and up, wanted as activation(gate) * up.
         """
         weights = [
             self._view(f"{part.name}.weight", (inputs, part.total), None, part.span).t()

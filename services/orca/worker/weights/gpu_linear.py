@@ -47,8 +47,8 @@ class GpuLinear(Linear):
         outputs = self._product(x if norm is None else norm(x))
         return kernels_of(x.device).activate(outputs, activation, self.bias, out=outputs)
 
-    def apply_gated(self, norm: Norm | None, x: Tensor) -> Tensor:
-        return kernels_of(x.device).gated_silu(self._product(x if norm is None else norm(x)), self.bias)
+    def apply_gated(self, norm: Norm | None, x: Tensor, activation: Activation) -> Tensor:
+        return kernels_of(x.device).gated(self._product(x if norm is None else norm(x)), activation, self.bias)
 
     def apply_to_cache(self, norm: Norm | None, x: Tensor, kept: KvWrite) -> Tensor:
         if not kept.changes_queries:

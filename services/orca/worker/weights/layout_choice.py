@@ -157,7 +157,7 @@ class LayoutChooser:
         """Lay a weight [out, in] out in the layout for its shape, and keep no reference to `weight`.
 
         Args:
-            is_gated: the outputs are gate and up, of equal sizes, and wanted as silu(gate) * up.
+            is_gated: the outputs are gate and up, of equal sizes, and wanted as activation(gate) * up.
         """
         dtype = self.dtype or weight.dtype
         kind = self._kind(weight, bias, dtype)

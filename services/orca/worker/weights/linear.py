@@ -105,9 +105,9 @@ class Linear:
         """Return activation(`apply`)."""
         return activation(self.apply(norm, x))
 
-    def apply_gated(self, norm: Norm | None, x: Tensor) -> Tensor:
-        """Return silu(gate) * up, [rows, out / 2], for outputs that are gate and up."""
-        return kernels_of(x.device).gated_silu(self.apply(norm, x))
+    def apply_gated(self, norm: Norm | None, x: Tensor, activation: Activation) -> Tensor:
+        """Return activation(gate) * up, [rows, out / 2], for outputs that are gate and up."""
+        return kernels_of(x.device).gated(self.apply(norm, x), activation)
 
     def apply_to_cache(self, norm: Norm | None, x: Tensor, kept: KvWrite) -> Tensor:
         """Put keys and values into the KV cache.
@@ -175,8 +175,8 @@ class PanelLinear(Linear):
     def apply_activated(self, norm: Norm | None, x: Tensor, activation: Activation) -> Tensor:
         return self._panels.product(x, _row_norm(norm), activation)
 
-    def apply_gated(self, norm: Norm | None, x: Tensor) -> Tensor:
-        return self._panels.gated_product(x, _row_norm(norm))
+    def apply_gated(self, norm: Norm | None, x: Tensor, activation: Activation) -> Tensor:
+        return self._panels.gated_product(x, activation, _row_norm(norm))
 
     def apply_to_cache(self, norm: Norm | None, x: Tensor, kept: KvWrite) -> Tensor:
         return self._panels.write_kv_product(x, _row_norm(norm), kept)

@@ -109,10 +109,11 @@ def test_gpu_linear_applies_an_activation(
     assert_alike(ours, plain, largest=1.13 * largest_of(pair[1], norm, x))
 
 
-def test_gpu_linear_applies_a_gate(pair: tuple[GpuLinear, Linear], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("activation", [Activation.SILU, Activation.GELU_TANH])
+def test_gpu_linear_applies_a_gate(activation: Activation, pair: tuple[GpuLinear, Linear], dtype: torch.dtype) -> None:
     """An error of one factor is as many times as large as the other, up to 1.1 times each."""
     x, norm = some(ROWS, INPUTS, dtype=dtype, seed=5), norm_of(INPUTS, dtype)
-    ours, plain = (each.apply_gated(norm, x) for each in pair)
+    ours, plain = (each.apply_gated(norm, x, activation) for each in pair)
     assert_alike(ours, plain, largest=2.2 * largest_of(pair[1], norm, x) ** 2)
 
 

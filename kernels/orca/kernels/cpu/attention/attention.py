@@ -366,7 +366,7 @@ class CpuAttention:
         assert qkv.is_contiguous()
         assert cache.is_contiguous()
         assert scale >= 0
-        tokens, head_dim = row_count(qkv), qkv.shape[2]
+        tokens, head_dim = row_count(qkv), cache.shape[3]
         output = new_empty(qkv.dtype, tokens, self._heads * head_dim)
         floats = _scratch_floats.py_func(self._queries, head_dim)
         scratch = new_empty(torch.float32, torch.get_num_threads() * floats)
@@ -388,7 +388,7 @@ class CpuAttention:
             scale,
             self._tables.data_ptr(),
             *self._tables.shape,
-            qkv.shape[1],
+            qkv.shape[1] if qkv.dim() == 3 else self._heads,
             self._is_causal,
             *self._bias_arguments(bias),
         )

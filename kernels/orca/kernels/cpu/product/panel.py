@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numba import carray, literally, njit
 
+from orca.kernels.contract.activation import Activation
 from orca.kernels.cpu.activations import activate_lanes, gate_lanes
 from orca.kernels.cpu.team.intrinsics import (
     FAST,
@@ -28,10 +29,11 @@ TASK_ROWS = 256
 """Most rows of a task: their sums of one panel, 32 KiB, stay in the L2 cache. With fewer rows, the weights would be
 read from memory several times for a prompt."""
 
-STORE, ADD, GATE, WRITE_KV, FLOAT32, ACTIVATE = range(6)
-"""Epilogues. STORE: store to y. ADD: add to y. GATE: store silu(first half) * second half. WRITE_KV: rotate and write
-to the KV cache. FLOAT32: store to a float32 y without rounding. ACTIVATE: store after activation number epilogue -
-ACTIVATE.
+STORE, ADD, WRITE_KV, FLOAT32, ACTIVATE = range(5)
+GATE = ACTIVATE + len(Activation)
+"""Epilogues. STORE: store to y. ADD: add to y. WRITE_KV: rotate and write to the KV cache. FLOAT32: store to a float32
+y without rounding. ACTIVATE: store after activation number epilogue - ACTIVATE. GATE: store activation(first half) *
+second half, with activation number epilogue - GATE.
 """
 
 # Indices of the arguments, in the order in which `PackedWeight` passes them.
@@ -66,7 +68,7 @@ def panel_of(place: Any, args: Any) -> Any:
 def prefetch_outputs(first: Any, last: Any, panel: Any, args: Any, bytes_: Any, lanes: Any) -> None:
     """Prefetch the cache lines of y that `apply_epilogue` will write for rows [first, last) of a panel."""
     element_bytes = 4 if args[EPILOGUE] == FLOAT32 else bytes_
-    pieces = args[PARTS] if args[EPILOGUE] != GATE else 1
+    pieces = args[PARTS] if args[EPILOGUE] < GATE else 1
     piece_bytes = literally(lanes) * element_bytes * (2 if args[PARTS] == 1 else 1)
     for row in range(first, last):
         for piece in range(pieces):
@@ -96,11 +98,11 @@ def _store(sums_at: Any, first: Any, last: Any, panel: Any, args: Any, kind: Any
     size, width = args[OUTPUTS] // args[PARTS], _width(args)
     for row in range(first, last):
         numbers = sums_at + (row - first) * 2 * vector_bytes
-        if epilogue == GATE:
-            gate_lanes(numbers, literally(lanes))
+        if epilogue >= GATE:
+            gate_lanes(numbers, epilogue - GATE, literally(lanes))
         elif epilogue >= ACTIVATE:
             activate_lanes(numbers, epilogue - ACTIVATE, literally(lanes))
-        for piece in range(1 if epilogue == GATE else 2):
+        for piece in range(1 if epilogue >= GATE else 2):
             column = _column(panel, piece, args, lanes)
             # Outputs of y, or of this part of y, that are left from here on.
             left = size - panel * lanes if args[PARTS] == 2 else width - column
@@ -114,7 +116,7 @@ def _store(sums_at: Any, first: Any, last: Any, panel: Any, args: Any, kind: Any
 @njit(**FAST)  # type: ignore[untyped-decorator]
 def _width(args: Any) -> Any:
     """Return the width of a row of y."""
-    return args[OUTPUTS] // args[PARTS] if args[EPILOGUE] == GATE else args[OUTPUTS]
+    return args[OUTPUTS] // args[PARTS] if args[EPILOGUE] >= GATE else args[OUTPUTS]
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]

@@ -49,8 +49,8 @@ class PackedWeight:
     Args:
         scale: [outputs] float32, the scales of an int8 weight.
         dtype: dtype of rows and results; None: that of the weight. See `kernel`.
-        is_gated: the outputs are a gate and the up-projection, of equal sizes (`gated_silu`); each panel has one vector
-            of each.
+        is_gated: the outputs are a gate and the up-projection, of equal sizes (`gated_product`); each panel has one
+            vector of each.
         memory: memory for the weight; None: allocate it anywhere.
     Raises: ValueError for an odd number of inputs if this processor needs pairs.
     """
@@ -110,11 +110,11 @@ class PackedWeight:
         assert to.shape == (x.shape[0], self.outputs)
         self._launch(x, to, ADD)
 
-    def gated_product(self, x: Tensor, norm: NormParameters | None = None) -> Tensor:
-        """Return silu(first half of y) * second half, [rows, outputs / 2]. Only for a gated weight."""
+    def gated_product(self, x: Tensor, activation: Activation, norm: NormParameters | None = None) -> Tensor:
+        """Return activation(first half of y) * second half, [rows, outputs / 2]. Only for a gated weight."""
         assert self._parts == 2
         gated = new_empty(x.dtype, row_count(x), self.outputs // 2)
-        self._launch(x, gated, GATE, norm)
+        self._launch(x, gated, GATE + activation, norm)
         return gated
 
     def write_kv_product(self, x: Tensor, norm: NormParameters | None, kv: KvWrite) -> Tensor:
