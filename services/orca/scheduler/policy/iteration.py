@@ -31,7 +31,7 @@ class IterationPolicy:
         A request of an encoder-decoder model enters with its whole source and all known tokens of its target, which are
         never cut. If they do not fit into the rest of the step's tokens, it waits for the next step, and with it all
         younger ones. The oldest of those that wait does not: if it does not fit beside the increments, it is the only
-        one that enters with its step. It would have to wait until other requests end, and requests slightly shorter
+        one that enters with its step. Otherwise it would wait until other requests end, and requests slightly shorter
         than the bound would run one after the other. So only such a step exceeds the bound, and by less than
         `max_batch_size` unless the request itself is longer than the bound.
 
