@@ -44,7 +44,7 @@ class BatchingSettings:
     max_batch_tokens: int | None = setting(
         None,
         "maximum number of tokens in a step; prompts then run in chunks, sources of encoder-decoder models whole, and a"
-        " longer source enters alone; unset runs prompts whole",
+        " source that does not fit enters alone; unset runs prompts whole",
         least=1,
     )
     microbatch_size: int | None = setting(

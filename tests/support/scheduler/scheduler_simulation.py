@@ -187,7 +187,7 @@ class Checks(IterationHistory):
         entering = [entry.source_tokens + len(entry.known) for entry in record.batch.sources]
         if max_batch_tokens is not None and record.tokens > max_batch_tokens:
             assert len(entering) == 1, "a step of several prompts, or of none, is above the bound"
-            assert entering[0] > max_batch_tokens, "a source that fits into a step makes one above the bound"
+            assert record.tokens < max(max_batch_tokens, entering[0]) + max_batch_size, "too far above the bound"
 
     def broke(self, epoch: Epoch, reason: str) -> None:  # noqa: ARG002 - an observer's shape
         self.reasons.append(reason)

@@ -120,14 +120,25 @@ def test_the_bound_on_a_step_counts_sources_and_the_beginnings_of_targets() -> N
 
 def test_a_source_that_does_not_fit_waits_whole_and_no_younger_one_passes_it() -> None:
     limits = source_limits(max_batch_size=4, max_batch_tokens=10)
-    requests = [with_source("A", source=2, new=3), with_source("B", source=9, new=1), with_source("C", source=1, new=1)]
+    requests = [with_source("A", source=2, new=2), with_source("B", source=7, new=1), with_source("C", source=1, new=1)]
     steps = schedule_all(IterationPolicy(), limits, requests)
-    assert batches(steps) == ["aA", "A", "A", "bB", "cC"]
-    assert lengths(steps)[3] == [9, 1]
+    assert batches(steps) == ["aA", "bAB", "cC"]
+    assert lengths(steps)[1] == [7, 1, 1]
 
 
-def test_a_source_longer_than_the_bound_enters_alone_beside_the_increments() -> None:
-    limits = source_limits(max_batch_size=4, max_batch_tokens=6)
+@pytest.mark.parametrize("source", range(40, 80))
+def test_no_length_of_sources_near_the_bound_makes_the_batch_smaller(source: int) -> None:
+    """Requests that waited until they fit beside all increments would run one after the other."""
+    limits = source_limits(max_batch_size=8, max_batch_tokens=64)
+    requests = [with_source(name, source=source, new=20) for name in "ABCDEFGHIJKLMNOP"]
+    steps = schedule_all(IterationPolicy(), limits, requests)
+    assert len([step for step in steps if step.rows]) == 8 + 2 * 20 - 1, "one enters with each step, and each has 20"
+    assert max(step.tokens for step in steps) < max(64, source + 1) + 8
+
+
+@pytest.mark.parametrize("bound", [6, 10], ids=["longer than the bound", "longer than its rest"])
+def test_a_source_that_does_not_fit_beside_the_increments_enters_alone(bound: int) -> None:
+    limits = source_limits(max_batch_size=4, max_batch_tokens=bound)
     requests = [with_source("A", source=2, new=3), with_source("B", source=9, new=2), with_source("C", source=1, new=1)]
     steps = schedule_all(IterationPolicy(), limits, requests)
     assert batches(steps) == ["aA", "bAB", "cABC"]

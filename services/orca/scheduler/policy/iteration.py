@@ -29,10 +29,11 @@ class IterationPolicy:
         run as far as it can. The bound is above `max_batch_size`, so the oldest prompt always moves on.
 
         A request of an encoder-decoder model enters with its whole source and all known tokens of its target, which are
-        never cut. If they do not fit into the rest of the step's tokens, it waits for a step where they do, and with it
-        all younger ones. It does not wait for ever: nothing enters before it, so the running requests end. If they are
-        longer than the bound itself, it is the only one that enters with its step, beside the increments. So the oldest
-        waits for tokens only as long as the increments leave too few of them.
+        never cut. If they do not fit into the rest of the step's tokens, it waits for the next step, and with it all
+        younger ones. The oldest of those that wait does not: if it does not fit beside the increments, it is the only
+        one that enters with its step. Otherwise it would wait until other requests end, and requests slightly shorter
+        than the bound would run one after the other. So only such a step exceeds the bound, and by less than
+        `max_batch_size` unless the request itself is longer than the bound.
 
         While there is a request that must run alone, all others pause: a few steps show that it does no harm, or break
         the engine.
@@ -61,7 +62,7 @@ class IterationPolicy:
             if known_left > 0 and not prompt_tokens:
                 continue
             if not entry.is_admitted:
-                if entry.source_tokens and not _has_tokens(entry, prompt_tokens, source_tokens, limits):
+                if entry.source_tokens and not _can_enter(entry, prompt_tokens, source_tokens, limits):
                     prompt_tokens = 0
                     continue
                 slots = _slots_for(entry, limits)
@@ -101,18 +102,17 @@ def _slots_for(entry: GroupRequest, limits: BatchLimits) -> int:
     return reserved_slots(entry.request.max_total_tokens, entry.source_tokens, limits.block_tokens)
 
 
-def _has_tokens(entry: GroupRequest, prompt_tokens: int, source_tokens: int, limits: BatchLimits) -> bool:
-    """Return true if the source and the known target of a request can run in a step.
+def _can_enter(entry: GroupRequest, prompt_tokens: int, source_tokens: int, limits: BatchLimits) -> bool:
+    """Return true if a request fits into the rest of a step's tokens, whole, or is the first that enters with the step.
 
     Args:
         prompt_tokens: those of the step that are left.
         source_tokens: those of the step that older requests use for their sources; 0 if none enters.
     """
+    if not source_tokens:
+        return True
     tokens = entry.source_tokens + len(entry.known)
-    if source_tokens:
-        return tokens <= prompt_tokens and source_tokens + entry.source_tokens <= limits.max_source_tokens
-    is_too_long = limits.max_batch_tokens is not None and tokens > limits.max_batch_tokens
-    return is_too_long or tokens <= prompt_tokens
+    return tokens <= prompt_tokens and source_tokens + entry.source_tokens <= limits.max_source_tokens
 
 
 def _suspect(pool: Sequence[GroupRequest], reserved: int, limits: BatchLimits) -> GroupRequest | None:

@@ -23,7 +23,8 @@ class BatchLimits:
     block_tokens: int  # slots in a block; reservations are whole blocks
     max_model_len: int  # longest prompt + output in tokens; longest source + target
     prefetch: int = 0  # 0: Algorithm 1; 1: one more batch is submitted before the oldest has been read
-    # Tokens in a step, sources included. Prompts run in chunks; a longer source runs whole. None: off, as in the paper.
+    # Tokens in a step, sources included. Prompts run in chunks. A source runs whole: one that does not fit beside the
+    # increments enters alone, so its step has more tokens. None: off, as in the paper.
     max_batch_tokens: int | None = None
     max_source_tokens: int = SOURCE_TOKENS_MAX  # of a step, but for a single longer source
     is_encoder_decoder: bool = False  # each request has a source and a target, and a block table for each
