@@ -63,6 +63,31 @@ def old_sentencepiece() -> Tokenizer:
     return inner
 
 
+def unigram() -> Tokenizer:
+    """SentencePiece's Unigram as in T5 and mBART; its special tokens stand where those of both families do."""
+    words = dict.fromkeys(word for text in CORPUS for word in text.split())
+    characters = dict.fromkeys("".join(words))
+    pieces = dict.fromkeys([*(f"▁{word}" for word in words), "▁", *characters, "th", "er", "ing", "▁▁"])
+    vocab = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    vocab += [(piece, -4.0 - number / 100) for number, piece in enumerate(pieces)]
+    vocab += [(text, 0.0) for text in ("<extra_id_1>", "<extra_id_0>", "en_XX", "de_DE", "eng_Latn")]
+    inner = Tokenizer(models.Unigram(vocab, unk_id=2, byte_fallback=False))
+    inner.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("x", "y")])
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in ("<pad>", "</s>")])
+    inner.add_tokens([AddedToken(text, special=False, normalized=False) for text in PLAIN])
+    return inner
+
+
+def language_pieces() -> Tokenizer:
+    """BPE with marked word starts and some languages, as in NLLB."""
+    inner = sentencepiece()
+    inner.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in ("eng_Latn", "fra_Latn")])
+    inner.decoder = decoders.ByteLevel()
+    return inner
+
+
 def with_bos(inner: Tokenizer, *, eos: bool = False) -> Tokenizer:
     """Put <s> before each text, and </s> after it if `eos`, as a tokenizer.json does."""
     single = "<s> $A </s>" if eos else "<s> $A"

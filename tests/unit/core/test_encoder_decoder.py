@@ -78,7 +78,7 @@ FORCED_IN_CONFIG = {"forced_bos_token_id": 9, "forced_eos_token_id": 8, "bos_tok
 def test_if_there_is_a_generation_config_it_alone_counts(
     tmp_path: Path, generation: dict[str, Any] | None, start: int, bos: int | None, eos: tuple[int, ...]
 ) -> None:
-    """So does `generate`; where that fails, for want of a start token, the token of config.json counts."""
+    """`generate` does so, too. It fails if there is no start token: then that of config.json counts."""
     info = info_of(tmp_path, generation, **FORCED_IN_CONFIG)
     assert info.encoder_decoder == EncoderDecoder(
         encoder_layers=3, start_token_id=start, forced_bos_token_id=bos, forced_eos_token_ids=eos

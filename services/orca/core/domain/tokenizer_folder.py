@@ -10,7 +10,7 @@ Settings that change the tokens of a text are applied, or refused by name. The t
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tokenizers import AddedToken, pre_tokenizers, processors
 from orca.core.domain.errors import ModelError
 from orca.core.domain.log_once import log_once
 from orca.core.domain.model import FAMILIES
-from orca.core.domain.tokenizer_class import Json, TokenizerClass, class_of_folder
+from orca.core.domain.tokenizer_class import CHARSMAP, TEXT, Json, TokenizerClass, class_of_folder
 
 NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 TOKEN_FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
@@ -59,8 +59,8 @@ def read_tokenizer(folder: Path) -> FolderTokenizer:
     kind = _class(folder, settings, config, source)
     document = _document(folder, source, kind)
     named, extra, added = _special_tokens(folder, settings, document, kind)
+    values = {**settings, **{name: str(token) for name, token in named.items()}}
     if kind is not None:
-        values = {**settings, **{name: str(token) for name, token in named.items()}}
         _rebuild(folder, document, kind, values)
         source = orjson.dumps(document)
     assert source is not None
@@ -74,6 +74,8 @@ def read_tokenizer(folder: Path) -> FolderTokenizer:
     _apply_settings(folder, inner, settings, config)
     family = FAMILIES.get(str(config.get("model_type")))
     _add_bos_and_eos(inner, _reads_bos(folder, settings, kind), named)
+    if kind is not None and kind.template is not None:
+        _set_template(folder, inner, kind.template(values))
     return FolderTokenizer(
         inner=inner,
         decoder=document.get("decoder"),
@@ -197,9 +199,16 @@ def _special_tokens(
         value = found.get(name)
         if isinstance(value, str | dict) and value:
             token = value if isinstance(value, str) else _token(folder, value, special=True)
+            if name == "mask_token" and kind is not None and kind.strips_before_mask and isinstance(token, str):
+                token = AddedToken(token, lstrip=True, normalized=True)
             named[name] = by_text.get(str(token), token)
+    if kind is not None and kind.extra_tokens is not None and not _EXTRA_TOKENS & values.keys():
+        values["extra_special_tokens"] = list(kind.extra_tokens(settings))
     unnamed = _extra_tokens(folder, values)
     return named, [token if isinstance(token, str) else _token(folder, token) for token in unnamed], added
+
+
+_EXTRA_TOKENS = {"extra_special_tokens", "additional_special_tokens"}
 
 
 def _pop_named(values: Json) -> Json:
@@ -254,14 +263,36 @@ def _token(folder: Path, value: object, *, special: bool | None = None) -> Added
 def _rebuild(folder: Path, document: Json, kind: TokenizerClass, values: Mapping[str, Any]) -> None:
     """Replace the pipeline of a tokenizer.json by that of its class; vocabulary, merges and post-processor stay."""
     model = _checked(folder / "tokenizer.json", "model", document.get("model") or {}, dict)
-    if model.get("type", "BPE") != "BPE" or not isinstance(model.get("vocab"), dict):
+    is_bpe = kind.vocabulary == "BPE"
+    if model.get("type", "BPE") != kind.vocabulary or not isinstance(model.get("vocab"), dict if is_bpe else list):
         raise ModelError(
-            f"{folder / 'tokenizer.json'}: a vocabulary of type {model.get('type')}; its tokenizer_class has BPE only"
+            f"{folder / 'tokenizer.json'}: a vocabulary of type {model.get('type')}; its tokenizer_class has "
+            f"{kind.vocabulary} only"
         )
-    parts = kind.build(values)
-    document.update({**parts, "model": {**parts["model"], "vocab": model["vocab"], "merges": model.get("merges", [])}})
+    parts = kind.build({**values, CHARSMAP: _charsmap(document.get("normalizer"))})
+    merges = {"merges": model.get("merges", [])} if is_bpe else {}
+    document.update({**parts, "model": {**parts["model"], "vocab": model["vocab"], **merges}})
     document.update({"truncation": None, "padding": None, "added_tokens": []})
     document["post_processor"] = None if kind.drops_post_processor else document.get("post_processor")
+
+
+def _charsmap(normalizer: Any) -> str | None:
+    """Return SentencePiece's table of a file's normalizer; None if it has none."""
+    parts = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else []
+    tables = [part.get(CHARSMAP) for part in parts if isinstance(part, dict) and part.get("type") == "Precompiled"]
+    return next((table for table in tables if isinstance(table, str)), None)
+
+
+def _set_template(folder: Path, inner: tokenizers.Tokenizer, parts: Sequence[str]) -> None:
+    """Let the class decide about the special tokens around a text. Raises: ModelError for one that is unknown."""
+    ids = {text: inner.token_to_id(text) for text in parts if text != TEXT}
+    for text, token_id in ids.items():
+        if token_id is None:
+            raise ModelError(f"{folder / 'tokenizer.json'}: has no token {text!r}, which stands around every text")
+    single = list(parts)
+    inner.post_processor = processors.TemplateProcessing(
+        single=single, pair=[*single, "$B"], special_tokens=list(ids.items())
+    )
 
 
 def _add_tokens(

@@ -11,7 +11,7 @@ from typing import Any
 from orca.core.domain.errors import InvalidRequest
 from orca.core.domain.request import Request, SamplingParams
 from orca.gateway.calls.bodies import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
-from orca.gateway.calls.lengths import Lengths, check_output_length, check_prompt_length, check_room
+from orca.gateway.calls.lengths import InputLengths, check_output_length, check_prompt_length, check_room
 from orca.gateway.calls.opened_call import OpenedCall
 from orca.gateway.calls.target import CallTokens, check_target_fields
 from orca.gateway.calls.token_ids import check_token_ids, is_token_list
@@ -205,7 +205,7 @@ def max_new_tokens(
     else:
         asked, default, param = body.max_tokens, COMPLETION_MAX_TOKENS, "max_tokens"
     check_prompt_length(prompt_length, model.info, asked, param=_prompt_param(body))
-    lengths = Lengths(prompt_length, len(tokens.target), tokens.prefix_tokens)
+    lengths = InputLengths(prompt_length, len(tokens.target), tokens.prefix_tokens)
     room = check_room(lengths, model.info, param=_prompt_param(body))
     if asked is None:
         if promised is not None:

@@ -12,7 +12,7 @@ from orca.gateway.errors import context_error, source_error, target_error
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class InputLengths:
     """The tokens that a request has before its first output token."""
 
     prompt: int  # source of an encoder-decoder model
@@ -32,7 +32,7 @@ def check_prompt_length(tokens: int, info: ModelInfo, asked: int | None, *, para
         raise context_error(info.max_model_len, tokens, asked, param=param)
 
 
-def check_room(lengths: Lengths, info: ModelInfo, *, param: str) -> int:
+def check_room(lengths: InputLengths, info: ModelInfo, *, param: str) -> int:
     """Return the most output tokens that the model allows. Raises: ApiError if it allows none."""
     room = info.max_model_len - lengths.prompt - lengths.beginning
     target_max = _target_max(info)
@@ -48,7 +48,7 @@ def check_room(lengths: Lengths, info: ModelInfo, *, param: str) -> int:
     raise context_error(info.max_model_len, lengths.prompt, None, param=param, beginning=lengths.beginning)
 
 
-def check_output_length(lengths: Lengths, asked: int, info: ModelInfo, *, param: str) -> None:
+def check_output_length(lengths: InputLengths, asked: int, info: ModelInfo, *, param: str) -> None:
     """Refuse more output tokens than the model allows. Args: param: field that asks for them. Raises: ApiError."""
     target_max = _target_max(info)
     if target_max is not None and lengths.beginning + asked > target_max:

@@ -32,7 +32,7 @@ Encode = Callable[[ServedModel], Awaitable[CallTokens]]
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedCall:
+class EncodedPrompts:
     """A call as token ids of the model that is in force as far as this gateway knows."""
 
     model: ServedModel
@@ -40,12 +40,12 @@ class EncodedCall:
     encode: Encode  # for another model, if that is in force by the time of the submit
 
     @classmethod
-    async def for_model(cls, encode: Encode, model: ServedModel) -> "EncodedCall":
+    async def for_model(cls, encode: Encode, model: ServedModel) -> "EncodedPrompts":
         return cls(model, await encode(model), encode)
 
 
 async def submit_to_current(
-    gateway: Gateway, body: CompletionBody | ChatBody, encoded: EncodedCall, context: CallContext
+    gateway: Gateway, body: CompletionBody | ChatBody, encoded: EncodedPrompts, context: CallContext
 ) -> tuple[Submission, Sequence[Request]]:
     """Submit for the model in force. If another one is in force by now, encode the call for that one.
 
@@ -62,7 +62,7 @@ async def submit_to_current(
             # Not the client's mistake.
             if not tries_left or error.in_force is None or not gateway.models.set_current(error.in_force):
                 raise not_served(str(error)) from error
-            encoded = await EncodedCall.for_model(encoded.encode, gateway.models.current)
+            encoded = await EncodedPrompts.for_model(encoded.encode, gateway.models.current)
             echoed = await echo_texts(body, encoded.tokens.prompts, encoded.model, gateway.settings)
         except NeverFits as error:
             # A client that named no length gets what fits by now.
