@@ -63,6 +63,13 @@ class RandomTensors:
         """Return False: no file has another tensor."""
         return False
 
+    def refuse_other(self, names: Iterable[str], tied: str, shape: tuple[int, ...], *slices: Slice) -> None:
+        """Do nothing: no file has another tensor."""
+
+    def __contains__(self, name: str) -> bool:
+        """Return False: what a model may have or not, it does not have."""
+        return False
+
     def refuse_unread(self, prefix: str, ignored: Sequence[str] = ()) -> None:
         """Do nothing: no file has a tensor that was not read."""
 

@@ -165,8 +165,9 @@ def give_effect(model: PreTrainedModel, family: str) -> None:
                 parameter.add_(torch.randn_like(parameter) * 0.1)  # biases and norms that matter
             else:
                 parameter.mul_(_scale_of(name, family))
-        if hasattr(model, "final_logits_bias"):
-            model.final_logits_bias.copy_(torch.randn(model.final_logits_bias.shape) * 0.3)
+        for name, buffer in model.named_buffers():
+            if name == "final_logits_bias":
+                buffer.copy_(torch.randn_like(buffer) * 0.3)
 
 
 def _untie(model: PreTrainedModel) -> None:

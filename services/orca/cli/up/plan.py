@@ -9,7 +9,7 @@ from orca.cli.up import local_resources
 from orca.cli.up.settings import KEYS_VARIABLE, UpSettings
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.core.domain.model import ModelInfo
-from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, slots_needed
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, slots_needed, slots_of_any_split
 
 DEPLOYMENT = "local"
 """Name of this system in its pool."""
@@ -200,7 +200,9 @@ def useful_slots(settings: UpSettings, model: ModelInfo) -> int:
 
     The result holds at least 16 such requests, so that a smaller batch keeps the slots that the pool was promised.
     """
-    return max(settings.max_batch_size, 16) * slots_needed(model.max_model_len, DEFAULT_BLOCK_TOKENS)
+    has_source = model.encoder_decoder is not None
+    slots_of = slots_of_any_split if has_source else slots_needed
+    return max(settings.max_batch_size, 16) * slots_of(model.max_model_len, DEFAULT_BLOCK_TOKENS)
 
 
 def _model_flags(settings: UpSettings, model: ModelInfo) -> dict[str, object]:

@@ -126,7 +126,7 @@ def shared_table(weights: RankWeights, config: BartConfig, prefix: str) -> Embed
     """
     shape, span = (config.vocab_size, config.hidden_size), weights.shard.slice(config.vocab_size, "vocabulary entries")
     own = (f"{prefix}{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
-    weights.refuse_other(own, f"{prefix}{_TABLE}", shape, span)
+    weights.checkpoint.refuse_other(own, f"{prefix}{_TABLE}", shape, span)
     return Embedding(weights, f"{prefix}{_TABLE}", config.vocab_size, config.hidden_size, is_tied=config.is_tied)
 
 

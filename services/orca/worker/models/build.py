@@ -292,10 +292,8 @@ def _sizes(
     )
     if isinstance(config, ChainConfig):
         return sizes
-    has_stacks = isinstance(config, T5Config | BartConfig)
-    first, last = shard.slice(
-        config.decoder.intermediate_size if has_stacks else config.intermediate_size, "MLP columns"
-    )
+    columns = config.decoder.intermediate_size if isinstance(config, EncoderDecoderConfig) else config.intermediate_size
+    first, last = shard.slice(columns, "MLP columns")
     sizes = replace(
         sizes,
         is_layer_norm=isinstance(config, GPT2Config | OPTConfig | BartConfig),

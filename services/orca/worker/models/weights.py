@@ -4,13 +4,12 @@ A column-parallel linear holds some output features of the whole, a row-parallel
 the latter are partial sums, so only rank 0 keeps its bias (ORCA, section 4.1: intra-layer parallelism).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from orca.core.domain.errors import ModelError
 from orca.worker.parallel.shard import Shard
 from orca.worker.weights.layout_choice import LayoutChooser
 from orca.worker.weights.linear import Linear, PlainTable, Table
@@ -82,22 +81,6 @@ class RankWeights:
         tensor = self.checkpoint.full(value, shape)
         self._tensors.append(tensor)
         return tensor
-
-    def refuse_other(self, names: Iterable[str], tied: str, shape: tuple[int, int], span: tuple[int, int]) -> None:
-        """Refuse files in which a tensor differs from the one that is read for it.
-
-        Args:
-            names: tensors that the files may have.
-            tied: the tensor that is read for all of them, of this shape.
-            span: its rows that this rank reads.
-        Raises: ModelError that names both tensors.
-        """
-        for name in names:
-            if self.checkpoint.has_other(name, tied, shape, span):
-                raise ModelError(
-                    f"{self.checkpoint.place(name)} differs from {tied}: embeddings of their own for encoder and "
-                    "decoder are not supported"
-                )
 
     def made(self, tensor: Tensor) -> Tensor:
         """Take a tensor that is computed and not read, in the checkpoint's dtype and on its device."""

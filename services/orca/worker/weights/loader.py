@@ -58,7 +58,9 @@ class Tensors(Protocol):
 
     def has_other(self, name: str, tied: str, shape: tuple[int, ...], *slices: Slice) -> bool: ...
 
-    def place(self, name: str) -> str: ...
+    def refuse_other(self, names: Iterable[str], tied: str, shape: tuple[int, ...], *slices: Slice) -> None: ...
+
+    def __contains__(self, name: str) -> bool: ...
 
     def close(self) -> None: ...
 
@@ -219,9 +221,20 @@ class Checkpoint:
         self.give_back()
         return is_other
 
-    def place(self, name: str) -> str:
-        """Return a tensor's name with its file, for errors."""
-        return f"tensor {name} in {self._paths[name]}"
+    def refuse_other(self, names: Iterable[str], tied: str, shape: tuple[int, ...], *slices: Slice) -> None:
+        """Refuse files in which a tensor differs from the one that is read for it.
+
+        Args:
+            names: tensors that the files may have, or not.
+            tied: the tensor that is read for all of them.
+        Raises: ModelError that names the file and both tensors.
+        """
+        for name in names:
+            if self.has_other(name, tied, shape, *slices):
+                raise ModelError(
+                    f"tensor {name} in {self._paths[name]} differs from {tied}: models with several embeddings are not "
+                    "supported"
+                )
 
     def close(self) -> None:
         """Close the files, after the last tensor was read."""
