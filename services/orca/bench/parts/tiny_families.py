@@ -114,7 +114,14 @@ _ODD |= {
     "mt5": _ODD_T5 | {"feed_forward_proj": "gated-silu"},
     "umt5": _ODD_T5 | {"feed_forward_proj": "gated-gelu", "num_layers": 3, "num_decoder_layers": 2},
 }
-_MATRIX_SCALE = {"gpt2": 24, "opt": 24, "mistral": 12} | dict.fromkeys(_BART_FORM, 20)
+_MATRIX_SCALE = {
+    "gpt2": 24,
+    "opt": 24,
+    "mistral": 12,
+    **dict.fromkeys(_BART_FORM, 20),
+    # T5 does not scale its scores: with more, rounding decides the output.
+    **dict.fromkeys(("t5", "t5_gated", "mt5", "umt5"), 3),
+}
 _CLASSES = {
     "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
     "opt": (transformers.OPTConfig, transformers.OPTForCausalLM),

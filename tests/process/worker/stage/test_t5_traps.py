@@ -1,8 +1,7 @@
 """Mistakes in T5 that give wrong output and no error: each is made here on purpose, and the comparison finds it."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from orca.worker.models import build, t5
 from orca.worker.models import config as config_module
 from orca.worker.models.build import load_stage
 from orca.worker.models.t5_config import T5Config
+from support.worker.first_logits import SOURCES, START, is_close, reference_logits, stage_logits
 from support.worker.stage_driver import Ask, Chain, generate, serve
-
-START = 2
 
 
 def read_as(monkeypatch: pytest.MonkeyPatch, change: Callable[[T5Config], T5Config]) -> None:
@@ -98,7 +96,7 @@ def head_of_the_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def encoder_without_its_last_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert t5.FAMILY.encoder is not None
-    without = replace(t5.FAMILY, encoder=replace(t5.FAMILY.encoder, norm=None))
+    without = replace(t5.FAMILY, encoder=replace(t5.FAMILY.encoder, norm=lambda *_: None))
     monkeypatch.setitem(build._FAMILIES, T5Config, without)
 
 
@@ -121,49 +119,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("t5_gated", tmp_path_factory.mktemp("t5"))
 
 
-SOURCES = ([5, 9, 130, 77, 20], [int(token) for token in torch.arange(3, 60, 2)], [44])
-
-
-@contextmanager
-def logits_kept(kept: list[torch.Tensor]) -> Iterator[None]:
-    """Keep a copy of all logits that heads compute."""
-    call = t5.T5Head.__call__
-
-    def head(self: Any, x: torch.Tensor, step: Any) -> torch.Tensor:
-        logits = call(self, x, step)
-        kept.append(logits.clone())
-        return logits
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(t5.T5Head, "__call__", head)
-        yield
-
-
-def logits_of(folder: Path) -> torch.Tensor:
-    """The logits of the first tokens of all sources."""
-    chain, kept = Chain(folder), list[torch.Tensor]()
-    with logits_kept(kept):
-        serve(chain, [Ask(source, 1, decoder_prefix=(START, 7, 8, 9, 10, 11)) for source in SOURCES])
-    chain.close()
-    return torch.cat(kept)
-
-
-def reference_logits(folder: Path) -> torch.Tensor:
-    model = reference_model(folder)
-    prefix = torch.tensor([[START, 7, 8, 9, 10, 11]])
-    with torch.inference_mode():
-        rows = [model(torch.tensor([source]), decoder_input_ids=prefix, use_cache=False) for source in SOURCES]
-    return torch.cat([row.logits[:, -1] for row in rows])
-
-
-def is_close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    # The driver runs the rows of a step in random order, so sources are matched by their nearest logits.
-    order = torch.cdist(wanted, found).argmin(dim=1)
-    return bool(torch.allclose(found[order], wanted, rtol=1e-3, atol=2e-2))
-
-
 def test_without_a_mistake_the_logits_are_those_of_the_reference(folder: Path) -> None:
-    assert is_close(logits_of(folder), reference_logits(folder))
+    assert is_close(stage_logits(folder), reference_logits(folder))
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
@@ -172,7 +129,7 @@ def test_a_mistake_changes_the_logits(
 ) -> None:
     wanted = reference_logits(folder)
     mistake(monkeypatch)
-    assert not is_close(logits_of(folder), wanted)
+    assert not is_close(stage_logits(folder), wanted)
 
 
 @pytest.mark.parametrize("key", ["scale_decoder_outputs", None])
@@ -183,7 +140,7 @@ def test_the_scale_of_logits_follows_its_key_or_else_the_tied_head(tmp_path: Pat
     if key is not None:
         config[key] = False
     (folder / "config.json").write_text(json.dumps(config))
-    assert is_close(logits_of(folder), reference_logits(folder))
+    assert is_close(stage_logits(folder), reference_logits(folder))
 
 
 def test_forced_tokens_are_those_of_generate(tmp_path: Path) -> None:
