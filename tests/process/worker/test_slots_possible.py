@@ -7,14 +7,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from orca.core.domain.encoder_decoder import SOURCE_TOKENS_MAX
 from orca.worker.rank.kv_slots import memory_available_bytes, slots_possible
 from orca.worker.settings import WorkerSettings
 
 CPU = torch.device("cpu")
 
 
-def slots(bytes_per_slot: int, **choices: object) -> int:
-    model = SimpleNamespace(kv_bytes_per_slot=bytes_per_slot, weight_bytes=0)
+def slots(bytes_per_slot: int, encoder: object = None, **choices: object) -> int:
+    info = SimpleNamespace(max_model_len=100)
+    model = SimpleNamespace(
+        kv_bytes_per_slot=bytes_per_slot, weight_bytes=0, encoder=encoder, info=info, dtype=torch.float32
+    )
     return slots_possible(WorkerSettings(model="/m", **choices), model, CPU)  # type: ignore[arg-type]
 
 
@@ -49,6 +53,19 @@ def test_the_bytes_that_the_slots_take_are_logged(caplog: pytest.LogCaptureFixtu
 
 def test_a_model_that_does_not_fit_into_memory_gives_no_slots() -> None:
     assert slots(1 << 60) == 0
+
+
+def test_a_stage_with_only_encoder_layers_offers_as_many_slots_as_it_is_asked_for() -> None:
+    encoder = SimpleNamespace(kv_bytes_per_token=lambda _: 1)
+    assert slots(0, encoder, slots_max=1 << 30) == 1 << 30
+    assert slots(0, encoder) > 1 << 30
+
+
+def test_the_keys_and_values_of_an_encoder_layer_are_left_free() -> None:
+    size = memory_available_bytes() // SOURCE_TOKENS_MAX // 4
+    without = slots(1 << 10)
+    assert slots(1 << 10, SimpleNamespace(kv_bytes_per_token=lambda _: size)) < 0.85 * without
+    assert slots(1 << 10, SimpleNamespace(kv_bytes_per_token=lambda _: 8 * size)) == 0
 
 
 V2 = "0::/system.slice/orca.service"

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from orca.bench.parts.tiny_families import ENCODER_DECODERS, reference_model, tiny_checkpoint
+from orca.core.domain.errors import EngineError
 from orca.core.domain.model import load_model_info
+from orca.core.domain.step import Part, Row, Sampled, Step
 from orca.worker.weights.linear import PanelLinear
-from support.worker.stage_driver import Ask, Chain, Expected, differences, generate, serve
+from support.worker.stage_driver import EPOCH, Ask, Chain, Expected, differences, generate, serve
 
 START = 2
 PARTS = ((2, 1), (3, 1), (1, 2), (2, 2), (4, 1))
@@ -88,4 +90,73 @@ def test_output_with_packed_weights(folder: Path, expected: tuple[list[Ask], lis
     """Our own kernels do all linears, and steps run from recordings where they can."""
     chain = Chain(folder, packs=PanelLinear, feeds_tokens=True)
     check(chain, expected, 16)
+    chain.close()
+
+
+class CountedChain(Chain):
+    """A chain that compares the slots in use with what its requests hold, after each step."""
+
+    compared = 0
+
+    def run(self, step: Step) -> list[Sampled]:
+        for handle in step.freed:
+            self.held.pop(handle, None)
+        for new in step.new:
+            self.held[new.handle] = [new.prompt_length, 0]
+        sampled = super().run(step)
+        for row in step.rows:
+            if row.part is Part.TARGET:
+                self.held[row.handle][1] = row.start + row.count
+        tokens, tables = sum(map(sum, self.held.values())), 2 * len(self.held)
+        for ranks in self.stages:
+            for stage in ranks:
+                if stage._model.layers:
+                    assert 0 <= stage.slots_in_use - tokens < 4 * tables + 1
+                else:
+                    assert stage.slots_in_use == 0
+                self.compared += 1
+        return sampled
+
+    @property
+    def held(self) -> dict[int, list[int]]:
+        return self.__dict__.setdefault("_held", {})
+
+
+def test_slots_in_use_stay_within_one_block_per_table_of_what_requests_hold(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("umt5", tmp_path)
+    chain = CountedChain(folder, stages=3, layer_counts=(2, 2, 1))
+    serve(chain, some_asks(folder, 12, seed=5), max_batch_size=5)
+    assert chain.compared > 30
+    assert [ranks[0].slots_in_use for ranks in chain.stages] == [0, 0, 0]
+    chain.close()
+
+
+def test_nothing_is_left_of_a_request_that_is_cancelled(tmp_path: Path) -> None:
+    chain = Chain(tiny_checkpoint("bart", tmp_path), slots=40)
+    source, target = Row(1, 0, 9, sample=False, part=Part.SOURCE), Row(1, 0, 2, sample=True, part=Part.TARGET)
+    ask = Ask(list(range(5, 14)), 5, decoder_prefix=(START, 4))
+    for turn in range(5):  # with the slots of two requests, a slot that is lost would show
+        chain.run(Step(epoch=EPOCH, number=2 * turn + 1, new=(ask.new(1),), rows=(source, target)))
+        assert chain.stages[0][0].slots_in_use == 16
+        chain.run(Step(epoch=EPOCH, number=2 * turn + 2, freed=(1,)))
+        assert chain.stages[0][0].slots_in_use == 0
+    chain.close()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ((Row(1, 0, 8, sample=False, part=Part.SOURCE), Row(1, 0, 1, sample=True, part=Part.TARGET)), "whole source"),
+        ((Row(1, 1, 8, sample=False, part=Part.SOURCE), Row(1, 0, 1, sample=True, part=Part.TARGET)), "whole source"),
+        ((Row(2, 0, 9, sample=False, part=Part.SOURCE), Row(1, 0, 1, sample=True, part=Part.TARGET)), "whole source"),
+        ((Row(1, 0, 9, sample=False, part=Part.SOURCE), Row(1, 0, 3, sample=True, part=Part.TARGET)), "are not known"),
+    ],
+)
+def test_a_step_that_does_not_fit_its_requests_breaks_the_epoch(
+    tmp_path: Path, rows: tuple[Row, ...], message: str
+) -> None:
+    chain = Chain(tiny_checkpoint("bart", tmp_path))
+    ask = Ask(list(range(5, 14)), 5, decoder_prefix=(START, 4))
+    with pytest.raises(EngineError, match=message):
+        chain.run(Step(epoch=EPOCH, number=1, new=(ask.new(1),), rows=rows))
     chain.close()

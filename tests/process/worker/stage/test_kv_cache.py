@@ -13,7 +13,7 @@ from orca.core.domain.errors import EngineError
 from orca.worker.stage.kv_cache import KVCache
 
 
-def cache(slots: int = 32, block_tokens: int = 4) -> KVCache:
+def cache(slots: int = 32, block_tokens: int = 4, *, has_sources: bool = False) -> KVCache:
     return KVCache(
         num_layers=2,
         slots=slots,
@@ -22,6 +22,7 @@ def cache(slots: int = 32, block_tokens: int = 4) -> KVCache:
         head_dim=5,
         dtype=torch.float32,
         device=torch.device("cpu"),
+        has_sources=has_sources,
     )
 
 
@@ -131,6 +132,60 @@ def test_no_slot_is_shared_in_a_long_random_run() -> None:
         assert len(all_slots) == len(set(all_slots))
         kv.check()
         assert kv.slots_in_use - sum(lengths.values()) < 4 * len(lengths)
+
+
+def source_slots(kv: KVCache, handle: int, tokens: int) -> list[int]:
+    kv.extend_source(handle, tokens)
+    line = kv._tables[handle].line
+    return kv.source_slots_of(np.full(tokens, line), np.arange(tokens)).tolist()
+
+
+def test_a_source_has_a_table_of_its_own_in_the_same_blocks() -> None:
+    kv = cache(slots=24, has_sources=True)
+    kv.reserve(1, 6, 5)
+    assert kv.slots_reserved == 16
+    with pytest.raises(EngineError, match="request 2 needs 12 slots, but 16 of 24 are reserved"):
+        kv.reserve(2, 1, 5)
+    kv.reserve(3, 4, 1)
+    every = [*source_slots(kv, 1, 5), *slots(kv, 1, 6), *slots(kv, 3, 4), *source_slots(kv, 3, 1)]
+    assert len(every) == len(set(every))
+    assert kv.slots_in_use == 24
+    kv.check()
+    kv.free(1)
+    assert (kv.slots_in_use, kv.slots_reserved) == (8, 8)
+    kv.free(3)
+    assert (kv.slots_in_use, kv.slots_reserved) == (0, 0)
+    kv.check()
+
+
+def test_a_source_keeps_to_its_reservation() -> None:
+    kv = cache(has_sources=True)
+    kv.reserve(1, 4, 5)
+    with pytest.raises(EngineError, match="runs 9 tokens, but reserved 8"):
+        kv.extend_source(1, 9)
+    with pytest.raises(EngineError, match="request 2 has no source on this stage"):
+        kv.extend_source(2, 1)
+
+
+def test_no_slot_is_shared_between_sources_and_targets_in_a_long_random_run() -> None:
+    kv, draw = cache(slots=128, has_sources=True), random.Random(3)
+    held: dict[int, tuple[int, int, int]] = {}  # source, target so far, its limit
+    for handle in range(300):
+        source, limit = draw.randint(1, 40), draw.randint(1, 20)
+        while kv.slots_reserved + -(-limit // 4) * 4 + -(-source // 4) * 4 > 128:
+            gone = draw.choice(list(held))
+            kv.free(gone)
+            del held[gone]
+        kv.reserve(handle, limit, source)
+        held[handle] = source, 1, limit
+        for other, (length, so_far, most) in held.items():
+            held[other] = length, draw.randint(so_far, most), most
+        every = [slot for other, (length, _, _) in held.items() for slot in source_slots(kv, other, length)]
+        every += [slot for other, (_, so_far, _) in held.items() for slot in slots(kv, other, so_far)]
+        assert len(every) == len(set(every))
+        kv.check()
+        # Within one block for each table of what the requests hold.
+        assert kv.slots_in_use - len(every) < 2 * 4 * len(held)
 
 
 def test_tables_grow_with_requests_and_lengths_and_keep_what_they_hold() -> None:
