@@ -320,7 +320,8 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[PieceBytes, Tex
     inside = [_replacement(step) for step in steps if step["type"] in ("Metaspace", "Replace")]
     first = [_replacement(step, is_first=True) for step in steps if step["type"] in ("Metaspace", "Replace")]
     # Before Fuse it would change each token.
-    strip = next((step for step in steps if step["type"] == "Strip"), {"content": " ", "start": 0})
+    strips: list[Mapping[str, Any]] = [step for step in steps if step["type"] == "Strip"]
+    strip = strips[0] if strips else {"content": " ", "start": 0}
     start = TextStart(_pieces(kinds, first), strip["content"], strip["start"])
     return _pieces(kinds, inside), start
 
