@@ -96,6 +96,10 @@ def large(inner: Inner) -> dict[str, Any]:
     return {"tokenizer.json": document, "config.json": {"model_type": "mistral", "transformers_version": "4.50.0"}}
 
 
+def flags(text: str) -> dict[str, Any]:
+    return {**LISTED["0"], "content": text}
+
+
 # name -> (tokenizer.json, tokenizer_config.json, model_type, more files)
 Case = tuple[Callable[[], Inner | None], dict[str, Any], str, Callable[[], dict[str, Any]]]
 
@@ -184,6 +188,17 @@ CASES: dict[str, Case] = {
         unigram, "t5", "T5Tokenizer", additional_special_tokens=SENTINELS, clean_up_tokenization_spaces=True, **PADDED
     ),
     "t5 without sentinels": case(unigram, "t5", "T5Tokenizer", extra_special_tokens=["<tool>"], **PADDED),
+    "byt5": case(lambda: None, "t5", "ByT5Tokenizer", **PADDED),
+    "byt5, nothing named but its class": case(lambda: None, "t5", "ByT5Tokenizer"),
+    "byt5, as it is published": case(
+        lambda: None,
+        "t5",
+        "ByT5Tokenizer",
+        extra_ids=0,
+        added_tokens_decoder={str(number): flags(text) for number, text in enumerate(("<pad>", "</s>", "<unk>"))},
+        additional_special_tokens=SENTINELS,
+        **PADDED,
+    ),
     "umt5, whatever its class": case(unigram, "umt5", "T5Tokenizer", **PADDED),
     "t5 as it is": case(unigram, "t5", "PreTrainedTokenizerFast", **PADDED),
     "bart": case(lambda: bytes_(bos=True), "bart", "BartTokenizer", pad_token="<unk>"),
@@ -221,6 +236,7 @@ SLOW = ("mistral with the wrong expression",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES])
+@pytest.mark.filterwarnings("ignore:This sequence already has")
 def test_every_setting_gives_the_tokens_and_the_text_of_autotokenizer(
     name: str, texts: list[str], tmp_path: Path
 ) -> None:

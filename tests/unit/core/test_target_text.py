@@ -1,6 +1,8 @@
 """The text of a target, which continues no prompt: token by token it is what `decode` makes of all its tokens."""
 
 import functools
+import tempfile
+from pathlib import Path
 
 import orjson
 import pytest
@@ -152,3 +154,28 @@ def test_a_source_has_the_special_tokens_of_its_tokenizer(make: object, ends: li
 def test_the_decoder_is_that_of_the_file() -> None:
     document = orjson.loads(unigram().to_str())
     assert document["decoder"]["prepend_scheme"] == "always"
+
+
+@functools.cache
+def byt5() -> Tokenizer:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in (
+            ("config.json", '{"model_type": "t5"}'),
+            ("tokenizer_config.json", '{"tokenizer_class": "ByT5Tokenizer"}'),
+        ):
+            (Path(folder) / name).write_text(content)
+        return Tokenizer.from_folder(folder)
+
+
+@given(text=st.text(max_size=20), noise=st.lists(st.integers(0, 400), max_size=8), at=st.integers(0, 20))
+def test_bytes_that_make_no_character_are_left_out_as_in_byt5(text: str, noise: list[int], at: int) -> None:
+    ids = [3 + byte for byte in text.encode()]
+    ids[at:at] = noise
+    known = bytes(token_id - 3 for token_id in ids if 3 <= token_id < 259)
+    assert "".join(pieces(byt5(), ids)) == known.decode(errors="ignore") == byt5().decode(ids)
+
+
+def test_byt5_adds_its_end_once() -> None:
+    assert byt5().encode("a</s>") == byt5().encode("a") == [100, 1]
+    assert byt5().encode("a</s></s>") == [100, 1, 1]
+    assert byt5().encode("a", add_special_tokens=False) == [100]

@@ -2,18 +2,23 @@
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from orca.core.domain.request import Request, SamplingParams, Token
+from orca.core.domain.text import Tokenizer
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
 from orca.gateway.calls.idempotency import body_digest
-from orca.gateway.models.models import PromisedSlots
+from orca.gateway.models.models import PromisedSlots, load_newest
 from orca.gateway.render.render import AnswerKind, ChoiceStream, RenderModel, RenderOptions
+from orca.gateway.settings import GatewaySettings
+from support.core.odd_tokenizers import unigram, write_folder
 from support.gateway.gateway_rig import SLOTS, FakeScheduler, Rig, error_of, events, rig, until
 from support.gateway.target_rig import BLOCK_TOKENS, ids_of, model_of, served, source_of, target_rig, tokenizer
 
@@ -431,3 +436,25 @@ def test_the_rendering_of_other_calls_is_stored_as_before() -> None:
     assert RenderOptions.from_json(options.to_json()) == options
     options = replace(options, prefix_tokens=3)
     assert RenderOptions.from_json(options.to_json()) == options
+
+
+async def test_a_folder_decides_how_answers_begin(tmp_path: Path) -> None:
+    """Gateway and scheduler read the same folder, so that both write the same text."""
+    write_folder(tmp_path, unigram(), {"tokenizer_class": "T5Tokenizer", "extra_ids": 2}, model_type="t5")
+    config = {"model_type": "t5", "vocab_size": 400, "num_layers": 1, "decoder_start_token_id": 1, "eos_token_id": 2}
+    (tmp_path / "config.json").write_bytes(orjson.dumps(config))
+    header = orjson.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}})
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    newest = load_newest(GatewaySettings(model=str(tmp_path)))
+    answer = newest.tokenizer.encode(ANSWER)
+
+    def scheduler(pool: Any) -> FakeScheduler:
+        own = Tokenizer.from_folder(tmp_path)
+        return FakeScheduler(
+            pool, newest.info.revision, answer=lambda _: answer, tokenizer=own, eos_ids=newest.info.eos_token_ids
+        )
+
+    async with rig(model=newest.info, newest=newest, make_scheduler=scheduler) as one:
+        choice = (await one.complete(prompt=SOURCE))["choices"][0]
+        assert (choice["text"], choice["finish_reason"]) == (ANSWER, "stop")
+        assert (await one.complete(prompt=SOURCE, stop="the"))["choices"][0]["text"] == ""

@@ -18,6 +18,7 @@ import tokenizers
 from orca.core.domain.errors import ModelError
 from orca.core.domain.special_stops import SpecialStop, SpecialStops
 from orca.core.domain.text_clean_up import CleanUp, clean_up
+from orca.core.domain.tokenizer_class import byte_level_alphabet
 from orca.core.domain.tokenizer_folder import read_tokenizer
 
 
@@ -114,7 +115,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: "Tokenizer", *, shows_special: bool = False) -> None:
         self._token_bytes = tokenizer.token_bytes if shows_special else tokenizer.visible_bytes
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore" if tokenizer.is_bytes else "replace")
         is_text_start = not tokenizer.continues_prompts and not shows_special
         self._tokenizer = tokenizer if is_text_start else None  # None after the first visible token
         self._strips = tokenizer.text_start.strips if is_text_start else 0
@@ -171,6 +172,7 @@ class Tokenizer:
         chat_template: str | None = None,
         continues_prompts: bool = True,
         cleans_up: bool = False,
+        is_bytes: bool = False,
     ) -> None:
         """
         Args:
@@ -180,6 +182,7 @@ class Tokenizer:
             chat_template: Jinja source.
             continues_prompts: an output continues the text of its prompt; False for an encoder-decoder model.
             cleans_up: an output has no space before punctuation (text_clean_up.py).
+            is_bytes: each token is a byte; those that make no character are left out, and EOS is never added twice.
         Raises: ModelError for a kind of decoder whose text cannot be written token by token.
         """
         inner.no_truncation()
@@ -194,6 +197,7 @@ class Tokenizer:
         self.chat_template = chat_template
         self.continues_prompts = continues_prompts
         self.cleans_up = cleans_up
+        self.is_bytes = is_bytes
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> "Tokenizer":
@@ -208,6 +212,7 @@ class Tokenizer:
                 chat_template=found.chat_template,
                 continues_prompts=found.continues_prompts,
                 cleans_up=found.cleans_up,
+                is_bytes=found.is_bytes,
             )
         except ModelError as error:
             raise ModelError(f"{folder / 'tokenizer.json'}: {error}") from error
@@ -238,10 +243,15 @@ class Tokenizer:
         """Return the token ids of `text`. Special tokens that are written out in the text count as such."""
         # Unlike the call for one text, the batch call lets other threads of the interpreter run meanwhile.
         ids: list[int] = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        if self.is_bytes and add_special_tokens and len(ids) > 1 and ids[-1] == ids[-2] and self.is_special(ids[-1]):
+            ids.pop()
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of a whole sequence. Ids that the tokenizer does not know have no text."""
+        if self.is_bytes:
+            shown = self.visible_bytes if skip_special_tokens else self.token_bytes
+            return b"".join(map(shown, ids)).decode(errors="ignore")
         # The batch call lets other threads run, as in `encode`.
         text: str = self._inner.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
         return clean_up(text) if self.cleans_up and skip_special_tokens else text
@@ -320,7 +330,8 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[PieceBytes, Tex
     inside = [_replacement(step) for step in steps if step["type"] in ("Metaspace", "Replace")]
     first = [_replacement(step, is_first=True) for step in steps if step["type"] in ("Metaspace", "Replace")]
     # Before Fuse it would change each token.
-    strip = next((step for step in steps if step["type"] == "Strip"), {"content": " ", "start": 0})
+    nothing: Mapping[str, Any] = {"content": " ", "start": 0}
+    strip = next((step for step in steps if step["type"] == "Strip"), nothing)
     start = TextStart(_pieces(kinds, first), strip["content"], strip["start"])
     return _pieces(kinds, inside), start
 
@@ -368,14 +379,7 @@ def _fallback_byte(piece: str) -> bytes | None:
     return None
 
 
-def _byte_level_alphabet() -> dict[str, int]:
-    """Return character -> byte of byte-level BPE: printable Latin-1 is itself, the rest is 256 and up, in order."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_ALPHABET = _byte_level_alphabet()
+_ALPHABET = byte_level_alphabet()
 
 
 def _byte_level_bytes(piece: str) -> bytes:

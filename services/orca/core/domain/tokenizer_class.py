@@ -8,6 +8,7 @@ here. The others are refused by name; a name that transformers does not know mea
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from orca.core.domain.errors import ModelError
@@ -25,10 +26,13 @@ class TokenizerClass:
     vocabulary: str = "BPE"  # or Unigram
     tokens: Mapping[str, str] = field(default_factory=dict)  # special tokens unless the settings name others
     reads_vocab_json: bool = False  # instead of tokenizer.json: vocab.json and merges.txt
+    own_vocabulary: Callable[[], Mapping[str, int]] | None = None  # no file has it
+    is_bytes: bool = False  # each token is a byte: those that make no character are left out; EOS is never added twice
     adds_bos: bool = False  # BOS before each prompt, whatever the file's post-processor says
     drops_post_processor: bool = False
     makes_all_special: bool = False  # also tokens that the file lists as ordinary ones
-    strips_before_mask: bool = False  # mask_token takes the spaces before it
+    strips_before: tuple[str, ...] = ()  # named tokens that take the spaces before them, unless their flags are listed
+    strips_around: tuple[str, ...] = ()  # the same, before and after
     extra_tokens: Callable[[Mapping[str, Any]], Sequence[str]] | None = (
         None  # more special tokens unless files list some
     )
@@ -206,10 +210,36 @@ def _nllb(settings: Mapping[str, Any]) -> Json:
     }
 
 
-def _sentinels(settings: Mapping[str, Any]) -> list[str]:
-    """Return T5's tokens for masked spans."""
-    count = settings.get("extra_ids", 100)
-    return [f"<extra_id_{number}>" for number in range(count if isinstance(count, int) else 100)]
+def _byt5(_: Mapping[str, Any]) -> Json:
+    return {
+        "normalizer": None,
+        "pre_tokenizer": _byte_level(add_prefix_space=False, use_regex=False),
+        "decoder": _BYTE_LEVEL_DECODER,
+        "model": _model(),
+    }
+
+
+def _byt5_vocabulary() -> dict[str, int]:
+    """Return three special tokens, then the bytes in order, as byte-level tokens write them."""
+    return {"<pad>": 0, "</s>": 1, "<unk>": 2} | {text: 3 + byte for text, byte in byte_level_alphabet().items()}
+
+
+def _sentinels(count: int) -> Callable[[Mapping[str, Any]], Sequence[str]]:
+    """Return a function that makes T5's tokens for masked spans. Args: count: unless the settings name another one."""
+
+    def make(settings: Mapping[str, Any]) -> list[str]:
+        found = settings.get("extra_ids", count)
+        return [f"<extra_id_{number}>" for number in range(found if isinstance(found, int) else count)]
+
+    return make
+
+
+@cache
+def byte_level_alphabet() -> Mapping[str, int]:
+    """Return character -> byte of byte-level BPE: printable Latin-1 is itself, the rest is 256 and up, in order."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def _around(settings: Mapping[str, Any]) -> list[str]:
@@ -325,7 +355,16 @@ CLASSES: Mapping[str, TokenizerClass] = {
         build=_t5,
         tokens={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
         vocabulary="Unigram",
-        extra_tokens=_sentinels,
+        extra_tokens=_sentinels(100),
+        template=_before_eos,
+    ),
+    "ByT5Tokenizer": TokenizerClass(
+        build=_byt5,
+        tokens={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
+        own_vocabulary=_byt5_vocabulary,
+        is_bytes=True,
+        strips_around=("eos_token", "unk_token", "pad_token"),
+        extra_tokens=_sentinels(125),
         template=_before_eos,
     ),
     "BartTokenizer": _ROBERTA,
@@ -333,7 +372,7 @@ CLASSES: Mapping[str, TokenizerClass] = {
     "NllbTokenizer": TokenizerClass(
         build=_nllb,
         tokens=_BART_TOKENS,
-        strips_before_mask=True,
+        strips_before=("mask_token",),
         extra_tokens=_languages(_NLLB),
         template=_nllb_template,
     ),
@@ -341,7 +380,7 @@ CLASSES: Mapping[str, TokenizerClass] = {
         build=_mbart,
         tokens=_BART_TOKENS,
         vocabulary="Unigram",
-        strips_before_mask=True,
+        strips_before=("mask_token",),
         extra_tokens=_languages(_MBART),
         template=_language_last,
     ),
@@ -349,7 +388,7 @@ CLASSES: Mapping[str, TokenizerClass] = {
         build=_mbart50,
         tokens={name: text for name, text in _BART_TOKENS.items() if name != "bos_token"},
         vocabulary="Unigram",
-        strips_before_mask=True,
+        strips_before=("mask_token",),
         extra_tokens=_languages(_MBART + _MBART50),
         template=_language_first,
     ),
@@ -375,7 +414,7 @@ _WITHOUT_CLASS = ("mistral", "umt5")
 
 _REFUSED_TEXT = """
     Albert Barthez Bartpho BertGeneration BertJapanese Bert BertTokenizerLegacy Bertweet BigBird BioGpt
-    BlenderbotSmall Blenderbot ByT5 CLIP CTRL Camembert Canine Clvp CodeGen Cohere ConvBert CpmAnt Cpm
+    BlenderbotSmall Blenderbot CLIP CTRL Camembert Canine Clvp CodeGen Cohere ConvBert CpmAnt Cpm
     DPRContextEncoder DPRQuestionEncoder DPRReader Deberta DebertaV2 Dia DistilBert Esm Esmc FNet FSMT
     FastSpeech2Conformer Flaubert Funnel GPTNeoXJapanese GPTSw3 Herbert Lasr LayoutLMv2 LayoutLMv3 LayoutXLM Luke
     M2M100 MLuke MPNet Marian MarkupLM Mgpstr MobileBert MyT5 Nougat OpenAIGPT PLBart Parakeet

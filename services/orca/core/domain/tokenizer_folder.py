@@ -46,6 +46,7 @@ class FolderTokenizer:
     chat_template: str | None
     continues_prompts: bool = True  # False: the model is an encoder-decoder, and its outputs are texts of their own
     cleans_up: bool = False  # outputs have no space before punctuation
+    is_bytes: bool = False  # each token is a byte, as in ByT5
 
 
 def read_tokenizer(folder: Path) -> FolderTokenizer:
@@ -83,6 +84,7 @@ def read_tokenizer(folder: Path) -> FolderTokenizer:
         chat_template=_chat_template(folder, settings),
         continues_prompts=family is None or family.decoder_layers_key is None,
         cleans_up=_cleans_up(inner, settings),
+        is_bytes=kind is not None and kind.is_bytes,
     )
 
 
@@ -90,7 +92,7 @@ def check_tokenizer(folder: Path) -> None:
     """Check what can be seen without reading the vocabulary. Raises: ModelError, as `read_tokenizer`."""
     settings, source = read_json(folder / "tokenizer_config.json"), folder / "tokenizer.json"
     kind = _class(folder, settings, read_json(folder / "config.json"), _source(folder, settings))
-    if not source.is_file():
+    if not source.is_file() and (kind is None or kind.own_vocabulary is None):
         _vocabulary_files(folder, kind)
 
 
@@ -149,6 +151,8 @@ def _document(folder: Path, source: bytes | None, kind: TokenizerClass | None) -
         if not isinstance(document, dict):
             raise ModelError(f"{path}: not a tokenizer: no JSON object")
         return document
+    if kind is not None and kind.own_vocabulary is not None:
+        return {"version": "1.0", "model": {"type": "BPE", "vocab": dict(kind.own_vocabulary()), "merges": []}}
     vocab, merges = _vocabulary_files(folder, kind)
     lines = _read_text(merges).split("\n")
     pairs = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
@@ -199,8 +203,8 @@ def _special_tokens(
         value = found.get(name)
         if isinstance(value, str | dict) and value:
             token = value if isinstance(value, str) else _token(folder, value, special=True)
-            if name == "mask_token" and kind is not None and kind.strips_before_mask and isinstance(token, str):
-                token = AddedToken(token, lstrip=True, normalized=True)
+            if kind is not None and isinstance(token, str) and name in (*kind.strips_before, *kind.strips_around):
+                token = AddedToken(token, lstrip=True, rstrip=name in kind.strips_around, normalized=True)
             named[name] = by_text.get(str(token), token)
     if kind is not None and kind.extra_tokens is not None and not _EXTRA_TOKENS & values.keys():
         values["extra_special_tokens"] = list(kind.extra_tokens(settings))
