@@ -22,12 +22,13 @@ from support.kernels.attention_steps import (
     random_step,
     view_of,
 )
+from support.kernels.gpu import GpuKernels
 from support.kernels.torch_threads import computing_threads
 from support.pairs import covered
 
 pytestmark = pytest.mark.covered(2)
 
-KINDS: dict[str, Any] = {"cpu": kernels_of(torch.device("cpu")), "plain": PlainKernels()}
+KINDS: dict[str, Any] = {"cpu": kernels_of(torch.device("cpu")), "plain": PlainKernels(), "gpu": GpuKernels()}
 
 # Zero at both ends, in the middle and outside of the columns, and so many columns that none is clamped.
 BIASES = {
@@ -161,6 +162,9 @@ def test_a_token_gets_the_same_output_alone_and_among_others(dtype: torch.dtype)
     query, cache, rows, tables = random_cross_step([(300, 300, 0), (9, 9, 0), (257, 1, 5)], 5, 3, 64, dtype)
     with computing_threads(3):
         together = ragged("cpu", rows, tables, kv_of_query, cache)(query, cache, 0.125, bias)
+    expected = attend_reference(query, cache, rows, tables, kv_of_query, scale=0.125, is_causal=False, bias=bias)
+    tolerance = 2e-6 if dtype == torch.float32 else 2.0**-7
+    torch.testing.assert_close(together, expected.flatten(1), atol=tolerance, rtol=tolerance)
     with computing_threads(1):
         for row in rows:
             own = query[row.first : row.first + row.count].contiguous()

@@ -166,7 +166,35 @@ def test_a_recording_on_a_cpu_computes_steps_with_chunks_of_any_size(window: int
     assert torch.equal(lines.tables, tables)
 
 
-def test_a_recording_on_a_cpu_attends_to_the_sources_of_its_rows() -> None:
+def test_a_recording_attends_to_the_sources_of_its_rows(there: tuple[torch.device, Recorder]) -> None:
+    """The numbers of keys are those of the lines' prompts, whatever the positions of the targets are."""
+    device, recorder = there
+    sources = [5, 2 * SPLIT + 9, 1, SPLIT, SPLIT + 1]
+    queries, cache, _, tables = random_cross_step([(n, 1, 30) for n in sources], 4, 2, 12, torch.float32, 16)
+    own = torch.arange(15).view(5, 3).int().to(device)
+    prompts, numbers = torch.tensor(sources, device=device), torch.arange(5, device=device)
+    lines = RequestLines(own, numbers, prompts, tables.to(device))
+    there_queries, there_cache = queries.to(device), cache.to(device)
+    inputs = recorder.inputs(RecordingSize(5, None), lines, slots=len(cache) * 16, block_tokens=16)
+    assert lines.source_tables is not None
+    attention = inputs.attention(view_of(lines.source_tables, HEADS, 12, torch.float32, 16, is_causal=False))
+
+    def compute() -> tuple[Tensor | None, ...]:
+        inputs.build([there_queries])
+        return (attention(there_queries, there_cache, 0.3),)
+
+    (output,), run = recorder.record(compute)
+    assert output is not None
+    for order in ([0, 1, 2, 3, 4], [2, 4, 3, 0, 1]):
+        inputs.put(alone([(line, 30, 1, 0) for line in order]))
+        output.fill_(float("nan"))
+        run()
+        chosen = [ContextRow(place, 1, 30, line, sources[line]) for place, line in enumerate(order)]
+        expected = attend_reference(queries, cache, chosen, tables, HEADS, scale=0.3, is_causal=False)
+        torch.testing.assert_close(output.cpu(), expected.flatten(1), atol=2e-6, rtol=2e-6)
+
+
+def test_a_recording_on_a_cpu_attends_to_sources_in_chunks_and_wanted_rows() -> None:
     """Self attention and cross attention of the same rows; the keys of both are in one cache."""
     recorder = CpuRecorder()
     contexts, sources = [(40, 1)] * 3 + [(300, 1), (90, 1)], [1, 256, 40, 257, 600]

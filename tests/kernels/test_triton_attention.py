@@ -9,12 +9,12 @@ import triton
 from torch import Tensor
 
 from orca.kernels.contract.recording import RecordingSize, RequestLines, StepDescription
-from orca.kernels.contract.reference import ContextRow, attend_reference
+from orca.kernels.contract.reference import ContextRow, DistanceBias, attend_reference
 from orca.kernels.gpu import attention as gpu_attention
 from orca.kernels.gpu.attention import SPLIT, WIDE_SPLIT, TritonAttention, parts_max, shape_of, split_of
 from orca.kernels.gpu.attention_item import PARTS_MAX, AttentionItem
 from orca.kernels.gpu.recording import GraphRecorder
-from support.kernels.attention_steps import random_step, view_of
+from support.kernels.attention_steps import random_bias, random_cross_step, random_step, view_of
 from support.kernels.gpu import DEVICE
 
 # Contexts of one part and of several, cut and not, and one that ends where a part does; a short chunk of a long one.
@@ -96,16 +96,32 @@ def test_a_chunk_with_few_queries_and_a_long_context_is_split(window: int | None
     torch.testing.assert_close(output.cpu(), expected.flatten(1), atol=2e-6, rtol=2e-6)
 
 
-@pytest.mark.parametrize("window", [None, 3, 5 * SPLIT + 7])
-def test_items_built_on_the_device_equal_those_built_on_the_host(window: int | None) -> None:
+def test_a_short_row_with_many_keys_of_a_source_is_split() -> None:
+    keys = 2 * WIDE_SPLIT + 5
+    query, cache, rows, tables = random_cross_step([(keys, 40, 3), (3 * SPLIT + 9, 1, 0)], 1, 1, 16, torch.float32, 16)
+    bias = random_bias(1, 1500, 1450)
+    seen = replace(view_of(tables.to(DEVICE), [0], 16, torch.float32, 16), is_causal=False)
+    geometry = TritonAttention(rows, seen)
+    assert all(item.parts > 1 for item in items_of(geometry))
+    there = DistanceBias(bias.table.to(DEVICE), bias.zero)
+    output = geometry(query.to(DEVICE), cache.to(DEVICE), 0.3, there)
+    expected = attend_reference(query, cache, rows, tables, [0], scale=0.3, is_causal=False, bias=bias)
+    torch.testing.assert_close(output.cpu(), expected.flatten(1), atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize(("window", "is_causal"), [(None, True), (3, True), (5 * SPLIT + 7, True), (None, False)])
+def test_items_built_on_the_device_equal_those_built_on_the_host(window: int | None, is_causal: bool) -> None:
     ends = [1, SPLIT, SPLIT + 1, 70, PARTS_MAX.value * SPLIT, PARTS_MAX.value * SPLIT + 1, 3 * PARTS_MAX.value * SPLIT]
-    rows = [ContextRow(place, 1, end - 1, line=place) for place, end in enumerate(ends)]
+    rows = [ContextRow(place, 1, end - 1 if is_causal else 7, place, keys=end) for place, end in enumerate(ends)]
     tables = torch.zeros(len(rows), ends[-1] // 16, dtype=torch.int32, device=DEVICE)
-    seen = view_of(tables, [0, 0, 1, 1], 16, torch.float32, 16, window=window)
+    seen = view_of(tables, [0, 0, 1, 1], 16, torch.float32, 16, window=window, is_causal=is_causal)
     there = torch.arange(len(rows), device=DEVICE)
     recorder = GraphRecorder(DEVICE)
     inputs = recorder.inputs(
-        RecordingSize(8, None), RequestLines(seen.tables, there, there), slots=sum(ends), block_tokens=16
+        RecordingSize(8, None),
+        RequestLines(seen.tables, there, torch.tensor(ends, device=DEVICE), seen.tables),
+        slots=sum(ends),
+        block_tokens=16,
     )
     made = inputs.attention(seen)
     inputs.put(StepDescription(np.array([(row.line, row.position, 1, 0, 1, 1) for row in rows]), len(rows)))

@@ -108,9 +108,9 @@ STEPS = {
 }
 CROSS_STEPS = {
     # Rows (keys, count, position): keys that end at the borders of chunks, and rows of several tiles.
-    "encoder": [(255, 255, 0), (1, 1, 0), (256, 256, 0), (257, 257, 0), (2, 2, 0)],
+    "encoder": [(40, 40, 0), (1, 1, 0), (2, 2, 0), (17, 17, 0)],
     "decode": [(1, 1, 0), (5, 1, 300), (255, 1, 7), (256, 1, 30), (257, 1, 256), (600, 1, 2)],
-    "first-target-rows": [(40, 2, 0), (1, 70, 3), (300, 40, 0), (7, 1, 0)],
+    "first-target-rows": [(40, 2, 0), (1, 40, 3), (300, 35, 0), (7, 1, 0)],
     "one-key": [(1, 1, 5)],
 }
 HEADS = {

@@ -53,9 +53,10 @@ def variants() -> Iterator[Variant]:
     for dtype, head_dim, has_wide in product(NAMES, HEAD_DIMS, (False, True)):
         shape, of = shape_of(dtype, head_dim), f"*{NAMES[dtype]}"
         constants = constants_of(shape, 32, 8, BLOCK_TOKENS, head_dim) | {"narrow": shape.narrow, "has_wide": has_wide}
-        constants["part_rows"] = shape.narrow
+        constants |= {"part_rows": shape.narrow, "row_heads": 32 + 2 * 8, "is_causal": True, "has_bias": False}
         signature = {"qkv": of, "cache": of, "items": "*i32", "tables": "*i32", "first_query": "*i32", "out": of}
-        signature |= {"partials": "*fp32", "arrived": "*i32", "window": "i32", "scale": "fp32"}
+        signature |= {"partials": "*fp32", "arrived": "*i32", "bias": "*fp32"}
+        signature |= {"columns": "i32", "zero": "i32", "window": "i32", "scale": "fp32"}
         warps = shape.warps if has_wide else shape.narrow_warps
         name = f"attend {NAMES[dtype]} {head_dim} {'mixed' if has_wide else 'decode'}"
         yield Variant(name, attend, signature, constants, {"num_warps": warps, "num_stages": shape.stages})
@@ -97,9 +98,22 @@ def _inputs() -> Iterator[Variant]:
     signature |= {"positions": "*i64", "slots": "*i64", "lines": "*i32", "indices": "*i64", "rows": "i32"}
     constants = {"block_tokens": BLOCK_TOKENS, "block": inputs.ROWS_A_PROGRAM}
     yield Variant("make rows", inputs.fill_rows, signature, constants, {})
-    signature = {"requests": "*i64", "columns": "i32", "items": "*i32", "rows": "i32", "window": "i32"}
+    signature = {
+        "requests": "*i64",
+        "prompts": "*i64",
+        "columns": "i32",
+        "items": "*i32",
+        "rows": "i32",
+        "window": "i32",
+    }
     shape = shape_of(torch.bfloat16, 128)
-    constants = {"positions": shape.positions, "split": SPLIT, "part_lines": 32, "block": inputs.ROWS_MAX}
+    constants = {
+        "is_causal": True,
+        "positions": shape.positions,
+        "split": SPLIT,
+        "part_lines": 32,
+        "block": inputs.ROWS_MAX,
+    }
     yield Variant("make items", inputs.fill_items, signature, constants, {})
 
 

@@ -1,6 +1,6 @@
 """The GPU's kernels for tests whose tensors lie on the CPU: on a GPU if there is one, else in Triton's interpreter."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from orca.kernels.contract.activation import Activation
-from orca.kernels.contract.reference import AttentionView, ContextRow, KvWrite, NormParameters
+from orca.kernels.contract.reference import (
+    AttentionView,
+    ContextRow,
+    DistanceBias,
+    KvWrite,
+    NormParameters,
+    RaggedAttention,
+)
 from orca.kernels.gpu.kernels import TritonKernels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -27,9 +34,14 @@ class GpuKernels:
     def __init__(self) -> None:
         self._kernels = TritonKernels()
 
-    def attention(self, rows: Sequence[ContextRow], seen: AttentionView) -> Callable[[Tensor, Tensor, float], Tensor]:
+    def attention(self, rows: Sequence[ContextRow], seen: AttentionView) -> RaggedAttention:
         attention = self._kernels.attention(rows, replace(_there(seen), device=DEVICE))
-        return lambda qkv, cache, scale: attention(qkv.to(DEVICE), cache.to(DEVICE), scale).cpu()
+
+        def attend(qkv: Tensor, cache: Tensor, scale: float, bias: DistanceBias | None = None) -> Tensor:
+            there = None if bias is None else _there(bias)
+            return attention(qkv.to(DEVICE), cache.to(DEVICE), scale, there).cpu()
+
+        return attend
 
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         return self._kernels.take_rows(x.to(DEVICE), rows.to(DEVICE)).cpu()

@@ -108,7 +108,10 @@ class AttentionView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """The sizes of a rank's model that decide which kernels its steps call, and how these are compiled."""
+    """The sizes of a rank's model that decide which kernels its steps call, and how these are compiled.
+
+    Encoder and decoder have sizes of their own.
+    """
 
     dtype: torch.dtype  # of activations and cache
     weight_dtype: torch.dtype  # of the weight matrices
@@ -120,6 +123,9 @@ class ModelSizes:
     head_dim: int
     kv_of_query: Sequence[int]  # as in AttentionView
     windows: Sequence[int | None]  # sliding windows of the layers
+    is_causal: bool = True  # False for an encoder
+    has_cross_attention: bool = False
+    has_distance_bias: bool = False  # of self attention
     has_rotary: bool = False  # RoPE
     has_head_norm: bool = False
     is_layer_norm: bool = False

@@ -1,7 +1,7 @@
 """Ragged paged attention on a GPU: one Triton launch for all rows of a step (ORCA, section 5: thread blocks of one
 kernel belong to different requests).
 
-    out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, g(h)]) v[j, g(h)]        (see reference.py)
+    out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, g(h)] + bias[h, j - i]) v[j, g(h)]        (see reference.py)
 
 The unit of work is one KV head of an item: some consecutive tokens of one request. All query heads that read this KV
 head are side by side in one tile, so that keys and values are read once for all of them. Items have two sizes:
@@ -13,7 +13,8 @@ A context is split into parts, an item each, if there are too few queries to fil
 al., 2023). A part of a narrow tile has `SPLIT` positions. A part of a wide tile has `WIDE_SPLIT` positions for every
 two tiles of its row. So a row has some dozens of parts, and a whole prompt is never split. Longer contexts have parts
 that are a multiple of this, so that there are at most `PARTS_MAX` parts. The program that finishes last adds up the
-partial sums of a tile, in the order of positions. The split of a context depends only on the positions of its row.
+partial sums of a tile, in the order of positions. The split of a context depends only on its row: on the positions, or
+on the number of keys if attention is not causal.
 
 The grid is fixed, and its programs take items in turn. The number of items is read from memory, so one captured launch
 serves steps of any lengths, whose items are built on the device (inputs.py). Softmax uses base 2 and float32, with a
@@ -23,10 +24,11 @@ A token's result has the same bits alone and among others if its row and the kin
 wide items has more warps, and may sum in another order. The number of tokens in a chunk of a prompt may depend on other
 requests.
 
-    qkv       [tokens, query heads + 2 x kv heads, head_dim]   read: the queries
+    qkv       [tokens, heads, head_dim]                        read: the first heads, which are the queries
     cache     [blocks, 2 x kv heads, block_tokens, head_dim]   read once per item: 2 x positions x kv heads x head_dim
     items     [1 + items, 10] int32                            number of items and of wide items; then `AttentionItem`s
     tables    [lines, blocks] int32                            blocks of the requests
+    bias      [query heads, distances] float32                 read by position and query, if the model has it
     out       [tokens, query heads, head_dim]                  written once
     partials  [rows, head_dim + 2] float32                     per query, KV head and part of a split context: sums,
                                                                maximum and total
@@ -44,7 +46,7 @@ from torch import Tensor
 
 from orca.kernels.contract.reference import AttentionView, ContextRow, DistanceBias
 from orca.kernels.contract.transfer import to_device
-from orca.kernels.gpu.attention_item import PARTS_MAX, AttentionItem, attend
+from orca.kernels.gpu.attention_item import LOG2_E, PARTS_MAX, AttentionItem, attend
 from orca.kernels.gpu.torch_operator import operator
 
 SPLIT = 256
@@ -53,7 +55,6 @@ SPLIT = 256
 WIDE_SPLIT = 1024
 """Fewest positions of a wide part: 512 KiB, and 65 KiB of partial sums of 128 queries."""
 _NO_WINDOW = (1 << 31) - 1
-_LOG2_E = 1.4426950408889634
 
 
 class TileShape(NamedTuple):
@@ -109,23 +110,19 @@ class TritonAttention:
     def _set_up(
         self, items: Tensor, scratch: "Scratch", view: AttentionView, sizes: "AttentionSizes", *, has_wide: bool
     ) -> None:
-        if not view.is_causal:
-            raise NotImplementedError(
-                "the kernels for GPUs compute causal attention only: run encoder-decoder models on CPUs"
-            )
         assert view.tables.dtype == torch.int32
         assert view.tables.is_contiguous()
         self.items, self._scratch, self._tables, self._sizes = items, scratch, view.tables, sizes
         self._heads, self._kv_heads = len(view.kv_of_query), view.kv_heads
         self._window = window_of(view)
-        self._has_wide = has_wide
+        self._has_wide, self._is_causal = has_wide, view.is_causal
 
     def __call__(self, qkv: Tensor, cache: Tensor, scale: float, bias: DistanceBias | None = None) -> Tensor:
         """See reference.RaggedAttention."""
-        if bias is not None:
-            raise NotImplementedError("the kernels for GPUs add no bias to scores: run models like T5 on CPUs")
         assert qkv.is_contiguous()
         assert cache.is_contiguous()
+        assert bias is None or (len(bias.table) == self._heads and bias.table.dtype == torch.float32)
+        assert bias is None or bias.table.is_contiguous()
         tokens, _, head_dim = qkv.shape
         output = torch.empty(tokens, self._heads * head_dim, dtype=qkv.dtype, device=qkv.device)
         _attend(
@@ -137,6 +134,9 @@ class TritonAttention:
             output,
             self._scratch.partials,
             self._scratch.arrived,
+            None if bias is None else bias.table,
+            0 if bias is None else bias.zero,
+            self._is_causal,
             self._window,
             scale,
             self._heads,
@@ -157,6 +157,9 @@ def _attend(
     out: Tensor,
     partials: Tensor,
     arrived: Tensor,
+    bias: Tensor | None,
+    zero: int,
+    is_causal: bool,
     window: int,
     scale: float,
     heads: int,
@@ -175,12 +178,18 @@ def _attend(
         out,
         partials,
         arrived,
+        partials if bias is None else bias,
+        1 if bias is None else bias.shape[1],
+        zero,
         window,
-        scale * _LOG2_E,
+        scale * LOG2_E,
         **constants_of(shape, heads, lines // 2, block_tokens, head_dim),
         narrow=narrow,
         has_wide=has_wide,
         part_rows=part_rows,
+        row_heads=qkv.shape[1],
+        is_causal=is_causal,
+        has_bias=bias is not None,
         num_warps=shape.warps if has_wide else shape.narrow_warps,
         num_stages=shape.stages,
     )
@@ -235,7 +244,7 @@ def parts_max(slots: int, rows: int) -> int:
 
 def window_of(view: AttentionView) -> int:
     """Return the number of positions that a token sees, in the form that kernels use."""
-    return _NO_WINDOW if view.window is None else view.window
+    return view.window if view.is_causal and view.window is not None else _NO_WINDOW
 
 
 def constants_of(shape: TileShape, heads: int, kv_heads: int, block_tokens: int, head_dim: int) -> dict[str, int | str]:
@@ -292,7 +301,9 @@ class _ItemBuilder:
     def _tile(self, row: ContextRow, done: int, count: int) -> AttentionItem:
         position, table = row.position + done, row.line * self._view.tables.shape[1]
         begin = max(position - self._window + 1, 0) // self._shape.positions * self._shape.positions
-        return AttentionItem(row.first + done, count, position, table, begin, position + count)
+        is_causal = self._view.is_causal
+        end = position + count if is_causal else row.keys_end(is_causal=is_causal)
+        return AttentionItem(row.first + done, count, position, table, begin, end)
 
     def _split(self, tile: AttentionItem, least: int, queries: int) -> list[AttentionItem]:
         """Return the parts of a tile. Args: least: fewest positions of a part; queries: most queries of a part."""

@@ -8,13 +8,15 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+LOG2_E = 1.4426950408889634
+
 
 class AttentionItem(NamedTuple):
     """A row of `items`."""
 
     first: int  # flat row of the first token
     count: int  # number of tokens
-    position: int  # position of the first token
+    position: int  # position of the first token; in the source, or in the target
     table: int  # offset of the request's blocks in `tables`
     begin: int  # first position that is read
     end: int  # position after the last one
@@ -28,6 +30,7 @@ def _column(name: str) -> tl.constexpr:
     return tl.constexpr(AttentionItem._fields.index(name))
 
 
+_LOG2_E = tl.constexpr(LOG2_E)
 PARTS_MAX = tl.constexpr(32)
 """Most parts of a context. A power of two, for code that computes all parts side by side."""
 _SUMS_AHEAD, _SUMS_SMALL = tl.constexpr(4), tl.constexpr(4096)
@@ -92,8 +95,16 @@ def _walk(  # type: ignore[no-untyped-def]
     block_d: tl.constexpr,
     precision: tl.constexpr,
     is_masked: tl.constexpr,
+    is_causal: tl.constexpr,
+    bias,
+    columns,
+    zero,
+    has_bias: tl.constexpr,
 ):
-    """Add positions [low, high) to the running softmax; with a mask if some query does not see all of them."""
+    """Add positions [low, high) to the running softmax; with a mask if some query does not see all of them.
+
+    bias: the address of each query's row of the bias.
+    """
     largest, total, summed = state
     dim = tl.arange(0, block_d)
     for start in range(low, high, block_n):
@@ -105,8 +116,13 @@ def _walk(  # type: ignore[no-untyped-def]
         is_stored = is_there[:, None] & (dim < head_dim)[None, :]
         key = tl.load(key_at, mask=is_stored, other=0.0)
         scores = _product(query, tl.trans(key), precision) * scale
+        if has_bias:
+            column = tl.minimum(tl.maximum(zero + seen[None, :] - own[:, None], 0), columns - 1)
+            scores += tl.load(bias[:, None] + column) * _LOG2_E
         if is_masked:
-            is_seen = (seen[None, :] <= own[:, None]) & (seen[None, :] > own[:, None] - window) & is_there[None, :]
+            is_seen = is_there[None, :]
+            if is_causal:
+                is_seen = (seen[None, :] <= own[:, None]) & (seen[None, :] > own[:, None] - window) & is_seen
             scores = tl.where(is_seen, scores, float("-inf"))
         raised, base = _new_maximum(largest, tl.max(scores, axis=1))
         weights = tl.exp2(scores - base[:, None])
@@ -135,6 +151,11 @@ def _attend_positions(  # type: ignore[no-untyped-def]
     block_n: tl.constexpr,
     block_d: tl.constexpr,
     precision: tl.constexpr,
+    is_causal: tl.constexpr,
+    bias,
+    columns,
+    zero,
+    has_bias: tl.constexpr,
 ):
     """Add all positions of an item to the running softmax, with a mask only where it is needed."""
     count = tl.load(item + COUNT)
@@ -147,17 +168,23 @@ def _attend_positions(  # type: ignore[no-untyped-def]
     hidden = tl.maximum(position + count - window - begin, 0)
     all_to = tl.maximum(tl.minimum(position + 1, end) // block_n * block_n, begin)
     all_from = tl.minimum(begin + tl.cdiv(hidden, block_n) * block_n, all_to)
+    if not is_causal:
+        all_to = tl.maximum(end // block_n * block_n, begin)
+        all_from = begin
     state = _walk(
         state, query, own, cache, table, begin, all_from, end, kv_head, window, scale,
         kv_heads, block_tokens, head_dim, block_n, block_d, precision, True,
+        is_causal, bias, columns, zero, has_bias,
     )  # fmt: skip
     state = _walk(
         state, query, own, cache, table, all_from, all_to, end, kv_head, window, scale,
         kv_heads, block_tokens, head_dim, block_n, block_d, precision, False,
+        is_causal, bias, columns, zero, has_bias,
     )  # fmt: skip
     return _walk(
         state, query, own, cache, table, all_to, end, end, kv_head, window, scale,
         kv_heads, block_tokens, head_dim, block_n, block_d, precision, True,
+        is_causal, bias, columns, zero, has_bias,
     )  # fmt: skip
 
 
@@ -227,6 +254,12 @@ def _attend_item(  # type: ignore[no-untyped-def]
     block_d: tl.constexpr,
     precision: tl.constexpr,
     part_rows: tl.constexpr,
+    row_heads: tl.constexpr,
+    is_causal: tl.constexpr,
+    bias,
+    columns,
+    zero,
+    has_bias: tl.constexpr,
 ):
     """Compute one KV head of an item: its queries over their context, or over their part of it."""
     first = tl.load(item + FIRST).to(tl.int64)
@@ -243,12 +276,13 @@ def _attend_item(  # type: ignore[no-untyped-def]
     token = tl.where(is_row, row // tl.maximum(group, 1), 0)
     own_head = head + tl.where(is_row, row % tl.maximum(group, 1), 0)
     own = position + token
-    query_line = (first + token) * (heads + 2 * kv_heads) + own_head
+    query_line = (first + token) * row_heads + own_head
     query = tl.load(qkv + query_line[:, None] * head_dim + dim[None, :], mask=is_mine, other=0.0)
 
     state = _attend_positions(
         item, query, own, cache, table, kv_head, window, scale,
         kv_heads, block_tokens, head_dim, block_m, block_n, block_d, precision,
+        is_causal, bias + own_head * columns, columns, zero, has_bias,
     )  # fmt: skip
     _, total, summed = state
 
@@ -268,8 +302,8 @@ def _attend_item(  # type: ignore[no-untyped-def]
         tl.store(out_at, result.to(out.dtype.element_ty), mask=is_mine)
 
 
-# Compiled once for all windows: "no window" is a number without divisors.
-@triton.jit(do_not_specialize=["window"])  # type: ignore[untyped-decorator]
+# Compiled once for all windows ("no window" is a number without divisors), and for all biases.
+@triton.jit(do_not_specialize=["window", "columns", "zero"])  # type: ignore[untyped-decorator]
 def attend(  # type: ignore[no-untyped-def]
     qkv,
     cache,
@@ -279,6 +313,9 @@ def attend(  # type: ignore[no-untyped-def]
     out,
     partials,
     arrived,
+    bias,
+    columns,
+    zero,
     window,
     scale,
     heads: tl.constexpr,
@@ -292,10 +329,14 @@ def attend(  # type: ignore[no-untyped-def]
     precision: tl.constexpr,
     has_wide: tl.constexpr,
     part_rows: tl.constexpr,
+    row_heads: tl.constexpr,
+    is_causal: tl.constexpr,
+    has_bias: tl.constexpr,
 ):
     """Compute all items; each program takes items in turn.
 
-    has_wide: whether there may be wide items; part_rows: most queries of a narrow part.
+    has_wide: whether there may be wide items; part_rows: most queries of a narrow part; row_heads: heads of a row of
+    qkv; columns, zero: number of columns of the bias, and that of distance 0.
     """
     many = tl.load(items)
     many_wide = tl.load(items + 1)
@@ -307,9 +348,11 @@ def attend(  # type: ignore[no-untyped-def]
             _attend_item(
                 item, kv_head, qkv, cache, tables, first_query, out, partials, arrived, window, scale,
                 heads, kv_heads, block_tokens, head_dim, wide, block_n, block_d, precision, wide,
+                row_heads, is_causal, bias, columns, zero, has_bias,
             )  # fmt: skip
         else:
             _attend_item(
                 item, kv_head, qkv, cache, tables, first_query, out, partials, arrived, window, scale,
                 heads, kv_heads, block_tokens, head_dim, narrow, block_n, block_d, precision, part_rows,
+                row_heads, is_causal, bias, columns, zero, has_bias,
             )  # fmt: skip

@@ -71,11 +71,20 @@ def make_rows(
 
 @operator("items")
 def make_items(
-    requests: Tensor, items: Tensor, columns: int, window: int, positions: int, split: int, part_lines: int
+    requests: Tensor,
+    prompts: Tensor,
+    items: Tensor,
+    columns: int,
+    window: int,
+    is_causal: bool,
+    positions: int,
+    split: int,
+    part_lines: int,
 ) -> None:
     """Build the items of attention.
 
     Args:
+        prompts: [lines] int64, the number of keys of each line if attention is not causal.
         columns: number of columns of the tables.
         window: number of positions that a token sees.
         positions: number of positions that attention loads at once.
@@ -85,10 +94,12 @@ def make_items(
     rows = len(requests)
     fill_items[(rows,)](
         requests,
+        prompts,
         columns,
         items,
         rows,
         window,
+        is_causal=is_causal,
         positions=positions,
         split=split,
         part_lines=part_lines,
@@ -134,10 +145,19 @@ def fill_rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _split(position, window, positions: tl.constexpr, split: tl.constexpr):  # type: ignore[no-untyped-def]
+def _end(position, prompts, line, is_causal: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the position after the last one that a row sees."""
+    end = position + 1
+    if not is_causal:
+        end = tl.load(prompts + line, mask=line >= 0, other=1)
+    return end
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _split(position, end, window, positions: tl.constexpr, split: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the begin of a row's context, the positions per part, and the number of parts (attention._ItemBuilder)."""
     begin = tl.maximum(position - window + 1, 0) // positions * positions
-    length = position + 1 - begin
+    length = end - begin
     its_split = tl.cdiv(length, PARTS_MAX * split) * split
     return begin, its_split, tl.cdiv(length, its_split)
 
@@ -145,10 +165,12 @@ def _split(position, window, positions: tl.constexpr, split: tl.constexpr):  # t
 @triton.jit(do_not_specialize=["columns", "rows", "window"])  # type: ignore[untyped-decorator]
 def fill_items(  # type: ignore[no-untyped-def]
     requests,
+    prompts,
     columns,
     items,
     rows,
     window,
+    is_causal: tl.constexpr,
     positions: tl.constexpr,
     split: tl.constexpr,
     part_lines: tl.constexpr,
@@ -163,7 +185,7 @@ def fill_items(  # type: ignore[no-untyped-def]
     at = requests + other.to(tl.int64) * _REQUEST_COLUMNS
     line = tl.load(at + _REQUEST_LINE, mask=other < rows, other=-1)
     position = tl.load(at + _REQUEST_POSITION, mask=line >= 0, other=0)
-    _, _, its_parts = _split(position, window, positions, split)
+    _, _, its_parts = _split(position, _end(position, prompts, line, is_causal), window, positions, split)
     its_parts = tl.where(other < rows, its_parts, 0)
     is_cut = its_parts > 1
     is_before = other < own
@@ -177,9 +199,10 @@ def fill_items(  # type: ignore[no-untyped-def]
     own_line = tl.load(requests + own * _REQUEST_COLUMNS + _REQUEST_LINE)
     is_request = own_line >= 0
     own_position = tl.where(is_request, tl.load(requests + own * _REQUEST_COLUMNS + _REQUEST_POSITION), 0)
-    end = tl.where(is_request, own_position + 1, 0)
+    own_end = _end(own_position, prompts, own_line, is_causal)
+    end = tl.where(is_request, own_end, 0)
     table = tl.where(is_request, own_line * columns, 0).to(tl.int32)
-    begin, own_split, parts = _split(own_position, window, positions, split)
+    begin, own_split, parts = _split(own_position, own_end, window, positions, split)
     part = tl.arange(0, PARTS_MAX)
     low = begin + part * own_split
     high = tl.minimum(low + own_split, end)

@@ -9,12 +9,20 @@ sampling.py      draws tokens from logits
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from orca.kernels.contract.recording import RecordingSize, RequestLines
-from orca.kernels.contract.reference import AttentionView, ContextRow, KvWrite, ModelSizes, NormParameters
+from orca.kernels.contract.reference import (
+    AttentionView,
+    ContextRow,
+    DistanceBias,
+    KvWrite,
+    ModelSizes,
+    NormParameters,
+)
 from orca.kernels.contract.sampling_lines import SamplingLines
 from orca.kernels.gpu import activations, norms, sampling, write_kv
 from orca.kernels.gpu.attention import AttentionSizes, TritonAttention
@@ -107,6 +115,8 @@ class _Model:
         )
         bias = self._zeros(heads * head_dim) if sizes.has_qkv_bias and kv.changes_queries else None
         kernels.write_kv(self._zeros(1, heads, head_dim), kv, bias)
+        if sizes.has_cross_attention:
+            kernels.write_kv(self._zeros(1, 2 * sizes.kv_heads, head_dim), KvWrite(kv.cache, kv.slots, None))
 
     def _attend(self, kernels: TritonKernels) -> None:
         """Launch attention of prompts and of single tokens, and the kernels for inputs of recorded steps."""
@@ -115,30 +125,35 @@ class _Model:
         tables = self._zeros(1, 64, dtype=torch.int32)
         cache = self._zeros(1, 2 * sizes.kv_heads, sizes.block_tokens, head_dim)
         numbers = self._zeros(1, dtype=torch.int64)
-        for window in dict.fromkeys((*sizes.windows, None)):
-            view = AttentionView(
-                kv_of_query=sizes.kv_of_query,
-                kv_heads=sizes.kv_heads,
-                head_dim=head_dim,
-                tables=tables,
-                block_tokens=sizes.block_tokens,
-                window=window,
-                dtype=sizes.dtype,
-                device=sizes.device,
-            )
+        view = AttentionView(
+            kv_of_query=sizes.kv_of_query,
+            kv_heads=sizes.kv_heads,
+            head_dim=head_dim,
+            tables=tables,
+            block_tokens=sizes.block_tokens,
+            window=None,
+            dtype=sizes.dtype,
+            device=sizes.device,
+            is_causal=sizes.is_causal,
+        )
+        bias = DistanceBias(self._zeros(sizes.heads, 32, dtype=torch.float32), 0) if sizes.has_distance_bias else None
+        kinds = [(replace(view, window=window), heads, bias) for window in dict.fromkeys((*sizes.windows, None))]
+        if sizes.has_cross_attention:
+            kinds.append((replace(view, is_causal=False), sizes.heads, None))
+        for view, row_heads, added in kinds:
             inputs = kernels.recorder(sizes.device).inputs(
                 RecordingSize(1, None),
-                RequestLines(tables, numbers, numbers),
+                RequestLines(tables, numbers, numbers, tables),
                 slots=sizes.block_tokens,
                 block_tokens=sizes.block_tokens,
             )
             recorded = inputs.attention(view)
             inputs.build()
-            recorded(self._zeros(1, heads, head_dim), cache, 1.0)
+            recorded(self._zeros(1, row_heads, head_dim), cache, 1.0, added)
             # A single token, and as many as make a wide item.
             for count in (1, 1 + AttentionSizes.of(view).shape.narrow):
-                attention = kernels.attention([ContextRow(0, count, 0, 0)], view)
-                attention(self._zeros(count, heads, head_dim), cache, 1.0)
+                attention = kernels.attention([ContextRow(0, count, 0, 0, keys=1)], view)
+                attention(self._zeros(count, row_heads, head_dim), cache, 1.0, added)
 
     def _sample(self, kernels: TritonKernels) -> None:
         nobody = torch.full((1,), -1, dtype=torch.int32, device=self._sizes.device)

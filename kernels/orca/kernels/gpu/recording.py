@@ -120,8 +120,9 @@ class GraphInputs:
             torch.empty(rows, dtype=torch.int64, device=device),
         )
         self._cache_slots = slots
-        # Arguments of make_items for each window: items; window, positions of a tile, SPLIT, rows of a part.
-        self._items: list[tuple[Tensor, tuple[int, int, int, int]]] = []
+        # Arguments of make_items for each window and for cross attention: items; columns of the tables, window, whether
+        # it is causal, positions of a tile, SPLIT, rows of a part.
+        self._items: list[tuple[Tensor, tuple[int, int, bool, int, int, int]]] = []
 
     def put(self, step: StepDescription) -> None:
         assert step.wanted is None
@@ -133,18 +134,19 @@ class GraphInputs:
         made = (self.ids, self.positions, self.slots, *self.sampled)
         make_rows(self._step_rows, *self._lines[:3], *made, self._block_tokens)
         for items, geometry in self._items:
-            make_items(self._step_rows, items, self._lines.tables.shape[1], *geometry)
+            make_items(self._step_rows, self._lines.prompts, items, *geometry)
 
     def attention(self, view: AttentionView, *, wanted_only: bool = False) -> TritonAttention:
         assert not wanted_only
-        assert view.tables is self._lines.tables
+        assert view.tables is (self._lines.tables if view.is_causal else self._lines.source_tables)
         rows = len(self._step_rows)
         scratch = self._scratch_of(view, self._cache_slots, rows)
         items = torch.zeros(
             1 + parts_max(self._cache_slots, rows), len(AttentionItem._fields), dtype=torch.int32, device=view.device
         )
         positions, part_lines = AttentionSizes.of(view).shape.positions, view.kv_heads * scratch.part_rows
-        self._items.append((items, (window_of(view), positions, SPLIT, part_lines)))
+        columns = view.tables.shape[1]
+        self._items.append((items, (columns, window_of(view), view.is_causal, positions, SPLIT, part_lines)))
         return TritonAttention.of_items(items, scratch, view)
 
 
