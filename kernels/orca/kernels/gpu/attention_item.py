@@ -335,8 +335,8 @@ def attend(  # type: ignore[no-untyped-def]
 ):
     """Compute all items; each program takes items in turn.
 
-    has_wide: whether there may be wide items; part_rows: most queries of a narrow part; row_heads: heads of a row of
-    qkv; columns, zero: number of columns of the bias, and that of distance 0.
+    `has_wide` says that there may be wide items. `part_rows` is the largest number of queries of a narrow part.
+    `row_heads` is the number of heads in a row of qkv. The bias has `columns` columns; `zero` is that of distance 0.
     """
     many = tl.load(items)
     many_wide = tl.load(items + 1)

@@ -59,12 +59,15 @@ class RandomTensors:
     def stored_bytes(self, prefixes: Iterable[str]) -> int:  # noqa: ARG002 - none are stored
         return 0
 
-    def has_other(self, name: str, tied: str, shape: tuple[int, ...], *slices: Slice) -> bool:  # noqa: ARG002
-        """Return False: no file has another tensor."""
-        return False
-
-    def refuse_other(self, names: Iterable[str], tied: str, shape: tuple[int, ...], *slices: Slice) -> None:
-        """Do nothing: no file has another tensor."""
+    def other_than(
+        self,
+        tied: str,  # noqa: ARG002
+        names: Iterable[str],  # noqa: ARG002
+        shape: tuple[int, ...],  # noqa: ARG002
+        *slices: Slice,  # noqa: ARG002
+    ) -> str | None:
+        """Return None: no file has another tensor."""
+        return None
 
     def __contains__(self, name: str) -> bool:
         """Return False: what a model may have or not, it does not have."""

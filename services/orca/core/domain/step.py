@@ -63,7 +63,7 @@ class NewRequest:
 
     @property
     def target_start(self) -> int:
-        """How many tokens of `target` are not of the log."""
+        """Number of the tokens of `target` that are not of its log."""
         return len(self.decoder_prefix) or self.prompt_length
 
     def slots(self, block_tokens: int) -> int:

@@ -16,15 +16,16 @@ from orca.core.domain.model import ModelInfo, load_model_info
 from orca.core.domain.step import Step
 from orca.kernels.contract.reference import ModelSizes
 from orca.kernels.device import kernels_of
-from orca.worker.models import bart, chain, gpt2, llama, opt, t5
-from orca.worker.models.bart_config import BartConfig
+from orca.worker.models import chain, gpt2, llama, opt
 from orca.worker.models.blocks import ACTIVATIONS, HEAD, Layer, ModelPart
 from orca.worker.models.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config
-from orca.worker.models.encoder_run import EncoderRun, build_encoder_run
+from orca.worker.models.encoder_decoder import bart, t5
+from orca.worker.models.encoder_decoder.bart_config import BartConfig
+from orca.worker.models.encoder_decoder.encoder_run import EncoderRun, build_encoder_run
+from orca.worker.models.encoder_decoder.t5_config import T5Config
 from orca.worker.models.family import FamilyParts
 from orca.worker.models.model_shape import EncoderDecoderConfig
 from orca.worker.models.rotary import Rotary
-from orca.worker.models.t5_config import T5Config
 from orca.worker.models.weights import RankWeights
 from orca.worker.parallel.shard import Heads, Shard, SingleRank, TensorGroup, heads_of
 from orca.worker.weights.gpu_linear import GpuLinear
@@ -240,7 +241,7 @@ def _tied_as_the_files_are(checkpoint: Tensors, config: _LanguageModel, embeddin
         return config
     dim = config.embedding_dim if isinstance(config, OPTConfig) else config.hidden_size
     span = shard.slice(config.vocab_size, "vocabulary entries")
-    if not checkpoint.has_other(HEAD, embedding, (config.vocab_size, dim), span):
+    if checkpoint.other_than(embedding, (HEAD,), (config.vocab_size, dim), span) is None:
         return config
     log.warning(
         "config.json ties the head to the embedding, but the files have a %s that differs from %s: it is used, as in "

@@ -1,7 +1,7 @@
 """The architecture of a model, read from its config.json: one frozen dataclass for each.
 
 Three architectures cover the decoder-only models: `GPT2Config` (GPT-2, GPT-3 shapes), `OPTConfig`, and `LlamaConfig`
-(Llama, Mistral, Qwen2, Qwen3). Encoder-decoder models have modules of their own (t5_config.py, bart_config.py).
+(Llama, Mistral, Qwen2, Qwen3). Encoder-decoder models have a folder of their own.
 `ChainConfig` is the model that checks the server (models/chain.py). Options are read under the names of transformers 4
 and 5, and an absent option has the meaning that transformers gives it. Options that a family does not read are ignored,
 unless they change the output of other families (config_options.py).
@@ -15,10 +15,10 @@ from typing import Any
 
 from orca.core.domain.model import read_config
 from orca.core.domain.rope_options import ORIGINAL_POSITIONS, rope_options
-from orca.worker.models.bart_config import BartConfig, read_bart
 from orca.worker.models.config_options import ConfigOptions
+from orca.worker.models.encoder_decoder.bart_config import BartConfig, read_bart
+from orca.worker.models.encoder_decoder.t5_config import T5Config, read_t5
 from orca.worker.models.model_shape import EncoderDecoderConfig, ModelShape
-from orca.worker.models.t5_config import T5Config, read_t5
 
 ACTIVATIONS = (
     "relu",

@@ -9,8 +9,8 @@ One thread does all of this, between computations and never during one: NCCL req
 and in their order, and control messages are a whole step ahead while the pipeline is full.
 
 The waits form no circle. No rank waits for a later stage, with one exception: sampled tokens go from the last stage
-back to the one that embeds them: the first, or the first with decoder layers. That stage reads them before it runs a
-step that needs them, and the last one never does.
+back to the one that embeds them. That is the first stage, or the first one with decoder layers. It reads them before it
+runs a step that needs them, and the last one never does.
 
 If a device samples the tokens, the host launches a step and returns before it has run. The step's tokens are read after
 the next step has been launched.

@@ -127,7 +127,8 @@ class EncoderDecoderSteps:
         counts = np.array([row.count for row in sources], np.int64)
         lines = np.array([self._requests.by_handle[row.handle].line for row in sources], np.int64)
         places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        return to_device(self._cache.source_slots_of(np.repeat(lines, counts), places), self._model.device)
+        assert self._cache.sources is not None
+        return to_device(self._cache.sources.slots_of(np.repeat(lines, counts), places), self._model.device)
 
     def _prepare_targets(self, step: Step, rows: tuple[Row, ...], *, has_sources: bool) -> PreparedStep:
         targets, recorded = replace(step, rows=rows), self._recorded

@@ -17,7 +17,7 @@ from orca.kernels.contract.transfer import to_device
 from orca.kernels.device import kernels_of
 from orca.worker.models.blocks import StepContext
 from orca.worker.models.build import StageModel
-from orca.worker.models.encoder_run import EncoderRun
+from orca.worker.models.encoder_decoder.encoder_run import EncoderRun
 from orca.worker.parallel.shard import SingleRank
 
 

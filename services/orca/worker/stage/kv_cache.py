@@ -41,18 +41,24 @@ class _Table:
     blocks: list[int] = field(default_factory=list)
 
 
-class _BlockTables:
+class BlockTables:
     """The tables of all requests, a line for each: the host's, and those that kernels read.
 
     Args:
         columns: blocks of the longest request so far.
     """
 
-    def __init__(self, lines: int, columns: int, device: torch.device) -> None:
+    def __init__(self, lines: int, columns: int, block_tokens: int, device: torch.device) -> None:
+        self._block_tokens = block_tokens
         self._device = device
         self.host = np.zeros((0, columns), np.int32)
         self._unpublished: list[tuple[int, int, int]] = []  # line, place, block
         self.grow(lines, columns)
+
+    def slots_of(self, lines: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the slot of each token. Args: lines, positions: [tokens]."""
+        blocks = self.host[lines, positions // self._block_tokens].astype(np.int64)
+        return blocks * self._block_tokens + positions % self._block_tokens
 
     def put(self, line: int, place: int, block: int) -> None:
         self.host[line, place] = block
@@ -112,19 +118,19 @@ class KVCache:
         lines, columns = _LINES, _COLUMNS
         if device.type != "cpu":
             lines, columns = _LINES_ON_DEVICE, _doubled(_COLUMNS, min(longest, slots) // block_tokens)
-        self._own = _BlockTables(lines, columns, device)
-        self._sources = _BlockTables(lines, columns, device) if has_sources else None
+        self.own = BlockTables(lines, columns, block_tokens, device)
+        self.sources = BlockTables(lines, columns, block_tokens, device) if has_sources else None
         self._free_lines = list(range(lines - 1, -1, -1))
 
     @property
     def tables(self) -> Tensor:
         """[lines, blocks] int32: the blocks of each request's own positions, in their order. They move as they grow."""
-        return self._own.tensor
+        return self.own.tensor
 
     @property
     def source_tables(self) -> Tensor | None:
         """[lines, blocks] int32: the blocks of each request's source; None if requests have no sources."""
-        return None if self._sources is None else self._sources.tensor
+        return None if self.sources is None else self.sources.tensor
 
     def reserve(self, handle: int, tokens: int, source_tokens: int = 0) -> int:
         """Reserve the slots of a request's whole length, rounded up to blocks in each of its tables.
@@ -144,7 +150,7 @@ class KVCache:
                 "reserved"
             )
         self._slots_reserved += own + of_source
-        lines, columns = self._own.host.shape
+        lines, columns = self.own.host.shape
         longest = max(own, of_source)
         if not self._free_lines or longest > columns * self.block_tokens:
             self._grow(lines if self._free_lines else 2 * lines, _doubled(columns, longest // self.block_tokens))
@@ -163,16 +169,16 @@ class KVCache:
         table = self._tables.get(handle)
         if table is None:
             raise EngineError(f"request {handle} is not on this stage")
-        return self._extend(self._own, table, handle, tokens)
+        return self._extend(self.own, table, handle, tokens)
 
     def extend_source(self, handle: int, tokens: int) -> int:
         """Give a request blocks for the keys and values of its source, whose length is `tokens` (see `extend`)."""
         table = self._source_tables.get(handle)
-        if table is None or self._sources is None:
+        if table is None or self.sources is None:
             raise EngineError(f"request {handle} has no source on this stage")
-        return self._extend(self._sources, table, handle, tokens)
+        return self._extend(self.sources, table, handle, tokens)
 
-    def _extend(self, tables: _BlockTables, table: _Table, handle: int, tokens: int) -> int:
+    def _extend(self, tables: BlockTables, table: _Table, handle: int, tokens: int) -> int:
         if tokens > table.slots_reserved:
             raise EngineError(f"request {handle} runs {tokens} tokens, but reserved {table.slots_reserved} slots")
         while len(table.blocks) * self.block_tokens < tokens:
@@ -199,24 +205,9 @@ class KVCache:
             is_recorded: the step's recording writes those of own positions to the tables instead
                 (kernels/contract/recording.py).
         """
-        self._own.publish(is_recorded=is_recorded)
-        if self._sources is not None:
-            self._sources.publish(is_recorded=False)
-
-    def slots_of(self, lines: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the slot of each token. Args: lines, positions: [tokens]."""
-        return self._slots_of(self._own, lines, positions)
-
-    def source_slots_of(self, lines: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the slot of each source token. Args: lines, positions: [tokens]."""
-        assert self._sources is not None
-        return self._slots_of(self._sources, lines, positions)
-
-    def _slots_of(
-        self, tables: _BlockTables, lines: NDArray[np.int64], positions: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        blocks = tables.host[lines, positions // self.block_tokens].astype(np.int64)
-        return blocks * self.block_tokens + positions % self.block_tokens
+        self.own.publish(is_recorded=is_recorded)
+        if self.sources is not None:
+            self.sources.publish(is_recorded=False)
 
     @property
     def slots_in_use(self) -> int:
@@ -241,7 +232,7 @@ class KVCache:
         assert self._slots_reserved == sum(table.slots_reserved for table in tables) <= self.slots
         assert all(len(table.blocks) * self.block_tokens <= table.slots_reserved for table in tables)
         lines = [table.line for table in self._tables.values()]
-        assert sorted(lines + self._free_lines) == list(range(len(self._own.host))), "a line is lost or held twice"
+        assert sorted(lines + self._free_lines) == list(range(len(self.own.host))), "a line is lost or held twice"
         for handle, table in self._tables.items():
             assert self.tables[table.line, : len(table.blocks)].tolist() == table.blocks
             of_source = self._source_tables.get(handle)
@@ -259,10 +250,10 @@ class KVCache:
 
     def _grow(self, lines: int, columns: int) -> None:
         """Replace the tables by larger ones with the same contents."""
-        self._free_lines[:0] = range(lines - 1, len(self._own.host) - 1, -1)
-        self._own.grow(lines, columns)
-        if self._sources is not None:
-            self._sources.grow(lines, columns)
+        self._free_lines[:0] = range(lines - 1, len(self.own.host) - 1, -1)
+        self.own.grow(lines, columns)
+        if self.sources is not None:
+            self.sources.grow(lines, columns)
 
 
 def _doubled(number: int, least: int) -> int:

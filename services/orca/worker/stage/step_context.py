@@ -30,7 +30,7 @@ class StepContexts:
         ).T
         places = np.repeat(starts - firsts, counts) + np.arange(counts.sum())
         lines_of = np.repeat(lines, counts)
-        slots = to_device(self._cache.slots_of(lines_of, places), model.device)
+        slots = to_device(self._cache.own.slots_of(lines_of, places), model.device)
         positions = to_device(places, model.device)
         context = self._context(slots, positions, self.attention(rows))
         if (cross := self.cross_attention(rows)) is not None:

@@ -56,9 +56,7 @@ class Tensors(Protocol):
 
     def refuse_unread(self, prefix: str, ignored: Sequence[str] = ()) -> None: ...
 
-    def has_other(self, name: str, tied: str, shape: tuple[int, ...], *slices: Slice) -> bool: ...
-
-    def refuse_other(self, names: Iterable[str], tied: str, shape: tuple[int, ...], *slices: Slice) -> None: ...
+    def other_than(self, tied: str, names: Iterable[str], shape: tuple[int, ...], *slices: Slice) -> str | None: ...
 
     def __contains__(self, name: str) -> bool: ...
 
@@ -212,29 +210,20 @@ class Checkpoint:
             if name.startswith(prefix) and name not in self._read and not name.endswith(tuple(ignored)):
                 raise ModelError(f"tensor {name} in {self._paths[name]} has no place in the model its config describes")
 
-    def has_other(self, name: str, tied: str, shape: tuple[int, ...], *slices: Slice) -> bool:
-        """Return whether the files have a tensor, and it differs from `tied`. Raises: ModelError as `view`."""
-        if name not in self or self._stored_as.get(tied) == name:
-            return False
-        found, expected = self._find(name, shape, *slices), self._find(tied, shape, *slices)
-        is_other = not torch.equal(found.to(expected.dtype), expected)
-        self.give_back()
-        return is_other
+    def other_than(self, tied: str, names: Iterable[str], shape: tuple[int, ...], *slices: Slice) -> str | None:
+        """Return the first of some tensors that the files have and that differs from `tied`, for an error; or None.
 
-    def refuse_other(self, names: Iterable[str], tied: str, shape: tuple[int, ...], *slices: Slice) -> None:
-        """Refuse files in which a tensor differs from the one that is read for it.
-
-        Args:
-            names: tensors that the files may have, or not.
-            tied: the tensor that is read for all of them.
-        Raises: ModelError that names the file and both tensors.
+        Raises: ModelError as `view`.
         """
         for name in names:
-            if self.has_other(name, tied, shape, *slices):
-                raise ModelError(
-                    f"tensor {name} in {self._paths[name]} differs from {tied}: models with several embeddings are not "
-                    "supported"
-                )
+            if name not in self or self._stored_as.get(tied) == name:
+                continue
+            found, expected = self._find(name, shape, *slices), self._find(tied, shape, *slices)
+            is_other = not torch.equal(found.to(expected.dtype), expected)
+            self.give_back()
+            if is_other:
+                return f"tensor {name} in {self._paths[name]}"
+        return None
 
     def close(self) -> None:
         """Close the files, after the last tensor was read."""

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.core.domain.errors import ModelError
-from orca.worker.models import bart
 from orca.worker.models import config as config_module
-from orca.worker.models.bart_config import BartConfig, Positions
 from orca.worker.models.build import load_stage
+from orca.worker.models.encoder_decoder import bart
+from orca.worker.models.encoder_decoder.bart_config import BartConfig, Positions
 from support.worker.first_logits import is_close, reference_logits, stage_logits
 
 FAMILIES = ("bart", "mbart", "m2m_100", "marian")

@@ -30,7 +30,7 @@ def slots(kv: KVCache, handle: int, tokens: int) -> list[int]:
     """Make room for so many positions of a request: their slots."""
     kv.extend(handle, tokens)
     line = kv._tables[handle].line
-    return kv.slots_of(np.full(tokens, line), np.arange(tokens)).tolist()
+    return kv.own.slots_of(np.full(tokens, line), np.arange(tokens)).tolist()
 
 
 def test_blocks_are_allocated_as_tokens_arrive_and_not_before() -> None:
@@ -137,7 +137,8 @@ def test_no_slot_is_shared_in_a_long_random_run() -> None:
 def source_slots(kv: KVCache, handle: int, tokens: int) -> list[int]:
     kv.extend_source(handle, tokens)
     line = kv._tables[handle].line
-    return kv.source_slots_of(np.full(tokens, line), np.arange(tokens)).tolist()
+    assert kv.sources is not None
+    return kv.sources.slots_of(np.full(tokens, line), np.arange(tokens)).tolist()
 
 
 def test_a_source_has_a_table_of_its_own_in_the_same_blocks() -> None:

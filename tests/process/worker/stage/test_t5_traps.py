@@ -14,10 +14,11 @@ from orca.bench.parts.tiny_families import reference_model, tiny_checkpoint
 from orca.core.domain.errors import ModelError
 from orca.core.domain.model import load_model_info
 from orca.kernels.contract.reference import DistanceBias
-from orca.worker.models import build, t5
+from orca.worker.models import build
 from orca.worker.models import config as config_module
 from orca.worker.models.build import load_stage
-from orca.worker.models.t5_config import T5Config
+from orca.worker.models.encoder_decoder import t5
+from orca.worker.models.encoder_decoder.t5_config import T5Config
 from support.worker.first_logits import SOURCES, START, is_close, reference_logits, stage_logits
 from support.worker.stage_driver import Ask, Chain, generate, serve
 

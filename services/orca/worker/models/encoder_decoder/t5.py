@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from orca.core.domain.errors import ModelError
 from orca.kernels.contract.reference import DistanceBias, NormParameters
 from orca.worker.models.blocks import (
     HEAD,
@@ -20,8 +21,8 @@ from orca.worker.models.blocks import (
     StepContext,
     feature_span,
 )
+from orca.worker.models.encoder_decoder.t5_config import T5Config
 from orca.worker.models.family import EncoderParts, FamilyParts
-from orca.worker.models.t5_config import T5Config
 from orca.worker.models.weights import Columns, RankWeights
 from orca.worker.parallel.shard import heads_of
 from orca.worker.weights.linear import Linear, Norm
@@ -97,7 +98,8 @@ def shared_table(weights: RankWeights, config: T5Config, prefix: str) -> Embeddi
     """
     shape, span = (config.vocab_size, config.hidden_size), weights.shard.slice(config.vocab_size, "vocabulary entries")
     own = (f"{prefix}{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
-    weights.checkpoint.refuse_other(own, f"{prefix}{_TABLE}", shape, span)
+    if (other := weights.checkpoint.other_than(f"{prefix}{_TABLE}", own, shape, span)) is not None:
+        raise ModelError(f"{other} differs from {prefix}{_TABLE}: models with several embeddings are not supported")
     return Embedding(weights, f"{prefix}{_TABLE}", config.vocab_size, config.hidden_size, is_tied=config.is_tied)
 
 

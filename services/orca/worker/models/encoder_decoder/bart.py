@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor
 
+from orca.core.domain.errors import ModelError
 from orca.kernels.contract.reference import NormParameters
-from orca.worker.models.bart_config import BartConfig, Positions
 from orca.worker.models.blocks import (
     HEAD,
     MLP,
@@ -20,6 +20,7 @@ from orca.worker.models.blocks import (
     StepContext,
     feature_span,
 )
+from orca.worker.models.encoder_decoder.bart_config import BartConfig, Positions
 from orca.worker.models.family import EncoderParts, FamilyParts
 from orca.worker.models.model_shape import Stack
 from orca.worker.models.weights import Columns, RankWeights
@@ -126,7 +127,8 @@ def shared_table(weights: RankWeights, config: BartConfig, prefix: str) -> Embed
     """
     shape, span = (config.vocab_size, config.hidden_size), weights.shard.slice(config.vocab_size, "vocabulary entries")
     own = (f"{prefix}{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
-    weights.checkpoint.refuse_other(own, f"{prefix}{_TABLE}", shape, span)
+    if (other := weights.checkpoint.other_than(f"{prefix}{_TABLE}", own, shape, span)) is not None:
+        raise ModelError(f"{other} differs from {prefix}{_TABLE}: models with several embeddings are not supported")
     return Embedding(weights, f"{prefix}{_TABLE}", config.vocab_size, config.hidden_size, is_tied=config.is_tied)
 
 
