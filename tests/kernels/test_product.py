@@ -252,6 +252,7 @@ def test_rows_of_the_weight_are_read_from_its_panels(
     rows = weight[ids].to(dtype)
     assert torch.equal(panels.embed(ids, None, positions), rows)
     assert torch.equal(panels.embed(ids, places, positions), rows + places[positions])
+    assert torch.equal(panels.embed(ids, places, positions, 1.5), rows * 1.5 + places[positions])
 
 
 @pytest.mark.skipif(not amx.is_available(), reason="this processor has no AMX")

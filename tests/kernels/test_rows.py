@@ -106,6 +106,7 @@ def test_the_norm_of_a_token_has_the_same_bits_at_any_row(bias: Tensor | None) -
 
 
 @pytest.mark.parametrize("kernels", [CPU, PlainKernels()])
+@pytest.mark.parametrize("scale", [1.0, 19**0.5])
 @pytest.mark.parametrize("has_places", [True, False])
 @pytest.mark.parametrize(
     ("stored", "dtype"),
@@ -116,13 +117,13 @@ def test_the_norm_of_a_token_has_the_same_bits_at_any_row(bias: Tensor | None) -
     ],
 )
 def test_embeddings_are_the_sum_of_token_and_position_rows(
-    stored: torch.dtype, dtype: torch.dtype, has_places: bool, kernels: Kernels
+    stored: torch.dtype, dtype: torch.dtype, has_places: bool, scale: float, kernels: Kernels
 ) -> None:
     torch.manual_seed(4)
     table, places = torch.randn(31, 19).to(stored), torch.randn(23, 19).to(dtype)
     ids, positions = torch.randint(0, 31, (9,)), torch.randint(0, 23, (9,))
-    embedded = kernels.embed(table, ids, places if has_places else None, positions, dtype)
-    expected = table[ids].to(dtype)
+    embedded = kernels.embed(table, ids, places if has_places else None, positions, dtype, scale)
+    expected = table[ids].to(dtype) * scale
     assert torch.equal(embedded, expected + places[positions] if has_places else expected)
 
 

@@ -98,8 +98,16 @@ class Kernels(Protocol):
         """Return x[rows]. Args: x: [rows, ...], contiguous; rows: [many] int64, all valid. Returns: [many, ...]."""
         ...
 
-    def embed(self, table: Tensor, ids: Tensor, places: Tensor | None, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return table[ids], plus places[positions] if `places` is given; the sum is rounded once.
+    def embed(
+        self,
+        table: Tensor,
+        ids: Tensor,
+        places: Tensor | None,
+        positions: Tensor,
+        dtype: torch.dtype,
+        scale: float = 1.0,
+    ) -> Tensor:
+        """Return scale x table[ids], plus places[positions] if `places` is given; product and sum are rounded once.
 
         Args:
             table: [vocab, hidden], contiguous.

@@ -50,8 +50,18 @@ class PlainKernels:
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         return x.index_select(0, rows)
 
-    def embed(self, table: Tensor, ids: Tensor, places: Tensor | None, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    def embed(
+        self,
+        table: Tensor,
+        ids: Tensor,
+        places: Tensor | None,
+        positions: Tensor,
+        dtype: torch.dtype,
+        scale: float = 1.0,
+    ) -> Tensor:
         embedded = table.index_select(0, ids).to(dtype)
+        if scale != 1.0:
+            embedded.mul_(scale)
         return embedded if places is None else embedded.add_(places.index_select(0, positions))
 
     def argmax(self, x: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from orca.kernels.cpu.rows import TASK_TOKENS, address_of, tasks_of
 from orca.kernels.cpu.team.intrinsics import (
     FAST,
     KERNEL_TYPES,
+    float_argument,
     from_float32,
     next_task,
     pointer,
@@ -89,13 +90,21 @@ class RowLayout(NamedTuple):
     lane: int = 0
 
 
-def embed(table: Tensor, ids: Tensor, places: Tensor | None, positions: Tensor, dtype: torch.dtype) -> Tensor:
+def embed(
+    table: Tensor, ids: Tensor, places: Tensor | None, positions: Tensor, dtype: torch.dtype, scale: float = 1.0
+) -> Tensor:
     width = table.shape[1]
-    return embed_from(table, RowLayout(width, width, width, width), ids, places, positions, dtype)
+    return embed_from(table, RowLayout(width, width, width, width), ids, places, positions, dtype, scale)
 
 
 def embed_from(
-    table: Tensor, layout: RowLayout, ids: Tensor, places: Tensor | None, positions: Tensor, dtype: torch.dtype
+    table: Tensor,
+    layout: RowLayout,
+    ids: Tensor,
+    places: Tensor | None,
+    positions: Tensor,
+    dtype: torch.dtype,
+    scale: float = 1.0,
 ) -> Tensor:
     """Do the same as `embed` with a table in another memory layout."""
     assert all(each.dtype == torch.int64 and each.is_contiguous() for each in (ids, positions))
@@ -107,7 +116,7 @@ def embed_from(
     tokens = row_count(ids)
     embedded = new_empty(dtype, tokens, layout.width)
     addresses = (table.data_ptr(), ids.data_ptr(), address_of(places), positions.data_ptr(), embedded.data_ptr())
-    _embed(table.dtype, dtype)(tasks_of(len(ids)), *addresses, tokens, *layout)
+    _embed(table.dtype, dtype)(tasks_of(len(ids)), *addresses, tokens, *layout, float(scale))
     return embedded
 
 
@@ -120,6 +129,7 @@ def _embed(table_dtype: torch.dtype, dtype: torch.dtype) -> Kernel:
     def body(args: Any) -> None:
         tokens, width, adjacent, step, block = args[7], args[8], args[9], args[10], args[11]
         vectors, vector, lanes, lane = args[12], args[13], args[14], args[15]
+        scale = np.float32(float_argument(args[16]))
         ids, positions = (
             carray(pointer(args[3], np.int64), (tokens,)),
             carray(pointer(args[5], np.int64), (tokens,)),
@@ -137,6 +147,8 @@ def _embed(table_dtype: torch.dtype, dtype: torch.dtype) -> Kernel:
                     _copy_strided(to, of, width // 2, step_bytes, 4, np.uint32)
                 else:
                     _copy_strided(to, of, width, step_bytes, table_bytes, word)
+                if scale != 1.0:
+                    _scale(to, scale, width, kind)
                 if args[4] != 0:
                     _add(to, args[4] + positions[token] * width * row_bytes, width, kind)
             first = next_task(args) * TASK_TOKENS
@@ -176,6 +188,13 @@ def _copy_to_float32(to: Any, of: Any, many: Any, step_bytes: Any, size: Any, ki
             prefetch(of + _PREFETCH_PIECES * step_bytes)
             row[d] = to_float32(carray(pointer(of, kind), (1,))[0])
             of += step_bytes
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]
+def _scale(to: Any, scale: Any, many: Any, kind: Any) -> None:
+    row = carray(pointer(to, kind), (many,))
+    for d in range(many):
+        row[d] = from_float32(to_float32(row[d]) * scale, kind)
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]

@@ -228,9 +228,13 @@ class Embedding:
 
     Args:
         is_tied: the head's matrix is the same. If this rank has the head as well, it is loaded here: `head`.
+        scale: factor of the rows, before positions are added.
     """
 
-    def __init__(self, weights: RankWeights, name: str, vocab_size: int, dim: int, *, is_tied: bool) -> None:
+    def __init__(
+        self, weights: RankWeights, name: str, vocab_size: int, dim: int, *, is_tied: bool, scale: float = 1.0
+    ) -> None:
+        self._scale = scale
         self._span = weights.shard.slice(vocab_size, "vocabulary entries")
         self.head: Linear | None = None
         if is_tied and weights.shard.is_last:
@@ -242,10 +246,10 @@ class Embedding:
     def __call__(self, ids: Tensor, step: StepContext, places: Tensor | None = None) -> Tensor:
         """Map [tokens] to [tokens, dim]. Args: places: [positions, dim], the rows of learned positions."""
         if self._is_whole:
-            return self._table.embed(ids, places, step.positions)
+            return self._table.embed(ids, places, step.positions, self._scale)
         first, last = self._span
         is_elsewhere = (ids < first) | (ids >= last)
-        rows = self._table.embed((ids - first).masked_fill_(is_elsewhere, 0), None, step.positions)
+        rows = self._table.embed((ids - first).masked_fill_(is_elsewhere, 0), None, step.positions, self._scale)
         embedded = step.group.all_reduce(rows.masked_fill_(is_elsewhere[:, None], 0.0))
         return embedded if places is None else embedded.add_(places.index_select(0, step.positions))
 

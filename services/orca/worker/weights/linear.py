@@ -38,8 +38,8 @@ class Norm:
 class Table(Protocol):
     """A matrix whose rows are looked up: the embeddings of tokens."""
 
-    def embed(self, ids: Tensor, places: Tensor | None, positions: Tensor) -> Tensor:
-        """Return the rows `ids` (+ places[positions]) in the dtype of activations (device.Kernels.embed)."""
+    def embed(self, ids: Tensor, places: Tensor | None, positions: Tensor, scale: float = 1.0) -> Tensor:
+        """Return scale x the rows `ids` (+ places[positions]) in the dtype of activations (device.Kernels.embed)."""
         ...
 
 
@@ -50,8 +50,8 @@ class PlainTable:
     weight: Tensor
     dtype: torch.dtype  # of activations
 
-    def embed(self, ids: Tensor, places: Tensor | None, positions: Tensor) -> Tensor:
-        return kernels_of(self.weight.device).embed(self.weight, ids, places, positions, self.dtype)
+    def embed(self, ids: Tensor, places: Tensor | None, positions: Tensor, scale: float = 1.0) -> Tensor:
+        return kernels_of(self.weight.device).embed(self.weight, ids, places, positions, self.dtype, scale)
 
 
 class Linear:

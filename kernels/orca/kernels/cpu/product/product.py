@@ -131,7 +131,7 @@ class PackedWeight:
             write_kv(y, kv)
         return y
 
-    def embed(self, ids: Tensor, places: Tensor | None, positions: Tensor) -> Tensor:
+    def embed(self, ids: Tensor, places: Tensor | None, positions: Tensor, scale: float = 1.0) -> Tensor:
         """Return rows `ids` of W (see device.Kernels.embed). Only if `keeps_rows`."""
         assert self.keeps_rows
         lanes, adjacent = self._tile.lanes, self._tile.adjacent
@@ -148,7 +148,7 @@ class PackedWeight:
             lanes=lanes,
             lane=lane,
         )
-        return lookups.embed_from(self.weight, layout, ids, places, positions, self._dtype)
+        return lookups.embed_from(self.weight, layout, ids, places, positions, self._dtype, scale)
 
     def _pack(
         self, features: Tensor, adjacent: int, step: int, memory: huge_pages.WeightMemory | None = None

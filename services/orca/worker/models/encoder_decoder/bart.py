@@ -35,19 +35,16 @@ class _StackEmbedding:
     """Tokens and positions of one stack, named `encoder` or `decoder`."""
 
     stack: str
+    only_kernels = True
 
     def __init__(self, weights: RankWeights, config: BartConfig, prefix: str, table: Embedding) -> None:
         here = f"{prefix}{self.stack}."
-        self._table, self._scale = table, config.embedding_scale
+        self._table = table
         self._positions = _positions(weights, config, f"{here}embed_positions.weight")
         self._norm = _norm(weights, config, f"{here}layernorm_embedding") if config.has_embedding_norm else None
-        self.only_kernels = config.embedding_scale == 1.0
 
     def __call__(self, ids: Tensor, step: StepContext) -> Tensor:
-        if self._scale == 1.0:
-            x = self._table(ids, step, self._positions)
-        else:
-            x = self._table(ids, step).mul_(self._scale).add_(self._positions.index_select(0, step.positions))
+        x = self._table(ids, step, self._positions)
         return x if self._norm is None else self._norm(x)
 
 
@@ -129,7 +126,14 @@ def shared_table(weights: RankWeights, config: BartConfig, prefix: str) -> Embed
     own = (f"{prefix}{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
     if (other := weights.checkpoint.other_than(f"{prefix}{_TABLE}", own, shape, span)) is not None:
         raise ModelError(f"{other} differs from {prefix}{_TABLE}: models with several embeddings are not supported")
-    return Embedding(weights, f"{prefix}{_TABLE}", config.vocab_size, config.hidden_size, is_tied=config.is_tied)
+    return Embedding(
+        weights,
+        f"{prefix}{_TABLE}",
+        config.vocab_size,
+        config.hidden_size,
+        is_tied=config.is_tied,
+        scale=config.embedding_scale,
+    )
 
 
 def encoder_norm(weights: RankWeights, config: BartConfig, prefix: str) -> Norm | None:
