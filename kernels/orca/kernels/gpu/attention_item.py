@@ -335,8 +335,8 @@ def attend(  # type: ignore[no-untyped-def]
 ):
     """Compute all items; each program takes items in turn.
 
-    has_wide: whether there may be wide items; part_rows: most queries of a narrow part; row_heads: heads of a row of
-    qkv; columns, zero: number of columns of the bias, and that of distance 0.
+    The bias has `columns` columns, and `zero` is that of distance 0. A row of qkv has `row_heads` heads. Wide items are
+    possible only if `has_wide`. A narrow part has at most `part_rows` queries.
     """
     many = tl.load(items)
     many_wide = tl.load(items + 1)
