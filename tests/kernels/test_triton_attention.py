@@ -1,6 +1,7 @@
 """The GPU's attention gives the same bits in any batch and grid. Right numbers are tested in test_attention.py."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +10,11 @@ import triton
 from torch import Tensor
 
 from orca.kernels.contract.recording import RecordingSize, RequestLines, StepDescription
-from orca.kernels.contract.reference import ContextRow, DistanceBias, attend_reference
+from orca.kernels.contract.reference import ContextRow, DistanceBias, ModelSizes, attend_reference
 from orca.kernels.gpu import attention as gpu_attention
 from orca.kernels.gpu.attention import SPLIT, WIDE_SPLIT, TritonAttention, parts_max, shape_of, split_of
 from orca.kernels.gpu.attention_item import PARTS_MAX, AttentionItem
+from orca.kernels.gpu.kernels import TritonKernels
 from orca.kernels.gpu.recording import GraphRecorder
 from support.kernels.attention_steps import random_bias, random_cross_step, random_step, view_of
 from support.kernels.gpu import DEVICE
@@ -137,6 +139,35 @@ def test_items_built_on_the_device_equal_those_built_on_the_host(window: int | N
     ]
     assert own == expected
     assert items_of(made)[-1][:6] == (len(rows), 1, 0, 0, 0, 0)
+
+
+def test_attention_of_encoder_and_decoder_is_launched_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = set()
+
+    def attend(qkv: Tensor, *arguments: Any) -> None:
+        bias, _, is_causal = arguments[7:10]
+        launched.add(("causal" if is_causal else "all keys", qkv.shape[1], bias is not None))
+
+    monkeypatch.setattr(gpu_attention, "_attend", attend)
+    decoder = ModelSizes(
+        dtype=torch.float32,
+        weight_dtype=torch.float32,
+        table_dtype=torch.float32,
+        device=DEVICE,
+        hidden=16,
+        heads=3,
+        kv_heads=3,
+        head_dim=16,
+        kv_of_query=[0, 1, 2],
+        windows=[None],
+        has_cross_attention=True,
+        has_distance_bias=True,
+    )
+    TritonKernels().prepare(decoder)
+    assert launched == {("causal", 9, True), ("all keys", 3, False)}
+    launched.clear()
+    TritonKernels().prepare(replace(decoder, is_causal=False, has_cross_attention=False))
+    assert launched == {("all keys", 9, True)}
 
 
 def test_the_buffer_holds_all_parts_that_rows_can_have() -> None:

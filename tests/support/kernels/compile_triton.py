@@ -23,7 +23,7 @@ from triton.compiler import ASTSource
 from orca.kernels.contract.activation import Activation
 from orca.kernels.gpu import inputs, norms, sampling, write_kv
 from orca.kernels.gpu.activations import BLOCK, activate_rows, gate_rows
-from orca.kernels.gpu.attention import SPLIT, constants_of, shape_of
+from orca.kernels.gpu.attention import SPLIT, constants_of, shape_of, stages_of
 from orca.kernels.gpu.attention_item import attend
 from orca.kernels.gpu.norms import WIDTH_MAX
 
@@ -59,7 +59,12 @@ def variants() -> Iterator[Variant]:
         signature |= {"columns": "i32", "zero": "i32", "window": "i32", "scale": "fp32"}
         warps = shape.warps if has_wide else shape.narrow_warps
         name = f"attend {NAMES[dtype]} {head_dim} {'mixed' if has_wide else 'decode'}"
-        yield Variant(name, attend, signature, constants, {"num_warps": warps, "num_stages": shape.stages})
+        options = {"num_warps": warps, "num_stages": shape.stages}
+        yield Variant(name, attend, signature, constants, options)
+        if head_dim == 64:  # the encoder of most T5 models
+            of_encoder = constants | {"is_causal": False, "has_bias": True}
+            options = {"num_warps": warps, "num_stages": stages_of(shape, has_bias=True)}
+            yield Variant(f"biased {name}", attend, signature, of_encoder, options)
     for dtype in NAMES:
         of = f"*{NAMES[dtype]}"
         for head_dim in HEAD_DIMS:

@@ -191,8 +191,16 @@ def _attend(
         is_causal=is_causal,
         has_bias=bias is not None,
         num_warps=shape.warps if has_wide else shape.narrow_warps,
-        num_stages=shape.stages,
+        num_stages=stages_of(shape, has_bias=bias is not None),
     )
+
+
+def stages_of(shape: TileShape, *, has_bias: bool) -> int:
+    """Return the number of tiles that are loaded ahead: one less with a bias, whose numbers are loaded ahead, too.
+
+    Otherwise 128 dimensions would need more shared memory than an Ada GPU has.
+    """
+    return shape.stages - 1 if has_bias else shape.stages
 
 
 class AttentionSizes(NamedTuple):

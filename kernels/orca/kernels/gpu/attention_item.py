@@ -335,8 +335,8 @@ def attend(  # type: ignore[no-untyped-def]
 ):
     """Compute all items; each program takes items in turn.
 
-    `has_wide` says that there may be wide items. `part_rows` is the largest number of queries of a narrow part.
-    `row_heads` is the number of heads in a row of qkv. The bias has `columns` columns; `zero` is that of distance 0.
+    The bias has `columns` columns, and `zero` is that of distance 0. A row of qkv has `row_heads` heads. Wide items are
+    possible only if `has_wide`. A narrow part has at most `part_rows` queries.
     """
     many = tl.load(items)
     many_wide = tl.load(items + 1)
