@@ -23,7 +23,7 @@ def test_each_layer_reports_progress_after_it_has_run() -> None:
     progress.at("computes")
     mark = progress.mark
     for device in (torch.device("cpu"), torch.device("meta")):
-        model: Any = SimpleNamespace(device=device, layers=[Unchanging()], head=None)
+        model: Any = SimpleNamespace(device=device, encoder=None, layers=[Unchanging()], head=None)
         count_progress(model, progress)
         [layer] = model.layers
         with kernels_of(device).deferred():
