@@ -130,7 +130,8 @@ class Kernels(Protocol):
         """Normalise and rotate (RoPE) the step's queries and keys, and write its keys and values into the cache.
 
         Args:
-            qkv: [tokens, query heads + 2 x kv heads, head_dim], contiguous; changed in place.
+            qkv: [tokens, query heads + 2 x kv heads, head_dim], contiguous; changed in place. The keys and values of
+                cross attention come without queries.
             bias: [(query heads + 2 x kv heads) x head_dim]; it is added first, and the sum is rounded.
         """
         ...
