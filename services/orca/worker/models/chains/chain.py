@@ -53,6 +53,7 @@ class ChainEmbedding:
     """Starts each position's state from its token and its place."""
 
     only_kernels = False
+    table = None  # no matrix, which the head could share
 
     def __init__(self, weights: RankWeights, config: ChainConfig, prefix: str) -> None:
         del config
