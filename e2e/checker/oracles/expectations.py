@@ -17,7 +17,6 @@ from checker.oracles.model_folder import model_type_of, text_of, tokens_of
 from checker.oracles.seq2seq_chain_model import SEQ2SEQ_CHAIN, load_seq2seq_chain_model
 from checker.oracles.seq2seq_chain_oracle import expected_answer
 
-
 CHAIN_TYPES = (CHAIN, SEQ2SEQ_CHAIN)
 """Types of models whose answers an oracle computes."""
 
