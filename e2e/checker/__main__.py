@@ -85,7 +85,7 @@ def _run(arguments: argparse.Namespace) -> int:
         max_tokens=(arguments.min_tokens, arguments.max_tokens),
         up=(*STAGES, *UP_FLAGS.get(arguments.command, ()), *arguments.up),
         folder=folder,
-        make_system=_system(arguments, folder),
+        make_system=_system(arguments, folder, config["model_type"]),
         environment=ENVIRONMENTS.get(arguments.command, {}),
         least_life_s=arguments.least_life * 60 if arguments.command == "soak" else None,
         injects=arguments.command not in ("kills", "releases", "soak") or arguments.mutant is not None,
@@ -115,7 +115,7 @@ def _prompt_source(name: str, config: Mapping[str, Any]) -> PromptSource:
     return english(name)
 
 
-def _system(arguments: argparse.Namespace, folder: Path) -> SystemFactory:
+def _system(arguments: argparse.Namespace, folder: Path, model_type: str) -> SystemFactory:
     match arguments.command:
         case "partitions":
             return SpreadSystem
@@ -123,6 +123,8 @@ def _system(arguments: argparse.Namespace, folder: Path) -> SystemFactory:
             before = arguments.before or last_release()
             after = working_tree() if arguments.after is None else export(arguments.after, folder / "after")
             releases = Releases(export(before, folder / "before"), after)
+            for release in (releases.before, releases.after):
+                release.check_model(model_type)
             print(f"from {before}, schemas {releases.before.schemas}, to {after.revision}, {after.schemas}", flush=True)
             return partial(RollingSystem, releases=releases)
     return System

@@ -99,7 +99,7 @@ def test_layers_divided_by_hand_give_the_tokens_of_the_oracle(
 
 
 @pytest.mark.parametrize(
-    ("encoder_heads", "heads", "kv_heads", "channels", "tensor"), [(3, 6, 2, 2, 3), (5, 3, 1, 7, 2), (2, 3, 3, 1, 2)]
+    ("encoder_heads", "heads", "kv_heads", "channels", "tensor"), [(3, 6, 2, 2, 3), (5, 3, 1, 7, 2), (2, 3, 3, 3, 2)]
 )
 def test_heads_that_ranks_share_unevenly_give_the_tokens_of_the_oracle(
     tmp_path: Path, encoder_heads: int, heads: int, kv_heads: int, channels: int, tensor: int
