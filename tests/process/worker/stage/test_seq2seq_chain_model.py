@@ -87,7 +87,7 @@ def check(folder: Path, model: Seq2SeqChainModel, asks: list[Ask], *, batch: int
 def test_any_stages_ranks_batches_and_prefetch_give_the_tokens_of_the_oracle(
     folder: Path, model: Seq2SeqChainModel, stages: int, tensor: int, batch: int, feeds_tokens: bool
 ) -> None:
-    asks = some_asks(model, 12 if batch == 1 else 24, seed=100 * stages + 10 * tensor + batch)
+    asks = some_asks(model, 6 if batch == 1 else 18, seed=100 * stages + 10 * tensor + batch)
     check(folder, model, asks, batch=batch, stages=stages, tensor=tensor, feeds_tokens=feeds_tokens)
 
 
@@ -95,7 +95,7 @@ def test_any_stages_ranks_batches_and_prefetch_give_the_tokens_of_the_oracle(
 def test_layers_divided_by_hand_give_the_tokens_of_the_oracle(
     folder: Path, model: Seq2SeqChainModel, counts: tuple[int, ...]
 ) -> None:
-    check(folder, model, some_asks(model, 12, seed=1), batch=5, stages=len(counts), layer_counts=counts)
+    check(folder, model, some_asks(model, 8, seed=1), batch=5, stages=len(counts), layer_counts=counts)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_heads_that_ranks_share_unevenly_give_the_tokens_of_the_oracle(
 
 
 def test_sums_over_the_longest_source_and_target_are_exact(tmp_path: Path) -> None:
-    model = make_seq2seq_chain_model(tmp_path, encoder_layers=1, decoder_layers=2, positions=4096)
+    model = make_seq2seq_chain_model(tmp_path, encoder_layers=1, decoder_layers=1, positions=4096)
     draw = random.Random(6)
     source, prefix = ([draw.randrange(1, VOCAB) for _ in range(count)] for count in (4096, 4089))
     ask = Ask(source, 6, SamplingParams(seed=1), decoder_prefix=model.beginning(tuple(prefix)))
