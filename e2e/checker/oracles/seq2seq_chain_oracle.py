@@ -1,7 +1,7 @@
 """Computes the output of an encoder-decoder chain model from source, prefix, seed and index alone, in whole numbers.
 
-chain_oracle.py explains fold, the sums and the draws. Let j be a position of the source, i one of the target, l a
-layer, c a channel of the KV heads, and d a channel of the query heads, which reads channel g(d):
+chain_oracle.py explains fold, the sums and the draws. Let j be a position of the source, i one of the target, and l a
+layer. Let c be a channel of the KV heads, and d a channel of the query heads, which reads channel g(d):
 
     source      state[j, 0]    = fold(fold(token[j] + encoder_salt) + j)
     encoder     kept[j, l, c]  = fold(state[j, l] + keep[l, c]) mod 256

@@ -154,8 +154,9 @@ def _prompt_tokens(body: dict[str, Any]) -> int | None:
     Planned prefixes do not begin with the model's start token, which would not be counted.
     """
     prompt, prefix = body.get("prompt"), body.get("decoder_prefix") or []
-    is_of_ids = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int) and isinstance(prefix, list)
-    return len(prompt) + len(prefix) if is_of_ids else None
+    if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], int) and isinstance(prefix, list)):
+        return None
+    return len(prompt) + len(prefix)
 
 
 def _misstated(rule: str, call: Call, choice: Choice | None, expected: str, found: str, at: ParsedEvent) -> Violation:

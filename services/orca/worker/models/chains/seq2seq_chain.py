@@ -1,11 +1,12 @@
 """The encoder-decoder model that checks the server: its tokens are a hash of all keys and values that the stages kept.
 
-chain.py explains the purpose and the arithmetic. This model takes the path of encoder-decoder models: encoder layers in
-the workspace, the encoder output that travels with its step, keys and values of cross attention in a second block
-table. e2e/checker/oracles/seq2seq_chain_oracle.py computes the right tokens without a line of this package.
+chain.py explains the purpose and the arithmetic. This model takes the path of encoder-decoder models. Its encoder
+layers use the workspace, the encoder output travels with its step, and a second block table has the keys and values of
+cross attention. The module checker.oracles.seq2seq_chain_oracle of e2e/ computes the right tokens without a line of
+this package.
 
-Let j be a position of the source, i one of the target, l a layer, c a channel of the KV heads and d a channel of the
-query heads, which reads channel g(d). Encoder and decoder have weights and numbers of heads of their own:
+Let j be a position of the source, i one of the target, and l a layer. Let c be a channel of the KV heads, and d a
+channel of the query heads, which reads channel g(d). Both stacks have weights and numbers of heads of their own:
 
     source      state[j, 0]    = fold(fold(token[j] + encoder salt) + j)
     encoder     kept[j, l, c]  = fold(state[j, l] + keep[l, c]) mod 256       in the workspace
