@@ -6,11 +6,12 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from checker.clients.workload import chain, english
+from checker.clients.workload import PromptSource, chain, english, seq2seq_chain
 from checker.faults.freezes import Freezes
 from checker.faults.injector import ROLES
 from checker.faults.kills import Kills
@@ -21,6 +22,8 @@ from checker.faults.soak import QUEUE_MAX, Soak
 from checker.faults.walk import Walk
 from checker.history.records import Opening, read_history
 from checker.oracles.chain_model import make_chain_model
+from checker.oracles.expectations import CHAIN_TYPES
+from checker.oracles.seq2seq_chain_model import make_seq2seq_chain_model
 from checker.points.mutants import MUTANTS
 from checker.rules.repairs import measure_repairs, repair_table
 from checker.rules.verdict import judge, table, tokenizer_decode
@@ -67,17 +70,13 @@ def _run(arguments: argparse.Namespace) -> int:
     print(f"seed {seed}", flush=True)
     folder = arguments.out or Path(tempfile.mkdtemp(prefix="orca-checker-"))
     folder.mkdir(parents=True, exist_ok=True)
-    model = arguments.model
-    if model is None:
-        model = folder / "orca-chain"
-        make_chain_model(model, layers=4, seed=seed)
+    model = arguments.model or _new_model(arguments.model_kind, folder, seed)
     config = json.loads((model / "config.json").read_text())
-    is_chain = config["model_type"] == "orca_chain"
     settings = RunSettings(
         seed=seed,
         model=model,
-        is_chain=is_chain,
-        prompt_source=chain(model.name, config["vocab_size"]) if is_chain else english(model.name),
+        is_chain=config["model_type"] in CHAIN_TYPES,
+        prompt_source=_prompt_source(model.name, config),
         roles=arguments.faults,
         disturb=_disturbance(arguments),
         rate=arguments.rate,
@@ -86,7 +85,7 @@ def _run(arguments: argparse.Namespace) -> int:
         max_tokens=(arguments.min_tokens, arguments.max_tokens),
         up=(*STAGES, *UP_FLAGS.get(arguments.command, ()), *arguments.up),
         folder=folder,
-        make_system=_system(arguments, folder),
+        make_system=_system(arguments, folder, config["model_type"]),
         environment=ENVIRONMENTS.get(arguments.command, {}),
         least_life_s=arguments.least_life * 60 if arguments.command == "soak" else None,
         injects=arguments.command not in ("kills", "releases", "soak") or arguments.mutant is not None,
@@ -96,7 +95,27 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0 if verdict.is_clean else 1
 
 
-def _system(arguments: argparse.Namespace, folder: Path) -> SystemFactory:
+def _new_model(kind: str, folder: Path, seed: int) -> Path:
+    """Make a chain model with four layers. Returns: its folder."""
+    if kind == "encoder-decoder":
+        model = folder / "orca-seq2seq-chain"
+        make_seq2seq_chain_model(model, encoder_layers=2, decoder_layers=2, seed=seed)
+    else:
+        model = folder / "orca-chain"
+        make_chain_model(model, layers=4, seed=seed)
+    return model
+
+
+def _prompt_source(name: str, config: Mapping[str, Any]) -> PromptSource:
+    match config["model_type"]:
+        case "orca_chain":
+            return chain(name, config["vocab_size"])
+        case "orca_seq2seq_chain":
+            return seq2seq_chain(name, config["vocab_size"], config["decoder_start_token_id"])
+    return english(name)
+
+
+def _system(arguments: argparse.Namespace, folder: Path, model_type: str) -> SystemFactory:
     match arguments.command:
         case "partitions":
             return SpreadSystem
@@ -104,6 +123,8 @@ def _system(arguments: argparse.Namespace, folder: Path) -> SystemFactory:
             before = arguments.before or last_release()
             after = working_tree() if arguments.after is None else export(arguments.after, folder / "after")
             releases = Releases(export(before, folder / "before"), after)
+            for release in (releases.before, releases.after):
+                release.check_model(model_type)
             print(f"from {before}, schemas {releases.before.schemas}, to {after.revision}, {after.schemas}", flush=True)
             return partial(RollingSystem, releases=releases)
     return System
@@ -185,7 +206,11 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     """Add the options of all runs."""
     add = command.add_argument
     add("--seed", type=int, metavar="N", help="seed of calls, times and faults (random)")
-    add("--model", type=Path, metavar="DIR", help="folder of a chain model or of an English model (a new chain model)")
+    models = command.add_mutually_exclusive_group()
+    found = "folder of a chain model or of an English model (a new chain model)"
+    models.add_argument("--model", type=Path, metavar="DIR", help=found)
+    kinds, made = ("decoder", "encoder-decoder"), "kind of the new chain model (%(default)s)"
+    models.add_argument("--model-kind", choices=kinds, default=kinds[0], help=made)
     add("--faults", type=_roles, default=ROLES, metavar="A,B", help=f"roles to disturb: {', '.join(ROLES)} (all)")
     add("--rate", type=float, default=2.0, metavar="R", help="calls per second (%(default)s)")
     add("--open", type=int, default=24, metavar="N", help="most concurrent calls (%(default)s)")

@@ -12,17 +12,21 @@ class RawEvent:
 
 
 class EventParser:
-    """Returns whole events for the bytes that it gets. An incomplete event is stored, and dropped if no more comes."""
+    """Returns whole events for the bytes that it gets. An incomplete event is stored, and dropped if no more comes.
+
+    A block without data is no event: a gateway whose client waits long sends a comment.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> list[RawEvent]:
         *blocks, self._rest = (self._rest + chunk).split(b"\n\n")
-        return [_read(block) for block in blocks if block.strip()]
+        events = (_read(block) for block in blocks)
+        return [event for event in events if event is not None]
 
 
-def _read(block: bytes) -> RawEvent:
+def _read(block: bytes) -> RawEvent | None:
     name: str | None = None
     data: list[str] = []
     for line in block.decode().split("\n"):
@@ -32,4 +36,4 @@ def _read(block: bytes) -> RawEvent:
             name = value
         elif field == "data":
             data.append(value)
-    return RawEvent(name, "\n".join(data))
+    return RawEvent(name, "\n".join(data)) if data else None

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 COMPLETIONS = "/v1/completions"
@@ -18,6 +18,9 @@ class PromptSource:
     words: Sequence[str]  # parts of texts
     stops: Sequence[str]  # stop strings that occur now and then
     has_chat: bool
+    # Token ids for the beginnings of targets (decoder_prefix) of an encoder-decoder model, without its start token:
+    # a prefix may begin with it, but then it is not counted. Empty with other models.
+    prefixes: range = range(0)
 
 
 ENGLISH = ("It was", " a fine", " morning", ", and", " Mr. Darcy", " said", " to her", " sister", " that", " he")
@@ -36,6 +39,11 @@ def chain(model: str, vocab_size: int) -> PromptSource:
     return PromptSource(
         model=model, vocabulary=range(vocab_size), words=words, stops=("<12", "<77", "<404>"), has_chat=False
     )
+
+
+def seq2seq_chain(model: str, vocab_size: int, start_token_id: int) -> PromptSource:
+    """Return the source for an encoder-decoder chain model."""
+    return replace(chain(model, vocab_size), prefixes=range(start_token_id + 1, vocab_size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +99,8 @@ def _call(
         "seed": chance.randrange(1 << 40),
         **({"messages": _messages(source, chance)} if is_chat else {"prompt": _prompt(source, chance)}),
     }
+    if source.prefixes and chance.random() < 0.4:
+        body["decoder_prefix"] = _prefix(source, chance)
     if chance.random() < 0.8:
         body["return_token_ids"] = True
     if chance.random() < 0.3:
@@ -138,6 +148,12 @@ def _prompt(source: PromptSource, chance: random.Random) -> Any:
 
 def _ids(source: PromptSource, chance: random.Random) -> list[int]:
     return [chance.choice(source.vocabulary) for _ in range(chance.randint(1, 60))]
+
+
+def _prefix(source: PromptSource, chance: random.Random) -> Any:
+    """Return the beginning of a target: ids, or a text if each of the model's tokens is one of its words."""
+    ids = [chance.choice(source.prefixes) for _ in range(chance.randint(1, 12))]
+    return ids if chance.random() < 0.7 else "".join(source.words[token] for token in ids)
 
 
 def _messages(source: PromptSource, chance: random.Random) -> list[dict[str, str]]:

@@ -17,9 +17,9 @@ takes the first token with a cumulative probability above u. Sixteenths are exac
 same token with any rounding.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from checker.oracles.chain_model import ChainModel, Layer
+from checker.oracles.chain_model import ChainModel
 
 PRIME = 2**31 - 1
 CHOICES = 16
@@ -49,16 +49,35 @@ def expected_tokens(
         ignore_eos: continue after the model's EOS.
     Returns: `count` tokens, or fewer that end in EOS.
     """
-    context = _Context(model)
-    for token in prompt:
-        first = context.append(token)
+    eos_token_id = None if ignore_eos else model.eos_token_id
+    return drawn_tokens(_Context(model).append, prompt, count, seed=seed, temperature=temperature, eos=eos_token_id)
+
+
+def drawn_tokens(
+    append: Callable[[int], int],
+    beginning: Sequence[int],
+    count: int,
+    *,
+    seed: int,
+    temperature: float,
+    eos: int | None,
+) -> list[int]:
+    """Return the output after a beginning.
+
+    Args:
+        append: adds a token to the context, and returns the first of the possible next tokens.
+        beginning: one token or more.
+        eos: token that ends the output; None: no token does.
+    """
+    for token in beginning:
+        first = append(token)
     output: list[int] = []
     for index in range(count):
         token = first + (drawn_index(seed, index) if temperature > 0 else 0)
         output.append(token)
-        if token == model.eos_token_id and not ignore_eos:
+        if token == eos:
             break
-        first = context.append(token)
+        first = append(token)
     return output
 
 
@@ -93,21 +112,44 @@ class _Context:
         model = self._model
         if not 0 <= token < model.vocab_size:
             raise ValueError(f"token {token} is not one of {model.vocab_size}")
-        state = _fold(_fold(token + model.embedding_salt) + self._length)
+        state = start_state(token, model.embedding_salt, self._length)
         for layer, sums in zip(model.layers, self._sums, strict=True):
-            for channel, keep in enumerate(layer.keep):
-                sums[channel] += _fold(state + keep) % 256
-            state = _fold(state + sum(mix * sums[channel] for mix, channel in self._read_by(layer)))
+            add_kept(layer.keep, state, sums)
+            state = fold(state + mixed(layer.mix, sums, model.heads // model.kv_heads, model.head_dim))
         self._length += 1
-        return _fold(state + model.head_salt) % (model.vocab_size - CHOICES + 1)
-
-    def _read_by(self, layer: Layer) -> Iterable[tuple[int, int]]:
-        """Yield the multiplier of each query channel, and the KV channel that it reads."""
-        dim, sharing = self._model.head_dim, self._model.heads // self._model.kv_heads
-        for channel, mix in enumerate(layer.mix):
-            head, place = divmod(channel, dim)
-            yield mix, head // sharing * dim + place
+        return first_token(state, model.head_salt, model.vocab_size)
 
 
-def _fold(number: int) -> int:
+def start_state(token: int, salt: int, position: int) -> int:
+    """Return the state of a position before the first layer."""
+    return fold(fold(token + salt) + position)
+
+
+def add_kept(keep: Sequence[int], state: int, sums: list[int]) -> None:
+    """Add the numbers that a layer keeps of a state to its sums, one for each channel of the KV heads."""
+    for channel, number in enumerate(keep):
+        sums[channel] += fold(state + number) % 256
+
+
+def mixed(mix: Sequence[int], sums: Sequence[int], sharing: int, channels: int) -> int:
+    """Return the sum over all query channels: each multiplies the sum of the KV channel that it reads.
+
+    Args:
+        sharing: number of query heads that read one KV head.
+        channels: of a head.
+    """
+    total = 0
+    for channel, multiplier in enumerate(mix):
+        head, place = divmod(channel, channels)
+        total += multiplier * sums[head // sharing * channels + place]
+    return total
+
+
+def first_token(state: int, salt: int, vocab_size: int) -> int:
+    """Return the first of the equally likely next tokens, from the state after the last layer."""
+    return fold(state + salt) % (vocab_size - CHOICES + 1)
+
+
+def fold(number: int) -> int:
+    """Return x^5 mod p."""
     return pow(number, 5, PRIME)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import httpx
 
@@ -10,13 +11,59 @@ from checker.clients.client import Client
 from checker.clients.workload import PlannedCall
 from checker.history.answers import Call, gather_calls, max_tokens_of
 from checker.history.records import Expected, HistoryWriter
-from checker.oracles.chain_model import ChainModel, load_chain_model, text_of, tokens_of
+from checker.oracles.chain_model import CHAIN, load_chain_model
 from checker.oracles.chain_oracle import expected_tokens
+from checker.oracles.model_folder import model_type_of, text_of, tokens_of
+from checker.oracles.seq2seq_chain_model import SEQ2SEQ_CHAIN, load_seq2seq_chain_model
+from checker.oracles.seq2seq_chain_oracle import expected_answer
+
+CHAIN_TYPES = (CHAIN, SEQ2SEQ_CHAIN)
+"""Types of models whose answers an oracle computes."""
+
+
+class Oracle(Protocol):
+    """A chain model, as an answer to a planned call needs it."""
+
+    eos_token_id: int | None
+
+    def tokens(
+        self, prompt: Sequence[int], prefix: Sequence[int], count: int, seed: int, temperature: float
+    ) -> list[int]:
+        """Return an output. Args: prefix: of the target; empty with a decoder-only model."""
+        ...
+
+
+class DecoderOracle:
+    """The oracle of a decoder-only chain model."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = load_chain_model(folder)
+        self.eos_token_id = self._model.eos_token_id
+
+    def tokens(
+        self, prompt: Sequence[int], prefix: Sequence[int], count: int, seed: int, temperature: float
+    ) -> list[int]:
+        assert not prefix, "a decoder-only model takes no decoder_prefix"
+        return expected_tokens(self._model, prompt, count, seed=seed, temperature=temperature)
+
+
+class EncoderDecoderOracle:
+    """The oracle of an encoder-decoder chain model."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = load_seq2seq_chain_model(folder)
+        self.eos_token_id = self._model.eos_token_id
+
+    def tokens(
+        self, prompt: Sequence[int], prefix: Sequence[int], count: int, seed: int, temperature: float
+    ) -> list[int]:
+        return expected_answer(self._model, prompt, count, seed=seed, temperature=temperature, prefix=prefix)
 
 
 def chain_expectations(folder: Path, plans: Sequence[PlannedCall], *, at: float) -> list[Expected]:
     """Return the answers of a chain model, computed from its folder alone."""
-    model = load_chain_model(folder)
+    is_encoder_decoder = model_type_of(folder) == SEQ2SEQ_CHAIN
+    model: Oracle = EncoderDecoderOracle(folder) if is_encoder_decoder else DecoderOracle(folder)
     found: list[Expected] = []
     for plan in plans:
         if plan.intent != "finish":
@@ -30,12 +77,14 @@ def chain_expectations(folder: Path, plans: Sequence[PlannedCall], *, at: float)
 
 
 def _chain_choice(
-    model: ChainModel, plan: PlannedCall, prompt: list[int], choice: int, sibling: int, at: float
+    model: Oracle, plan: PlannedCall, prompt: list[int], choice: int, sibling: int, at: float
 ) -> Expected:
     body = plan.body
     limit = max_tokens_of(body) or 16
     # The choices of a prompt have consecutive seeds.
-    tokens = expected_tokens(model, prompt, limit, seed=body["seed"] + sibling, temperature=body["temperature"])
+    prefix = body.get("decoder_prefix") or []
+    given = tokens_of(prefix) if isinstance(prefix, str) else prefix
+    tokens = model.tokens(prompt, given, limit, body["seed"] + sibling, body["temperature"])
     tokens, is_stopped = cut_at_stop(tokens, body.get("stop") or ())
     is_stopped = is_stopped or tokens[-1] == model.eos_token_id
     reason = "stop" if is_stopped else "length"

@@ -149,9 +149,14 @@ def _asks_usage(body: dict[str, Any]) -> bool:
 
 
 def _prompt_tokens(body: dict[str, Any]) -> int | None:
-    """Return the length of a prompt of token ids; None for a text."""
-    prompt = body.get("prompt")
-    return len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], int) else None
+    """Return the length of a prompt of token ids, with those of the call's `decoder_prefix`; None for a text.
+
+    Planned prefixes do not begin with the model's start token, which would not be counted.
+    """
+    prompt, prefix = body.get("prompt"), body.get("decoder_prefix") or []
+    if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], int) and isinstance(prefix, list)):
+        return None
+    return len(prompt) + len(prefix)
 
 
 def _misstated(rule: str, call: Call, choice: Choice | None, expected: str, found: str, at: ParsedEvent) -> Violation:

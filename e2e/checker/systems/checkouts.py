@@ -22,6 +22,12 @@ found = [importlib.util.find_spec(part).origin for part in (*parts, "orca.pool.s
 print(json.dumps({"files": found, "schemas": [SCHEMAS.oldest, SCHEMAS.newest]}))
 """
 
+_LIST_MODELS_SCRIPT = """
+import json
+from orca.core.domain.model import FAMILIES
+print(json.dumps(list(FAMILIES)))
+"""
+
 
 class ReleaseError(Exception):
     """A revision cannot run; the message has the reason."""
@@ -38,6 +44,17 @@ class Release:
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the variables for a process of this release: its folders come before installed packages."""
         return dict(inherited) | {"PYTHONPATH": _python_path(self.folder)}
+
+    def check_model(self, model_type: str) -> None:
+        """Raises: ReleaseError if this release says that it does not know a type of models."""
+        environment = self.environment(os.environ)
+        command = [sys.executable, "-c", _LIST_MODELS_SCRIPT]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=self.folder)
+        if ran.returncode == 0 and model_type not in json.loads(ran.stdout):
+            raise ReleaseError(
+                f"{self.revision} does not know models of type {model_type}; choose a revision that does, or another "
+                "model"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ NO_RUN = 2
     [
         ("kills", "--seed", "1", "--kills", "6", "--faults", "scheduler,stage,rank"),
         ("kills", "--seed", "2", "--kills", "5"),
+        ("kills", "--seed", "9", "--kills", "5", "--model-kind", "encoder-decoder"),
         ("freezes", "--seed", "21", "--rounds", "1"),
         ("points", "--seed", "3", "--only", "redis.commit"),
         ("points", "--seed", "4", "--only", "come late"),

@@ -52,6 +52,17 @@ def test_a_package_that_a_revision_lacks_is_not_taken_from_the_environment(repos
         export("HEAD", tmp_path / "before", repository)
 
 
+def test_a_model_that_a_release_does_not_know_is_reported(repository: Path, tmp_path: Path) -> None:
+    model = repository / "services" / "orca" / "core" / "domain" / "model.py"
+    model.parent.mkdir(parents=True)
+    model.write_text('FAMILIES = {"orca_chain": None}')
+    commit(repository)
+    release = export("HEAD", tmp_path / "before", repository)
+    release.check_model("orca_chain")
+    with pytest.raises(ReleaseError, match="HEAD does not know models of type orca_seq2seq_chain; choose a revision"):
+        release.check_model("orca_seq2seq_chain")
+
+
 def test_an_unknown_revision_is_reported(repository: Path, tmp_path: Path) -> None:
     with pytest.raises(ReleaseError, match="v0"):
         export("v0", tmp_path / "before", repository)

@@ -6,11 +6,13 @@ import httpx
 import pytest
 
 from checker.__main__ import main
-from checker.clients.workload import PlannedCall, chain, plan_calls
+from checker.clients.workload import PlannedCall, chain, plan_calls, seq2seq_chain
 from checker.history.records import Event, HistoryWriter, Record
 from checker.oracles.chain_model import make_chain_model
 from checker.oracles.chain_oracle import expected_tokens
 from checker.oracles.expectations import chain_expectations, undisturbed_expectations
+from checker.oracles.seq2seq_chain_model import make_seq2seq_chain_model
+from checker.oracles.seq2seq_chain_oracle import expected_answer
 from checker.systems.resources import read_resources
 from checker.systems.system import System
 from support.checker.fake_pool import pool
@@ -59,6 +61,38 @@ def test_every_planned_shape_has_an_expected_output_of_a_chain(tmp_path: Path) -
     plans = plan_calls(chain("m", 100), seed=1, count=40, rate=1.0, max_tokens=(1, 8), drops=True)
     found = chain_expectations(tmp_path, plans, at=0.0)
     assert {expected.call for expected in found} == {plan.name for plan in plans if plan.intent == "finish"}
+
+
+def test_expected_answers_of_an_encoder_decoder_chain_respect_prefixes(tmp_path: Path) -> None:
+    model = make_seq2seq_chain_model(tmp_path, seed=3)
+    body = {"prompt": "<1><2>", "max_tokens": 6, "n": 2, "seed": 9, "temperature": 1.0}
+
+    def expected(prefix: object) -> list[list[int]]:
+        call = PlannedCall(name="c0", due_s=0.0, path="/v1/completions", body=body | {"decoder_prefix": prefix})
+        return [list(found.tokens) for found in chain_expectations(tmp_path, [call], at=0.0)]
+
+    def answers(*prefix: int) -> list[list[int]]:
+        return [expected_answer(model, [1, 2], 6, seed=seed, temperature=1.0, prefix=prefix) for seed in (9, 10)]
+
+    assert expected(None) == expected([]) == expected([0]) == answers() == answers(0)
+    assert expected([7, 8]) == expected("<7><8>") == expected([0, 7, 8]) == answers(7, 8) != answers()
+
+
+def test_every_planned_shape_has_an_expected_output_of_an_encoder_decoder_chain(tmp_path: Path) -> None:
+    make_seq2seq_chain_model(tmp_path, vocab_size=100)
+    source = seq2seq_chain("m", 100, 0)
+    plans = plan_calls(source, seed=1, count=60, rate=1.0, max_tokens=(1, 8), drops=True)
+    prefixes = [plan.body["decoder_prefix"] for plan in plans if "decoder_prefix" in plan.body]
+    assert {type(prefix) for prefix in prefixes} == {list, str}
+    assert len(prefixes) < len(plans) / 2
+    found = chain_expectations(tmp_path, plans, at=0.0)
+    assert {expected.call for expected in found} == {plan.name for plan in plans if plan.intent == "finish"}
+
+
+def test_a_model_and_a_kind_of_new_model_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["kills", "--model", "somewhere", "--model-kind", "encoder-decoder"])
+    assert "not allowed with argument --model" in capsys.readouterr().err
 
 
 async def test_an_undisturbed_run_gives_the_expected_answers_of_the_system(tmp_path: Path) -> None:

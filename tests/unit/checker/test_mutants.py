@@ -247,6 +247,18 @@ def test_a_good_history_has_no_violation(call: list[Record]) -> None:
     assert verdict.requests >= 1
 
 
+@pytest.mark.parametrize(
+    ("prompt", "prefix", "is_right"), [([5], [6], True), ([5, 6], [7], False), ([5, 6], [], True), ([5], "<6>", True)]
+)
+def test_the_prefix_of_a_target_counts_as_prompt(prompt: list[int], prefix: Any, is_right: bool) -> None:
+    """The answer says two tokens of prompt. Those of a text are not counted here."""
+    sent, *rest = good_call()
+    assert isinstance(sent, Sent)
+    sent = replace(sent, body=sent.body | {"prompt": prompt, "decoder_prefix": prefix})
+    rules = {found.rule for found in judge(good_history([sent, *rest]), decode).violations}
+    assert rules == (set() if is_right else {"usage_fits"})
+
+
 @pytest.mark.parametrize(("intent", "code"), [("deadline", "deadline_exceeded"), ("poison", "failed")])
 def test_an_end_with_an_expected_error_is_no_loss(intent: str, code: str) -> None:
     history = failed("1.end", code)(good_history(good_call(outputs=((1, 2), (3,)), has_usage=False)))

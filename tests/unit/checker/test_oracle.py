@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from checker.oracles.chain_model import ChainModel, load_chain_model, make_chain_model, text_of, tokens_of
+from checker.oracles.chain_model import ChainModel, load_chain_model, make_chain_model
 from checker.oracles.chain_oracle import PRIME, drawn_index, expected_tokens, philox
+from checker.oracles.model_folder import text_of, tokens_of
 
 # Random123, kat_vectors: counter, key, result.
 VECTORS = [

@@ -81,6 +81,13 @@ def test_events_are_split_at_any_byte() -> None:
     assert found == [RawEvent("0.1", "a"), RawEvent(None, "[DONE]")]
 
 
+def test_a_comment_is_no_event() -> None:
+    assert EventParser().feed(b": waiting\n\ndata: a\n\n: waiting\n\nid: 0.1\ndata: b\n\n") == [
+        RawEvent(None, "a"),
+        RawEvent("0.1", "b"),
+    ]
+
+
 def test_only_keys_that_the_pool_keeps_beyond_all_requests_may_stay() -> None:
     rows = re.findall(r"^(\w+)(?::<\w+>)? +(?:hash|string|zset|set|stream) .*  (.+)$", keys.__doc__ or "", re.MULTILINE)
     lasting = {kind for kind, lifetime in rows if lifetime.startswith(("for ever", "while the lease lives", "a day"))}

@@ -160,6 +160,8 @@ def tiny_checkpoint(
         _untie(model)
     folder.mkdir(parents=True, exist_ok=True)
     model.to(stored).save_pretrained(folder)
+    if family in ENCODER_DECODERS:  # their own classes rebuild the vocabulary
+        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     (folder / "tokenizer.json").write_text(json.dumps(_byte_tokenizer(config.vocab_size)))
     return folder
 

@@ -209,8 +209,16 @@ FAMILIES: Mapping[str, ModelFamily] = {
         eos_token_id=0,
         **{**_BART, "bos_token_id": None},
     ),
-    # Not a language model: it checks the server (see worker.models.chain).
+    # Not language models: they check the server (see worker.models.chains).
     "orca_chain": ModelFamily(architecture="OrcaChain", has_rope=False, bos_token_id=None, eos_token_id=None),
+    "orca_seq2seq_chain": ModelFamily(
+        architecture="OrcaSeq2SeqChain",
+        layers_key="encoder_layers",
+        decoder_layers_key="decoder_layers",
+        has_rope=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
 }
 
 

@@ -16,15 +16,17 @@ from orca.core.domain.model import ModelInfo, load_model_info
 from orca.core.domain.step import Step
 from orca.kernels.contract.reference import ModelSizes
 from orca.kernels.device import kernels_of
-from orca.worker.models import chain, gpt2, llama, opt
+from orca.worker.models import gpt2, llama, opt
 from orca.worker.models.blocks import ACTIVATIONS, HEAD, Layer, ModelPart
-from orca.worker.models.config import ChainConfig, GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config
+from orca.worker.models.chains import chain, seq2seq_chain
+from orca.worker.models.chains.chain_config import ChainConfig, Seq2SeqChainConfig
+from orca.worker.models.config import GPT2Config, LlamaConfig, ModelConfig, OPTConfig, load_config
 from orca.worker.models.encoder_decoder import bart, t5
 from orca.worker.models.encoder_decoder.bart_config import BartConfig
 from orca.worker.models.encoder_decoder.encoder_run import EncoderRun, build_encoder_run
 from orca.worker.models.encoder_decoder.t5_config import T5Config
 from orca.worker.models.family import FamilyParts
-from orca.worker.models.model_shape import EncoderDecoderConfig
+from orca.worker.models.model_shape import EncoderDecoderConfig, EncoderDecoderShape
 from orca.worker.models.rotary import Rotary
 from orca.worker.models.weights import RankWeights
 from orca.worker.parallel.shard import Heads, Shard, SingleRank, TensorGroup, heads_of
@@ -46,6 +48,7 @@ _FAMILIES: dict[type[ModelConfig], FamilyParts] = {
     T5Config: t5.FAMILY,
     BartConfig: bart.FAMILY,
     ChainConfig: chain.FAMILY,
+    Seq2SeqChainConfig: seq2seq_chain.FAMILY,
 }
 
 
@@ -77,7 +80,7 @@ class StageModel:
     @property
     def encoder_layers(self) -> int:
         """Layers of the whole encoder; 0 for a decoder-only model."""
-        return self.config.encoder.layers if isinstance(self.config, EncoderDecoderConfig) else 0
+        return self.config.encoder.layers if isinstance(self.config, EncoderDecoderShape) else 0
 
     def rows_in(self, step: Step) -> int:
         """Return how many rows of activations the stage before sends for a step: sources, then targets.
@@ -181,10 +184,10 @@ def build_stage(
     layouts = _layouts(info, device, packs, dtype, kept_in, _is_together(config, shard))
     weights = RankWeights(checkpoint, shard, layouts, kept_in)
     prefix = checkpoint.prefix(family.prefixes, family.probe, HEAD if config.is_tied else None)
-    if not isinstance(config, ChainConfig):
+    if not isinstance(config, ChainConfig | Seq2SeqChainConfig):
         config = _tied_as_the_files_are(checkpoint, config, f"{prefix}{family.probe}", shard)
     numbers = shard.layers(config.num_layers)
-    first = config.encoder.layers if isinstance(config, EncoderDecoderConfig) else 0  # of the decoder
+    first = config.encoder.layers if isinstance(config, EncoderDecoderShape) else 0  # of the decoder
     checkpoint.expected_bytes = _expected_bytes(checkpoint, family, prefix, shard, numbers, first)
     embed = table = encoder = None
     if family.encoder is None:
@@ -195,7 +198,7 @@ def build_stage(
         table = family.encoder.table(weights, config, prefix)
         embed = family.embedding(weights, config, prefix, table) if first in numbers else None
     if family.encoder is not None and numbers.start < first:
-        assert isinstance(config, EncoderDecoderConfig)
+        assert isinstance(config, EncoderDecoderShape)
         source_embed = family.encoder.embedding(weights, config, prefix, table) if shard.is_first else None
         own = range(numbers.start, min(numbers.stop, first))
         encoder = build_encoder_run(weights, config, family.encoder, prefix, own, source_embed)
@@ -265,7 +268,7 @@ def _kept_in(stored_dtype: Callable[[], torch.dtype], dtype: torch.dtype, device
 
 def _is_together(config: ModelConfig, shard: Shard) -> bool:
     """Return whether layers consist of kernels only if their weights are in panels (blocks.py, `only_kernels`)."""
-    return shard.tensor == 1 and not isinstance(config, ChainConfig)
+    return shard.tensor == 1 and not isinstance(config, ChainConfig | Seq2SeqChainConfig)
 
 
 def _sizes(
@@ -276,7 +279,7 @@ def _sizes(
     kept_in: torch.dtype,
     device: torch.device,
 ) -> ModelSizes:
-    """Return the sizes that decide which kernels the layers need. A model of hashes (chain.py) needs only attention."""
+    """Return the sizes that decide which kernels the layers need. A model of hashes (chains/) needs only attention."""
     heads, numbers = heads_of(shard, config.num_heads, config.num_kv_heads), shard.layers(config.num_layers)
     sizes = ModelSizes(
         dtype=dtype,
@@ -291,7 +294,7 @@ def _sizes(
         windows=tuple(config.windows[number] for number in numbers),
         vocab=config.vocab_size if shard.is_last and shard.rank == 0 else 0,
     )
-    if isinstance(config, ChainConfig):
+    if isinstance(config, ChainConfig | Seq2SeqChainConfig):
         return sizes
     columns = config.decoder.intermediate_size if isinstance(config, EncoderDecoderConfig) else config.intermediate_size
     first, last = shard.slice(columns, "MLP columns")

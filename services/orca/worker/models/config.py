@@ -1,8 +1,8 @@
 """The architecture of a model, read from its config.json: one frozen dataclass for each.
 
 Three architectures cover the decoder-only models: `GPT2Config` (GPT-2, GPT-3 shapes), `OPTConfig`, and `LlamaConfig`
-(Llama, Mistral, Qwen2, Qwen3). Encoder-decoder models have a folder of their own.
-`ChainConfig` is the model that checks the server (models/chain.py). Options are read under the names of transformers 4
+(Llama, Mistral, Qwen2, Qwen3). Encoder-decoder models have a folder of their own (encoder_decoder/), and so have the
+models that check the server (chains/). Options are read under the names of transformers 4
 and 5, and an absent option has the meaning that transformers gives it. Options that a family does not read are ignored,
 unless they change the output of other families (config_options.py).
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 from orca.core.domain.model import read_config
 from orca.core.domain.rope_options import ORIGINAL_POSITIONS, rope_options
+from orca.worker.models.chains.chain_config import ChainConfig, Seq2SeqChainConfig, read_chain, read_seq2seq_chain
 from orca.worker.models.config_options import ConfigOptions
 from orca.worker.models.encoder_decoder.bart_config import BartConfig, read_bart
 from orca.worker.models.encoder_decoder.t5_config import T5Config, read_t5
@@ -33,12 +34,6 @@ ACTIVATIONS = (
     "silu",
     "swish",
 )
-
-# Equally likely tokens that the model which checks the server samples from: a power of two, so that the choice does not
-# depend on rounding.
-CHAIN_CHOICES = 16
-# Positions up to which its sums over positions are exact in float32 (models/chain.py).
-CHAIN_POSITIONS_MAX = 4096
 
 # Numbers and lists of numbers that each kind of RoPE needs, and those that it may have.
 _ROPE_NEEDS: Mapping[str, tuple[str, ...]] = {
@@ -114,12 +109,7 @@ class LlamaConfig(DecoderConfig):
     has_qk_norm: bool  # RMSNorm over each head of q and k (Qwen3)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChainConfig(ModelShape):
-    """The model that checks the server."""
-
-
-ModelConfig = GPT2Config | OPTConfig | LlamaConfig | T5Config | BartConfig | ChainConfig
+ModelConfig = GPT2Config | OPTConfig | LlamaConfig | T5Config | BartConfig | ChainConfig | Seq2SeqChainConfig
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -139,7 +129,9 @@ def load_config(folder: Path) -> ModelConfig:
     elif family in ("bart", "mbart", "m2m_100", "marian"):
         config = read_bart(options, family)
     elif family == "orca_chain":
-        config = _chain(options)
+        config = read_chain(options)
+    elif family == "orca_seq2seq_chain":
+        config = read_seq2seq_chain(options)
     else:
         config = _llama(options, family)
     options.finish(family)
@@ -234,29 +226,6 @@ def _llama(options: ConfigOptions, family: str) -> LlamaConfig:
         has_output_bias=has_attention_bias,
         has_mlp_bias=options.flag("mlp_bias", False) if family == "llama" else False,
         has_qk_norm=family == "qwen3",
-    )
-
-
-def _chain(options: ConfigOptions) -> ChainConfig:
-    layers = options.size("num_hidden_layers")
-    heads = options.size("num_attention_heads")
-    vocab_size = options.size("vocab_size")
-    positions = options.size("max_position_embeddings")
-    if vocab_size < CHAIN_CHOICES:
-        raise options.error(
-            f"vocab_size {vocab_size} is below {CHAIN_CHOICES}, the tokens that one sample chooses from"
-        )
-    if positions > CHAIN_POSITIONS_MAX:
-        raise options.error(f"max_position_embeddings {positions} is above {CHAIN_POSITIONS_MAX}: sums become inexact")
-    return ChainConfig(
-        vocab_size=vocab_size,
-        hidden_size=2,  # the two halves of a state
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=options.size("num_key_value_heads", heads),
-        head_dim=options.size("head_dim"),
-        is_tied=False,
-        windows=(None,) * layers,
     )
 
 

@@ -12,7 +12,7 @@ from orca.worker.weights.linear import Norm
 class EncoderParts:
     """The modules of an encoder, and the names of its tensors in checkpoints."""
 
-    table: Callable[..., Embedding]  # the tokens of both stacks, which both embeddings get
+    table: Callable[..., Embedding | None]  # the tokens of both stacks, which both embeddings get; None: there is none
     embedding: Callable[..., Any]
     layer: Callable[..., Any]
     layers: str  # stands before the layer's number

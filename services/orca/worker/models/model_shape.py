@@ -31,10 +31,16 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderDecoderConfig(ModelShape):
-    """The options that all encoder-decoder models share. The layers are one list: encoder, then decoder."""
+class EncoderDecoderShape(ModelShape):
+    """The sizes of any encoder-decoder model. The layers are one list: encoder, then decoder."""
 
     encoder: Stack
     decoder: Stack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderDecoderConfig(EncoderDecoderShape):
+    """The options that all encoder-decoder language models share."""
+
     activation: str  # one of ACTIVATIONS
     norm_eps: float

@@ -12,49 +12,16 @@ import torch
 from checker.oracles.chain_model import ChainModel, load_chain_model, make_chain_model
 from checker.oracles.chain_oracle import expected_tokens
 from orca.core.domain.request import SamplingParams
-from orca.core.domain.step import Sampled, Step
-from orca.kernels.contract.paged import TokenSlots
+from orca.core.domain.step import Step
 from orca.worker.stage.stage import Stage
 from orca.worker.stage.step_runner import PreparedStep, StepOutput
+from support.worker.faulty_chain import Fault, FaultyChain, assert_wrong_from, at_step, equal_tokens
 from support.worker.stage_driver import Ask, Chain, serve
 
 VOCAB, PROMPT_LENGTH, NEW_TOKENS = 1000, 9, 25
 # Step n draws token n - 1 of each request, so a fault before this step spoils the tokens from FIRST_WRONG on.
 FAULTY_STEP = 11
 FIRST_WRONG = FAULTY_STEP - 1
-
-Fault = Callable[["FaultyChain", Step], Step]
-
-
-class FaultyChain(Chain):
-    """Stages to which `fault` happens before each step: it may change what they hold, and the step itself."""
-
-    def __init__(self, folder: Path, fault: Fault, **options: Any) -> None:
-        super().__init__(folder, **options)
-        self._fault = fault
-
-    def run(self, step: Step) -> list[Sampled]:
-        return super().run(self._fault(self, step))
-
-    def run_as_it_is(self, step: Step) -> None:
-        super().run(step)
-
-    def places(self, stage: int, rank: int, handle: int, begin: int, end: int) -> TokenSlots:
-        """Return the slots where a rank keeps positions begin .. end - 1 of a request."""
-        holder = self.stages[stage][rank]
-        table = holder.cache.tables[holder._requests.by_handle[handle].line]
-        return TokenSlots.of_positions(table, begin, end, holder.cache.block_tokens)
-
-    def spoil(
-        self, change: Callable[[torch.Tensor], object], *, stage: int, handle: int, position: int, rank: int = 0
-    ) -> None:
-        """Change what a rank keeps of a position: `change` works on [1, keys then values, head_dim]."""
-        cache = self.stages[stage][rank].cache
-        places = self.places(stage, rank, handle, position, position + 1)
-        for layer in cache.layers:
-            kept = places.read(layer)
-            change(kept)
-            places.write(layer, kept)
 
 
 class CrossedRows:
@@ -100,23 +67,11 @@ def run(chain: Chain, asks: list[Ask]) -> None:
 def agreements(model: ChainModel, ask: Ask, output: list[int]) -> list[bool]:
     """Return the positions at which an output equals the oracle's."""
     expected = expected_tokens(model, ask.prompt, NEW_TOKENS, seed=ask.params.seed, temperature=ask.params.temperature)
-    return [token == right for token, right in zip(output, expected, strict=True)]
-
-
-def assert_wrong_from(first: int, agrees: list[bool]) -> None:
-    """Right up to `first`, wrong from there on; one of the tokens after it may be right by chance (1 in 1000)."""
-    assert all(agrees[:first])
-    assert len(agrees[first:]) >= 8
-    assert sum(agrees[first:]) <= 1
+    return equal_tokens(output, expected)
 
 
 def at_the_faulty_step(act: Callable[[FaultyChain], object]) -> Fault:
-    def fault(chain: FaultyChain, step: Step) -> Step:
-        if step.number == FAULTY_STEP:
-            act(chain)
-        return step
-
-    return fault
+    return at_step(FAULTY_STEP, act)
 
 
 def one_value(kept: torch.Tensor) -> None:

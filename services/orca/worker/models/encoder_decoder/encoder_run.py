@@ -7,7 +7,7 @@ import torch
 from orca.kernels.contract.reference import AttentionView
 from orca.worker.models.blocks import ModelPart
 from orca.worker.models.family import EncoderParts
-from orca.worker.models.model_shape import EncoderDecoderConfig
+from orca.worker.models.model_shape import EncoderDecoderShape
 from orca.worker.models.weights import RankWeights
 from orca.worker.parallel.shard import Heads, heads_of
 from orca.worker.weights.linear import Norm
@@ -44,7 +44,7 @@ class EncoderRun:
 
 def build_encoder_run(
     weights: RankWeights,
-    config: EncoderDecoderConfig,
+    config: EncoderDecoderShape,
     parts: EncoderParts,
     prefix: str,
     numbers: range,

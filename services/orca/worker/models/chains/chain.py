@@ -31,32 +31,36 @@ two halves. A sum of `seen` is at most 4096 x 255 < 2^20; there, the mean's roun
 import torch
 from torch import Tensor
 
-from orca.core.domain.errors import ModelError
 from orca.kernels.contract.reference import KvWrite
 from orca.kernels.device import kernels_of
 from orca.worker.models.blocks import StepContext, feature_span
-from orca.worker.models.config import CHAIN_CHOICES, ChainConfig
+from orca.worker.models.chains.chain_config import ChainConfig
+from orca.worker.models.chains.whole_numbers import (
+    WholeHead,
+    fold,
+    halves,
+    joined,
+    kept_hashes,
+    sum_over_ranks,
+    whole_numbers,
+)
 from orca.worker.models.family import FamilyParts
 from orca.worker.models.weights import RankWeights
 from orca.worker.parallel.shard import heads_of
-
-_PRIME = 2**31 - 1
-_HALF_BITS = 16
-_KEPT_MASK = 255
-_IMPOSSIBLE = -10_000.0  # a logit out of reach of any logit_bias
 
 
 class ChainEmbedding:
     """Starts each position's state from its token and its place."""
 
     only_kernels = False
+    table = None  # no matrix, which the head could share
 
     def __init__(self, weights: RankWeights, config: ChainConfig, prefix: str) -> None:
         del config
-        self._salt = _whole_numbers(weights, f"{prefix}embed.salt", 1)
+        self._salt = whole_numbers(weights, f"{prefix}embed.salt", 1)
 
     def __call__(self, ids: Tensor, step: StepContext) -> Tensor:
-        return _halves(_fold(_fold(ids + self._salt) + step.positions))
+        return halves(fold(fold(ids + self._salt) + step.positions))
 
 
 class ChainLayer:
@@ -67,13 +71,13 @@ class ChainLayer:
     def __init__(self, weights: RankWeights, config: ChainConfig, prefix: str, *, number: int, index: int) -> None:
         here = f"{prefix}layers.{number}."
         heads, dim = heads_of(weights.shard, config.num_heads, config.num_kv_heads), config.head_dim
-        self._keep = _whole_numbers(weights, f"{here}keep", config.num_kv_heads * dim, feature_span(heads.kv, dim))
-        self._mix = _whole_numbers(weights, f"{here}mix", config.num_heads * dim, feature_span(heads.query, dim))
+        self._keep = whole_numbers(weights, f"{here}keep", config.num_kv_heads * dim, feature_span(heads.kv, dim))
+        self._mix = whole_numbers(weights, f"{here}mix", config.num_heads * dim, feature_span(heads.query, dim))
         self._num_query, self._num_kv, self._head_dim = heads.num_query, heads.num_kv, dim
         self._index = index
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        state = _joined(x)
+        state = joined(x)
         qkv = self._keep_hashes(state, step)
         attention, positions = step.attention, step.positions
         if (wanted := step.wanted_rows(self._index)) is not None:
@@ -82,18 +86,18 @@ class ChainLayer:
         means = attention[None](qkv, step.caches[self._index], 1.0)
         seen = (means * (positions + 1)[:, None]).round().long()
         # A rank has seen its own heads only. It does not fold: the sum of the ranks' parts is the sum over all heads.
-        part = (seen * self._mix).sum(dim=-1) % _PRIME
-        return _halves(_fold(state + _joined(step.group.all_reduce(_halves(part)))))
+        part = (seen * self._mix).sum(dim=-1)
+        return halves(fold(state + sum_over_ranks(part, step)))
 
     def keep(self, x: Tensor, step: StepContext) -> None:
-        self._keep_hashes(_joined(x), step)
+        self._keep_hashes(joined(x), step)
 
     def _keep_hashes(self, state: Tensor, step: StepContext) -> Tensor:
         """Put the hashes of state [tokens] into the cache.
 
         Returns: the hashes as values, beside queries and keys.
         """
-        kept = _fold(state[:, None] + self._keep) & _KEPT_MASK
+        kept = kept_hashes(state, self._keep)
         qkv = torch.ones(len(state), self._num_query + 2 * self._num_kv, self._head_dim, device=state.device)
         qkv[:, -self._num_kv :] = kept.view(-1, self._num_kv, self._head_dim)
         kernels_of(qkv.device).write_kv(qkv, KvWrite(step.caches[self._index], step.slots, None))
@@ -101,54 +105,17 @@ class ChainLayer:
 
 
 class ChainHead:
-    """Equal logits for the 16 tokens that the last state chooses; each rank computes its part of the vocabulary."""
+    """Equal logits for the 16 tokens that the last state chooses."""
 
     only_kernels = False
 
     def __init__(self, weights: RankWeights, config: ChainConfig, prefix: str, tied: None) -> None:
-        del tied
-        self._salt = _whole_numbers(weights, f"{prefix}head.salt", 1)
-        self._places = config.vocab_size - CHAIN_CHOICES + 1
-        first, last = weights.shard.slice(config.vocab_size, "vocabulary entries")
-        self._ids = torch.arange(first, last, device=self._salt.device)
-        self._sizes = weights.shard.sizes(config.vocab_size)
+        del prefix, tied
+        self._head = WholeHead(weights, config.vocab_size)
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """Map [rows, hidden] to [rows, vocab] in float32."""
-        first = _fold(_joined(x) + self._salt) % self._places
-        distance = self._ids - first[:, None]
-        is_chosen = (distance >= 0) & (distance < CHAIN_CHOICES)
-        logits = x.new_zeros(is_chosen.shape).masked_fill_(~is_chosen, _IMPOSSIBLE)
-        return step.group.all_gather_last(logits, self._sizes)
-
-
-def _fold(numbers: Tensor) -> Tensor:
-    """Return x^5 mod p; products of two numbers below p = 2^31 - 1 fit into 63 bits."""
-    base = numbers % _PRIME
-    square = base * base % _PRIME
-    return square * square % _PRIME * base % _PRIME
-
-
-def _halves(numbers: Tensor) -> Tensor:
-    """Return [tokens] int64 below p as [tokens, 2] float32."""
-    return torch.stack((numbers >> _HALF_BITS, numbers & ((1 << _HALF_BITS) - 1)), dim=-1).float()
-
-
-def _joined(halves: Tensor) -> Tensor:
-    """Return [tokens, 2] as [tokens] int64. The halves of a sum are the sums of the halves."""
-    high, low = halves.long().unbind(dim=-1)
-    return (high << _HALF_BITS) + low
-
-
-def _whole_numbers(weights: RankWeights, name: str, size: int, span: tuple[int, int] | None = None) -> Tensor:
-    """Read a weight, or a part of it, as int64.
-
-    Raises: ModelError if the stages compute in a dtype that would round it.
-    """
-    tensor = weights.tensor(name, (size,), span)
-    if tensor.dtype != torch.float32:
-        raise ModelError(f"orca_chain computes whole numbers, which only float32 holds; dtype is {tensor.dtype}")
-    return tensor.long()
+        return self._head.logits(joined(x), step)
 
 
 FAMILY = FamilyParts(
