@@ -11,8 +11,8 @@ from orca.cli.small_model.restoring import plain
 from orca.core.domain.text import Tokenizer
 
 SENTENCES = (
-    "Mr. Darcy was not at home.",
-    "She was very glad to see her sister, and they went to Bath together.",
+    "Is Mr. Darcy at home?",
+    "The weather was so bad that Mrs. Allen could not go to the pump-room, and Catherine was obliged to stay at home.",
 )
 
 
