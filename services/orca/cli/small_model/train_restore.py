@@ -58,7 +58,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class PaddedExamples:
     """Padded examples: token ids of the sources and labels of the targets, both [examples, tokens]."""
 
     sources: torch.Tensor
@@ -164,7 +164,7 @@ def configuration(options: argparse.Namespace, vocabulary: int) -> T5Config:
     return T5Config(**shape)
 
 
-def batches_of(chapters: list[list[str]], tokenizer: Tokenizer, tokens_max: int, seed: int) -> Iterator[Batch]:
+def batches_of(chapters: list[list[str]], tokenizer: Tokenizer, tokens_max: int, seed: int) -> Iterator[PaddedExamples]:
     """Yield batches without end: each pass over the chapters cuts other windows and draws another order."""
     draw = random.Random(seed)
     while True:
@@ -202,12 +202,12 @@ def cut_by_tokens(
         yield batch
 
 
-def padded(pairs: list[tuple[list[int], list[int]]]) -> Batch:
+def padded(pairs: list[tuple[list[int], list[int]]]) -> PaddedExamples:
     """Return the pairs as tensors."""
     sources = [torch.tensor(source) for source, _ in pairs]
     labels = [torch.tensor(target) for _, target in pairs]
     pad = torch.nn.utils.rnn.pad_sequence
-    return Batch(
+    return PaddedExamples(
         pad(sources, batch_first=True, padding_value=PAD_ID), pad(labels, batch_first=True, padding_value=IGNORED)
     )
 
@@ -240,7 +240,7 @@ class Training:
             fused=True,
         )
 
-    def learn(self, batch: Batch) -> None:
+    def learn(self, batch: PaddedExamples) -> None:
         """Run one step: the gradients of one batch, clipped, and one update."""
         started = time.monotonic()
         fraction = self.schedule.rate_fraction(self.step)
@@ -290,7 +290,7 @@ class Training:
         self.step, self.seconds = state["step"], state["seconds"]
 
 
-def loss_of(model: T5ForConditionalGeneration, batch: Batch) -> torch.Tensor:
+def loss_of(model: T5ForConditionalGeneration, batch: PaddedExamples) -> torch.Tensor:
     """Return the mean cross entropy of the targets' tokens."""
     outputs = model(input_ids=batch.sources, attention_mask=batch.sources != PAD_ID, labels=batch.labels)
     loss: torch.Tensor = outputs.loss
