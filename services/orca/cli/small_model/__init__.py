@@ -1,8 +1,10 @@
-"""The small model that ships with Orca, so that the first request works without a download (see its README.md)."""
+"""The small models that ship with Orca, so that the first request works without a download (see README.md)."""
 
 from pathlib import Path
 
+CONTINUES, RESTORES = "orca-austen", "orca-restore"
 
-def small_model_folder() -> Path:
-    """Return the model's folder, in a checkout and in an installed wheel."""
-    return Path(__file__).parent / "orca-austen"
+
+def small_model_folder(name: str = CONTINUES) -> Path:
+    """Return the folder of a small model, in a checkout and in an installed wheel."""
+    return Path(__file__).parent / name

@@ -15,9 +15,7 @@ import json
 import math
 import random
 import re
-import struct
 import time
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +23,8 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from orca.cli.small_model.novels import is_heading, read_novels
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
@@ -34,9 +34,6 @@ CHAT_TEMPLATE = (
 VOCABULARY = 2048
 CONTEXT = 512  # positions in training; the model's max_position_embeddings
 TURNS_MAX = 6  # turns of one chat
-PLAIN_PUNCTUATION = str.maketrans(
-    {"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'", "\u2014": "--", "\ufeff": None}
-)
 HELD_OUT = 40  # one document in 40 is held out for the loss that the model card quotes
 
 
@@ -106,50 +103,13 @@ def main() -> None:
     print(json.dumps(figures))
 
 
-def read_novels(package: Path) -> list[list[str]]:
-    """Return the paragraphs of each novel from the package's lazy-load database.
-
-    An entry of Rdata.rdb is a big-endian 4-byte length and a zlib stream of a serialized R string vector. The vector is
-    a 14-byte head, the encoding's name, its type and its count. Each string follows: 4 bytes of flags, 4 bytes of
-    length, UTF-8.
-    """
-    [database] = package.rglob("janeaustenr/data/Rdata.rdb")
-    packed = database.read_bytes()
-    novels = []
-    while packed:
-        stream = zlib.decompressobj()
-        novels.append(paragraphs(strings_of(stream.decompress(packed[4:]))))
-        packed = stream.unused_data
-    return novels
-
-
-def strings_of(serialized: bytes) -> Iterator[str]:
-    """Yield the strings of a serialized R string vector."""
-    (name_length,) = struct.unpack_from(">I", serialized, 14)
-    place = 18 + name_length
-    (count,) = struct.unpack_from(">I", serialized, place + 4)
-    place += 8
-    for _ in range(count):
-        (length,) = struct.unpack_from(">I", serialized, place + 4)
-        yield serialized[place + 8 : place + 8 + length].decode()
-        place += 8 + length
-
-
-def paragraphs(lines: Iterator[str]) -> list[str]:
-    """Join wrapped lines into paragraphs. Blank lines separate them; italics lose their marks, quotes become plain."""
-    text = "\n".join(line.strip() for line in lines).replace("_", "")
-    text = text.translate(PLAIN_PUNCTUATION)
-    text, _, _ = text.partition("Transcriber's Note")
-    return [" ".join(part.split()) for part in re.split(r"\n\s*\n", text) if part.strip()]
-
-
 def documents_of(novels: list[list[str]]) -> Iterator[str]:
     """Yield every chapter as it is, and every run of spoken paragraphs as a chat of user and assistant."""
     for novel in novels:
         chapter: list[str] = []
         spoken: list[str] = []
         for paragraph in [*novel, "CHAPTER"]:
-            if paragraph.upper().startswith(("CHAPTER", "VOLUME")):
+            if is_heading(paragraph):
                 if chapter:
                     yield "\n".join(chapter) + END_OF_TEXT
                 chapter = []
