@@ -28,6 +28,7 @@ def t5_folder(folder: Path) -> Path:
     """Write a folder with a T5 of 16 positions, as far as a scheduler reads it."""
     folder.mkdir()
     shutil.copy(SMALL_MODEL / "tokenizer.json", folder)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     (folder / "config.json").write_text(json.dumps(T5))
     header = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
