@@ -240,6 +240,7 @@ class Training:
             fused=True,
         )
 
+    @torch.enable_grad()
     def learn(self, batch: PaddedExamples) -> None:
         """Run one step: the gradients of one batch, clipped, and one update."""
         started = time.monotonic()
