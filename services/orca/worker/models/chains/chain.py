@@ -34,7 +34,7 @@ from torch import Tensor
 from orca.kernels.contract.reference import KvWrite
 from orca.kernels.device import kernels_of
 from orca.worker.models.blocks import StepContext, feature_span
-from orca.worker.models.chains.chain_config import ChainConfig
+from orca.worker.models.chains.chain_config import ChainConfig, Seq2SeqChainConfig
 from orca.worker.models.chains.whole_numbers import (
     WholeHead,
     fold,
@@ -105,17 +105,17 @@ class ChainLayer:
 
 
 class ChainHead:
-    """Equal logits for the 16 tokens that the last state chooses."""
+    """Equal logits for the 16 tokens that the last state chooses. It ignores channels behind the halves of a state."""
 
     only_kernels = False
 
-    def __init__(self, weights: RankWeights, config: ChainConfig, prefix: str, tied: None) -> None:
+    def __init__(self, weights: RankWeights, config: ChainConfig | Seq2SeqChainConfig, prefix: str, tied: None) -> None:
         del prefix, tied
         self._head = WholeHead(weights, config.vocab_size)
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """Map [rows, hidden] to [rows, vocab] in float32."""
-        return self._head.logits(joined(x), step)
+        return self._head.logits(joined(x[:, :2]), step)
 
 
 FAMILY = FamilyParts(

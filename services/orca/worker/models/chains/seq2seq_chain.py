@@ -34,9 +34,9 @@ from torch import Tensor
 from orca.kernels.contract.reference import KvWrite, RaggedAttention
 from orca.kernels.device import kernels_of
 from orca.worker.models.blocks import StepContext, feature_span
+from orca.worker.models.chains.chain import ChainHead
 from orca.worker.models.chains.chain_config import CHAIN_POSITIONS_MAX, Seq2SeqChainConfig
 from orca.worker.models.chains.whole_numbers import (
-    WholeHead,
     fold,
     halves,
     joined,
@@ -157,20 +157,6 @@ class _DecoderLayer:
             self._cross.write(cross.memory, step.caches[self._index], cross.slots, queries=0)
 
 
-class _Head:
-    """Equal logits for the 16 tokens that the last state chooses."""
-
-    only_kernels = False
-
-    def __init__(self, weights: RankWeights, config: Seq2SeqChainConfig, prefix: str, tied: None) -> None:
-        del prefix, tied
-        self._head = WholeHead(weights, config.vocab_size)
-
-    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        """Map [rows, hidden] to [rows, vocab] in float32."""
-        return self._head.logits(joined(x[:, :2]), step)
-
-
 def _changed(x: Tensor, part: Tensor, step: StepContext) -> Tensor:
     """Return the next states of x [tokens, 3]: this rank's sums and those of the other ranks are mixed in."""
     states = fold(joined(x[:, :2]) + sum_over_ranks(part, step))
@@ -180,7 +166,7 @@ def _changed(x: Tensor, part: Tensor, step: StepContext) -> Tensor:
 FAMILY = FamilyParts(
     embedding=partial(_Embedding, "decoder"),
     layer=_DecoderLayer,
-    head=_Head,
+    head=ChainHead,
     prefixes=("",),
     probe="decoder.embed.salt",
     layers="decoder.layers",
