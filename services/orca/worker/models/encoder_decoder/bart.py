@@ -8,7 +8,6 @@ import math
 import torch
 from torch import Tensor
 
-from orca.core.domain.errors import ModelError
 from orca.kernels.contract.reference import NormParameters
 from orca.worker.models.blocks import (
     HEAD,
@@ -21,13 +20,13 @@ from orca.worker.models.blocks import (
     feature_span,
 )
 from orca.worker.models.encoder_decoder.bart_config import BartConfig, Positions
+from orca.worker.models.encoder_decoder.shared_embedding import TABLE, shared_embedding
 from orca.worker.models.family import EncoderParts, FamilyParts
 from orca.worker.models.model_shape import Stack
 from orca.worker.models.weights import Columns, RankWeights
 from orca.worker.parallel.shard import heads_of
 from orca.worker.weights.linear import Linear, Norm
 
-_TABLE = "shared.weight"
 _LOGITS_BIAS = "final_logits_bias"
 
 
@@ -107,7 +106,7 @@ class BartDecoderLayer:
 class BartHead:
     def __init__(self, weights: RankWeights, config: BartConfig, prefix: str, tied: Linear | None) -> None:
         self._norm = _stack_norm(weights, config, f"{prefix}decoder.")
-        name = f"{prefix}{_TABLE}" if config.is_tied else HEAD
+        name = f"{prefix}{TABLE}" if config.is_tied else HEAD
         self._head = Head(weights, name, config.vocab_size, config.hidden_size, tied)
         self._bias = _logits_bias(weights, config)
         self.only_kernels = self._head.only_kernels and self._bias is None
@@ -117,23 +116,9 @@ class BartHead:
         return logits if self._bias is None else logits.add_(self._bias)
 
 
-def shared_table(weights: RankWeights, config: BartConfig, prefix: str) -> Embedding:
-    """Read the embedding of tokens, which both stacks share.
-
-    Raises: ModelError if the files have another one for a stack.
-    """
-    shape, span = (config.vocab_size, config.hidden_size), weights.shard.slice(config.vocab_size, "vocabulary entries")
-    own = (f"{prefix}{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
-    if (other := weights.checkpoint.other_than(f"{prefix}{_TABLE}", own, shape, span)) is not None:
-        raise ModelError(f"{other} differs from {prefix}{_TABLE}: models with several embeddings are not supported")
-    return Embedding(
-        weights,
-        f"{prefix}{_TABLE}",
-        config.vocab_size,
-        config.hidden_size,
-        is_tied=config.is_tied,
-        scale=config.embedding_scale,
-    )
+def scaled_table(weights: RankWeights, config: BartConfig, prefix: str) -> Embedding:
+    """Read the embedding of tokens, which some models scale."""
+    return shared_embedding(weights, config, prefix, scale=config.embedding_scale)
 
 
 def encoder_norm(weights: RankWeights, config: BartConfig, prefix: str) -> Norm | None:
@@ -232,10 +217,10 @@ FAMILY = FamilyParts(
     layer=BartDecoderLayer,
     head=BartHead,
     prefixes=("model.", ""),
-    probe=_TABLE,
+    probe=TABLE,
     layers="decoder.layers",
     encoder=EncoderParts(
-        table=shared_table,
+        table=scaled_table,
         embedding=BartSourceEmbedding,
         layer=BartEncoderLayer,
         layers="encoder.layers",

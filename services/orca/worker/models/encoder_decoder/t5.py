@@ -8,7 +8,6 @@ import math
 import torch
 from torch import Tensor
 
-from orca.core.domain.errors import ModelError
 from orca.kernels.contract.reference import DistanceBias, NormParameters
 from orca.worker.models.blocks import (
     HEAD,
@@ -21,6 +20,7 @@ from orca.worker.models.blocks import (
     StepContext,
     feature_span,
 )
+from orca.worker.models.encoder_decoder.shared_embedding import TABLE, shared_embedding
 from orca.worker.models.encoder_decoder.t5_config import T5Config
 from orca.worker.models.family import EncoderParts, FamilyParts
 from orca.worker.models.weights import Columns, RankWeights
@@ -28,7 +28,6 @@ from orca.worker.parallel.shard import heads_of
 from orca.worker.weights.linear import Linear, Norm
 
 _SCALE = 1.0  # T5 does not scale scores: its initialisation does
-_TABLE = "shared.weight"
 
 
 class T5Embedding:
@@ -83,24 +82,12 @@ class T5Head:
 
     def __init__(self, weights: RankWeights, config: T5Config, prefix: str, tied: Linear | None) -> None:
         self._norm = _norm(weights, config, f"{prefix}decoder.final_layer_norm", config.logit_scale)
-        name = f"{prefix}{_TABLE}" if config.is_tied else HEAD
+        name = f"{prefix}{TABLE}" if config.is_tied else HEAD
         self._head = Head(weights, name, config.vocab_size, config.hidden_size, tied)
         self.only_kernels = self._head.only_kernels
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         return self._head(self._norm, x, step)
-
-
-def shared_table(weights: RankWeights, config: T5Config, prefix: str) -> Embedding:
-    """Read the embedding of tokens, which both stacks share.
-
-    Raises: ModelError if the files have another one for a stack.
-    """
-    shape, span = (config.vocab_size, config.hidden_size), weights.shard.slice(config.vocab_size, "vocabulary entries")
-    own = (f"{prefix}{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
-    if (other := weights.checkpoint.other_than(f"{prefix}{_TABLE}", own, shape, span)) is not None:
-        raise ModelError(f"{other} differs from {prefix}{_TABLE}: models with several embeddings are not supported")
-    return Embedding(weights, f"{prefix}{_TABLE}", config.vocab_size, config.hidden_size, is_tied=config.is_tied)
 
 
 def encoder_norm(weights: RankWeights, config: T5Config, prefix: str) -> Norm:
@@ -193,10 +180,10 @@ FAMILY = FamilyParts(
     layer=T5DecoderLayer,
     head=T5Head,
     prefixes=("",),
-    probe=_TABLE,
+    probe=TABLE,
     layers="decoder.block",
     encoder=EncoderParts(
-        table=shared_table, embedding=T5Embedding, layer=T5EncoderLayer, layers="encoder.block", norm=encoder_norm
+        table=shared_embedding, embedding=T5Embedding, layer=T5EncoderLayer, layers="encoder.block", norm=encoder_norm
     ),
     ignored=("EncDecAttention.relative_attention_bias.weight",),  # old checkpoints have one, and no layer reads it
 )
