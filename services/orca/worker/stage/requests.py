@@ -24,7 +24,7 @@ class StageRequest:
     tokens: tuple[int, ...]  # known at its first step: the prompt, then the log; the target of an encoder-decoder model
     prompt_length: int  # those of `tokens` that are not of the log
     source: tuple[int, ...]  # of an encoder-decoder model; otherwise empty
-    forced_at: int  # index of a generated token that the model forces to be its EOS (`forced_eos_token_id`); -1: none
+    last_index: int | None  # of the last token of a whole log, which some models force; None: nobody needs it
     line: int  # its line in the device's tables (kernels/contract/recording.py)
     prompt_logprobs: list[Logprob] = field(default_factory=list)  # gathered chunk by chunk
 
@@ -54,8 +54,6 @@ class StageRequests:
         self._cache = cache
         self._device_sampler = device_sampler
         self._feeds_tokens = feeds_tokens
-        kinds = model.info.encoder_decoder
-        self._forces_eos = kinds is not None and bool(kinds.forced_eos_token_ids)
         empty = torch.zeros(0, dtype=torch.int64, device=model.device)
         self._grow(RequestLines(cache.tables, last_tokens=empty, prompts=empty))
 
@@ -76,7 +74,7 @@ class StageRequests:
             tokens=new.target,
             prompt_length=new.target_start,
             source=new.tokens[: new.prompt_length] if has_source else (),
-            forced_at=new.max_new_tokens - 1 if self._forces_eos and new.max_new_tokens is not None else -1,
+            last_index=None if new.max_new_tokens is None else new.max_new_tokens - 1,
             line=line,
         )
         return request

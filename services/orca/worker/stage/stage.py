@@ -162,7 +162,7 @@ class Stage:
             prompt_logprobs: tuple[Logprob, ...] = ()
             if index == 0:
                 prompt_logprobs, request.prompt_logprobs = tuple(request.prompt_logprobs), []
-            forced = self._forced_token if index == request.forced_at else None
+            forced = self._forced_token if index == request.last_index else None
             rows.append(SamplingRow(row.handle, request.line, index, request.params, prompt_logprobs, forced))
         assert self._sampler is not None
         return self._sampler.sample(rows, output)
