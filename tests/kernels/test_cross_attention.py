@@ -211,7 +211,9 @@ def test_an_encoder_reads_its_keys_from_the_cache(kind: str) -> None:
     query, cache, rows, tables = random_cross_step(CROSS_STEPS["encoder"], 3, 2, 10, torch.float32)
     qkv = torch.cat((query, torch.full((len(query), 4, 10), math.nan)), dim=1)
     attention = ragged(kind, rows, tables, [0, 1, 1], cache)
-    assert torch.equal(attention(qkv, cache, 0.3, None), attention(query, cache, 0.3, None))
+    of_cache = attention(query, cache, 0.3, None)
+    assert torch.equal(attention(qkv, cache, 0.3, None), of_cache)
+    assert torch.equal(attention(query.flatten(1), cache, 0.3, None), of_cache)
 
 
 @pytest.mark.parametrize(

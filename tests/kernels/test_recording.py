@@ -172,8 +172,8 @@ def test_a_recording_attends_to_the_sources_of_its_rows(there: tuple[torch.devic
     sources = [5, 2 * SPLIT + 9, 1, SPLIT, SPLIT + 1]
     queries, cache, _, tables = random_cross_step([(n, 1, 30) for n in sources], 4, 2, 12, torch.float32, 16)
     own = torch.arange(15).view(5, 3).int().to(device)
-    prompts, numbers = torch.tensor(sources, device=device), torch.arange(5, device=device)
-    lines = RequestLines(own, numbers, prompts, tables.to(device))
+    lengths, numbers = torch.tensor(sources, device=device), torch.arange(5, device=device)
+    lines = RequestLines(own, numbers, numbers, tables.to(device), lengths)
     there_queries, there_cache = queries.to(device), cache.to(device)
     inputs = recorder.inputs(RecordingSize(5, None), lines, slots=len(cache) * 16, block_tokens=16)
     assert lines.source_tables is not None
@@ -201,8 +201,8 @@ def test_a_recording_on_a_cpu_attends_to_sources_in_chunks_and_wanted_rows() -> 
     _, own, _, tables = random_step(contexts, 4, 2, 12, torch.float32, BLOCK_TOKENS)
     _, others, _, source_tables = random_cross_step([(n, 1, 0) for n in sources], 4, 2, 12, torch.float32, BLOCK_TOKENS)
     cache, source_tables = torch.cat((own, others)), (source_tables + len(own)).contiguous()
-    prompts, bias = torch.tensor(sources), random_bias(4, 9, 8)
-    lines = RequestLines(tables, torch.arange(5), prompts, source_tables)
+    lengths, bias = torch.tensor(sources), random_bias(4, 9, 8)
+    lines = RequestLines(tables, torch.arange(5), torch.arange(5), source_tables, lengths)
     inputs = recorder.inputs(RecordingSize(200, 16), lines, slots=len(cache) * BLOCK_TOKENS, block_tokens=BLOCK_TOKENS)
     causal = view_of(tables, HEADS, 12, torch.float32, BLOCK_TOKENS)
     views = [causal, replace(causal, tables=source_tables, is_causal=False)]

@@ -106,7 +106,7 @@ def test_a_short_row_with_many_keys_of_a_source_is_split() -> None:
     geometry = TritonAttention(rows, seen)
     assert all(item.parts > 1 for item in items_of(geometry))
     there = DistanceBias(bias.table.to(DEVICE), bias.zero)
-    output = geometry(query.to(DEVICE), cache.to(DEVICE), 0.3, there)
+    output = geometry(query.flatten(1).to(DEVICE), cache.to(DEVICE), 0.3, there)
     expected = attend_reference(query, cache, rows, tables, [0], scale=0.3, is_causal=False, bias=bias)
     torch.testing.assert_close(output.cpu(), expected.flatten(1), atol=2e-6, rtol=2e-6)
 
@@ -121,7 +121,7 @@ def test_items_built_on_the_device_equal_those_built_on_the_host(window: int | N
     recorder = GraphRecorder(DEVICE)
     inputs = recorder.inputs(
         RecordingSize(8, None),
-        RequestLines(seen.tables, there, torch.tensor(ends, device=DEVICE), seen.tables),
+        RequestLines(seen.tables, there, there, seen.tables, torch.tensor(ends, device=DEVICE)),
         slots=sum(ends),
         block_tokens=16,
     )

@@ -10,9 +10,12 @@ The state that a device keeps, a line per request:
 
     tables        [lines, blocks] int32    the blocks of its keys and values, in order of positions (paged.py)
     last_tokens   [lines] int64            the token that was drawn last for the request
-    prompts       [lines] int64            number of tokens of its prompt
-    source_tables [lines, blocks] int32    with an encoder-decoder model: the blocks of the keys and values of its
-                                           source, which is its prompt; `tables` and all positions are the target's
+    prompts       [lines] int64            number of its tokens before the first one that was drawn
+
+With an encoder-decoder model these are the target's, and there are two more:
+
+    source_tables [lines, blocks] int32    the blocks of the keys and values of its source
+    sources       [lines] int64            number of tokens of its source
 """
 
 from collections.abc import Callable, Sequence
@@ -62,8 +65,9 @@ class RequestLines(NamedTuple):
     tables: Tensor
     last_tokens: Tensor
     prompts: Tensor
+    # None with decoder-only models, whose recordings have no cross attention.
     source_tables: Tensor | None = None
-    """None with decoder-only models, whose recordings have no cross attention."""
+    sources: Tensor | None = None
 
 
 class StepInputs(Protocol):

@@ -129,8 +129,8 @@ class CpuInputs:
             bind_rows(self._wanted.count, self._wanted.rows)
             self._wanted.tiles.bind(self._wanted.count)
             wanted_rows, wanted_tiles = self._wanted.rows, self._wanted.tiles
-        tables, last_tokens, prompts, _ = self._lines
-        read = (self._step_rows, tables, last_tokens, prompts)
+        tables, last_tokens, sources = self._lines.tables, self._lines.last_tokens, self._lines.sources
+        read = (self._step_rows, tables, last_tokens, sources)
         written = (self.ids, self.positions, self.slots, *self._all_tiles, wanted_rows, *wanted_tiles)
         sizes = (self._requests, *tables.shape, self._block_tokens, self._tile_tokens)
         _fill(1, *map(address_of, (*read, *written)), *sizes)
@@ -155,7 +155,7 @@ def _fill_rows(args: Any) -> None:
     requests, lines, columns, block_tokens, tile_tokens = args[14], args[15], args[16], args[17], args[18]
     step = carray(pointer(args[2], np.int64), (requests, COLUMNS))
     tables = carray(pointer(args[3], np.int32), (lines, columns))
-    last_tokens, prompts = carray(pointer(args[4], np.int64), (lines,)), carray(pointer(args[5], np.int64), (lines,))
+    last_tokens, sources = carray(pointer(args[4], np.int64), (lines,)), carray(pointer(args[5], np.int64), (lines,))
     ids, positions, slots = pointer(args[6], np.int64), pointer(args[7], np.int64), pointer(args[8], np.int64)
     wanted = pointer(wanted_at, np.int64)
     token = tile = wanted_rows = 0
@@ -173,7 +173,7 @@ def _fill_rows(args: Any) -> None:
             here, some = position + done, min(tile_tokens, count - done)
             _insert_tile(tiles, tile, (line, here, some, token + done, here + some))
             if cross_tiles != 0:
-                _insert_tile(cross_tiles, tile, (line, here, some, token + done, prompts[line]))
+                _insert_tile(cross_tiles, tile, (line, here, some, token + done, sources[line]))
             tile += 1
         token += count
         if wanted_at != 0 and step[row, IS_WANTED] != 0:
@@ -181,7 +181,7 @@ def _fill_rows(args: Any) -> None:
             wanted[wanted_rows] = token - 1
             _insert_tile(wanted_tiles, wanted_rows, (line, end - 1, 1, wanted_rows, end))
             if wanted_cross_tiles != 0:
-                _insert_tile(wanted_cross_tiles, wanted_rows, (line, end - 1, 1, wanted_rows, prompts[line]))
+                _insert_tile(wanted_cross_tiles, wanted_rows, (line, end - 1, 1, wanted_rows, sources[line]))
             wanted_rows += 1
 
 

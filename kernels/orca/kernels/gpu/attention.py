@@ -123,8 +123,8 @@ class TritonAttention:
         assert cache.is_contiguous()
         assert bias is None or (len(bias.table) == self._heads and bias.table.dtype == torch.float32)
         assert bias is None or bias.table.is_contiguous()
-        tokens, _, head_dim = qkv.shape
-        output = torch.empty(tokens, self._heads * head_dim, dtype=qkv.dtype, device=qkv.device)
+        head_dim = cache.shape[3]
+        output = torch.empty(len(qkv), self._heads * head_dim, dtype=qkv.dtype, device=qkv.device)
         _attend(
             qkv,
             cache,
@@ -187,7 +187,7 @@ def _attend(
         narrow=narrow,
         has_wide=has_wide,
         part_rows=part_rows,
-        row_heads=qkv.shape[1],
+        row_heads=qkv.shape[1] if qkv.dim() == 3 else heads,
         is_causal=is_causal,
         has_bias=bias is not None,
         num_warps=shape.warps if has_wide else shape.narrow_warps,

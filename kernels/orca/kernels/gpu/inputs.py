@@ -72,7 +72,7 @@ def make_rows(
 @operator("items")
 def make_items(
     requests: Tensor,
-    prompts: Tensor,
+    keys: Tensor,
     items: Tensor,
     columns: int,
     window: int,
@@ -84,7 +84,7 @@ def make_items(
     """Build the items of attention.
 
     Args:
-        prompts: [lines] int64, the number of keys of each line if attention is not causal.
+        keys: [lines] int64, the number of keys of each line; read only if attention is not causal.
         columns: number of columns of the tables.
         window: number of positions that a token sees.
         positions: number of positions that attention loads at once.
@@ -94,7 +94,7 @@ def make_items(
     rows = len(requests)
     fill_items[(rows,)](
         requests,
-        prompts,
+        keys,
         columns,
         items,
         rows,
@@ -145,11 +145,11 @@ def fill_rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _end(position, prompts, line, is_causal: tl.constexpr):  # type: ignore[no-untyped-def]
+def _end(position, keys, line, is_causal: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the position after the last one that a row sees."""
     end = position + 1
     if not is_causal:
-        end = tl.load(prompts + line, mask=line >= 0, other=1)
+        end = tl.load(keys + line, mask=line >= 0, other=1)
     return end
 
 
@@ -165,7 +165,7 @@ def _split(position, end, window, positions: tl.constexpr, split: tl.constexpr):
 @triton.jit(do_not_specialize=["columns", "rows", "window"])  # type: ignore[untyped-decorator]
 def fill_items(  # type: ignore[no-untyped-def]
     requests,
-    prompts,
+    keys,
     columns,
     items,
     rows,
@@ -185,7 +185,7 @@ def fill_items(  # type: ignore[no-untyped-def]
     at = requests + other.to(tl.int64) * _REQUEST_COLUMNS
     line = tl.load(at + _REQUEST_LINE, mask=other < rows, other=-1)
     position = tl.load(at + _REQUEST_POSITION, mask=line >= 0, other=0)
-    _, _, its_parts = _split(position, _end(position, prompts, line, is_causal), window, positions, split)
+    _, _, its_parts = _split(position, _end(position, keys, line, is_causal), window, positions, split)
     its_parts = tl.where(other < rows, its_parts, 0)
     is_cut = its_parts > 1
     is_before = other < own
@@ -199,7 +199,7 @@ def fill_items(  # type: ignore[no-untyped-def]
     own_line = tl.load(requests + own * _REQUEST_COLUMNS + _REQUEST_LINE)
     is_request = own_line >= 0
     own_position = tl.where(is_request, tl.load(requests + own * _REQUEST_COLUMNS + _REQUEST_POSITION), 0)
-    own_end = _end(own_position, prompts, own_line, is_causal)
+    own_end = _end(own_position, keys, own_line, is_causal)
     end = tl.where(is_request, own_end, 0)
     table = tl.where(is_request, own_line * columns, 0).to(tl.int32)
     begin, own_split, parts = _split(own_position, own_end, window, positions, split)

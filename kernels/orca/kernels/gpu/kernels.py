@@ -143,7 +143,7 @@ class _Model:
         for view, row_heads, added in kinds:
             inputs = kernels.recorder(sizes.device).inputs(
                 RecordingSize(1, None),
-                RequestLines(tables, numbers, numbers, tables),
+                RequestLines(tables, numbers, numbers, tables, numbers),
                 slots=sizes.block_tokens,
                 block_tokens=sizes.block_tokens,
             )

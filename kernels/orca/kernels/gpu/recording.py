@@ -120,9 +120,9 @@ class GraphInputs:
             torch.empty(rows, dtype=torch.int64, device=device),
         )
         self._cache_slots = slots
-        # Arguments of make_items for each window and for cross attention: items; columns of the tables, window, whether
-        # it is causal, positions of a tile, SPLIT, rows of a part.
-        self._items: list[tuple[Tensor, tuple[int, int, bool, int, int, int]]] = []
+        # Arguments of make_items for each window and for cross attention: keys of each line; items; columns of the
+        # tables, window, whether it is causal, positions of a tile, SPLIT, rows of a part.
+        self._items: list[tuple[Tensor, Tensor, tuple[int, int, bool, int, int, int]]] = []
 
     def put(self, step: StepDescription) -> None:
         assert step.wanted is None
@@ -133,8 +133,8 @@ class GraphInputs:
         del extra_inputs
         made = (self.ids, self.positions, self.slots, *self.sampled)
         make_rows(self._step_rows, *self._lines[:3], *made, self._block_tokens)
-        for items, geometry in self._items:
-            make_items(self._step_rows, self._lines.prompts, items, *geometry)
+        for keys, items, geometry in self._items:
+            make_items(self._step_rows, keys, items, *geometry)
 
     def attention(self, view: AttentionView, *, wanted_only: bool = False) -> TritonAttention:
         assert not wanted_only
@@ -146,7 +146,8 @@ class GraphInputs:
         )
         positions, part_lines = AttentionSizes.of(view).shape.positions, view.kv_heads * scratch.part_rows
         columns = view.tables.shape[1]
-        self._items.append((items, (columns, window_of(view), view.is_causal, positions, SPLIT, part_lines)))
+        keys = self._lines.prompts if self._lines.sources is None else self._lines.sources
+        self._items.append((keys, items, (columns, window_of(view), view.is_causal, positions, SPLIT, part_lines)))
         return TritonAttention.of_items(items, scratch, view)
 
 

@@ -134,8 +134,6 @@ class RecordedSteps:
         recorder = kernels.recorder(model.device)
         if recorder is None or not isinstance(model.group, SingleRank) or not model.layers:
             return None
-        if model.encoder_layers and sampler is not None:
-            return None  # a recording on a device counts a token's index from the prompt, which is the source here
         parts = model.layers if model.embed is None else [model.embed, *model.layers]
         if not all(_is_recordable(part, recorder) for part in parts):
             return None

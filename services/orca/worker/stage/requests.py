@@ -55,7 +55,8 @@ class StageRequests:
         self._device_sampler = device_sampler
         self._feeds_tokens = feeds_tokens
         empty = torch.zeros(0, dtype=torch.int64, device=model.device)
-        self._grow(RequestLines(cache.tables, last_tokens=empty, prompts=empty))
+        sources = None if cache.source_tables is None else empty
+        self._grow(RequestLines(cache.tables, last_tokens=empty, prompts=empty, sources=sources))
 
     def add(self, new: NewRequest) -> StageRequest:
         """Reserve the request's KV slots and a line.
@@ -67,8 +68,10 @@ class StageRequests:
         line = self._cache.reserve(new.handle, *new.table_tokens)
         if self.lines.tables is not self._cache.tables:
             self._grow(self.lines)
-        self._prompt_lengths[line] = new.prompt_length
         has_source = bool(new.decoder_prefix)
+        self._prompt_lengths[line] = new.target_start
+        if self._source_lengths is not None:
+            self._source_lengths[line] = new.prompt_length
         request = self.by_handle[new.handle] = StageRequest(
             params=new.sampling,
             tokens=new.target,
@@ -111,6 +114,8 @@ class StageRequests:
         """Check that the device's tables agree with each other and with the requests."""
         assert len(self.lines.last_tokens) == len(self.lines.prompts) == len(self._cache.tables)
         assert self.lines.prompts.tolist() == self._prompt_lengths.tolist()
+        if self.lines.sources is not None and self._source_lengths is not None:
+            assert self.lines.sources.tolist() == self._source_lengths.tolist()
 
     def _grow(self, lines: RequestLines) -> None:
         """Make as many lines as the block tables have.
@@ -120,9 +125,15 @@ class StageRequests:
         """
         tables = self._cache.tables
         more = len(tables) - len(lines.last_tokens)
-        fed, prompts = (torch.cat((each, each.new_zeros(more))) for each in (lines.last_tokens, lines.prompts))
+        fed, prompts, sources = (
+            None if each is None else torch.cat((each, each.new_zeros(more)))
+            for each in (lines.last_tokens, lines.prompts, lines.sources)
+        )
         if self._device_sampler is not None:
             self._device_sampler.lines.grow(len(tables))
             fed = self._device_sampler.lines.last_tokens
-        self.lines = RequestLines(tables, fed, prompts, self._cache.source_tables)
+        assert fed is not None
+        assert prompts is not None
+        self.lines = RequestLines(tables, fed, prompts, self._cache.source_tables, sources)
         self._prompt_lengths = host_view(prompts)
+        self._source_lengths = None if sources is None else host_view(sources)

@@ -45,10 +45,19 @@ def plain() -> Iterator[None]:
         yield
 
 
-def asks(params: tuple[SamplingParams, ...], new_tokens: int = 9) -> list[Ask]:
+PREFIXES = ((2,), (2, 41, 7), (2, 90))
+"""Beginnings of targets, shorter and longer than the prompts, which are the sources."""
+
+
+def asks(
+    params: tuple[SamplingParams, ...], new_tokens: int = 9, prefixes: tuple[tuple[int, ...], ...] = ((), (), ())
+) -> list[Ask]:
     """They join one by one."""
-    both = zip(PROMPTS, params, strict=True)
-    return [Ask(prompt, new_tokens, each, arrival=2 * place) for place, (prompt, each) in enumerate(both)]
+    each_one = zip(PROMPTS, params, prefixes, strict=True)
+    return [
+        Ask(prompt, new_tokens, each, arrival=2 * place, decoder_prefix=prefix)
+        for place, (prompt, each, prefix) in enumerate(each_one)
+    ]
 
 
 def served(folder: Path, params: tuple[SamplingParams, ...], **options: object) -> list[Ask]:
@@ -107,3 +116,23 @@ def test_a_request_continued_from_its_log_gets_the_same_tokens(folder: Path) -> 
     again = [Ask(ask.prompt, ask.max_new_tokens, ask.params, log=ask.output[:3]) for ask in whole]
     serve(Chain(folder, packs=True), again)
     assert [ask.output for ask in again] == [ask.output for ask in whole]
+
+
+@pytest.mark.sampled(1, others="prove")
+@pytest.mark.parametrize("family", ["t5_gated", "bart"])
+def test_targets_are_recorded_and_sampled_on_the_device(family: str, tmp_path: Path) -> None:
+    """A token's index counts from the beginning of the target, which has another length than the source."""
+    layers = ("num_layers", "num_decoder_layers") if family == "t5_gated" else ("encoder_layers", "decoder_layers")
+    folder = tiny_checkpoint(family, tmp_path, seed=1, **dict.fromkeys(layers, 1))
+    device, found = "cuda" if torch.cuda.is_available() else "cpu", []
+    for kernels in (PlainKernels(), TritonKernels()):
+        with use_kernels(device, kernels):
+            chain = Chain(folder, packs=True, feeds_tokens=True)
+            asked = asks(SAMPLED, 4, PREFIXES)
+            serve(chain, asked)
+            found.append([ask.output for ask in asked])
+    [[stage]] = chain.stages
+    assert isinstance(stage._sampler, DeviceSampler)
+    assert stage._recorded is not None
+    assert stage._recorded._recordings
+    assert found[0] == found[1]
