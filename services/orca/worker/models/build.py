@@ -70,7 +70,7 @@ class StageModel:
     layers: list[Layer]
     head: ModelPart | None  # last stage: [rows, hidden] to float32 [rows, vocab]
     rotary: Rotary | None
-    sizes: ModelSizes
+    sizes: Sequence[ModelSizes]  # of each stack that the stage has layers of
     positions: int | None  # learned positions; None: the model takes any
     windows: tuple[int | None, ...]  # for each layer of the stage
     linears: Sequence[Linear]  # in the order of their use
@@ -118,7 +118,13 @@ def prepare_kernels(info: ModelInfo, shard: Shard, device: torch.device) -> bool
         return Checkpoint(info.folder, dtype=kind, device=device).stored_dtype
 
     kept_in = _kept_in(stored_dtype, kind, device)
-    return kernels_of(device).prepare(_sizes(info, config, shard, kind, kept_in, device))
+    return prepare_each(_sizes(info, config, shard, kind, kept_in, device))
+
+
+def prepare_each(sizes: Sequence[ModelSizes]) -> bool:
+    """Compile the kernels of each stack of a rank. Returns: as Kernels.prepare, for all of them."""
+    have_compiled = [kernels_of(each.device).prepare(each) for each in sizes]
+    return any(have_compiled)
 
 
 def load_stage(
@@ -180,7 +186,7 @@ def build_stage(
     family = _FAMILIES[type(config)]
     kept_in = _kept_in(lambda: checkpoint.stored_dtype, dtype, device)
     sizes = _sizes(info, config, shard, dtype, kept_in, device)
-    kernels_of(device).prepare(sizes)
+    prepare_each(sizes)
     layouts = _layouts(info, device, packs, dtype, kept_in, _is_together(config, shard))
     weights = RankWeights(checkpoint, shard, layouts, kept_in)
     prefix = checkpoint.prefix(family.prefixes, family.probe, HEAD if config.is_tied else None)
@@ -278,8 +284,42 @@ def _sizes(
     dtype: torch.dtype,
     kept_in: torch.dtype,
     device: torch.device,
+) -> tuple[ModelSizes, ...]:
+    """Return the sizes of each stack of the rank, which decide which kernels its layers need."""
+    sizes = _decoder_sizes(info, config, shard, dtype, kept_in, device)
+    if not isinstance(config, EncoderDecoderShape):
+        return (sizes,)
+    numbers, stacks = shard.layers(config.num_layers), []
+    if numbers.start < config.encoder.layers:
+        heads = heads_of(shard, config.encoder.heads, config.encoder.heads)
+        first, last = shard.slice(config.encoder.intermediate_size, "MLP columns") if sizes.intermediate else (0, 0)
+        stacks.append(
+            replace(
+                sizes,
+                heads=heads.num_query,
+                kv_heads=heads.num_kv,
+                kv_of_query=heads.kv_of_query,
+                head_dim=config.encoder.head_dim,
+                intermediate=last - first,
+                windows=(),
+                is_causal=False,
+                vocab=0,
+            )
+        )
+    if numbers.stop > config.encoder.layers:
+        stacks.append(replace(sizes, has_cross_attention=True))
+    return tuple(stacks)
+
+
+def _decoder_sizes(
+    info: ModelInfo,
+    config: ModelConfig,
+    shard: Shard,
+    dtype: torch.dtype,
+    kept_in: torch.dtype,
+    device: torch.device,
 ) -> ModelSizes:
-    """Return the sizes that decide which kernels the layers need. A model of hashes (chains/) needs only attention."""
+    """Return the sizes of a decoder, or of a model's only stack. A model of hashes (chains/) needs only attention."""
     heads, numbers = heads_of(shard, config.num_heads, config.num_kv_heads), shard.layers(config.num_layers)
     sizes = ModelSizes(
         dtype=dtype,
@@ -306,7 +346,7 @@ def _sizes(
         is_gated=config.is_gated if isinstance(config, T5Config) else isinstance(config, LlamaConfig),
     )
     if isinstance(config, T5Config):
-        return sizes
+        return replace(sizes, has_distance_bias=True)
     if isinstance(config, LlamaConfig):
         return replace(
             sizes,

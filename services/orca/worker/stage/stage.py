@@ -20,8 +20,7 @@ from torch import Tensor
 
 from orca.core.domain.request import Logprob
 from orca.core.domain.step import Row, Step
-from orca.kernels.device import kernels_of
-from orca.worker.models.build import StageModel
+from orca.worker.models.build import StageModel, prepare_each
 from orca.worker.stage.encoder_decoder_steps import EncoderDecoderSteps
 from orca.worker.stage.kv_cache import KVCache
 from orca.worker.stage.laid_out_steps import LaidOutSteps
@@ -78,8 +77,8 @@ class Stage:
         on_streams: bool = False,
     ) -> None:
         self._model = model
-        if block_tokens != model.sizes.block_tokens:  # loading compiled kernels for another size of blocks
-            kernels_of(model.device).prepare(replace(model.sizes, block_tokens=block_tokens))
+        if any(block_tokens != each.block_tokens for each in model.sizes):  # loading compiled them for another size
+            prepare_each([replace(each, block_tokens=block_tokens) for each in model.sizes])
         self.cache = KVCache(
             num_layers=len(model.layers),
             slots=slots,

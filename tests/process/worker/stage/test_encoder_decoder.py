@@ -10,6 +10,8 @@ from orca.bench.parts.tiny_families import ENCODER_DECODERS, reference_model, ti
 from orca.core.domain.errors import EngineError
 from orca.core.domain.model import load_model_info
 from orca.core.domain.step import Part, Row, Sampled, Step
+from orca.kernels.cpu.attention import attention
+from orca.kernels.cpu.team import team
 from orca.worker.weights.linear import PanelLinear
 from support.worker.stage_driver import EPOCH, Ask, Chain, Expected, differences, generate, serve
 
@@ -91,6 +93,24 @@ def test_output_with_packed_weights(folder: Path, expected: tuple[list[Ask], lis
     chain = Chain(folder, packs=PanelLinear, feeds_tokens=True)
     check(chain, expected, 16)
     chain.close()
+
+
+def test_no_kernel_is_compiled_in_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heads of the two stacks have different sizes, and so have their kernels. Compiling one takes seconds."""
+    compiled: list[str] = []
+    compile_body = team.compile_body
+    monkeypatch.setattr(team, "compile_body", lambda name, body: (compiled.append(name), compile_body(name, body))[1])
+    attention.kernel.cache_clear()
+    folder = tiny_checkpoint("bart", tmp_path)
+    chain = Chain(folder, packs=PanelLinear)
+    assert [name for name in compiled if name.startswith("attention")] == [
+        "attention-torch.float32-6",
+        "attention-torch.float32-8",
+    ]
+    compiled.clear()
+    serve(chain, some_asks(folder, 3, seed=2))
+    chain.close()
+    assert not compiled
 
 
 class CountedChain(Chain):

@@ -69,7 +69,7 @@ def test_files_with_some_float32_tensors_stay_in_float32(
     widen(tensors)
     save_file(tensors, file, metadata={"format": "pt"})
     model = load_stage(tmp_path, packs=PanelLinear)
-    assert {each.weight.dtype for each in model.linears} == {model.sizes.weight_dtype} == {torch.float32}
+    assert {each.weight.dtype for each in model.linears} == {model.sizes[0].weight_dtype} == {torch.float32}
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])  # one of which has its embedding for its head
