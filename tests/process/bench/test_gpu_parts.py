@@ -15,6 +15,7 @@ from orca.bench.gpu.decode import decode_rows
 from orca.bench.gpu.parts import PARTS, engine_figures
 from orca.bench.gpu.random_weights import RandomTensors
 from orca.bench.gpu.rows import Asked, EngineRow
+from orca.bench.gpu.seq2seq import translation
 from orca.bench.gpu.shapes import SMALL, llama, made, random_tokens
 from orca.bench.gpu.steps import BatchSteps
 from orca.bench.kernels.clock import Clock
@@ -70,6 +71,16 @@ def test_the_trace_is_right_and_hugging_face_gives_the_same_tokens() -> None:
         assert rival.seconds is not None
         assert ours.seconds is not None
         assert rival.times_faster == rival.seconds / ours.seconds
+
+
+def test_a_translation_is_right_and_stands_beside_its_limit() -> None:
+    [row] = PARTS["translation"](ASKED)
+    sizes = translation.ON_CPU
+    assert row.result == f"right: {sizes.requests * sizes.new_tokens} tokens"
+    assert row.seconds is not None
+    assert row.limit_s is not None
+    counted = sum(each["times"] for each in row.more["operations"] if each["name"] == "head")
+    assert counted == sizes.new_tokens
 
 
 @pytest.fixture

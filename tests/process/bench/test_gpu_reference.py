@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 
 from orca.bench.gpu.check import verdict
 from orca.bench.gpu.hugging_face import hugging_face_model
 from orca.bench.gpu.plain_llama import PlainLlama
 from orca.bench.gpu.random_weights import RandomTensors
+from orca.bench.gpu.seq2seq.plain_t5 import START, PlainT5
+from orca.bench.gpu.seq2seq.translation import SMALL_T5
 from orca.bench.gpu.shapes import SMALL, llama, random_tokens
 
 CPU = torch.device("cpu")
@@ -45,6 +48,36 @@ def test_the_formulas_are_those_of_hugging_face_and_sequences_do_not_touch() -> 
             theirs = model(input_ids=torch.tensor([sequence])).logits[0, -len(logits) :]
         # Float32 sums of up to 80 numbers, through three layers.
         torch.testing.assert_close(logits, theirs, rtol=0, atol=2e-5)
+
+
+def test_the_formulas_of_t5_are_those_of_hugging_face_and_sequences_do_not_touch() -> None:
+    config = transformers.T5Config(
+        vocab_size=SMALL_T5.vocab_size,
+        d_model=SMALL_T5.hidden_size,
+        d_kv=SMALL_T5.head_dim,
+        d_ff=SMALL_T5.decoder.intermediate_size,
+        num_layers=SMALL_T5.encoder.layers,
+        num_heads=SMALL_T5.num_heads,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+    )
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors().read(name, tuple(parameter.shape)))
+    draw = torch.Generator().manual_seed(1)
+    sources, answers = (
+        [torch.randint(SMALL_T5.vocab_size, (count,), generator=draw).tolist() for count in counts]
+        for counts in ((1, 17, 150), (140, 5, 1))
+    )
+    ours = PlainT5(SMALL_T5, tensors(), torch.float32).answer_logits(sources, answers)
+    for source, answer, logits in zip(sources, answers, ours, strict=True):
+        target = torch.tensor([[START, *answer[:-1]]])
+        with torch.inference_mode():
+            theirs = model(input_ids=torch.tensor([source]), decoder_input_ids=target).logits[0]
+        # Float32 sums of up to 150 numbers, through four layers.
+        torch.testing.assert_close(logits, theirs, rtol=0, atol=5e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,4 +1,4 @@
-"""Check the tokens of a run against plain formulas in float32 (plain_llama.py).
+"""Check the tokens of a run against plain formulas in float32 (plain_llama.py, seq2seq/plain_t5.py).
 
 Each token is judged after the answer's own earlier tokens. So a near-tie excuses one token, not the rest of its answer.
 The dtype decides which difference of logits is a near-tie. In float32 it is a fixed margin (peers/judgement.py). In a
@@ -15,8 +15,10 @@ from torch import Tensor
 
 from orca.bench.gpu.plain_llama import PlainLlama
 from orca.bench.gpu.random_weights import RandomTensors
+from orca.bench.gpu.seq2seq.plain_t5 import PlainT5
 from orca.bench.peers.judgement import EXCUSED_MARGIN, Judgement, judge
 from orca.worker.models.config import LlamaConfig
+from orca.worker.models.encoder_decoder.t5_config import T5Config
 
 _PASSING_MAX = 0.05
 """Largest share of the vocabulary that may be within the margin. With this share, 30 tokens drawn at random would all
@@ -47,7 +49,7 @@ class Verdict:
 
 
 def verdict(
-    config: LlamaConfig,
+    config: LlamaConfig | T5Config,
     tensors: RandomTensors,
     prompts: Sequence[list[int]],
     answers: Sequence[list[int]],
@@ -69,7 +71,7 @@ def verdict(
 
 
 def _logits(
-    config: LlamaConfig,
+    config: LlamaConfig | T5Config,
     tensors: RandomTensors,
     dtype: torch.dtype,
     prompts: Sequence[list[int]],
@@ -77,8 +79,10 @@ def _logits(
 ) -> list[Tensor]:
     """Return the logits before each token, [tokens, vocab], for each answer that has tokens."""
     some = [(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True) if answer]
-    read = [prompt + answer[:-1] for prompt, answer in some]
-    return PlainLlama(config, tensors, dtype).logits(read, [len(answer) for _, answer in some]) if some else []
+    if not some:
+        return []
+    plain = PlainT5(config, tensors, dtype) if isinstance(config, T5Config) else PlainLlama(config, tensors, dtype)
+    return plain.answer_logits([prompt for prompt, _ in some], [answer for _, answer in some])
 
 
 def _passing(logits: Sequence[Tensor], margin: float) -> float:

@@ -10,8 +10,10 @@ The command needs a checkout, torch, triton and numpy, and downloads nothing. Al
     decode   steps of a model of 8 billion random parameters, whose tokens are checked. Their limit is the sum over
              their operations, each product at the rate of its own shape.
     trace    the paper's trace (ORCA, section 6.2), beside Hugging Face transformers if that is installed.
+    translation
+             128 sources of 260 to 440 tokens and their answers, on a model of flan-T5-XL's shape, beside its limit.
 
-The last two need the engine (PYTHONPATH=kernels:services). `--device cpu` runs small sizes, with the kernels in
+All but the first need the engine (PYTHONPATH=kernels:services). `--device cpu` runs small sizes, with the kernels in
 Triton's interpreter: the checks are the same, but the times mean nothing.
 
 The exit status is 1 if a result is wrong, and 2 if there is no GPU.
@@ -43,7 +45,7 @@ _ROUNDINGS_MAX = 8.0
 they are multiplied by the values.
 """
 
-PARTS = ("kernels", "decode", "trace")
+PARTS = ("kernels", "decode", "trace", "translation")
 
 HELP = "kernels, decode steps and the paper's trace, checked, then timed beside their limits"
 
@@ -182,7 +184,7 @@ def measured_figures(figures: Mapping[str, Any]) -> list[Measured]:
     """Return the figures for the benchmark pages: the times of all correct results."""
     dtype = str(figures["dtype"]).removeprefix("torch.")
     found = []
-    for part in ("operations", "decode", "trace"):
+    for part in ("operations", *PARTS[1:]):
         for row in figures.get(part, ()):
             if not row["is_right"] or row["seconds"] is None:
                 continue

@@ -1,4 +1,4 @@
-"""The engine's parts of `orca bench gpu`: whole decode steps of a model, and a trace beside other engines."""
+"""The engine's parts of `orca bench gpu`: decode steps of a model, a trace beside other engines, and a translation."""
 
 import time
 import traceback
@@ -10,8 +10,9 @@ import torch
 from orca.bench.gpu.decode import decode_rows
 from orca.bench.gpu.paper_trace import trace_rows
 from orca.bench.gpu.rows import Asked, EngineRow, Part, said
+from orca.bench.gpu.seq2seq.translation import translation_rows
 
-PARTS: Mapping[str, Part] = {"decode": decode_rows, "trace": trace_rows}
+PARTS: Mapping[str, Part] = {"decode": decode_rows, "trace": trace_rows, "translation": translation_rows}
 
 
 def engine_figures(asked: Asked, names: Sequence[str]) -> dict[str, Any]:

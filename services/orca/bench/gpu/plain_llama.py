@@ -26,6 +26,11 @@ class PlainLlama:
         self._tensors = tensors
         self._dtype = dtype
 
+    def answer_logits(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[Tensor]:
+        """Return the logits before each token of the answers, float32 [tokens, vocab]."""
+        read = [prompt + answer[:-1] for prompt, answer in zip(prompts, answers, strict=True)]
+        return self.logits(read, [len(answer) for answer in answers])
+
     @torch.inference_mode()
     def logits(self, sequences: Sequence[list[int]], last: Sequence[int]) -> list[Tensor]:
         """Compute logits.

@@ -1,4 +1,4 @@
-"""Weights without a file: each tensor of a Llama is generated on the device, from a seed and its name.
+"""Weights without a file: each tensor of a Llama or a T5 is generated on the device, from a seed and its name.
 
 So a stage, any slice of it, a plain reference and a Hugging Face model have the same weights without keeping them
 twice. Their scales, and the reasons, are in random_scales.py.
@@ -16,6 +16,8 @@ from orca.worker.weights.loader import Slice
 
 _NORM_DEVIATION = 0.1
 """Standard deviation of the weights of norms from one. With exact ones, a norm that is left out would not show."""
+_T5_QUERIES = 64**-0.5
+"""Scale of T5's queries: one through the root of the head size that its large models have."""
 
 
 class RandomTensors:
@@ -88,6 +90,9 @@ def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     """Return the mean and standard deviation of a tensor's numbers. Matrices are [out, in]."""
     if len(shape) == 1:
         return 1.0, _NORM_DEVIATION
-    if name.endswith("embed_tokens.weight"):
+    if name.endswith(("embed_tokens.weight", "shared.weight")):
         return 0.0, EMBEDDING_DEVIATION
-    return 0.0, GAIN / math.sqrt(shape[1])
+    if name.endswith("relative_attention_bias.weight"):
+        return 0.0, 1.0
+    # T5 does not scale its scores, so its queries are small.
+    return 0.0, GAIN / math.sqrt(shape[1]) * (_T5_QUERIES if name.endswith(".q.weight") else 1.0)
