@@ -6,6 +6,7 @@
     homogeneous   the same with requests of equal length (Figure 11)
     engine        the time of one batch until all its requests end, without a scheduler (Figure 9)
     chunks        prompts in chunks: throughput against the gaps between tokens, on the engine alone
+    encoder       the encoder of an encoder-decoder model, against the machine's rate of matrix products
     gpu           kernels, decode steps and a trace on a GPU, each compared with its limit
     peers         comparison with Hugging Face transformers, OpenVINO GenAI and vLLM, in one run on this machine
     host          scheduler, pool and gateway with an engine that computes nothing
@@ -48,6 +49,8 @@ from orca.core.process.command_line import CommandLineParser
 from orca.scheduler.settings import POLICIES
 from orca.worker.machine import thread_variables
 
+SEQ2SEQ_SHAPES = ("t5-60m", "bart-60m")
+"""Names of the encoder-decoder models among them."""
 _FLOAT32 = ("llama-63m", "llama-58m-gqa", "gpt2-8x384", "llama-500m", "llama-494m-tied")
 PEER_SHAPES = (*_FLOAT32, *(f"{name}-bf16" for name in _FLOAT32))
 """Names of the models that peers/model.py can make. That module imports torch, which reading options does not need."""
@@ -93,6 +96,9 @@ def _parser() -> CommandLineParser:
     _add_sweep_options(homogeneous)
     add_trace_options(homogeneous, preset=None, requests=100, lengths=(64, 32))
     _add_engine_options(actions.add_parser("engine", help="one batch without a scheduler (Figure 9)"))
+    _add_encoder_options(
+        actions.add_parser("encoder", help="an encoder alone, against the machine's rate of matrix products")
+    )
     _add_chunks_options(
         actions.add_parser("chunks", help="prompts in chunks: throughput against the gaps between tokens")
     )
@@ -181,6 +187,28 @@ def _add_chunks_options(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=positive(int), default=3, metavar="N", help="runs of each bound (%(default)s)")
     add_trace_options(parser, preset="paper", requests=64)
     add_output_options(parser, can_plot=False)
+
+
+def _add_encoder_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    model = parser.add_mutually_exclusive_group().add_argument
+    model("--model", metavar="DIR", help="encoder-decoder model (a new one with random weights)")
+    model("--shape", choices=SEQ2SEQ_SHAPES, default=SEQ2SEQ_SHAPES[0], help="shape of the new model (%(default)s)")
+    add("--dtype", choices=DTYPES, default="float32", help="data type of the computation (%(default)s)")
+    shown = "sources and tokens of each, in one step (1x512,16x32,4x128)"
+    add("--sources", type=comma_separated(_sources), default=((1, 512), (16, 32), (4, 128)), metavar="NxM", help=shown)
+    add("--rounds", type=positive(int), default=25, metavar="N", help="runs of each (%(default)s)")
+    _add_threads_option(parser)
+    add_output_options(parser, can_plot=False)
+
+
+def _sources(text: str) -> tuple[int, int]:
+    count, _, tokens = text.partition("x")
+    try:
+        found = positive(int)(count), positive(int)(tokens)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of sources and their tokens, such as 16x32") from None
+    return found
 
 
 def _add_threads_option(parser: argparse.ArgumentParser) -> None:
@@ -405,6 +433,28 @@ def _vocab_size(folder: Path) -> int:
     return load_model_info(folder).vocab_size
 
 
+def _encoder(options: argparse.Namespace, up_options: Sequence[str]) -> None:
+    os.environ.update(thread_variables(options.threads))
+    from orca.bench.parts import encoder  # torch and safetensors: only here
+    from orca.bench.peers.compare import make_random_model
+
+    _refuse_up_options(up_options)
+    given_model = None if options.model is None else find_model(options.model)[0]
+    with TemporaryDirectory(prefix="orca-encoder-") as folder:
+        times = encoder.measure(
+            given_model or make_random_model(options.shape, Path(folder), _print_progress),
+            [encoder.Sources(*each) for each in options.sources],
+            dtype=options.dtype,
+            threads=options.threads,
+            rounds=options.rounds,
+        )
+    print("\n".join(encoder.lines(times)))
+    write_json(options.json, encoder.to_json(times))
+    name = options.shape if options.model is None else _short_name(options.model)
+    settings = {"model": name, "dtype": options.dtype, "threads": options.threads}
+    write_figures(options, encoder.figures(times, settings))
+
+
 def _chunks(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     os.environ.update(thread_variables(options.threads))
     from orca.bench import chunks  # torch: only here
@@ -491,6 +541,7 @@ ACTIONS: Mapping[str, Callable[[argparse.Namespace, Sequence[str]], int | None]]
     "homogeneous": _homogeneous,
     "engine": _engine,
     "chunks": _chunks,
+    "encoder": _encoder,
     "gpu": gpu.act,
     "peers": _peers,
     "host": _host,

@@ -136,7 +136,7 @@ def time_products(model: StageModel, steps: Sequence[Step]) -> float:
         (rows, size): torch.randn(rows, size, dtype=model.dtype) for rows in set(chain(*counts)) for size in sizes
     }
     runs = {
-        (tokens, draws): _products(
+        (tokens, draws): products(
             [
                 *((linear, inputs[tokens, linear.inputs]) for linear in every),
                 *((linear, inputs[draws, linear.inputs]) for linear in drawn),
@@ -150,7 +150,7 @@ def time_products(model: StageModel, steps: Sequence[Step]) -> float:
     return perf_counter() - start_s
 
 
-def _products(pairs: Sequence[tuple[Linear, Tensor]]) -> Callable[[], None]:
+def products(pairs: Sequence[tuple[Linear, Tensor]]) -> Callable[[], None]:
     """Return the products of a step, launched like in the engine: all at once if every weight is packed.
 
     Launched one by one, each takes about 15 us more, which would make the limit too low.

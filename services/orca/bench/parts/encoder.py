@@ -1,0 +1,188 @@
+"""`orca bench encoder`: measures the encoder of a model alone, against this machine's rate of matrix products.
+
+The encoder runs sources of one length at a time, as in a step without targets. Its operations are counted from the
+sizes of its matrices, and its attention's from the lengths. The machine's rate is the best of two: the encoder's own
+products, launched together as the engine launches them, and one large product of PyTorch. All sides take turns.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from orca.bench.figures.figure import Measured, Setting
+from orca.bench.figures.writer import measured
+from orca.bench.peers.engine_peer import products
+from orca.core.domain.errors import SettingError
+from orca.core.domain.model import load_model_info
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
+from orca.worker.models.build import StageModel, load_stage
+from orca.worker.models.config import load_config
+from orca.worker.models.encoder_decoder.encoder_run import EncoderRun
+from orca.worker.models.model_shape import EncoderDecoderShape
+from orca.worker.parallel.shard import Shard
+from orca.worker.stage.encoder_steps import EncoderSteps, PreparedSources
+
+_LARGE = 2048
+"""Rows and columns of PyTorch's product: far more than the caches hold, and enough for its best speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Sources of one length, which run in one step."""
+
+    count: int
+    tokens: int  # of each
+
+    def __str__(self) -> str:
+        return f"{self.count}x{self.tokens}"
+
+
+@dataclass(slots=True, kw_only=True)
+class EncoderTimes:
+    """The times of the encoder with some sources: one for each round, in seconds."""
+
+    sources: Sources
+    operations: float  # of products and attention: two for each multiplication
+    product_operations: float  # of the products alone
+    machine_rate: float = 0.0  # operations per second
+    encoder_s: list[float] = field(default_factory=list)
+    products_s: list[float] = field(default_factory=list)
+    attention_s: list[float] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """Operations per second of the whole encoder."""
+        return self.operations / median(self.encoder_s)
+
+    @property
+    def share(self) -> float:
+        """The encoder's rate as a share of the machine's."""
+        return self.rate / self.machine_rate
+
+
+def measure(model: Path, cases: Sequence[Sources], *, dtype: str, threads: int, rounds: int) -> list[EncoderTimes]:
+    """Time the encoder of a model folder. Raises: ModelError; SettingError for a decoder-only model."""
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(False)
+    stage = _encoder_stage(model, dtype)
+    run = stage.encoder
+    assert run is not None
+    steps = EncoderSteps(stage, run, DEFAULT_BLOCK_TOKENS)
+    large_s: list[float] = []
+    large = _large_product(stage.dtype)
+    times, sides = [], []
+    for case in cases:
+        prepared = steps.prepare([[token % stage.config.vocab_size for token in range(case.tokens)]] * case.count)
+        rows = case.count * case.tokens
+        product_operations = 2.0 * rows * sum(linear.inputs * linear.outputs for linear in stage.linears)
+        per_pair = 4.0 * run.heads.num_query * run.head_dim * len(run.layers)
+        each = EncoderTimes(
+            sources=case,
+            operations=product_operations + per_pair * case.count * case.tokens**2,
+            product_operations=product_operations,
+        )
+        inputs = {size: torch.randn(rows, size, dtype=stage.dtype) for size in {line.inputs for line in stage.linears}}
+        alone = products([(linear, inputs[linear.inputs]) for linear in stage.linears])
+        attention = _attention_alone(stage, run, prepared, rows)
+        sides += [
+            (each.encoder_s, lambda prepared=prepared: steps.run(prepared, None)),
+            (each.products_s, alone),
+            (each.attention_s, attention),
+        ]
+        times.append(each)
+    sides.append((large_s, large))
+    for number in range(rounds + 1):
+        for into, call in sides:
+            start_s = perf_counter()
+            call()
+            if number:  # the first round compiles and warms up
+                into.append(perf_counter() - start_s)
+    best = max(
+        2.0 * _LARGE**3 / median(large_s), *(each.product_operations / median(each.products_s) for each in times)
+    )
+    for each in times:
+        each.machine_rate = best
+    return times
+
+
+def _encoder_stage(model: Path, dtype: str) -> StageModel:
+    """Return a stage that holds the whole encoder and nothing else. Raises: ModelError, SettingError."""
+    config = load_config(model)
+    if not isinstance(config, EncoderDecoderShape):
+        raise SettingError(f"{model}: a decoder-only model has no encoder")
+    info = load_model_info(model, dtype=dtype)
+    return load_stage(info, Shard(stage=0, stages=2, layer_counts=(config.encoder.layers, config.decoder.layers)))
+
+
+def _attention_alone(stage: StageModel, run: EncoderRun, prepared: PreparedSources, rows: int) -> Callable[[], None]:
+    """Return the attention of all layers, without a bias, over any numbers."""
+    attend = prepared.context.attention[None]
+    qkv = torch.randn(rows, 3 * run.heads.num_query, run.head_dim, dtype=stage.dtype)
+
+    def call() -> None:
+        for cache in prepared.context.caches:
+            attend(qkv, cache, run.head_dim**-0.5)
+
+    return call
+
+
+def _large_product(dtype: torch.dtype) -> Callable[[], object]:
+    one, other = (torch.randn(_LARGE, _LARGE, dtype=dtype) for _ in range(2))
+    return lambda: one @ other
+
+
+def lines(times: Sequence[EncoderTimes]) -> list[str]:
+    """Return a table: the encoder's time, its parts, and its share of the machine's rate."""
+    head = (
+        f"{'sources':>8}{'ms':>9}{'products':>10}{'attention':>11}{'rest':>8}{'GFLOP/s':>9}{'machine':>9}{'share':>7}"
+    )
+    return [head, *map(_line, times)]
+
+
+def _line(each: EncoderTimes) -> str:
+    whole, products_ms, attention_ms = (
+        1e3 * median(some) for some in (each.encoder_s, each.products_s, each.attention_s)
+    )
+    rest = whole - products_ms - attention_ms
+    return (
+        f"{each.sources!s:>8}{whole:>9.2f}{products_ms:>10.2f}{attention_ms:>11.2f}{rest:>8.2f}"
+        f"{each.rate / 1e9:>9.0f}{each.machine_rate / 1e9:>9.0f}{each.share:>7.0%}"
+    )
+
+
+def to_json(times: Sequence[EncoderTimes]) -> list[dict[str, Any]]:
+    """Return the same figures as plain data."""
+    return [
+        {
+            "sources": each.sources.count,
+            "tokens": each.sources.tokens,
+            "encoder_s": median(each.encoder_s),
+            "products_s": median(each.products_s),
+            "attention_s": median(each.attention_s),
+            "flops": each.operations,
+            "machine_flops_s": each.machine_rate,
+            "share": each.share,
+        }
+        for each in times
+    ]
+
+
+def figures(times: Sequence[EncoderTimes], settings: Mapping[str, Setting | None]) -> list[Measured]:
+    """Return the same figures as records with these settings of model and threads."""
+    found = []
+    for each in times:
+        chosen = {**settings, "sources": str(each.sources)}
+        shares = [100 * each.operations / seconds / each.machine_rate for seconds in each.encoder_s]
+        found.append(measured("Encoder's share of the rate of matrix products", shares, "%", chosen))
+        for part, seconds in (
+            ("whole", each.encoder_s),
+            ("products alone", each.products_s),
+            ("attention alone", each.attention_s),
+        ):
+            found.append(measured("Time of the encoder", seconds, "ms", {**chosen, "part": part}, scale=1000))
+    return found
