@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from orca.cli.model_folder import find_model
+from orca.cli.small_model import RESTORES, SMALL_MODELS, small_model_folder
 from orca.core.domain.errors import ModelError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -95,12 +96,41 @@ def test_a_fetched_model_is_found_without_a_network(hub: str, tmp_path: Path) ->
 
 def test_a_model_that_the_hub_does_not_have_is_refused_by_its_name(hub: str, tmp_path: Path) -> None:
     said = find("owner/other", tmp_path, hub).stderr
-    assert "ModelError: --model owner/other is not a folder, and the hub could not provide it" in said
+    assert "ModelError: --model owner/other is neither a folder nor a model that ships" in said
+    assert "and the hub could not provide it" in said
 
 
 def test_a_folder_has_its_own_name_as_model_name(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "link").symlink_to("own")
     assert find_model(f"{tmp_path}/link") == (tmp_path / "link", "own")
-    with pytest.raises(ModelError, match="is not a folder"):
+    with pytest.raises(ModelError, match="is neither a folder nor a model that ships"):
         find_model("/no/such/folder")
+
+
+@pytest.mark.parametrize("name", SMALL_MODELS)
+def test_a_model_that_ships_is_found_by_its_name_in_any_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_model(name) == (small_model_folder(name), name)
+
+
+def test_a_folder_comes_before_a_model_that_ships(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / RESTORES).mkdir()
+    assert find_model(RESTORES) == (Path(RESTORES), RESTORES)
+
+
+def test_a_file_with_the_name_of_a_model_that_ships_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / RESTORES).touch()
+    assert find_model(RESTORES) == (small_model_folder(RESTORES), RESTORES)
+
+
+@pytest.mark.parametrize("name", ["orca-restor", "Orca-Restore"])
+def test_an_unknown_name_is_refused_with_the_names_of_the_models_that_ship(name: str, hub: str, tmp_path: Path) -> None:
+    said = find(name, tmp_path, hub).stderr
+    assert f"--model {name} is neither a folder nor a model that ships with Orca (orca-austen, orca-restore)" in said

@@ -85,7 +85,10 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
         (["--tensor", "7"], "--tensor 7 is more than the model's 6 attention heads"),
         (["--prefetch", "2"], "setting --prefetch: 2 is not 0 or 1"),
         (["--colour", "red"], "unrecognized arguments: --colour red (--help lists the options)"),
-        (["--model", "/no/such/folder"], "--model /no/such/folder is not a folder"),
+        (
+            ["--model", "/no/such/folder"],
+            "--model /no/such/folder is neither a folder nor a model that ships with Orca (orca-austen, orca-restore)",
+        ),
         ([*OPEN, "--host", "no.such.host.invalid"], "--host no.such.host.invalid is not an address"),
         # Of a range kept for documentation: no machine has it.
         (
@@ -217,4 +220,5 @@ def test_a_model_given_as_a_file_is_refused(refused) -> None:
 def test_a_hub_name_without_a_network_is_refused_by_name(refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     said = refused("--model", "nobody/nothing-at-all")
-    assert said.startswith("--model nobody/nothing-at-all is not a folder, and the hub could not provide it: ")
+    assert said.startswith("--model nobody/nothing-at-all is neither a folder nor a model that ships")
+    assert ", and the hub could not provide it: " in said

@@ -44,27 +44,43 @@ def test_on_a_terminal_the_start_is_a_bar_per_process() -> None:
     assert "gateway" in shown.getvalue()
 
 
+def examples_of(
+    model: str = "m", *, has_keys: bool = False, has_chats: bool = True, is_encoder_decoder: bool = False
+) -> str:
+    return examples(
+        "http://127.0.0.1:8000",
+        model,
+        has_keys=has_keys,
+        has_chats=has_chats,
+        is_encoder_decoder=is_encoder_decoder,
+    )
+
+
 def test_the_curl_example_is_one_shell_line_with_the_models_name_in_valid_json() -> None:
-    [line] = [
-        line
-        for line in examples("http://127.0.0.1:8000", "it's", has_keys=False).splitlines()
-        if line.startswith("curl")
-    ]
+    [line] = [line for line in examples_of("it's").splitlines() if line.startswith("curl")]
     words = shlex.split(line)
     assert words[1] == "http://127.0.0.1:8000/v1/completions"
     assert json.loads(words[-1])["model"] == "it's"
 
 
 @pytest.mark.parametrize("has_keys", [False, True])
-def test_the_python_example_compiles(has_keys: bool) -> None:
-    _, _, rest = examples("http://127.0.0.1:8000", "m", has_keys=has_keys).partition("<<'EOF'\n")
+@pytest.mark.parametrize("has_chats", [False, True])
+def test_the_python_example_compiles(has_keys: bool, has_chats: bool) -> None:
+    _, _, rest = examples_of(has_keys=has_keys, has_chats=has_chats).partition("<<'EOF'\n")
     code, _, _ = rest.partition("\nEOF\n")
     assert compile(code, "example", "exec")
     assert ('os.environ["ORCA_API_KEY"]' in code) is has_keys
+    assert ("client.chat.completions" in code) is has_chats
+
+
+def test_the_examples_of_an_encoder_decoder_model_restore_lower_case_text_greedily() -> None:
+    text = examples_of(has_chats=False, is_encoder_decoder=True)
+    assert '"prompt": "is mr darcy at home", "max_tokens": 40, "temperature": 0}' in text
+    assert 'prompt="is mr darcy at home", max_tokens=60, temperature=0, stream=True)' in text
 
 
 def test_the_curl_example_of_a_keyed_api_sends_the_key_in_the_shells_variable() -> None:
-    text = examples("http://127.0.0.1:8000", "m", has_keys=True)
+    text = examples_of(has_keys=True)
     [line] = [line for line in text.splitlines() if line.startswith("curl")]
     assert ' -H "Authorization: Bearer $ORCA_API_KEY" ' in line
 

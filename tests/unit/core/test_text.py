@@ -13,6 +13,7 @@ from tokenizers import decoders, models
 from orca.core.domain.errors import ModelError
 from orca.core.domain.special_stops import PatternSearch
 from orca.core.domain.text import Detokenizer, OutputText, Tokenizer
+from orca.core.domain.tokenizer_folder import has_chat_template
 
 
 def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
@@ -305,6 +306,12 @@ def test_a_folder_provides_special_tokens_and_chat_template(tmp_path: Path) -> N
     assert tokenizer.named_special_tokens == {"eos_token": "<eos>"}
     assert tokenizer.decode([0, 1]) == "a"
     assert tokenizer.chat_template == "hello"
+    assert has_chat_template(tmp_path)
+
+
+def test_a_folder_without_a_chat_template_has_none(tmp_path: Path) -> None:
+    assert Tokenizer.from_folder(save(tmp_path, word_level(), {})).chat_template is None
+    assert not has_chat_template(tmp_path)
 
 
 def test_the_template_file_overrides_the_template_in_the_config(tmp_path: Path) -> None:

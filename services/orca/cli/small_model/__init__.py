@@ -3,6 +3,7 @@
 from pathlib import Path
 
 CONTINUES, RESTORES = "orca-austen", "orca-restore"
+SMALL_MODELS = (CONTINUES, RESTORES)
 
 
 def small_model_folder(name: str = CONTINUES) -> Path:

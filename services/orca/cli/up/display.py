@@ -97,15 +97,28 @@ def interpreter() -> str:
     return shlex.quote(str(python) if len(python.parts) > 1 else f"./{python}")
 
 
-def examples(url: str, model: str, *, has_keys: bool) -> str:
-    """Return a curl and a Python call to paste. If the API needs keys, they read one from ORCA_API_KEY."""
-    body = f'{{"model": "{model}", "prompt": "It was a fine morning, and", "max_tokens": 40, "temperature": 0.7}}'
+def examples(url: str, model: str, *, has_keys: bool, has_chats: bool, is_encoder_decoder: bool) -> str:
+    """Return a curl and a Python call to paste. If the API needs keys, they read one from ORCA_API_KEY.
+
+    Args:
+        has_chats: the model has a chat template; without one, the Python call completes a prompt, too.
+        is_encoder_decoder: the prompt is a source; the sampling is greedy.
+    """
+    # The source is text as the small encoder-decoder model reads it.
+    prompt = "is mr darcy at home" if is_encoder_decoder else "It was a fine morning, and"
+    temperature = 0 if is_encoder_decoder else 0.7
+    body = f'{{"model": "{model}", "prompt": "{prompt}", "max_tokens": 40, "temperature": {temperature}}}'
     intro, header, key, imports = "Try it:", "", '"none"', ""
     if has_keys:
         intro = "Try it, after setting ORCA_API_KEY to one of the keys (export ORCA_API_KEY=...):"
         header = ' -H "Authorization: Bearer $ORCA_API_KEY"'
         key = 'os.environ["ORCA_API_KEY"]'
         imports = "import os\n\n"
+    question, calls, given, text = "", "completions", f'prompt="{prompt}"', "text"
+    if has_chats:
+        question = 'question = [{"role": "user", "content": "What is your opinion of Mr. Darcy?"}]\n'
+        calls, given, text = "chat.completions", "messages=question", 'delta.content or ""'
+    given += f", max_tokens=60, temperature={temperature}"
     return f"""
 {intro}
 
@@ -115,10 +128,9 @@ curl {url}/v1/completions{header} -H 'Content-Type: application/json' -d {shlex.
 {imports}from openai import OpenAI
 
 client = OpenAI(base_url="{url}/v1", api_key={key})
-question = [{{"role": "user", "content": "What is your opinion of Mr. Darcy?"}}]
-answer = client.chat.completions.create(model="{model}", messages=question, max_tokens=60, temperature=0.7, stream=True)
+{question}answer = client.{calls}.create(model="{model}", {given}, stream=True)
 for part in answer:
-    print(part.choices[0].delta.content or "", end="", flush=True)
+    print(part.choices[0].{text}, end="", flush=True)
 print()
 EOF
 """

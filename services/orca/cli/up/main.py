@@ -110,6 +110,19 @@ def _check_parts(settings: UpSettings) -> None:
     KeyRing(GatewaySettings(model="", api_keys=settings.api_keys, api_keys_file=settings.api_keys_file))
 
 
+def _examples(url: str, model: ModelInfo, settings: UpSettings) -> str:
+    # Imported late, as in _check_tokenizer.
+    from orca.core.domain.tokenizer_folder import has_chat_template
+
+    return examples(
+        url,
+        model.name,
+        has_keys=settings.has_keys,
+        has_chats=has_chat_template(model.folder),
+        is_encoder_decoder=model.encoder_decoder is not None,
+    )
+
+
 def _check_parallelism(settings: UpSettings, model: ModelInfo) -> None:
     """Raises: SettingError if the model cannot be divided over the stages and ranks."""
     if settings.stages > model.num_layers:
@@ -233,4 +246,4 @@ async def _show_start(
     ]
     title = f"\nReady: {model.name} at {url} ({precision}; {took})"
     display.show_system(title, supervisor.children, notes)
-    display.print_text(examples(url, model.name, has_keys=settings.has_keys))
+    display.print_text(_examples(url, model, settings))

@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
+from orca.cli.small_model import CONTINUES, SMALL_MODELS
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.process.settings import is_loopback, log_level_setting, read_settings, require, setting
@@ -27,7 +28,9 @@ class UpSettings(BatchingSettings):
     """Options of one system on one machine. All its groups use the same batching options."""
 
     model: str | None = setting(
-        None, "folder in Hugging Face layout, or owner/name on the Hugging Face hub; default: the small model of Orca"
+        None,
+        "folder in Hugging Face layout, owner/name on the Hugging Face hub, or a small model that ships with Orca:"
+        f" {' or '.join(SMALL_MODELS)}; default: {CONTINUES}",
     )
     served_name: str | None = setting(None, "model name in API calls; default: the name of the folder")
     dtype: str = dtype_setting()

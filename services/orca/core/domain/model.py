@@ -48,6 +48,7 @@ class ModelFamily:
     """A kind of model that the stages can compute: its names in config.json, and the defaults of absent keys."""
 
     architecture: str  # class name expected in `architectures`
+    base_architecture: str | None = None  # another one: the class without the head, where the embedding is the head
     sizes: Mapping[str, int] = field(default_factory=dict)  # what transformers takes for a size that is absent
     other_names: Mapping[str, str] = field(default_factory=dict)  # more names of keys -> the names that are read
     layers_key: str = "num_hidden_layers"
@@ -134,6 +135,7 @@ def _bart_sizes(vocab_size: int) -> Mapping[str, int]:
 FAMILIES: Mapping[str, ModelFamily] = {
     "gpt2": ModelFamily(
         architecture="GPT2LMHeadModel",
+        base_architecture="GPT2Model",
         sizes={"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12},
         other_names={
             "hidden_size": "n_embd",
@@ -149,6 +151,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     ),
     "opt": ModelFamily(
         architecture="OPTForCausalLM",
+        base_architecture="OPTModel",
         sizes={
             "vocab_size": 50272,
             "hidden_size": 768,
@@ -195,15 +198,30 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "t5": ModelFamily(architecture="T5ForConditionalGeneration", sizes=_T5_SIZES, **_T5),
     "mt5": ModelFamily(architecture="MT5ForConditionalGeneration", sizes=_MT5_SIZES, decoder_start_token_id=0, **_T5),
     "umt5": ModelFamily(architecture="UMT5ForConditionalGeneration", sizes=_MT5_SIZES, decoder_start_token_id=0, **_T5),
+    # facebook/bart-base and bart-large name BartModel.
     "bart": ModelFamily(
-        architecture="BartForConditionalGeneration", sizes=_bart_sizes(50265), decoder_start_token_id=2, **_BART
+        architecture="BartForConditionalGeneration",
+        base_architecture="BartModel",
+        sizes=_bart_sizes(50265),
+        decoder_start_token_id=2,
+        **_BART,
     ),
-    "mbart": ModelFamily(architecture="MBartForConditionalGeneration", sizes=_bart_sizes(50265), **_BART),
+    "mbart": ModelFamily(
+        architecture="MBartForConditionalGeneration",
+        base_architecture="MBartModel",
+        sizes=_bart_sizes(50265),
+        **_BART,
+    ),
     "m2m_100": ModelFamily(
-        architecture="M2M100ForConditionalGeneration", sizes=_bart_sizes(128112), decoder_start_token_id=2, **_BART
+        architecture="M2M100ForConditionalGeneration",
+        base_architecture="M2M100Model",
+        sizes=_bart_sizes(128112),
+        decoder_start_token_id=2,
+        **_BART,
     ),
     "marian": ModelFamily(
         architecture="MarianMTModel",
+        base_architecture="MarianModel",
         sizes=_bart_sizes(58101),
         decoder_start_token_id=58100,
         eos_token_id=0,
@@ -326,7 +344,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     architectures = config.get("architectures")
     # The first conversions of Llama wrote LLaMAForCausalLM.
     names = architectures if isinstance(architectures, list) else [architectures]
-    if architectures and [str(name).lower() for name in names] != [family.architecture.lower()]:
+    served = [name.lower() for name in (family.architecture, family.base_architecture) if name is not None]
+    if architectures and not (len(names) == 1 and str(names[0]).lower() in served):
         raise ModelError(
             f"{path}: architectures {architectures!r} is not [{family.architecture!r}], "
             f"the only one served for model_type {model_type!r}"

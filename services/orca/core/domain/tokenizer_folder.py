@@ -96,6 +96,11 @@ def check_tokenizer(folder: Path) -> None:
         _vocabulary_files(folder, kind)
 
 
+def has_chat_template(folder: Path) -> bool:
+    """Return whether the folder has a chat template. Raises: ModelError for one that cannot be read."""
+    return _chat_template(folder, read_json(folder / "tokenizer_config.json")) is not None
+
+
 def eos_of_tokenizer(folder: Path) -> int | None:
     """Return the id of the tokenizer's EOS; None if it has none, or if the folder has no tokenizer that is served.
 
