@@ -8,7 +8,7 @@
     chunks        prompts in chunks: throughput against the gaps between tokens, on the engine alone
     encoder       the encoder of an encoder-decoder model, against the machine's rate of matrix products
     gpu           kernels, decode steps and a trace on a GPU, each compared with its limit
-    peers         comparison with Hugging Face transformers, OpenVINO GenAI and vLLM, in one run on this machine
+    peers         comparison with Hugging Face transformers, OpenVINO GenAI, vLLM and CTranslate2, in one run
     host          scheduler, pool and gateway with an engine that computes nothing
 
 Arguments after `--` are options for `orca up`.
@@ -51,7 +51,7 @@ from orca.worker.machine import thread_variables
 
 SEQ2SEQ_SHAPES = ("t5-60m", "bart-60m")
 """Names of the encoder-decoder models among them."""
-_FLOAT32 = ("llama-63m", "llama-58m-gqa", "gpt2-8x384", "llama-500m", "llama-494m-tied")
+_FLOAT32 = ("llama-63m", "llama-58m-gqa", "gpt2-8x384", "llama-500m", "llama-494m-tied", *SEQ2SEQ_SHAPES)
 PEER_SHAPES = (*_FLOAT32, *(f"{name}-bf16" for name in _FLOAT32))
 """Names of the models that peers/model.py can make. That module imports torch, which reading options does not need."""
 
@@ -104,7 +104,9 @@ def _parser() -> CommandLineParser:
     )
     gpu.add_options(actions.add_parser("gpu", help=gpu.HELP))
     _add_peers_options(
-        actions.add_parser("peers", help="comparison with Hugging Face transformers, OpenVINO GenAI and vLLM")
+        actions.add_parser(
+            "peers", help="comparison with Hugging Face transformers, OpenVINO GenAI, vLLM and CTranslate2"
+        )
     )
     _add_host_options(
         actions.add_parser("host", help="scheduler, pool and gateway with an engine that computes nothing")
@@ -230,6 +232,12 @@ def _add_peers_options(parser: argparse.ArgumentParser) -> None:
     add("--judge-only", action="store_true", help="transformers only judges the tokens, as with --rate")
     add("--openvino", type=program_path, metavar="PYTHON", help="Python of an environment with peers/openvino.txt")
     add("--vllm", type=program_path, metavar="PYTHON", help="Python of an environment with peers/vllm.txt")
+    add(
+        "--ctranslate2",
+        type=program_path,
+        metavar="PYTHON",
+        help="Python of an environment with peers/ctranslate2.txt; for encoder-decoder models",
+    )
     add_trace_options(parser, preset="small", requests=128)
     add_output_options(parser, can_plot=False)
 
@@ -476,24 +484,29 @@ def _chunks(options: argparse.Namespace, up_options: Sequence[str]) -> None:
 
 def _peers(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     from orca.bench.peers import compare, figures, table  # torch and safetensors: only here
+    from orca.bench.peers.comparison import PeerComparison
 
-    compare.check_environments(options.openvino, options.vllm)
+    pythons = {"openvino": options.openvino, "vllm": options.vllm, "ctranslate2": options.ctranslate2}
+    compare.check_environments(**pythons)
     trace = generate(trace_spec(options, options.rate))
     given_model = None if options.model is None else find_model(options.model)[0]
     with TemporaryDirectory(prefix="orca-peers-") as folder:
         model = given_model or compare.make_random_model(options.shape, Path(folder), _print_progress)
-        comparison = compare.PeerComparison(
+        info = load_model_info(model)
+        is_encoder_decoder = info.encoder_decoder is not None
+        compare.check_kind(**pythons, is_encoder_decoder=is_encoder_decoder)
+        comparison = PeerComparison(
             model=model,
-            vocab_size=_vocab_size(model),
+            vocab_size=info.vocab_size,
             trace=trace,
             batch_size=options.batch_size,
             threads=options.threads,
             rounds=options.rounds,
             up_options=compare.up_options(options.batch_size, options.threads, up_options),
             folder=Path(folder),
-            openvino=options.openvino,
-            vllm=options.vllm,
+            is_encoder_decoder=is_encoder_decoder,
             only_judges=options.judge_only,
+            **pythons,
         )
         results = compare.compare(comparison, _print_progress)
         print("\n".join(table.lines(comparison, results)))

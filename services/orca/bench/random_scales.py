@@ -6,5 +6,20 @@ add, so every output depends on its whole prompt. With a much larger gain, round
 layer until two correct answers differ.
 """
 
+import math
+
+import torch
+
 GAIN = 1.4
 EMBEDDING_DEVIATION = 0.06
+BIAS_DEVIATION = 0.02
+
+
+def random_matrix(rows: int, columns: int, inputs: int, generator: torch.Generator) -> torch.Tensor:
+    """Return a random matrix of a layer. Args: inputs: of the layer: one of the two sizes."""
+    return torch.randn(rows, columns, generator=generator).mul_(GAIN / math.sqrt(inputs))
+
+
+def small_numbers(*size: int, generator: torch.Generator, deviation: float = EMBEDDING_DEVIATION) -> torch.Tensor:
+    """Return random numbers as embeddings have them."""
+    return torch.randn(*size, generator=generator) * deviation

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from orca.bench.peers.compare import PeerComparison, systems
+from orca.bench.peers.compare import systems
+from orca.bench.peers.comparison import PeerComparison
 from orca.bench.peers.figures import SYSTEMS, figures
 from orca.bench.peers.judgement import Judgement
 from orca.bench.peers.memory import ProcessPeak, RankMemory
@@ -166,4 +167,7 @@ def test_figures_of_requests_one_by_one_are_latencies() -> None:
 
 def test_every_system_that_can_take_part_has_a_name_for_figures() -> None:
     whole = replace(comparison(), openvino=Path("python"), vllm=Path("python"))
-    assert set(systems(whole)) == set(SYSTEMS)
+    seq2seq = [
+        replace(comparison(rate=rate), ctranslate2=Path("python"), is_encoder_decoder=True) for rate in (None, 2.0)
+    ]
+    assert {name for each in (whole, *seq2seq) for name in systems(each)} == set(SYSTEMS)

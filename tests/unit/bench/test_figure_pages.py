@@ -54,6 +54,13 @@ def test_a_changed_figure_changes_the_page(tmp_path: Path) -> None:
     assert page(text, tmp_path, changed).endswith("8.5")
 
 
+def test_a_block_without_figures_shows_what_it_says_or_is_an_error(tmp_path: Path) -> None:
+    block = "```table host\nwhat: No such figure\nrows: system\n%s```\n"
+    assert page(block % "absent: Not measured yet.\n", tmp_path).endswith("Not measured yet.\n")
+    with pytest.raises(FiguresError, match="No such figure"):
+        page(block % "", tmp_path)
+
+
 def test_a_table_has_a_row_and_a_column_for_each_setting(tmp_path: Path) -> None:
     text = "```table host\nwhat: Speed\nrows: system\ncolumns: batch\n```\n"
     assert rows(text, tmp_path) == [

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from orca.bench.figures.figure import FiguresError
 from orca.bench.figures.plot import plot_of
-from orca.bench.figures.query import Results
+from orca.bench.figures.query import NothingChosen, Results
 from orca.bench.figures.table import render_table, sources
 from orca.bench.figures.template import Block, fill
 
@@ -20,6 +20,14 @@ def make_pages(results: Results, templates: Path = TEMPLATES) -> dict[str, str]:
     files: dict[str, str] = {}
 
     def render(block: Block, results: Results) -> str:
+        try:
+            return rendered(block, results)
+        except NothingChosen:
+            if "absent" not in block.options:
+                raise
+            return f"{block.options['absent']}\n"
+
+    def rendered(block: Block, results: Results) -> str:
         if block.kind == "table":
             return render_table(block, results)
         picture = f"plots/{block.name}.svg"

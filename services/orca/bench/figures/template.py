@@ -21,6 +21,8 @@ A block is a table or a plot. `where` may be repeated; `|` separates alternative
     x: max_batch_tokens
     lines: model
     ```
+
+A block whose figures do not exist is an error, unless it says what the page shows instead: `absent: Not measured yet.`
 """
 
 import re
@@ -32,7 +34,7 @@ from orca.bench.figures.query import FigureQuery, NothingChosen, Results, shown
 
 _BLOCK = re.compile(r"^```(table|plot) ([^\n]*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _PLACEHOLDER = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
-_PAGE_KEYS = ("title", "rows", "columns", "compare", "show", "x", "lines", "log", "y_title", "sources")
+_PAGE_KEYS = ("title", "rows", "columns", "compare", "show", "x", "lines", "log", "y_title", "sources", "absent")
 SHOWS = ("value", "range", "unit")
 
 

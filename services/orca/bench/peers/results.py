@@ -1,9 +1,10 @@
 """The results of each compared system: figures of every round, and the judgement of its tokens."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from types import MappingProxyType
 
 from orca.bench.peers.judgement import Judgement
 from orca.bench.peers.memory import ProcessPeak, RankMemory
@@ -13,13 +14,25 @@ from orca.bench.report import Spread, spread
 STATIC, CONTINUOUS = "transformers static", "transformers continuous"
 OPENVINO_F32, OPENVINO_DEFAULT = "openvino f32", "openvino default"
 VLLM, VLLM_BFLOAT16, VLLM_HTTP = "vllm", "vllm bfloat16", "vllm over HTTP"
-ENGINE, ENGINE_BFLOAT16 = "orca engine", "orca engine bfloat16"
-ORCA, ORCA_BFLOAT16 = "orca over HTTP", "orca over HTTP bfloat16"
+ENGINE, ENGINE_BFLOAT16, ENGINE_INT8 = "orca engine", "orca engine bfloat16", "orca engine int8"
+ORCA, ORCA_BFLOAT16, ORCA_INT8 = "orca over HTTP", "orca over HTTP bfloat16", "orca over HTTP int8"
+
+# Only with encoder-decoder models: static batches, formed in the order of arrival or by a length.
+STATIC_BY_ARRIVAL, STATIC_BY_SOURCE = "transformers by arrival", "transformers by source"
+STATIC_BY_ANSWER = "transformers by answer"
+CTRANSLATE2_BY_SOURCE, CTRANSLATE2_BY_ANSWER = "ctranslate2 by source", "ctranslate2 by answer"
+CTRANSLATE2_INT8 = "ctranslate2 int8"
+CTRANSLATE2_UP_TO: Mapping[int, str] = MappingProxyType({limit: f"ctranslate2 up to {limit}" for limit in (4, 8, 16)})
+"""Most requests of a batch, which has all that wait -> name."""
+
 NOT_JUDGED = {
     OPENVINO_DEFAULT: "lengths only: computes in bfloat16, cache of 8 bits",
     VLLM_BFLOAT16: "lengths only: computes in bfloat16",
     ENGINE_BFLOAT16: "lengths only: computes in bfloat16",
     ORCA_BFLOAT16: "lengths only: computes in bfloat16",
+    CTRANSLATE2_INT8: "lengths only: weights of 8 bits",
+    ENGINE_INT8: "lengths only: weights of 8 bits",
+    ORCA_INT8: "lengths only: weights of 8 bits",
 }
 """Systems that do not compute in float32, so that their tokens may differ for a good reason."""
 
@@ -30,17 +43,19 @@ class Latencies:
 
     first_token_s: Spread
     normalised_s: Spread  # end to end, per generated token
+    whole_s: Spread  # end to end: the whole answer
 
     @staticmethod
     def of(answer: PeerAnswer, new_tokens: Sequence[int]) -> "Latencies | None":
         """Return the latencies of an answer; None if the system did not report the times of its tokens."""
         if answer.first_s is None or answer.last_s is None:
             return None
-        first = spread(answer.first_s)
+        first, whole = spread(answer.first_s), spread(answer.last_s)
         normalised = spread(last / count for last, count in zip(answer.last_s, new_tokens, strict=True))
         assert first is not None
         assert normalised is not None
-        return Latencies(first_token_s=first, normalised_s=normalised)
+        assert whole is not None
+        return Latencies(first_token_s=first, normalised_s=normalised, whole_s=whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

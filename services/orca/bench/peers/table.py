@@ -7,9 +7,10 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from orca.bench.peers.compare import PeerComparison
+from orca.bench.peers.comparison import PeerComparison
 from orca.bench.peers.memory import INTERVAL_S, ProcessPeak, RankMemory
 from orca.bench.peers.results import NOT_JUDGED, Latencies, PeerResult
+from orca.bench.peers.seq2seq import table as seq2seq
 
 MIB = 2**20
 
@@ -26,6 +27,8 @@ def lines(comparison: PeerComparison, results: Sequence[PeerResult]) -> list[str
     """Return tables of speed or, if requests arrive at a rate, of latency; then equal tokens, and memory."""
     *others, ours = results
     rows = _latencies(results) if comparison.is_paced else _speeds(results)
+    if comparison.is_encoder_decoder:
+        rows += seq2seq.lines(comparison, results)
     for other in others:
         same = sum(a == b for a, b in zip(ours.answers[-1], other.answers[-1], strict=True))
         rows.append(f"{same} of {len(ours.answers[-1])} requests: the same tokens from orca and {other.name}")
