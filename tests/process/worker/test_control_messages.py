@@ -1,12 +1,15 @@
 """gRPC carries only control messages and tokens, at any width of the model (engine.proto's first words)."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from orca.bench.parts.stage_processes import engine_for, new_request
+from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.bench.parts.tiny_model import HIDDEN, write_tiny_model
 from orca.core.domain.step import Epoch
 from orca.core.transport import engine_pb2 as pb
@@ -18,7 +21,8 @@ STAGES = 2
 WIDTHS = (HIDDEN, 8 * HIDDEN)
 VARINT_BYTES = 12
 """Allowed difference of two messages of one kind: times, ports and a token 0. One activation is 896 bytes wider."""
-LENGTHS = (9, 1, 6, 14)  # of prompts
+LENGTHS = (9, 1, 6, 14)  # of prompts, or of sources
+LONGER = 40  # tokens that sources are longer by
 WANTED = (6, 9, 1, 4)
 
 Sizes = dict[str, list[int]]
@@ -47,12 +51,23 @@ class CountingController(Controller):
         return message
 
 
-async def sizes_of_stages(model: Path) -> list[Sizes]:
+def decoder_only(folder: Path, width: int) -> Path:
+    return write_tiny_model(folder, layers=STAGES, hidden=width)
+
+
+def encoder_decoder(folder: Path, width: int) -> Path:
+    """The first stage has the encoder, the second one has the decoder. A token id has one byte."""
+    return tiny_checkpoint("bart", folder, vocab_size=127, d_model=width, decoder_attention_heads=4, decoder_layers=3)
+
+
+async def sizes_of_stages(
+    model: Path, *, lengths: Sequence[int] = LENGTHS, decoder_prefix: tuple[int, ...] = ()
+) -> list[Sizes]:
     """Run the same requests on real ranks behind counting controllers. Returns: what each stage's controller saw."""
     seen: list[Sizes] = [{} for _ in range(STAGES)]
     controllers = [
         CountingController(
-            WorkerSettings(model=str(model), stage=stage, stages=STAGES, threads=1, slots_max=256), seen[stage]
+            WorkerSettings(model=str(model), stage=stage, stages=STAGES, threads=1, slots_max=512), seen[stage]
         )
         for stage in range(STAGES)
     ]
@@ -62,7 +77,10 @@ async def sizes_of_stages(model: Path) -> list[Sizes]:
         try:
             epoch = Epoch(1, "test")
             await engine.form(epoch)
-            requests = [new_request(handle, range(1, length + 1), 9) for handle, length in enumerate(LENGTHS, start=1)]
+            requests = [
+                new_request(handle, range(3, length + 3), 9, decoder_prefix=decoder_prefix)
+                for handle, length in enumerate(lengths, start=1)
+            ]
             await generate(engine, epoch, requests, WANTED, stages=STAGES)
         finally:
             await engine.close()
@@ -71,15 +89,41 @@ async def sizes_of_stages(model: Path) -> list[Sizes]:
     return [{kind: sorted(sizes) for kind, sizes in of_stage.items()} for of_stage in seen]
 
 
-async def test_bytes_of_each_message_on_grpc_do_not_grow_with_the_hidden_size(tmp_path: Path) -> None:
-    models = [write_tiny_model(tmp_path / str(width), layers=STAGES, hidden=width) for width in WIDTHS]
-    narrow, wide = await asyncio.gather(*(sizes_of_stages(model) for model in models))
+async def both(*runs: Awaitable[list[Sizes]]) -> tuple[list[Sizes], list[Sizes]]:
+    one, other = await asyncio.gather(*runs)
+    for sizes, other_sizes in zip(one, other, strict=True):
+        assert sizes.keys() == other_sizes.keys() >= {"Run", "Run reply", "Join", "Join reply", "Results"}
+    return one, other
+
+
+def check_equal(one: Sizes, other: Sizes, *, but: str = "") -> None:
+    """Compare two stages message by message. Args: but: a kind that may differ."""
+    for kind in one.keys() - {but}:
+        pairs = zip(one[kind], other[kind], strict=True)
+        assert max(abs(size - other_size) for size, other_size in pairs) <= VARINT_BYTES, kind
+
+
+@pytest.mark.parametrize(("made", "decoder_prefix"), [(decoder_only, ()), (encoder_decoder, (2, 5))])
+async def test_bytes_of_each_message_on_grpc_do_not_grow_with_the_hidden_size(
+    made: Callable[[Path, int], Path], decoder_prefix: tuple[int, ...], tmp_path: Path
+) -> None:
+    models = [made(tmp_path / str(width), width) for width in WIDTHS]
+    narrow, wide = await both(*(sizes_of_stages(model, decoder_prefix=decoder_prefix) for model in models))
     for narrow_sizes, wide_sizes in zip(narrow, wide, strict=True):
-        assert narrow_sizes.keys() == wide_sizes.keys() >= {"Run", "Run reply", "Join", "Join reply", "Results"}
-        for kind, sizes in narrow_sizes.items():
-            pairs = zip(sizes, wide_sizes[kind], strict=True)
-            assert max(abs(one - other) for one, other in pairs) <= VARINT_BYTES, kind
+        check_equal(narrow_sizes, wide_sizes)
     # Both ends of the pipeline were seen at work: each step at every stage, and a result of each from the last one.
     assert len({len(sizes["Run"]) for sizes in narrow}) == 1
     assert len(narrow[-1]["result"]) == len(narrow[-1]["Run"]) >= max(WANTED)
     assert all(first["Run"] == second["Run"] for first, second in pairwise(narrow)), "a step is forwarded as it came"
+
+
+async def test_bytes_on_grpc_grow_with_a_source_by_its_token_ids_alone(tmp_path: Path) -> None:
+    """The encoder output of so many tokens more would have 5,120 bytes in each of four messages."""
+    model = encoder_decoder(tmp_path, HIDDEN)
+    longer = [length + LONGER for length in LENGTHS]
+    runs = (sizes_of_stages(model, lengths=lengths, decoder_prefix=(2, 5)) for lengths in (LENGTHS, longer))
+    for short_sizes, long_sizes in zip(*(await both(*runs)), strict=True):
+        check_equal(short_sizes, long_sizes, but="Run")
+        grown = sum(long_sizes["Run"]) - sum(short_sizes["Run"])
+        tokens = LONGER * len(LENGTHS)
+        assert tokens <= grown <= tokens + len(long_sizes["Run"]) * VARINT_BYTES

@@ -12,7 +12,7 @@ import pytest
 
 from orca.core.domain.engine import Engine
 from orca.core.domain.errors import EngineError
-from orca.core.domain.step import Epoch, NewRequest, Row, Step, StepResult
+from orca.core.domain.step import Epoch, NewRequest, Part, Row, Step, StepResult
 from support import waiting
 
 SCRIPTED_RANK = (sys.executable, str(Path(__file__).with_name("scripted_rank.py")))
@@ -45,8 +45,14 @@ class _Running:
 
     @property
     def _known(self) -> int:
-        """Tokens to run before the first one is drawn: prompt and log."""
-        return len(self.new.tokens)
+        """Tokens to run before the first one is drawn: prompt and log, without a source."""
+        return len(self.new.target)
+
+    def source_row(self) -> tuple[Row, ...]:
+        """Its source, which enters whole with its first step; nothing for a decoder-only model."""
+        if self.scheduled or not self.new.source_tokens:
+            return ()
+        return (Row(handle=self.new.handle, start=0, count=self.new.source_tokens, sample=False, part=Part.SOURCE),)
 
     def next_row(self, prefetch: int) -> Row | None:
         """Its part of the next step; None when it has to wait or is done."""
@@ -60,7 +66,8 @@ class _Running:
             count = 1
             token = None if prefetch else self.tokens[-1]
         is_last = self.scheduled + count >= self._known
-        row = Row(handle=self.new.handle, start=self.scheduled, count=count, sample=is_last, token=token)
+        part = Part.TARGET if self.new.decoder_prefix else Part.UNSPECIFIED
+        row = Row(handle=self.new.handle, start=self.scheduled, count=count, sample=is_last, token=token, part=part)
         self.scheduled += count
         self.in_flight += 1
         return row
@@ -98,10 +105,12 @@ async def generate(
                 for each in running
                 if each.new.handle not in freed and len(each.tokens) == each.wanted and not each.in_flight
             )
-            chosen, rows = [], []
+            chosen, sources, rows = [], list[Row](), list[Row]()
             for each in running if arrive_at_once else running[: number - steps_before]:
+                source = each.source_row()
                 row = each.next_row(prefetch) if len(rows) < batch else None
                 if row is not None:
+                    sources += source
                     chosen.append(each)
                     rows.append(row)
             if not rows and not ended and len(seen) == len(running):
@@ -111,7 +120,7 @@ async def generate(
             seen.update(new.handle for new in added)
             freed.update(ended)
             steps[number] = chosen
-            await engine.submit(Step(epoch=epoch, number=number, freed=ended, new=added, rows=tuple(rows)))
+            await engine.submit(Step(epoch=epoch, number=number, freed=ended, new=added, rows=(*sources, *rows)))
         if not steps:
             continue
         result = await asyncio.wait_for(anext(results), 60)

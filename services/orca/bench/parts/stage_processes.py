@@ -32,17 +32,28 @@ def engine_for(addresses: Sequence[str], **choices: Any) -> GrpcEngine:
 
 
 def new_request(
-    handle: int, tokens: Sequence[int], new_tokens: int, *, log: Sequence[int] = (), **sampling: Any
+    handle: int,
+    tokens: Sequence[int],
+    new_tokens: int,
+    *,
+    log: Sequence[int] = (),
+    decoder_prefix: tuple[int, ...] = (),
+    **sampling: Any,
 ) -> NewRequest:
-    """Return a request as a step carries it, with the `log` of its output if it starts again; greedy by default."""
+    """Return a request as a step carries it, with the `log` of its output if it starts again; greedy by default.
+
+    Args: decoder_prefix: with an encoder-decoder model, the beginning of its target; `tokens` are then its source.
+    """
     return NewRequest(
         handle=handle,
         request_id=f"request{handle}.0",
         claim=Claim(1, "test/1"),
         tokens=(*tokens, *log),
         prompt_length=len(tokens),
-        max_total_tokens=len(tokens) + new_tokens,
+        max_total_tokens=len(tokens) + len(decoder_prefix) + new_tokens,
         sampling=SamplingParams(**({"temperature": 0.0} | sampling)),
+        decoder_prefix=decoder_prefix,
+        max_new_tokens=new_tokens if decoder_prefix else None,
     )
 
 

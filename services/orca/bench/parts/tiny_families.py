@@ -157,7 +157,7 @@ def tiny_checkpoint(
     model = model_class(config).eval()
     give_effect(model, family)
     if family == "t5_gated":
-        _untie(model)
+        untie(model)
     folder.mkdir(parents=True, exist_ok=True)
     model.to(stored).save_pretrained(folder)
     if family in ENCODER_DECODERS:  # their own classes rebuild the vocabulary
@@ -166,20 +166,25 @@ def tiny_checkpoint(
     return folder
 
 
-def give_effect(model: PreTrainedModel, family: str) -> None:
-    """Scale a random model's weights so that its outputs depend on all of its prompt (see above)."""
+def give_effect(model: PreTrainedModel, family: str, *, gain: float = 1) -> None:
+    """Scale a random model's weights so that its outputs depend on all of its prompt (see above).
+
+    Args:
+        gain: additional factor of all matrices but embeddings. A model that is not tiny needs less than 1 if its
+            initial weights do not get smaller with its width. Otherwise its scores are so large that rounding decides.
+    """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)  # biases and norms that matter
             else:
-                parameter.mul_(_scale_of(name, family))
+                parameter.mul_(_scale_of(name, family) * (1 if _is_embedding(name) else gain))
         for name, buffer in model.named_buffers():
             if name == "final_logits_bias":
                 buffer.copy_(torch.randn_like(buffer) * 0.3)
 
 
-def _untie(model: PreTrainedModel) -> None:
+def untie(model: PreTrainedModel) -> None:
     """Give a T5 model a head of its own, which transformers keeps although it always ties T5's head by the config."""
     shared = model.get_parameter("shared.weight")
     model.lm_head.weight = torch.nn.Parameter(shared + 0.5 * torch.randn_like(shared))

@@ -19,6 +19,7 @@ from orca.core.other_model import OtherModel
 from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.gateway.models.chat_template import ChatTemplate
 from orca.gateway.models.encoding import Encoder
+from orca.gateway.models.generation_settings import unapplied_settings
 from orca.gateway.render.render import RenderModel
 from orca.gateway.settings import GatewaySettings
 from orca.pool.records import PoolStats
@@ -101,6 +102,12 @@ def _load(model: OtherModel, settings: GatewaySettings) -> ServedModel:
             shown,
             ", ..." if len(unknown) > _TOKENS_SHOWN else "",
             max(unknown) + 1,
+        )
+    if unapplied := unapplied_settings(info.folder, is_encoder_decoder=info.encoder_decoder is not None):
+        log.info(
+            "%s: these settings of the model's files are not applied, each call brings its own: %s",
+            info.name,
+            ", ".join(f"{name} = {value}" for name, value in unapplied.items()),
         )
     return ServedModel.of(info, tokenizer, settings)
 
