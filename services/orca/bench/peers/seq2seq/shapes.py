@@ -28,9 +28,9 @@ TOKENIZER_CONFIG = {
 SPECIAL_IDS = {"decoder_start_token_id": PAD, "pad_token_id": PAD, "eos_token_id": END}
 
 
-# Each source decides its answer alone, and the next token depends on the last ones, only if no part of a layer drowns the
-# others. With one gain for all matrices, a target hardly matters beside its source (T5), or all rows of a stack become
-# equal (BART): a model then repeats one token.
+# Each source decides its answer alone, and the next token depends on the last ones, only if no part of a layer drowns
+# the others. With one gain for all matrices, a target hardly matters beside its source (T5), or all rows of a stack
+# become equal (BART): a model then repeats one token.
 _T5_EMBEDDING_DEVIATION = 1.0  # as T5 is initialised
 _T5_CROSS_OUTPUT = 0.3
 _BART_QUERY = 4.0
@@ -191,6 +191,8 @@ def bart_config(shape: BartShape) -> dict[str, object]:
         "max_position_embeddings": shape.positions,
         "activation_function": "gelu",
         "scale_embedding": False,
+        "normalize_before": False,  # this option and the next one are for CTranslate2: transformers has no other kind
+        "normalize_embedding": True,
         "tie_word_embeddings": True,
         "forced_eos_token_id": None,
     }
