@@ -33,7 +33,7 @@ from support.gateway.gateway_rig import (
     tokenizer,
     until,
 )
-from support.gateway.target_rig import model_of, served
+from support.gateway.target_rig import model_of, served, target_rig
 
 AUSTEN = Path(small_model.__file__).parent / "orca-austen"
 OLD = MODEL
@@ -372,3 +372,13 @@ async def test_a_refusal_by_a_model_is_no_answer_of_a_model_that_this_gateway_do
         await one.pool.set_revision("r9", 2)
         status, error = error_of(await of_either(one, {"prompt": [10**6]}))
         assert (status, error["code"]) == (503, "revision_not_served")
+
+
+async def test_an_encoder_decoder_model_needs_the_schema_of_its_requests() -> None:
+    async with target_rig() as (one, _):
+        await one.pool.set_schema(2)
+        status, error = await one.error("/v1/completions", prompt="a")
+        assert (status, error["code"], error["param"]) == (503, "newer_schema_needed", None)
+        assert "orca pool schema 3" in error["message"]
+        await one.pool.set_schema(3)
+        await one.complete(prompt="a")

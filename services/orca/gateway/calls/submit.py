@@ -15,6 +15,7 @@ from orca.core.domain.errors import (
     InvalidRequest,
     NeverFits,
     NotInForce,
+    NotStoredYet,
     Overloaded,
     PoolUnavailable,
     QueueFull,
@@ -24,7 +25,7 @@ from orca.core.domain.request import Request
 from orca.gateway.calls.accept import CallContext, echo_texts, submission
 from orca.gateway.calls.admission import is_stored
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
-from orca.gateway.calls.target import CallTokens
+from orca.gateway.calls.target import CallTokens, needs_newer_schema
 from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
 from orca.gateway.models.models import ServedModel, not_served
@@ -115,6 +116,8 @@ async def _submit_encoded(
             if not tries_left or not gateway.models.update_promise(model, error.promised):
                 raise
             continue
+        except NotStoredYet as error:
+            raise needs_newer_schema(error, model) from error
         except (ApiError, InvalidRequest):
             if not tries_left or not await _was_replaced(gateway, model):
                 raise
