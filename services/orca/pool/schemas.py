@@ -20,6 +20,9 @@ SCHEMA_3_FIELDS = ("decoder_prefix", "weight", "order_class", "cache_salt", "key
 SCHEMA_3_SAMPLING = ("grammar", "allowed_token_ids", "forbidden_token_ids")
 """The same, of its sampling parameters."""
 
+SCHEMA_OF_TARGETS = 3
+"""The first schema that can store requests of encoder-decoder models: each has a `decoder_prefix`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Schemas:

@@ -17,6 +17,7 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError, PoolUnavailable, SettingError
 from orca.core.domain.step import Epoch
 from orca.pool.api import SeatLost
+from orca.pool.schemas import SCHEMA_OF_TARGETS
 from orca.scheduler.dependencies import Dependencies
 from orca.scheduler.epoch.epoch_run import EpochRun
 from orca.scheduler.observer import SchedulerLoad
@@ -169,9 +170,12 @@ class GroupScheduler:
         at least that many.
 
         Returns: the promise in force.
-        Raises: EngineError if the group has fewer slots than promised, or other blocks than the groups before it.
+        Raises: EngineError if the group has fewer slots than promised, or other blocks than the groups before it, or if
+            the pool cannot store the model's requests yet.
         """
         dependencies, revision = self._dependencies, self._dependencies.caller.revision
+        if self._options.is_encoder_decoder:
+            await self._check_schema()
         block_tokens = await dependencies.call_pool(
             lambda pool: pool.state_block_tokens(dependencies.caller, limits.block_tokens)
         )
@@ -188,6 +192,20 @@ class GroupScheduler:
             )
         await dependencies.call_pool(lambda pool: pool.set_revision(revision, self._options.generation))
         return promised
+
+    async def _check_schema(self) -> None:
+        """Check that the pool can store requests of an encoder-decoder model before that model takes over.
+
+        Otherwise every call would be refused from then on. A model that is in force already has requests to finish.
+        Raises: EngineError.
+        """
+        stats = await self._dependencies.call_pool(lambda pool: pool.stats())
+        if stats.schema < SCHEMA_OF_TARGETS and stats.revision != self._dependencies.caller.revision:
+            raise EngineError(
+                f"requests of an encoder-decoder model need schema {SCHEMA_OF_TARGETS} in the pool, and schema"
+                f" {stats.schema} of the release before is in force: after the upgrade of all parts, run"
+                f" `orca pool schema {SCHEMA_OF_TARGETS}`"
+            )
 
     async def _heartbeats(self) -> None:
         while True:

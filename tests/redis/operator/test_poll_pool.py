@@ -47,6 +47,13 @@ async def test_a_pool_counts_requests_above_the_spec_and_gets_the_new_promise(
     assert (await poll_pool(EXTERNAL, login, 50)).promised_slots == 48
 
 
+async def test_a_schema_number_of_the_release_before_is_seen(redis_login: dict[str, str], tmp_path: Path) -> None:
+    pool, login = PoolClient(redis_login, "ns", tmp_path), secret(**redis_login)
+    for number, older in ((2, 2), (3, None)):
+        assert await asyncio.to_thread(pool.do, lambda one, number=number: one.set_schema(number)) == number
+        assert (await poll_pool(EXTERNAL, login, None)).older_schema == older
+
+
 async def test_a_promise_is_not_written_after_the_lease_or_the_time_limit(
     redis_login: dict[str, str], tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import orjson
 import pytest
 import tokenizers
@@ -20,7 +21,19 @@ from orca.core.other_model import OtherModel
 from orca.gateway.models.models import ServedModel, load_others
 from orca.gateway.settings import GatewaySettings, parse_settings
 from orca.pool.memory.pool import MemoryPool
-from support.gateway.gateway_rig import MODEL, SLOTS, FakeScheduler, Rig, WallClock, events, rig, tokenizer, until
+from support.gateway.gateway_rig import (
+    MODEL,
+    SLOTS,
+    FakeScheduler,
+    Rig,
+    WallClock,
+    error_of,
+    events,
+    rig,
+    tokenizer,
+    until,
+)
+from support.gateway.target_rig import model_of, served, target_rig
 
 AUSTEN = Path(small_model.__file__).parent / "orca-austen"
 OLD = MODEL
@@ -266,3 +279,106 @@ def test_the_setting_of_an_older_model_is_read_as_written_and_has_no_comma(other
 def test_an_invalid_setting_of_an_older_model_stops_the_start(word: str) -> None:
     with pytest.raises(SettingError, match="--other-models"):
         parse_settings(["--model", "a", "--other-models", word], {})
+
+
+TARGETS = model_of("t5", revision="r3")
+
+
+@contextlib.asynccontextmanager
+async def change_of_kind() -> AsyncIterator[Rig]:
+    """A gateway of a decoder-only model, in force, and an encoder-decoder model; both have groups."""
+    pool = MemoryPool(WallClock())
+    await pool.set_revision(OLD.revision, 1)
+    for revision in (OLD.revision, TARGETS.revision):
+        await pool.promise_slots(revision, SLOTS)
+    schedulers = [
+        FakeScheduler(pool, OLD.revision, "old", answer=lambda _: tokenizer().encode(OLD_TEXT)),
+        FakeScheduler(pool, TARGETS.revision, "new", answer=lambda _: (5, 1), eos_ids=(1,)),
+    ]
+    others = [ServedModel.of(OLD, tokenizer(), GatewaySettings(model="tiny"))]
+    async with rig(pool=pool, newest=served(TARGETS), others=others, schedules=False) as one:
+        tasks = [asyncio.create_task(each.run()) for each in schedulers]
+        one.app.state.gateway.models.set_current(OLD.revision)
+        try:
+            yield one
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+OF_OLD: list[dict[str, Any]] = [
+    {"prompt": "a", "echo": True, "logprobs": 1},
+    {"prompt": "a", "echo": True, "max_tokens": 0},
+    {"prompt": "a", "max_tokens": 150},
+    {"prompt": [310]},
+    {"prompt": "a", "stop_token_ids": [310]},
+    {"messages": MESSAGES},
+]
+"""Calls that only the decoder-only model serves: it has more positions, more token ids, and a template."""
+
+
+async def of_either(one: Rig, body: dict[str, Any], **headers: str) -> httpx.Response:
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    return await one.client.post(path, json=body, headers=headers)
+
+
+def believe(one: Rig, revision: str) -> None:
+    """Let the gateway be as late as one that polled the pool a moment ago."""
+    backlog = one.app.state.gateway.overload.backlog
+    backlog._polled_s = backlog._clock_s()
+    one.app.state.gateway.models.set_current(revision)
+
+
+@pytest.mark.parametrize("body", OF_OLD, ids=str)
+async def test_a_model_that_was_replaced_a_moment_ago_refuses_nothing(body: dict[str, Any]) -> None:
+    async with change_of_kind() as one:
+        believe(one, TARGETS.revision)
+        assert (await of_either(one, body)).status_code == 200
+        assert await one.pool.set_revision(TARGETS.revision, 2) == TARGETS.revision
+        assert (await of_either(one, body)).status_code == 400
+        prefixed = {"prompt": "a", "decoder_prefix": "the"}
+        believe(one, OLD.revision)
+        assert (await of_either(one, prefixed)).status_code == 200
+        assert await one.pool.set_revision(OLD.revision, 3) == OLD.revision
+        status, error = error_of(await of_either(one, prefixed))
+        assert (status, error["param"]) == (400, "decoder_prefix")
+
+
+@pytest.mark.parametrize("body", OF_OLD, ids=str)
+async def test_a_repeated_call_that_the_new_model_refuses_gets_its_first_answer(body: dict[str, Any]) -> None:
+    async with change_of_kind() as one:
+        first = await of_either(one, body, **{"idempotency-key": "k"})
+        await one.pool.set_revision(TARGETS.revision, 2)
+        again = await of_either(one, body, **{"idempotency-key": "k"})
+        assert (first.status_code, again.content) == (200, first.content)
+        assert (await of_either(one, body, **{"idempotency-key": "other"})).status_code == 400
+        status, error = error_of(await of_either(one, {**body, "seed": 1}, **{"idempotency-key": "k"}))
+        assert (status, error["code"]) == (422, "idempotency_key_reused")
+
+
+async def test_token_ids_for_the_old_model_that_are_repeated_under_their_key_get_their_first_answer() -> None:
+    async with change() as both:
+        body = {"model": OLD.name, "prompt": tokenizer().encode("the fox"), "max_tokens": 30}
+        first = await both.one.client.post("/v1/completions", json=body, headers={"idempotency-key": "k"})
+        await both.put_in_force(NEW.revision)
+        again = await both.one.client.post("/v1/completions", json=body, headers={"idempotency-key": "k"})
+        assert (text_of(first.json()), again.content) == (OLD_TEXT, first.content)
+
+
+async def test_a_refusal_by_a_model_is_no_answer_of_a_model_that_this_gateway_does_not_have() -> None:
+    async with change_of_kind() as one:
+        await one.pool.promise_slots("r9", SLOTS)
+        await one.pool.set_revision("r9", 2)
+        status, error = error_of(await of_either(one, {"prompt": [10**6]}))
+        assert (status, error["code"]) == (503, "revision_not_served")
+
+
+async def test_an_encoder_decoder_model_needs_the_schema_of_its_requests() -> None:
+    async with target_rig() as (one, _):
+        await one.pool.set_schema(2)
+        status, error = await one.error("/v1/completions", prompt="a")
+        assert (status, error["code"], error["param"]) == (503, "newer_schema_needed", None)
+        assert "orca pool schema 3" in error["message"]
+        await one.pool.set_schema(3)
+        await one.complete(prompt="a")

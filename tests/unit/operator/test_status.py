@@ -71,6 +71,14 @@ def test_a_group_that_does_not_form_in_its_startup_time_is_degraded() -> None:
     assert condition(told(cluster, now="2026-01-01T00:00:31Z"), "Degraded") == ("True", "GroupForming")
 
 
+def test_a_group_that_may_wait_for_a_schema_number_says_so() -> None:
+    cluster = forming()
+    for older, generation, says in ((2, None, True), (None, None, False), (2, 2**40, True)):
+        cluster.pool = PoolStatus(older_schema=older, generation=generation)
+        [message] = [each["message"] for each in told(cluster)["conditions"] if each["type"] == "SchedulerReady"]
+        assert ("Schema 2 of the release before is in force" in message) is says
+
+
 def test_a_rollout_is_ready_only_when_the_wanted_revision_serves() -> None:
     cluster = cluster_of()
     cluster.deployment = deployment(generation=2, parallelism={"stages": 2})

@@ -74,5 +74,29 @@ def test_a_group_with_fewer_slots_than_the_promise_does_not_form() -> None:
     virtual_time.run(run())
 
 
+def test_a_model_does_not_take_over_while_the_pool_cannot_store_its_requests() -> None:
+    """Its group forms when the number is raised. A model that is in force has requests to finish, also after a fall."""
+
+    async def run() -> None:
+        simulation = a_simulation(choices=SchedulingOptions(is_encoder_decoder=True))
+        await simulation.pool.set_schema(2)
+        await simulation.pool.promise_slots("decoder-only", 64)
+        await simulation.pool.set_revision("decoder-only", 0)
+        first = simulation.add_group(a_shape(block_tokens=BLOCK, max_model_len=LENGTH))
+        simulation.start(first)
+        await simulation.until(lambda: _has_failed(first.logs[0].reasons))
+        assert "schema 2 of the release before is in force" in first.logs[0].reasons[0]
+        assert (await simulation.pool.stats()).revision == "decoder-only"
+        assert await simulation.pool.set_schema(3) == 3
+        await serving(simulation, first)
+        assert await simulation.pool.set_schema(2) == 2
+        second = simulation.add_group(a_shape(block_tokens=BLOCK, max_model_len=LENGTH), name="g1")
+        simulation.start(second)
+        await serving(simulation, second)
+        await simulation.stop()
+
+    virtual_time.run(run())
+
+
 async def _has_failed(reasons: list[str]) -> bool:
     return bool(reasons)

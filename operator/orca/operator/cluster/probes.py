@@ -27,6 +27,7 @@ from orca.operator.render import fetch, pool
 from orca.pool.api import RequestPool
 from orca.pool.records import LargerRequests
 from orca.pool.redis.pool import RedisPool
+from orca.pool.schemas import SCHEMAS
 from orca.pool.settings import PoolSettings
 
 CALL_MS = 2_000
@@ -176,6 +177,7 @@ async def _read_status(pool: RequestPool, larger_than: int | None) -> PoolStatus
         larger_requests=larger.unfinished,
         smallest_larger_request=larger.smallest,
         largest_request=larger.largest,
+        older_schema=stats.schema if stats.schema < SCHEMAS.newest else None,
     )
 
 

@@ -48,6 +48,7 @@ class PoolStatus:
     larger_requests: int = 0
     smallest_larger_request: int = 0  # slots that the smallest of them needs
     largest_request: int = 0  # slots that the largest of them needs
+    older_schema: int | None = None  # the number in force, if it is that of the release before
     problem: str | None = None  # None if the pool answered
     has_moved: bool = False  # the Secret names another Redis than the one that holds the requests (plan/pool_move.py)
 

@@ -227,7 +227,7 @@ def _schedulers(observation: Observation, plan: ReconcilePlan, certificate: Prob
     makers = _makers(observation, names.SCHEDULER, {each.name for each in plan.new_groups})
     formed = [names.scheduler(each.name) for each in plan.new_groups if each.is_ready]
     if len(formed) < desired:
-        message = f"{len(formed)} of {desired} groups are formed"
+        message = f"{len(formed)} of {desired} groups are formed{_what_models_wait_for(observation)}"
         known = _keeps_from_forming(certificate)
         return _missing(observation, name, pods, "GroupForming", message, known, makers=makers)
     if plan.slots.held and plan.slots.waits_for:
@@ -241,6 +241,16 @@ def _schedulers(observation: Observation, plan: ReconcilePlan, certificate: Prob
         message = f"{len(changed)} of {desired} schedulers are up to date"
         return _missing(observation, name, pods, "SchedulersChanging", message, makers=makers)
     return Condition(name, True, "Formed", f"{len(formed)} groups are formed")
+
+
+def _what_models_wait_for(observation: Observation) -> str:
+    older = observation.pool.older_schema
+    if older is None or observation.is_wanted_in_force:
+        return ""
+    return (
+        f". Schema {older} of the release before is in force in the pool: if the model is an encoder-decoder model, its"
+        " groups wait until you raise the number (orca pool schema)"
+    )
 
 
 def _why_groups_stay(observation: Observation, plan: ReconcilePlan) -> str:

@@ -52,6 +52,8 @@ class NotStoredYet(InvalidRequest):
             f"{', '.join(names)}: not available while schema {in_force} of the release before is in force in the pool",
             param=names[0],
         )
+        self.names = names
+        self.in_force = in_force
 
 
 class NotInForce(InvalidRequest):

@@ -57,11 +57,12 @@ async def _unless_stored(pool: RequestPool, name: str | None) -> AsyncIterator[N
     try:
         yield
     except (QueueFull, ApiError):
-        if name is None or not await _is_stored(pool, name):
+        if name is None or not await is_stored(pool, name):
             raise
 
 
-async def _is_stored(pool: RequestPool, parent: str) -> bool:
+async def is_stored(pool: RequestPool, parent: str) -> bool:
+    """Return whether the pool has a call of this name. Raises: PoolUnavailable."""
     try:
         await pool.parent(parent)
     except UnknownRequest:

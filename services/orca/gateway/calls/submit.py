@@ -1,6 +1,8 @@
 """Submits a call to the pool, for the model that is in force there.
 
-The pool refuses a model that was replaced a moment ago. Then the call is encoded again, for its successor.
+The pool refuses a model that was replaced a moment ago. Then the call is encoded again, for its successor. The same
+holds for a refusal by such a model: it counts only if the model is still in force. Another model may have another
+vocabulary, other lengths and other fields.
 """
 
 import asyncio
@@ -9,11 +11,22 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from orca.core.domain.errors import NeverFits, NotInForce, Overloaded, PoolUnavailable, QueueFull
+from orca.core.domain.errors import (
+    InvalidRequest,
+    NeverFits,
+    NotInForce,
+    NotStoredYet,
+    Overloaded,
+    PoolUnavailable,
+    QueueFull,
+    UnknownRequest,
+)
 from orca.core.domain.request import Request
 from orca.gateway.calls.accept import CallContext, echo_texts, submission
+from orca.gateway.calls.admission import is_stored
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
-from orca.gateway.calls.target import CallTokens
+from orca.gateway.calls.target import CallTokens, needs_newer_schema
+from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
 from orca.gateway.models.models import ServedModel, not_served
 from orca.pool.api import RequestPool
@@ -44,31 +57,111 @@ class EncodedPrompts:
         return cls(model, await encode(model), encode)
 
 
+async def encode_for_current(gateway: Gateway, encode: Encode, name: str | None) -> EncodedPrompts | None:
+    """Encode a call for the model in force.
+
+    Args: name: the id that the call's Idempotency-Key stands for; None without such a key.
+    Returns: None if that model refuses the call, and the pool has a call of this name: this one may repeat it.
+    Raises: ApiError, InvalidRequest.
+    """
+    for tries_left in reversed(range(MODELS_TRIED_MAX)):
+        model = gateway.models.current
+        try:
+            return await EncodedPrompts.for_model(encode, model)
+        except (ApiError, InvalidRequest):
+            if tries_left and await _was_replaced(gateway, model):
+                continue
+            if name is not None and await is_stored(gateway.pool, name):
+                return None
+            raise
+    raise AssertionError("the last try returns or raises")
+
+
 async def submit_to_current(
-    gateway: Gateway, body: CompletionBody | ChatBody, encoded: EncodedPrompts, context: CallContext
+    gateway: Gateway, body: CompletionBody | ChatBody, encoded: EncodedPrompts | None, context: CallContext
 ) -> tuple[Submission, Sequence[Request]]:
     """Submit for the model in force. If another one is in force by now, encode the call for that one.
 
+    Args: encoded: result of `encode_for_current`.
     Returns: what was submitted, and the requests that the pool has for it.
     Raises: ApiError 503 when this gateway does not know the model in force; OrcaError.
     """
-    echoed = await echo_texts(body, encoded.tokens.prompts, encoded.model, gateway.settings)
+    if encoded is None:
+        return await _submit_again(gateway, context)
+    try:
+        return await _submit_encoded(gateway, body, encoded, context)
+    except (ApiError, InvalidRequest):
+        # The refusal is that of another model than the one that the call was accepted for.
+        if not context.digest or not await is_stored(gateway.pool, context.parent):
+            raise
+    return await _submit_again(gateway, context)
+
+
+async def _submit_encoded(
+    gateway: Gateway, body: CompletionBody | ChatBody, encoded: EncodedPrompts, context: CallContext
+) -> tuple[Submission, Sequence[Request]]:
     for tries_left in reversed(range(MODELS_TRIED_MAX)):
-        promised = gateway.models.promised(encoded.model)
-        wanted = submission(body, encoded.tokens, encoded.model, gateway.settings, context, promised, echoed)
+        model = encoded.model
         try:
+            echoed = await echo_texts(body, encoded.tokens.prompts, model, gateway.settings)
+            promised = gateway.models.promised(model)
+            wanted = submission(body, encoded.tokens, model, gateway.settings, context, promised, echoed)
             return wanted, await _submit(gateway, wanted)
         except NotInForce as error:
             # Not the client's mistake.
             if not tries_left or error.in_force is None or not gateway.models.set_current(error.in_force):
                 raise not_served(str(error)) from error
-            encoded = await EncodedPrompts.for_model(encoded.encode, gateway.models.current)
-            echoed = await echo_texts(body, encoded.tokens.prompts, encoded.model, gateway.settings)
         except NeverFits as error:
             # A client that named no length gets what fits by now.
-            if not tries_left or not gateway.models.update_promise(encoded.model, error.promised):
+            if not tries_left or not gateway.models.update_promise(model, error.promised):
                 raise
+            continue
+        except NotStoredYet as error:
+            raise needs_newer_schema(error, model) from error
+        except (ApiError, InvalidRequest):
+            if not tries_left or not await _was_replaced(gateway, model):
+                raise
+        encoded = await EncodedPrompts.for_model(encoded.encode, gateway.models.current)
     raise AssertionError("the last try returns or raises")
+
+
+async def _was_replaced(gateway: Gateway, model: ServedModel) -> bool:
+    """Poll the pool whether another model than this one is in force, and make that one the current one.
+
+    A gateway with one model cannot encode for another one, and saves the poll.
+    Raises: ApiError 503 if this gateway does not know the model in force.
+    """
+    if not gateway.models.has_others:
+        return False
+    try:
+        stats = await gateway.pool.stats()
+    except PoolUnavailable:
+        return False
+    gateway.models.update(stats)
+    if stats.revision is not None and gateway.models.find(stats.revision) is None:
+        raise not_served(f"the model in force is revision {stats.revision}, which this gateway does not serve")
+    return gateway.models.current is not model
+
+
+async def _submit_again(gateway: Gateway, context: CallContext) -> tuple[Submission, Sequence[Request]]:
+    """Submit what the pool has under the call's name, so that the call reads the answer that it had before.
+
+    Raises: NameTaken if the stored call has another body; ApiError 503 if it was forgotten in the meantime.
+    """
+    try:
+        stored = await gateway.pool.parent(context.parent)
+        wanted = Submission(
+            parent=stored.parent,
+            requests=stored.requests,
+            reader=context.reader,
+            on_disconnect=stored.on_disconnect,
+            render=stored.render,
+            owner=stored.owner,
+            digest=context.digest,
+        )
+        return wanted, await _submit(gateway, wanted)
+    except (NotInForce, UnknownRequest) as error:
+        raise not_served("the call's first answer was forgotten a moment ago; make the call again") from error
 
 
 async def _submit(gateway: Gateway, wanted: Submission) -> Sequence[Request]:

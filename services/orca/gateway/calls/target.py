@@ -7,12 +7,13 @@ token or the call's `decoder_prefix`. The output does not continue the source.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orca.core.domain.errors import InvalidRequest
+from orca.core.domain.errors import InvalidRequest, NotStoredYet
 from orca.gateway.calls.bodies import CompletionBody, GenerationBody
 from orca.gateway.calls.token_ids import check_token_ids
 from orca.gateway.calls.unsupported_fields import unsupported
-from orca.gateway.errors import ApiError
+from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.gateway.models.models import ServedModel
+from orca.pool.schemas import SCHEMA_OF_TARGETS
 
 PREFIX = "decoder_prefix"
 
@@ -65,3 +66,15 @@ def other_ids(param: str, name: str | None, model: ServedModel) -> ApiError:
     what = "the prompt" if param == "prompt" else param
     message = f"{what} is token ids for {name!r}, but {model.info.name!r} is the current model"
     return ApiError(409, message, param=param, code="model_replaced")
+
+
+def needs_newer_schema(error: NotStoredYet, model: ServedModel) -> ApiError | NotStoredYet:
+    """Return the error for a call that the pool cannot store yet: no call to an encoder-decoder model can change it."""
+    if model.info.encoder_decoder is None:
+        return error
+    message = (
+        f"{model.info.name!r} is an encoder-decoder model. Its calls need schema {SCHEMA_OF_TARGETS} in the request "
+        f"pool, and schema {error.in_force} of the release before is in force. Whoever runs this server puts it in "
+        f"force after the upgrade: orca pool schema {SCHEMA_OF_TARGETS}"
+    )
+    return ApiError(503, message, kind=UNAVAILABLE, code="newer_schema_needed", retry_after_s=10)

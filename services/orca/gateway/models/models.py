@@ -153,6 +153,11 @@ class Models:
         """The model for new calls."""
         return self._current
 
+    @property
+    def has_others(self) -> bool:
+        """True while this gateway knows more than one model."""
+        return len(self._by_revision) > 1
+
     def promised(self, model: ServedModel) -> PromisedSlots | None:
         """Return the slots of the largest request that fits; None until the pool promises them."""
         slots, block_tokens = (found.get(model.info.revision) for found in (self._promised, self._block_tokens))

@@ -23,7 +23,7 @@ from orca.gateway.calls.admission import check_deadlines, take_rest_from_rate
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
 from orca.gateway.calls.idempotency import body_digest
 from orca.gateway.calls.opened_call import OpenedCall
-from orca.gateway.calls.submit import Encode, EncodedPrompts, submit_to_current
+from orca.gateway.calls.submit import Encode, EncodedPrompts, encode_for_current, submit_to_current
 from orca.gateway.calls.target import CallTokens, begin_targets, other_ids
 from orca.gateway.gateway import Gateway
 from orca.gateway.http.receive import CallBudget, UnreadBody, receive_body
@@ -92,9 +92,10 @@ async def _generate(
     gateway: Gateway, call: OpenedCall, body: CompletionBody | ChatBody, encode: Encode, *, id_prefix: str
 ) -> Response:
     """Accept the call inside a span of its own, which ends with the connection, or here if the call is refused."""
-    encoded = await EncodedPrompts.for_model(encode, gateway.models.current)
-    prompts = len(encoded.tokens.prompts)
-    await take_rest_from_rate(gateway, call.key, call.keyed_name, prompts=prompts, choices=body.n or 1)
+    encoded = await encode_for_current(gateway, encode, call.keyed_name)
+    if encoded is not None:
+        prompts = len(encoded.tokens.prompts)
+        await take_rest_from_rate(gateway, call.key, call.keyed_name, prompts=prompts, choices=body.n or 1)
     span = gateway.tracing.start(f"POST {call.path}", call.traceparent)
     try:
         return await _accept(gateway, call, body, encoded, span, id_prefix=id_prefix)
@@ -107,7 +108,7 @@ async def _accept(
     gateway: Gateway,
     call: OpenedCall,
     body: CompletionBody | ChatBody,
-    encoded: EncodedPrompts,
+    encoded: EncodedPrompts | None,
     span: CallSpan,
     *,
     id_prefix: str,
