@@ -7,6 +7,7 @@ products, launched together as the engine launches them, and one large product o
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -29,6 +30,10 @@ from orca.worker.stage.encoder_steps import EncoderSteps, PreparedSources
 
 _LARGE = 2048
 """Rows and columns of PyTorch's product: far more than the caches hold, and enough for its best speed."""
+
+
+_Side = tuple[list[float], Callable[[], object]]
+"""The times of a computation so far, and the computation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,40 +79,49 @@ def measure(model: Path, cases: Sequence[Sources], *, dtype: str, threads: int, 
     assert run is not None
     steps = EncoderSteps(stage, run, DEFAULT_BLOCK_TOKENS)
     large_s: list[float] = []
-    large = _large_product(stage.dtype)
-    times, sides = [], []
+    sides: list[_Side] = [(large_s, _large_product(stage.dtype))]
+    times = []
     for case in cases:
         prepared = steps.prepare([[token % stage.config.vocab_size for token in range(case.tokens)]] * case.count)
-        rows = case.count * case.tokens
-        product_operations = 2.0 * rows * sum(linear.inputs * linear.outputs for linear in stage.linears)
-        per_pair = 4.0 * run.heads.num_query * run.head_dim * len(run.layers)
-        each = EncoderTimes(
-            sources=case,
-            operations=product_operations + per_pair * case.count * case.tokens**2,
-            product_operations=product_operations,
-        )
-        inputs = {size: torch.randn(rows, size, dtype=stage.dtype) for size in {line.inputs for line in stage.linears}}
-        alone = products([(linear, inputs[linear.inputs]) for linear in stage.linears])
-        attention = _attention_alone(stage, run, prepared, rows)
+        each = _uncounted(stage, run, case)
         sides += [
-            (each.encoder_s, lambda prepared=prepared: steps.run(prepared, None)),
-            (each.products_s, alone),
-            (each.attention_s, attention),
+            (each.encoder_s, partial(steps.run, prepared, None)),
+            (each.products_s, _products_alone(stage, case.count * case.tokens)),
+            (each.attention_s, _attention_alone(stage, run, prepared, case.count * case.tokens)),
         ]
         times.append(each)
-    sides.append((large_s, large))
+    _take_turns(sides, rounds)
+    by_products = [each.product_operations / median(each.products_s) for each in times]
+    for each in times:
+        each.machine_rate = max(2.0 * _LARGE**3 / median(large_s), *by_products)
+    return times
+
+
+def _take_turns(sides: Sequence[_Side], rounds: int) -> None:
     for number in range(rounds + 1):
-        for into, call in sides:
+        for seconds, call in sides:
             start_s = perf_counter()
             call()
             if number:  # the first round compiles and warms up
-                into.append(perf_counter() - start_s)
-    best = max(
-        2.0 * _LARGE**3 / median(large_s), *(each.product_operations / median(each.products_s) for each in times)
+                seconds.append(perf_counter() - start_s)
+
+
+def _uncounted(stage: StageModel, run: EncoderRun, case: Sources) -> EncoderTimes:
+    """Return the operations of a case, and no times yet."""
+    by_row = 2.0 * sum(linear.inputs * linear.outputs for linear in stage.linears)
+    by_pair = 4.0 * run.heads.num_query * run.head_dim * len(run.layers)  # of query and key
+    product_operations = case.count * case.tokens * by_row
+    return EncoderTimes(
+        sources=case,
+        operations=product_operations + case.count * case.tokens**2 * by_pair,
+        product_operations=product_operations,
     )
-    for each in times:
-        each.machine_rate = best
-    return times
+
+
+def _products_alone(stage: StageModel, rows: int) -> Callable[[], object]:
+    """Return the products of all layers, over any numbers."""
+    inputs = {linear.inputs: torch.randn(rows, linear.inputs, dtype=stage.dtype) for linear in stage.linears}
+    return products([(linear, inputs[linear.inputs]) for linear in stage.linears])
 
 
 def _encoder_stage(model: Path, dtype: str) -> StageModel:
