@@ -14,8 +14,9 @@ from orca.worker.controller.controller import Controller
 from orca.worker.settings import WorkerSettings
 from support.worker.engine_builders import SCRIPTED_RANK
 from support.worker.loops import run
+from support.worker.seq2seq_chain import chain_folder, chain_model
 
-__all__ = ["run"]
+__all__ = ["chain_folder", "chain_model", "run"]
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from support.worker.stage_driver import Ask, Chain, differences, generate, serve
 START = 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.base_architecture is not None])
 def test_it_computes_what_transformers_computes(family: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)

@@ -10,20 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from checker.oracles.seq2seq_chain_model import (
-    Seq2SeqChainModel,
-    load_seq2seq_chain_model,
-    make_seq2seq_chain_model,
-)
-from checker.oracles.seq2seq_chain_oracle import expected_answer
+from checker.oracles.seq2seq_chain_model import Seq2SeqChainModel
 from orca.core.domain.request import SamplingParams
 from orca.core.domain.step import Part, Row, Step
 from orca.worker.stage.stage import Stage
 from orca.worker.stage.step_runner import PreparedStep, StepOutput
 from support.worker.faulty_chain import FaultyChain, assert_wrong_from, at_step, equal_tokens
+from support.worker.seq2seq_chain import VOCAB, expected
 from support.worker.stage_driver import Ask, Chain, serve
 
-VOCAB, SOURCE_LENGTH, PREFIX_LENGTH, NEW_TOKENS = 1000, 9, 3, 25
+SOURCE_LENGTH, PREFIX_LENGTH, NEW_TOKENS = 9, 3, 25
 # Step n draws token n - 1 of each request, so a fault before this step spoils the tokens from FIRST_WRONG on.
 FAULTY_STEP = 11
 FIRST_WRONG = FAULTY_STEP - 1
@@ -31,25 +27,12 @@ STAGES = 2
 """The first stage has the encoder and a layer of the decoder, the second one the other two layers of the decoder."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("seq2seq-chain")
-    make_seq2seq_chain_model(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Seq2SeqChainModel:
-    return load_seq2seq_chain_model(folder)
-
-
-def some_asks(model: Seq2SeqChainModel, count: int) -> list[Ask]:
+def some_asks(chain_model: Seq2SeqChainModel, count: int) -> list[Ask]:
     draw = random.Random(count)
     asks = []
     for seed in range(count):
         source = [draw.randrange(VOCAB) for _ in range(SOURCE_LENGTH)]
-        prefix = model.beginning(tuple(draw.randrange(1, VOCAB) for _ in range(PREFIX_LENGTH)))
+        prefix = chain_model.beginning(tuple(draw.randrange(1, VOCAB) for _ in range(PREFIX_LENGTH)))
         asks.append(Ask(source, NEW_TOKENS, SamplingParams(seed=seed), decoder_prefix=prefix))
     return asks
 
@@ -60,14 +43,8 @@ def run(chain: Chain, asks: list[Ask]) -> None:
     chain.close()
 
 
-def right(model: Seq2SeqChainModel, ask: Ask) -> list[int]:
-    return expected_answer(
-        model, ask.prompt, NEW_TOKENS, seed=ask.params.seed, temperature=1.0, prefix=ask.decoder_prefix
-    )
-
-
-def agreements(model: Seq2SeqChainModel, ask: Ask) -> list[bool]:
-    return equal_tokens(ask.output, right(model, ask))
+def agreements(chain_model: Seq2SeqChainModel, ask: Ask) -> list[bool]:
+    return equal_tokens(ask.output, expected(chain_model, ask))
 
 
 def one_value(kept: torch.Tensor) -> None:
@@ -84,7 +61,7 @@ def one_key(kept: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_one_number_changed_at_one_position_of_one_stage_changes_all_tokens_after_it(
-    folder: Path, model: Seq2SeqChainModel, stage: int
+    chain_folder: Path, chain_model: Seq2SeqChainModel, stage: int
 ) -> None:
     """Each request has another change at another position, and the last one none."""
     of_sources = [(True, position) for position in (0, 5, SOURCE_LENGTH - 1)]
@@ -96,42 +73,44 @@ def test_one_number_changed_at_one_position_of_one_stage_changes_all_tokens_afte
         for handle, (change, (of_source, position)) in enumerate(faults):
             chain.spoil(change, stage=stage, handle=handle, position=position, of_source=of_source)
 
-    asks = some_asks(model, len(faults) + 1)
-    run(FaultyChain(folder, at_step(FAULTY_STEP, act), stages=STAGES, slots=len(asks) * 44), asks)
+    asks = some_asks(chain_model, len(faults) + 1)
+    run(FaultyChain(chain_folder, at_step(FAULTY_STEP, act), stages=STAGES, slots=len(asks) * 44), asks)
     for ask in asks[:-1]:
-        assert_wrong_from(FIRST_WRONG, agreements(model, ask))
-    assert all(agreements(model, asks[-1])), "another request is untouched"
+        assert_wrong_from(FIRST_WRONG, agreements(chain_model, ask))
+    assert all(agreements(chain_model, asks[-1])), "another request is untouched"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("of_source", [False, True])
 def test_one_number_changed_in_the_part_of_one_rank_changes_all_tokens_after_it(
-    folder: Path, model: Seq2SeqChainModel, rank: int, of_source: bool
+    chain_folder: Path, chain_model: Seq2SeqChainModel, rank: int, of_source: bool
 ) -> None:
     def act(chain: FaultyChain) -> None:
         chain.spoil(one_value, stage=1, handle=0, position=1, rank=rank, of_source=of_source)
 
-    asks = some_asks(model, 1)
-    run(FaultyChain(folder, at_step(FAULTY_STEP, act), stages=STAGES, tensor=2), asks)
-    assert_wrong_from(FIRST_WRONG, agreements(model, asks[0]))
+    asks = some_asks(chain_model, 1)
+    run(FaultyChain(chain_folder, at_step(FAULTY_STEP, act), stages=STAGES, tensor=2), asks)
+    assert_wrong_from(FIRST_WRONG, agreements(chain_model, asks[0]))
 
 
-def test_a_request_that_gets_the_source_of_its_neighbour_is_wrong(folder: Path, model: Seq2SeqChainModel) -> None:
+def test_a_request_that_gets_the_source_of_its_neighbour_is_wrong(
+    chain_folder: Path, chain_model: Seq2SeqChainModel
+) -> None:
     def exchanged(_: FaultyChain, step: Step) -> Step:
         if not step.new:
             return step
         one, other = step.new
         return replace(step, new=(replace(one, tokens=other.tokens), replace(other, tokens=one.tokens)))
 
-    asks = some_asks(model, 2)
-    run(FaultyChain(folder, exchanged, stages=STAGES), asks)
+    asks = some_asks(chain_model, 2)
+    run(FaultyChain(chain_folder, exchanged, stages=STAGES), asks)
     for ask in asks:
-        assert_wrong_from(0, agreements(model, ask))
+        assert_wrong_from(0, agreements(chain_model, ask))
 
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_two_requests_whose_cross_blocks_are_exchanged_on_one_stage_are_both_wrong(
-    folder: Path, model: Seq2SeqChainModel, stage: int
+    chain_folder: Path, chain_model: Seq2SeqChainModel, stage: int
 ) -> None:
     def exchange(chain: FaultyChain) -> None:
         one, other = (chain.places(stage, 0, handle, 4, 8, of_source=True) for handle in (0, 1))
@@ -140,16 +119,16 @@ def test_two_requests_whose_cross_blocks_are_exchanged_on_one_stage_are_both_wro
             one.write(layer, of_other)
             other.write(layer, of_one)
 
-    asks = some_asks(model, 2)
-    run(FaultyChain(folder, at_step(FAULTY_STEP, exchange), stages=STAGES), asks)
+    asks = some_asks(chain_model, 2)
+    run(FaultyChain(chain_folder, at_step(FAULTY_STEP, exchange), stages=STAGES), asks)
     for ask in asks:
-        assert_wrong_from(FIRST_WRONG, agreements(model, ask))
+        assert_wrong_from(FIRST_WRONG, agreements(chain_model, ask))
 
 
 @pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.parametrize("block", [0, 1, 2])
 def test_a_stale_cross_block_makes_all_tokens_after_it_wrong(
-    folder: Path, model: Seq2SeqChainModel, stage: int, block: int
+    chain_folder: Path, chain_model: Seq2SeqChainModel, stage: int, block: int
 ) -> None:
     """The block keeps what an earlier request left there, as if the second one's write had been lost."""
     before: list[torch.Tensor] = []
@@ -168,13 +147,13 @@ def test_a_stale_cross_block_makes_all_tokens_after_it_wrong(
                 layer[place] = old[place]
         return step
 
-    earlier, asks = some_asks(model, 3), some_asks(model, 1)
-    chain = FaultyChain(folder, fault, stages=STAGES, slots=144)
+    earlier, asks = some_asks(chain_model, 3), some_asks(chain_model, 1)
+    chain = FaultyChain(chain_folder, fault, stages=STAGES, slots=144)
     serve(chain, earlier, max_batch_size=3)
-    assert all(all(agreements(model, ask)) for ask in earlier)
+    assert all(all(agreements(chain_model, ask)) for ask in earlier)
     is_second = True
     run(chain, asks)
-    assert_wrong_from(FIRST_WRONG, agreements(model, asks[0]))
+    assert_wrong_from(FIRST_WRONG, agreements(chain_model, asks[0]))
 
 
 def run_again(_: FaultyChain, step: Step) -> Step:
@@ -184,10 +163,12 @@ def run_again(_: FaultyChain, step: Step) -> Step:
     return replace(step, rows=(Row(0, 0, SOURCE_LENGTH, sample=False, part=Part.SOURCE), *step.rows))
 
 
-def test_a_source_row_run_again_into_its_own_blocks_changes_nothing(folder: Path, model: Seq2SeqChainModel) -> None:
-    asks = some_asks(model, 2)
-    run(FaultyChain(folder, run_again, stages=STAGES), asks)
-    assert all(all(agreements(model, ask)) for ask in asks)
+def test_a_source_row_run_again_into_its_own_blocks_changes_nothing(
+    chain_folder: Path, chain_model: Seq2SeqChainModel
+) -> None:
+    asks = some_asks(chain_model, 2)
+    run(FaultyChain(chain_folder, run_again, stages=STAGES), asks)
+    assert all(all(agreements(chain_model, ask)) for ask in asks)
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -200,7 +181,7 @@ def test_a_source_row_run_again_into_its_own_blocks_changes_nothing(folder: Path
     ],
 )
 def test_a_source_row_run_again_into_other_blocks_makes_their_owner_wrong(
-    folder: Path, model: Seq2SeqChainModel, stage: int, victim: int, of_source: bool
+    chain_folder: Path, chain_model: Seq2SeqChainModel, stage: int, victim: int, of_source: bool
 ) -> None:
     def fault(chain: FaultyChain, step: Step) -> Step:
         if step.number == FAULTY_STEP:
@@ -209,14 +190,16 @@ def test_a_source_row_run_again_into_other_blocks_makes_their_owner_wrong(
             both._place = lambda _: places.blocks * both._cache.block_tokens + places.offsets
         return run_again(chain, step)
 
-    asks = some_asks(model, 2)
-    run(FaultyChain(folder, fault, stages=STAGES), asks)
-    assert_wrong_from(FIRST_WRONG, agreements(model, asks[victim]))
-    assert all(agreements(model, asks[1 - victim]))
+    asks = some_asks(chain_model, 2)
+    run(FaultyChain(chain_folder, fault, stages=STAGES), asks)
+    assert_wrong_from(FIRST_WRONG, agreements(chain_model, asks[victim]))
+    assert all(agreements(chain_model, asks[1 - victim]))
 
 
-def test_an_encoder_layer_that_runs_twice_makes_all_tokens_wrong(folder: Path, model: Seq2SeqChainModel) -> None:
-    chain = Chain(folder, stages=STAGES)
+def test_an_encoder_layer_that_runs_twice_makes_all_tokens_wrong(
+    chain_folder: Path, chain_model: Seq2SeqChainModel
+) -> None:
+    chain = Chain(chain_folder, stages=STAGES)
     encoder = chain.stages[0][0]._model.encoder
     assert encoder is not None
     encoder.layers.append(encoder.layers[-1])
@@ -229,9 +212,9 @@ def test_an_encoder_layer_that_runs_twice_makes_all_tokens_wrong(folder: Path, m
         return prepared
 
     both._encoder.prepare = with_a_cache_more
-    asks = some_asks(model, 1)
+    asks = some_asks(chain_model, 1)
     run(chain, asks)
-    assert_wrong_from(0, agreements(model, asks[0]))
+    assert_wrong_from(0, agreements(chain_model, asks[0]))
 
 
 class LateMemory:
@@ -253,15 +236,17 @@ class LateMemory:
         return self._stage.forward(prepared, hidden)
 
 
-def test_the_encoder_output_of_another_step_makes_all_tokens_wrong(folder: Path, model: Seq2SeqChainModel) -> None:
-    chain = Chain(folder, stages=STAGES)
+def test_the_encoder_output_of_another_step_makes_all_tokens_wrong(
+    chain_folder: Path, chain_model: Seq2SeqChainModel
+) -> None:
+    chain = Chain(chain_folder, stages=STAGES)
     late: Any = LateMemory(chain.stages[1][0])
     chain.stages[1] = [late]
-    asks = some_asks(model, 2)
+    asks = some_asks(chain_model, 2)
     asks[1].arrival = 4
     run(chain, asks)
-    assert all(agreements(model, asks[0]))
-    assert_wrong_from(0, agreements(model, asks[1]))
+    assert all(agreements(chain_model, asks[0]))
+    assert_wrong_from(0, agreements(chain_model, asks[1]))
 
 
 @pytest.mark.parametrize(
@@ -276,13 +261,13 @@ def test_the_encoder_output_of_another_step_makes_all_tokens_wrong(folder: Path,
     ],
 )
 def test_a_wrong_source_makes_all_tokens_wrong(
-    folder: Path, model: Seq2SeqChainModel, spoil_source: Callable[[list[int]], list[int]]
+    chain_folder: Path, chain_model: Seq2SeqChainModel, spoil_source: Callable[[list[int]], list[int]]
 ) -> None:
-    ask = some_asks(model, 1)[0]
-    expected = right(model, ask)
+    ask = some_asks(chain_model, 1)[0]
+    wanted = expected(chain_model, ask)
     ask.prompt = spoil_source(ask.prompt)
-    run(Chain(folder, stages=STAGES), [ask])
-    assert_wrong_from(0, equal_tokens(ask.output, expected))
+    run(Chain(chain_folder, stages=STAGES), [ask])
+    assert_wrong_from(0, equal_tokens(ask.output, wanted))
 
 
 @pytest.mark.parametrize(
@@ -299,26 +284,26 @@ def test_a_wrong_source_makes_all_tokens_wrong(
     ],
 )
 def test_a_claim_that_continues_from_a_wrong_target_makes_all_tokens_after_it_wrong(
-    folder: Path,
-    model: Seq2SeqChainModel,
+    chain_folder: Path,
+    chain_model: Seq2SeqChainModel,
     spoil_prefix: Callable[[tuple[int, ...]], tuple[int, ...]],
     spoil_log: Callable[[list[int]], list[int]],
 ) -> None:
-    ask = some_asks(model, 1)[0]
-    expected = right(model, ask)
-    log = expected[:FIRST_WRONG]
+    ask = some_asks(chain_model, 1)[0]
+    wanted = expected(chain_model, ask)
+    log = wanted[:FIRST_WRONG]
     ask.decoder_prefix, ask.log = spoil_prefix(ask.decoder_prefix), spoil_log(log)
-    run(Chain(folder, stages=STAGES), [ask])
+    run(Chain(chain_folder, stages=STAGES), [ask])
     # What the client has is the true log, and after it what the stages drew.
     seen = (log + ask.output[len(ask.log) :])[:NEW_TOKENS]
-    assert_wrong_from(FIRST_WRONG, equal_tokens(seen + [-1] * (NEW_TOKENS - len(seen)), expected))
+    assert_wrong_from(FIRST_WRONG, equal_tokens(seen + [-1] * (NEW_TOKENS - len(seen)), wanted))
 
 
 def test_each_of_many_random_faults_in_cross_blocks_changes_a_token_within_two(
-    folder: Path, model: Seq2SeqChainModel
+    chain_folder: Path, chain_model: Seq2SeqChainModel
 ) -> None:
     draw = random.Random(8)
-    asks = some_asks(model, 60)
+    asks = some_asks(chain_model, 60)
 
     def one_random_value(kept: torch.Tensor) -> None:
         kept[0, draw.choice((2, 3)), draw.randrange(1, 4)] += draw.choice((-3, -1, 1, 2, 100))
@@ -328,7 +313,7 @@ def test_each_of_many_random_faults_in_cross_blocks_changes_a_token_within_two(
             stage, position = draw.randrange(STAGES), draw.randrange(SOURCE_LENGTH)
             chain.spoil(one_random_value, stage=stage, handle=handle, position=position, of_source=True)
 
-    run(FaultyChain(folder, at_step(FAULTY_STEP, spoil_each), stages=STAGES, slots=60 * 44), asks)
-    agrees = [agreements(model, ask) for ask in asks]
+    run(FaultyChain(chain_folder, at_step(FAULTY_STEP, spoil_each), stages=STAGES, slots=60 * 44), asks)
+    agrees = [agreements(chain_model, ask) for ask in asks]
     assert all(all(one[:FIRST_WRONG]) for one in agrees)
     assert not any(all(one[FIRST_WRONG : FIRST_WRONG + 2]) for one in agrees)

@@ -5,48 +5,16 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 
-from checker.oracles.seq2seq_chain_model import (
-    Seq2SeqChainModel,
-    load_seq2seq_chain_model,
-    make_seq2seq_chain_model,
-)
-from checker.oracles.seq2seq_chain_oracle import expected_answer
+from checker.oracles.seq2seq_chain_model import Seq2SeqChainModel, make_seq2seq_chain_model
 from orca.core.domain.errors import ModelError
 from orca.core.domain.request import SamplingParams
 from orca.worker.models.build import load_stage
+from support.worker.seq2seq_chain import VOCAB, expected
 from support.worker.stage_driver import Ask, Chain, serve
 
-VOCAB = 1000
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("seq2seq-chain")
-    make_seq2seq_chain_model(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Seq2SeqChainModel:
-    return load_seq2seq_chain_model(folder)
-
-
-def expected(model: Seq2SeqChainModel, ask: Ask) -> list[int]:
-    params = ask.params
-    return expected_answer(
-        model,
-        ask.prompt,
-        ask.max_new_tokens,
-        seed=params.seed,
-        temperature=params.temperature,
-        prefix=ask.decoder_prefix,
-    )
-
-
-def some_asks(model: Seq2SeqChainModel, count: int, seed: int) -> list[Ask]:
+def some_asks(chain_model: Seq2SeqChainModel, count: int, seed: int) -> list[Ask]:
     """Requests of mixed lengths: a third is greedy, a third has a prefix, a third is claimed again."""
     draw, arrival, asks = random.Random(seed), 0, list[Ask]()
     for number in range(count):
@@ -54,17 +22,17 @@ def some_asks(model: Seq2SeqChainModel, count: int, seed: int) -> list[Ask]:
         source = [draw.randrange(VOCAB) for _ in range(draw.choice((1, 2, 4, 5, 16, 17, 33)))]
         prefix = tuple(draw.randrange(1, VOCAB) for _ in range(draw.randint(1, 9) if number % 3 == 1 else 0))
         params = SamplingParams(temperature=draw.choice((0.0, 0.7, 1.0)), seed=draw.getrandbits(draw.randint(1, 63)))
-        ask = Ask(source, draw.randint(1, 14), params, arrival, decoder_prefix=model.beginning(prefix))
+        ask = Ask(source, draw.randint(1, 14), params, arrival, decoder_prefix=chain_model.beginning(prefix))
         if draw.random() < 0.33:
-            ask.log = expected(model, ask)[: draw.randrange(ask.max_new_tokens)]
+            ask.log = expected(chain_model, ask)[: draw.randrange(ask.max_new_tokens)]
         asks.append(ask)
     return asks
 
 
-def check(folder: Path, model: Seq2SeqChainModel, asks: list[Ask], *, batch: int, **layout: object) -> None:
-    chain = Chain(folder, **layout)  # type: ignore[arg-type]
+def check(chain_folder: Path, chain_model: Seq2SeqChainModel, asks: list[Ask], *, batch: int, **layout: object) -> None:
+    chain = Chain(chain_folder, **layout)  # type: ignore[arg-type]
     serve(chain, asks, max_batch_size=batch)
-    assert [ask.output for ask in asks] == [expected(model, ask) for ask in asks]
+    assert [ask.output for ask in asks] == [expected(chain_model, ask) for ask in asks]
     assert all(stage.slots_in_use == 0 for ranks in chain.stages for stage in ranks)
     chain.close()
 
@@ -85,17 +53,19 @@ def check(folder: Path, model: Seq2SeqChainModel, asks: list[Ask], *, batch: int
     ],
 )
 def test_any_stages_ranks_batches_and_prefetch_give_the_tokens_of_the_oracle(
-    folder: Path, model: Seq2SeqChainModel, stages: int, tensor: int, batch: int, feeds_tokens: bool
+    chain_folder: Path, chain_model: Seq2SeqChainModel, stages: int, tensor: int, batch: int, feeds_tokens: bool
 ) -> None:
-    asks = some_asks(model, 6 if batch == 1 else 18, seed=100 * stages + 10 * tensor + batch)
-    check(folder, model, asks, batch=batch, stages=stages, tensor=tensor, feeds_tokens=feeds_tokens)
+    asks = some_asks(chain_model, 6 if batch == 1 else 18, seed=100 * stages + 10 * tensor + batch)
+    check(chain_folder, chain_model, asks, batch=batch, stages=stages, tensor=tensor, feeds_tokens=feeds_tokens)
 
 
 @pytest.mark.parametrize("counts", [(1, 4), (4, 1), (1, 1, 1, 1, 1), (2, 1, 2)])
 def test_layers_divided_by_hand_give_the_tokens_of_the_oracle(
-    folder: Path, model: Seq2SeqChainModel, counts: tuple[int, ...]
+    chain_folder: Path, chain_model: Seq2SeqChainModel, counts: tuple[int, ...]
 ) -> None:
-    check(folder, model, some_asks(model, 8, seed=1), batch=5, stages=len(counts), layer_counts=counts)
+    check(
+        chain_folder, chain_model, some_asks(chain_model, 8, seed=1), batch=5, stages=len(counts), layer_counts=counts
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,7 +74,7 @@ def test_layers_divided_by_hand_give_the_tokens_of_the_oracle(
 def test_heads_that_ranks_share_unevenly_give_the_tokens_of_the_oracle(
     tmp_path: Path, encoder_heads: int, heads: int, kv_heads: int, channels: int, tensor: int
 ) -> None:
-    model = make_seq2seq_chain_model(
+    chain_model = make_seq2seq_chain_model(
         tmp_path,
         encoder_layers=1,
         decoder_layers=1,
@@ -114,20 +84,20 @@ def test_heads_that_ranks_share_unevenly_give_the_tokens_of_the_oracle(
         channels=channels,
         seed=4,
     )
-    check(tmp_path, model, some_asks(model, 10, seed=5), batch=4, stages=2, tensor=tensor)
+    check(tmp_path, chain_model, some_asks(chain_model, 10, seed=5), batch=4, stages=2, tensor=tensor)
 
 
 def test_sums_over_the_longest_source_and_target_are_exact(tmp_path: Path) -> None:
-    model = make_seq2seq_chain_model(tmp_path, encoder_layers=1, decoder_layers=1, positions=4096)
+    chain_model = make_seq2seq_chain_model(tmp_path, encoder_layers=1, decoder_layers=1, positions=4096)
     draw = random.Random(6)
     source, prefix = ([draw.randrange(1, VOCAB) for _ in range(count)] for count in (4096, 4089))
-    ask = Ask(source, 6, SamplingParams(seed=1), decoder_prefix=model.beginning(tuple(prefix)))
-    check(tmp_path, model, [ask], batch=1, stages=2, tensor=2, slots=8192)
+    ask = Ask(source, 6, SamplingParams(seed=1), decoder_prefix=chain_model.beginning(tuple(prefix)))
+    check(tmp_path, chain_model, [ask], batch=1, stages=2, tensor=2, slots=8192)
 
 
-def test_a_dtype_that_rounds_whole_numbers_is_refused(folder: Path) -> None:
+def test_a_dtype_that_rounds_whole_numbers_is_refused(chain_folder: Path) -> None:
     with pytest.raises(ModelError, match=r"only float32 holds; dtype is torch\.bfloat16"):
-        load_stage(folder, dtype="bfloat16")
+        load_stage(chain_folder, dtype="bfloat16")
 
 
 @pytest.mark.parametrize(
