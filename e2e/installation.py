@@ -24,7 +24,7 @@ FIVE_LINES = CHART / "examples" / "orcadeployment.yaml"
 RELEASE = "orca"
 NAMESPACE_LABEL = "orca-e2e"
 """Label of every namespace of the scenarios; its value is the namespace of their operator."""
-READY_S = 180.0
+READY_S = 300.0
 
 Json = dict[str, Any]
 

@@ -10,7 +10,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -26,6 +26,8 @@ PROMPTS = (
     "The letter which lay on the table",
 )
 TOKENS = 120
+REASONS = ("length", "stop")
+"""The ends of a whole answer: translations and the like end by themselves."""
 CALL_S = 120.0
 """A call without an answer within this time has failed."""
 QUIET_S = 35.0
@@ -56,18 +58,28 @@ class CallCounts:
 class Load:
     """Clients of each kind, each with one call after the other: `with Load(service).running()`."""
 
-    def __init__(self, service: Service, *, plain: int = 2, resuming: int = 2) -> None:
+    def __init__(
+        self,
+        service: Service,
+        *,
+        plain: int = 2,
+        resuming: int = 2,
+        prompts: Sequence[str] = PROMPTS,
+        model: str = MODEL,
+    ) -> None:
+        """Args: model: name in the calls, which may change between two runs."""
         self._service = service
         self._key = service.api_key()
+        self.model = model
         self._plain, self._resuming = plain, resuming
         self._is_over = threading.Event()
-        self.expected: dict[str, set[str]] = {prompt: set() for prompt in PROMPTS}
+        self.expected: dict[str, set[str]] = {prompt: set() for prompt in prompts}
         self.plain = CallCounts()
         self.resuming = CallCounts()
 
     def learn_answers(self) -> None:
         """Learn the undisturbed answers of the served model: with greedy decoding, each prompt has one per model."""
-        for prompt in PROMPTS:
+        for prompt in self.expected:
             self.expected[prompt].add(self._ask_plainly(prompt, CallCounts()))
 
     @contextlib.contextmanager
@@ -118,7 +130,7 @@ class Load:
         assert not failed, f"resuming: {len(failed)} failed, such as {failed[0]}"
 
     def _run_client(self, ask, counts: CallCounts) -> None:  # type: ignore[no-untyped-def]
-        for prompt in itertools.cycle(PROMPTS):
+        for prompt in itertools.cycle(self.expected):
             if self._is_over.is_set():
                 return
             try:
@@ -145,7 +157,7 @@ class Load:
         with (
             client,
             client.completions.create(
-                model=MODEL, prompt=prompt, max_tokens=TOKENS, temperature=0, stream=True
+                model=self.model, prompt=prompt, max_tokens=TOKENS, temperature=0, stream=True
             ) as stream,
         ):
             for event in stream:
@@ -154,11 +166,11 @@ class Load:
                 last = time.monotonic()
                 parts.append(event.choices[0].text)
                 reason = event.choices[0].finish_reason
-        assert reason == "length", f"it ended with {reason}"
+        assert reason in REASONS, f"it ended with {reason}"
         return "".join(parts)
 
     def _ask_resuming(self, prompt: str, counts: CallCounts) -> str:
-        answer = _ResumingAnswer(self._service, self._key, prompt)
+        answer = _ResumingAnswer(self._service, self._key, self.model, prompt)
         give_up = time.monotonic() + CALL_S
         while not answer.is_done:
             try:
@@ -187,12 +199,12 @@ class _TemporaryError(Exception):
 class _ResumingAnswer:
     """One answer, over as many connections as necessary."""
 
-    def __init__(self, service: Service, key: str, prompt: str) -> None:
+    def __init__(self, service: Service, key: str, model: str, prompt: str) -> None:
         self._service = service
         self._headers = {**service.headers, "Authorization": f"Bearer {key}"}
         self._key = f"e2e-{time.time_ns()}-{threading.get_ident()}"
         self._body = {
-            "model": MODEL,
+            "model": model,
             "prompt": prompt,
             "max_tokens": TOKENS,
             "temperature": 0,

@@ -175,7 +175,7 @@ class GroupScheduler:
         """
         dependencies, revision = self._dependencies, self._dependencies.caller.revision
         if self._options.is_encoder_decoder:
-            await self._check_schema()
+            await check_schema(dependencies)
         block_tokens = await dependencies.call_pool(
             lambda pool: pool.state_block_tokens(dependencies.caller, limits.block_tokens)
         )
@@ -192,20 +192,6 @@ class GroupScheduler:
             )
         await dependencies.call_pool(lambda pool: pool.set_revision(revision, self._options.generation))
         return promised
-
-    async def _check_schema(self) -> None:
-        """Check that the pool can store requests of an encoder-decoder model before that model takes over.
-
-        Otherwise every call would be refused from then on. A model that is in force already has requests to finish.
-        Raises: EngineError.
-        """
-        stats = await self._dependencies.call_pool(lambda pool: pool.stats())
-        if stats.schema < SCHEMA_OF_TARGETS and stats.revision != self._dependencies.caller.revision:
-            raise EngineError(
-                f"requests of an encoder-decoder model need schema {SCHEMA_OF_TARGETS} in the pool, and schema"
-                f" {stats.schema} of the release before is in force: after the upgrade of all parts, run"
-                f" `orca pool schema {SCHEMA_OF_TARGETS}`"
-            )
 
     async def _heartbeats(self) -> None:
         while True:
@@ -259,3 +245,18 @@ def flat_errors(errors: BaseExceptionGroup[E]) -> list[E]:
     for error in errors.exceptions:
         found += flat_errors(error) if isinstance(error, BaseExceptionGroup) else [error]
     return found
+
+
+async def check_schema(dependencies: Dependencies) -> None:
+    """Check that the pool can store requests of an encoder-decoder model before that model takes over.
+
+    Otherwise every call would be refused from then on. A model that is in force already has requests to finish.
+    Raises: EngineError.
+    """
+    stats = await dependencies.call_pool(lambda pool: pool.stats())
+    if stats.schema < SCHEMA_OF_TARGETS and stats.revision != dependencies.caller.revision:
+        raise EngineError(
+            f"requests of an encoder-decoder model need schema {SCHEMA_OF_TARGETS} in the pool, and schema"
+            f" {stats.schema} of the release before is in force: after the upgrade of all parts, run"
+            f" `orca pool schema {SCHEMA_OF_TARGETS}`"
+        )
