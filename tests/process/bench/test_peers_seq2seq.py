@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from orca.bench.main import main as bench
 from orca.bench.peers import engine_peer
@@ -27,7 +28,7 @@ from orca.bench.peers.results import (
 from orca.bench.peers.seq2seq import table, transformers_peer
 from orca.bench.peers.seq2seq.ctranslate2_peer import CTranslate2, translate_all, translate_waiting
 from orca.bench.peers.seq2seq.orders import ARRIVAL, BY_ANSWER, BY_SOURCE, batches
-from orca.bench.peers.seq2seq.shapes import END, BartShape, T5Shape
+from orca.bench.peers.seq2seq.shapes import END, BartShape, T5Shape, bart_weights, t5_weights
 from orca.bench.peers.workload import PeerAnswer, Workload
 from orca.bench.trace import Range, TraceSpec, generate
 from orca.core.domain.errors import SettingError
@@ -93,7 +94,7 @@ def test_the_reference_finds_its_own_tokens_right_and_a_changed_one_wrong(worklo
 
 
 def test_the_output_of_a_made_model_depends_on_every_token_of_its_source(workload: Workload, tmp_path: Path) -> None:
-    source = workload.prompts[0]
+    source = workload.prompts[1]  # with a very short one, a model of two layers may repeat a token
     changed = [[*source[:at], (source[at] + 1) % TINY_T5.vocab, *source[at + 1 :]] for at in range(len(source))]
     sources = [source, *changed]
     wanted = replace(workload, prompts=sources, new_tokens=[32] * len(sources), batch_size=32)
@@ -103,11 +104,10 @@ def test_the_output_of_a_made_model_depends_on_every_token_of_its_source(workloa
     assert not any(END in answer for answer in [first, *others])
 
 
-@pytest.mark.parametrize(("shape", "millions"), [(T5Shape(), 60), (BartShape(), 60)], ids=["t5-60m", "bart-60m"])
-def test_the_models_have_about_as_many_parameters_as_their_names_say(
-    shape: T5Shape | BartShape, millions: int, tmp_path: Path
-) -> None:
-    assert make_model(tmp_path, shape) == pytest.approx(millions * 1e6, rel=0.02)
+def test_the_models_have_about_as_many_parameters_as_their_names_say() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for weights in (t5_weights(T5Shape(), generator), bart_weights(BartShape(), generator)):
+        assert sum(weight.numel() for weight in weights.values()) == pytest.approx(60e6, rel=0.02)
 
 
 def test_batches_by_length_begin_with_the_longest_and_hold_each_request_once() -> None:
