@@ -98,6 +98,7 @@ class WorkerSettings:
         0.5,
         "share of the memory left after loading that KV slots may use, above 0, at most 1. On cpu the ranks of a stage"
         " divide it; if data_host is a loopback address, the ranks of all stages do, because all are on this machine."
+        " Ranks with only encoder layers have no KV slots."
         " Other groups on the machine, or other stages on the same GPU, are not counted: give each its share",
     )
     threads: int = setting(
@@ -139,9 +140,9 @@ class WorkerSettings:
         return self.link == "nccl" or (self.link == "auto" and self.device == "cuda")
 
     @property
-    def ranks_on_machine(self) -> int:
-        """Ranks of this group that are known to be on this machine: all of them if data_host is a loopback address."""
-        return self.tensor * (self.stages if _is_loopback(self.data_host) else 1)
+    def is_alone_on_machine(self) -> bool:
+        """True if all ranks of the group are on this machine: data_host is a loopback address."""
+        return _is_loopback(self.data_host)
 
     @property
     def threads_per_rank(self) -> int:

@@ -1,25 +1,54 @@
 """worker.rank.kv_slots: how many KV slots a rank offers."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from orca.core.domain.encoder_decoder import SOURCE_TOKENS_MAX
-from orca.worker.rank.kv_slots import memory_available_bytes, slots_possible
+from orca.bench.parts.tiny_families import tiny_checkpoint
+from orca.core.domain.encoder_decoder import SOURCE_SLOTS_MAX
+from orca.core.domain.errors import EngineError
+from orca.worker.models.build import load_stage
+from orca.worker.models.model_shape import EncoderDecoderShape, Stack
+from orca.worker.parallel.shard import Shard
+from orca.worker.rank.kv_slots import memory_available_bytes, slots_possible, source_bytes
 from orca.worker.settings import WorkerSettings
+from orca.worker.stage.encoder_steps import EncoderSteps
 
 CPU = torch.device("cpu")
 
 
-def slots(bytes_per_slot: int, encoder: object = None, **choices: object) -> int:
-    info = SimpleNamespace(max_model_len=100)
+STACK = Stack(layers=4, heads=2, head_dim=8, intermediate_size=40)
+SEQ2SEQ = EncoderDecoderShape(
+    vocab_size=100,
+    hidden_size=16,
+    num_layers=8,
+    num_heads=2,
+    num_kv_heads=2,
+    head_dim=8,
+    is_tied=False,
+    windows=(None,) * 8,
+    encoder=STACK,
+    decoder=STACK,
+)
+
+
+def slots(bytes_per_slot: int, config: object = None, stage: int = 0, hidden: int = 16, **choices: object) -> int:
+    """The slots of a rank. Args: config: None for a decoder-only model; hidden: hidden size of another one."""
+    settings = WorkerSettings(model="/m", stage=stage, **choices)  # type: ignore[arg-type]
     model = SimpleNamespace(
-        kv_bytes_per_slot=bytes_per_slot, weight_bytes=0, encoder=encoder, info=info, dtype=torch.float32
+        kv_bytes_per_slot=bytes_per_slot,
+        weight_bytes=0,
+        encoder_layers=4 if config is not None else 0,
+        config=SimpleNamespace(num_layers=8) if config is None else replace(SEQ2SEQ, hidden_size=hidden),
+        shard=Shard(stage=stage, stages=settings.stages, tensor=settings.tensor),
+        info=SimpleNamespace(max_model_len=100),
+        dtype=torch.float32,
     )
-    return slots_possible(WorkerSettings(model="/m", **choices), model, CPU)  # type: ignore[arg-type]
+    return slots_possible(settings, model, CPU)  # type: ignore[arg-type]
 
 
 def test_slots_are_limited_by_the_setting() -> None:
@@ -56,16 +85,40 @@ def test_a_model_that_does_not_fit_into_memory_gives_no_slots() -> None:
 
 
 def test_a_stage_with_only_encoder_layers_offers_as_many_slots_as_it_is_asked_for() -> None:
-    encoder = SimpleNamespace(kv_bytes_per_token=lambda _: 1)
-    assert slots(0, encoder, slots_max=1 << 30) == 1 << 30
-    assert slots(0, encoder) > 1 << 30
+    assert slots(0, SEQ2SEQ, stages=2, slots_max=1 << 30) == 1 << 30
+    assert slots(0, SEQ2SEQ, stages=2) > 1 << 30
 
 
-def test_the_keys_and_values_of_an_encoder_layer_are_left_free() -> None:
-    size = memory_available_bytes() // SOURCE_TOKENS_MAX // 4
-    without = slots(1 << 10)
-    assert slots(1 << 10, SimpleNamespace(kv_bytes_per_token=lambda _: size)) < 0.85 * without
-    assert slots(1 << 10, SimpleNamespace(kv_bytes_per_token=lambda _: 8 * size)) == 0
+def too_wide() -> int:
+    """A hidden size with which the sources of a step do not fit into this machine."""
+    return memory_available_bytes() // SOURCE_SLOTS_MAX
+
+
+def test_a_stage_without_memory_for_the_sources_of_a_step_offers_no_slots() -> None:
+    for stage in (0, 1):
+        assert slots(1 << 10 if stage else 0, SEQ2SEQ, stages=2, stage=stage, hidden=too_wide()) == 0
+
+
+def test_the_memory_for_the_sources_of_a_step_is_left_free() -> None:
+    assert slots(1 << 10, SEQ2SEQ, hidden=too_wide() // 40) < 0.95 * slots(1 << 10, SEQ2SEQ)
+
+
+def test_only_ranks_that_keep_something_of_a_token_divide_the_memory_of_slots() -> None:
+    whole = slots(1 << 10, SEQ2SEQ)
+    assert 0.8 < slots(1 << 10, SEQ2SEQ, stages=2, stage=1) / whole < 1.25
+    assert 0.8 < 2 * slots(1 << 10, SEQ2SEQ, stages=4, stage=2) / whole < 1.25
+    assert 0.8 < 4 * slots(1 << 10, SEQ2SEQ, stages=4, stage=2, tensor=2) / whole < 1.25
+
+
+def test_the_workspace_of_an_encoder_has_room_for_any_step_and_is_left_free(tmp_path: Path) -> None:
+    model = load_stage(tiny_checkpoint("bart", tmp_path))
+    assert model.encoder is not None
+    steps = EncoderSteps(model, model.encoder, 16)
+    assert steps.workspace_bytes <= source_bytes(model, 0)
+    steps.prepare([[3] * 16] * (SOURCE_SLOTS_MAX // 16))
+    steps.prepare([[3]] * (SOURCE_SLOTS_MAX // 16))
+    with pytest.raises(EngineError, match="sources of 513 blocks in one step: a stage has room for 512"):
+        steps.prepare([[3]] * (SOURCE_SLOTS_MAX // 16 + 1))
 
 
 V2 = "0::/system.slice/orca.service"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca.core.domain.engine import EngineShape
-from orca.core.domain.request import Request
+from orca.core.domain.request import Request, slots_needed
 from orca.core.domain.step import Epoch, NewRequest, Part, Step
 from orca.scheduler.engines import virtual_time
 from orca.scheduler.engines.simulated_engine import SimulatedEngine
@@ -57,7 +57,7 @@ def limits_for(draw: st.DrawFn, *, has_bound: bool | None = None) -> BatchLimits
         max_model_len=18,
         prefetch=draw(st.integers(0, 1)),
         max_batch_tokens=max_batch_size + draw(st.integers(1, 15)) if is_bounded else None,
-        max_source_tokens=draw(st.integers(3, 20)),
+        max_source_slots=draw(st.integers(3, 20)),
         is_encoder_decoder=True,
     )
 
@@ -131,7 +131,8 @@ def test_no_limit_is_exceeded_but_by_a_single_source_that_does_not_fit(
     for step in steps:
         sources = [row for row in step.rows if row.part is Part.SOURCE]
         assert len(step.rows) - len(sources) <= limits.max_batch_size
-        assert len(sources) <= 1 or step.source_tokens <= limits.max_source_tokens
+        held = sum(slots_needed(row.count, limits.block_tokens) for row in sources)
+        assert len(sources) <= 1 or held <= limits.max_source_slots
         news |= {new.handle: new for new in step.new}
         if limits.max_batch_tokens is not None and step.tokens > limits.max_batch_tokens:
             (source,) = sources
@@ -193,7 +194,9 @@ class WatchedPolicy(IterationPolicy):
             return
         sources = sum(entry.source_tokens for entry in entering)
         own = oldest.source_tokens + len(oldest.known)
-        if sources and sources + oldest.source_tokens > limits.max_source_tokens:
+        block_tokens = limits.block_tokens
+        held = sum(slots_needed(entry.source_tokens, block_tokens) for entry in entering)
+        if sources and held + slots_needed(oldest.source_tokens, block_tokens) > limits.max_source_slots:
             return
         assert entering, "the oldest waits for tokens"
         assert limits.max_batch_tokens is not None, "it waits for nothing"

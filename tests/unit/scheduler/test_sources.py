@@ -146,10 +146,17 @@ def test_a_source_that_does_not_fit_beside_the_increments_enters_alone(bound: in
 
 
 def test_the_sources_of_a_step_are_bounded_but_for_a_single_longer_one() -> None:
-    limits = source_limits(max_batch_size=4, max_source_tokens=6)
+    limits = source_limits(max_batch_size=4, max_source_slots=6)
     sizes = {"A": 3, "B": 3, "C": 1, "D": 7}
     requests = [with_source(name, source=size, new=1) for name, size in sizes.items()]
     assert batches(schedule_all(IterationPolicy(), limits, requests)) == ["abAB", "cC", "dD"]
+
+
+def test_sources_are_bounded_in_whole_blocks() -> None:
+    limits = source_limits(max_batch_size=4, max_source_slots=12, block_tokens=4, slots=400, max_model_len=20)
+    requests = [with_source(name, source=size, new=1) for name, size in {"A": 1, "B": 5, "C": 1, "D": 13}.items()]
+    assert batches(schedule_all(IterationPolicy(), limits, requests)) == ["abAB", "cC", "dD"]
+    assert batches(schedule_all(baseline(None), limits, requests)) == ["abAB", "cC", "dD"]
 
 
 def test_a_long_log_counts_for_the_bound_and_is_not_cut() -> None:
@@ -209,7 +216,7 @@ def test_the_full_length_of_a_request_is_its_source_and_the_rest_for_its_target(
 
 @pytest.mark.parametrize(("microbatch_size", "expected"), [(None, ["abAB", "cC", "dD"]), (2, ["abAB", "cC", "dD"])])
 def test_a_microbatch_has_no_more_sources_than_a_step(microbatch_size: int | None, expected: list[str]) -> None:
-    limits = source_limits(max_batch_size=4, max_source_tokens=6)
+    limits = source_limits(max_batch_size=4, max_source_slots=6)
     sizes = {"A": 3, "B": 3, "C": 1, "D": 7}
     requests = [with_source(name, source=size, new=1) for name, size in sizes.items()]
     steps = schedule_all(baseline(microbatch_size), limits, requests)

@@ -11,9 +11,9 @@ from typing import Any
 
 from orca.core.domain.errors import ModelError
 
-SOURCE_TOKENS_MAX = 8192
-"""Most source tokens of one step, but for a single longer source. A stage has memory for the keys and values of one
-encoder layer of so many tokens."""
+SOURCE_SLOTS_MAX = 8192
+"""Most slots of the sources of one step, each in whole KV blocks, but for a single longer source. A stage has as many
+for the keys and values of an encoder layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

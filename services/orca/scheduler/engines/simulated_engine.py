@@ -14,10 +14,10 @@ from enum import StrEnum
 from typing import Protocol
 from zlib import crc32
 
-from orca.core.domain.encoder_decoder import SOURCE_TOKENS_MAX
+from orca.core.domain.encoder_decoder import SOURCE_SLOTS_MAX
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError
-from orca.core.domain.request import Token
+from orca.core.domain.request import Token, slots_needed
 from orca.core.domain.step import Epoch, NewRequest, Part, Refused, Row, Sampled, StageTiming, Step, StepResult
 from orca.scheduler.engines.step_cost import LinearCost, StepCost
 from orca.scheduler.engines.step_timeout import StepTimeout
@@ -149,7 +149,7 @@ class SimulatedEngine:
         assert step.number == state.last_step + 1, "a step number is missing"
         state.last_step = step.number
         self._take_differences(state, step)
-        _check_rows(state.held, step)
+        _check_rows(state.held, step, self.shape.block_tokens)
         fault = self._faults(step) if step.rows else None
         start_us, end_us = self._run_stages(state, step, fault)
         state.timeout.submit(step.number, now_us=self._now_us())
@@ -302,14 +302,15 @@ def _check_new(new: NewRequest) -> None:
         assert needed <= new.table_tokens[0], "more target tokens than reserved"
 
 
-def _check_rows(requests: Mapping[int, _HeldRequest], step: Step) -> None:
+def _check_rows(requests: Mapping[int, _HeldRequest], step: Step, block_tokens: int) -> None:
     entering = [requests[row.handle] for row in step.rows if row.part is Part.SOURCE]
     sources = step.rows[: len(entering)]
     assert all(row.part is Part.SOURCE for row in sources), "a source row after a target row"
     targets = step.rows[len(entering) :]
     for rows in (sources, targets):
         assert len({row.handle for row in rows}) == len(rows), "two rows of one request"
-    assert len(sources) <= 1 or step.source_tokens <= SOURCE_TOKENS_MAX, "more source tokens than a stage has room for"
+    slots = sum(slots_needed(row.count, block_tokens) for row in sources)
+    assert len(sources) <= 1 or slots <= SOURCE_SLOTS_MAX, "more sources than a stage has room for"
     for row in sources:
         _check_source(requests[row.handle], row)
     for row in targets:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orca.core.domain.request import reserved_slots
+from orca.core.domain.request import reserved_slots, slots_needed
 from orca.scheduler.policy.policy import BatchLimits, FreeCapacity
 from orca.scheduler.policy.state import Admission, Batch, BatchRow, GroupRequest, GroupState
 
@@ -52,7 +52,7 @@ class IterationPolicy:
         prompt_tokens = _prompt_tokens(pool, limits)
         admitted: list[Admission] = []
         sources: list[GroupRequest] = []
-        source_tokens = 0
+        source_slots = 0
         rows: list[BatchRow] = []
         is_admitting = True
         for entry in pool:
@@ -62,7 +62,7 @@ class IterationPolicy:
             if known_left > 0 and not prompt_tokens:
                 continue
             if not entry.is_admitted:
-                if entry.source_tokens and not _can_enter(entry, prompt_tokens, source_tokens, limits):
+                if entry.source_tokens and not _can_enter(entry, prompt_tokens, source_slots, limits):
                     prompt_tokens = 0
                     continue
                 slots = _slots_for(entry, limits)
@@ -73,7 +73,7 @@ class IterationPolicy:
                 admitted.append(Admission(entry, slots, entry.request.max_total_tokens))
                 if entry.source_tokens:
                     sources.append(entry)
-                    source_tokens += entry.source_tokens
+                    source_slots += slots_needed(entry.source_tokens, limits.block_tokens)
                     prompt_tokens = max(prompt_tokens - entry.source_tokens, known_left)
             count = min(known_left, prompt_tokens) if known_left > 0 else 1
             if known_left > 0:
@@ -102,17 +102,18 @@ def _slots_for(entry: GroupRequest, limits: BatchLimits) -> int:
     return reserved_slots(entry.request.max_total_tokens, entry.source_tokens, limits.block_tokens)
 
 
-def _can_enter(entry: GroupRequest, prompt_tokens: int, source_tokens: int, limits: BatchLimits) -> bool:
+def _can_enter(entry: GroupRequest, prompt_tokens: int, source_slots: int, limits: BatchLimits) -> bool:
     """Return true if a request fits into the rest of a step's tokens, whole, or is the first that enters with the step.
 
     Args:
         prompt_tokens: those of the step that are left.
-        source_tokens: those of the step that older requests use for their sources; 0 if none enters.
+        source_slots: those of the sources of older requests that enter with the step; 0 if none enters.
     """
-    if not source_tokens:
+    if not source_slots:
         return True
     tokens = entry.source_tokens + len(entry.known)
-    return tokens <= prompt_tokens and source_tokens + entry.source_tokens <= limits.max_source_tokens
+    own_slots = slots_needed(entry.source_tokens, limits.block_tokens)
+    return tokens <= prompt_tokens and source_slots + own_slots <= limits.max_source_slots
 
 
 def _suspect(pool: Sequence[GroupRequest], reserved: int, limits: BatchLimits) -> GroupRequest | None:

@@ -7,7 +7,7 @@ baseline). `next_batch` adds what both share: the bound on batches in flight, an
 from dataclasses import dataclass
 from typing import Protocol
 
-from orca.core.domain.encoder_decoder import SOURCE_TOKENS_MAX
+from orca.core.domain.encoder_decoder import SOURCE_SLOTS_MAX
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import slots_needed, slots_of_any_split
 from orca.scheduler.policy.state import NOTHING, Batch, GroupState
@@ -26,7 +26,8 @@ class BatchLimits:
     # Tokens in a step, sources included. Prompts run in chunks. A source runs whole: one that does not fit beside the
     # increments enters alone, so its step has more tokens. None: off, as in the paper.
     max_batch_tokens: int | None = None
-    max_source_tokens: int = SOURCE_TOKENS_MAX  # of a step, but for a single longer source
+    # Of the sources of a step, each in whole blocks, but for a single longer source.
+    max_source_slots: int = SOURCE_SLOTS_MAX
     is_encoder_decoder: bool = False  # each request has a source and a target, and a block table for each
     are_slots_chosen: bool = False  # otherwise the memory that was free when the group formed decided them
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 from itertools import groupby
 
-from orca.core.domain.request import reserved_slots
+from orca.core.domain.request import reserved_slots, slots_needed
 from orca.scheduler.policy.policy import BatchLimits, FreeCapacity
 from orca.scheduler.policy.state import NOTHING, Admission, Batch, BatchRow, GroupRequest, GroupState
 
@@ -101,7 +101,7 @@ class RequestLevelPolicy:
         number = state.handles + 1
         size = self.microbatch_size if self.habits.splits_batch else None
         admitted: list[Admission] = []
-        microbatch = members = source_tokens = 0  # the last microbatch, its requests, and their source tokens
+        microbatch = members = source_slots = 0  # the last microbatch, its requests, and the slots of their sources
         for entry in state.requests:
             if entry.is_admitted:
                 continue
@@ -110,11 +110,12 @@ class RequestLevelPolicy:
             if len(admitted) == limits.max_batch_size or reserved + slots > limits.slots:
                 break
             # The sources of a microbatch run in one step.
-            source_tokens += entry.source_tokens
-            if members == size or (members and source_tokens > limits.max_source_tokens):
+            own_slots = slots_needed(entry.source_tokens, limits.block_tokens)
+            source_slots += own_slots
+            if members == size or (members and source_slots > limits.max_source_slots):
                 if size is None:
                     break
-                microbatch, members, source_tokens = microbatch + 1, 0, entry.source_tokens
+                microbatch, members, source_slots = microbatch + 1, 0, own_slots
             reserved += slots
             members += 1
             admitted.append(Admission(entry, slots, tokens, number, microbatch))

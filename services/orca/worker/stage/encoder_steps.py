@@ -2,6 +2,7 @@
 
 A source runs once, whole: its tokens see each other. The keys and values of a layer are needed only while that layer
 runs, so all layers share one workspace. It is laid out as a KV cache is, and each source has consecutive blocks in it.
+The workspace has room for the sources of any step, and `slots_possible` leaves its memory free.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from orca.core.domain.encoder_decoder import SOURCE_SLOTS_MAX
+from orca.core.domain.errors import EngineError
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, slots_needed
 from orca.kernels.contract.reference import ContextRow
 from orca.kernels.contract.transfer import to_device
 from orca.kernels.device import kernels_of
@@ -29,6 +33,11 @@ class PreparedSources:
     ids: Tensor | None  # [source tokens] int64, on the stage that begins the encoder
 
 
+def workspace_slots(model: StageModel, block_tokens: int = DEFAULT_BLOCK_TOKENS) -> int:
+    """Return the slots of a workspace: enough for the sources of a step, or for a single longer one."""
+    return slots_needed(max(SOURCE_SLOTS_MAX, model.info.max_model_len), block_tokens)
+
+
 class EncoderSteps:
     """Runs the encoder layers of one rank."""
 
@@ -36,18 +45,31 @@ class EncoderSteps:
         self._model, self._run = model, run
         self._block_tokens = block_tokens
         self._kernels = kernels_of(model.device)
-        self._workspace = self._new_workspace(1)
+        shape = (workspace_slots(model, block_tokens) // block_tokens, 2 * run.heads.num_kv, block_tokens, run.head_dim)
+        # Memory that is never written takes none on a CPU.
+        self._workspace = torch.empty(shape, dtype=model.dtype, device=model.device)
         parts = run.layers if run.embed is None else [run.embed, *run.layers]
         self._only_kernels = isinstance(model.group, SingleRank) and all(part.only_kernels for part in parts)
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory of the keys and values of one layer, for the step with most sources."""
+        return self._workspace.nbytes
+
     def prepare(self, sources: Sequence[Sequence[int]]) -> PreparedSources:
-        """Lay out the sources of a step. Args: sources: their tokens, at least one source."""
+        """Lay out the sources of a step.
+
+        Args: sources: their tokens, at least one source.
+        Raises: EngineError for more sources than any step may have.
+        """
         model, lengths = self._model, np.array([len(source) for source in sources], np.int64)
         firsts = np.cumsum(lengths) - lengths
         blocks = -(-lengths // self._block_tokens)
         first_blocks = np.cumsum(blocks) - blocks
         if blocks.sum() > len(self._workspace):
-            self._workspace = self._new_workspace(2 * int(blocks.sum()))
+            raise EngineError(
+                f"sources of {blocks.sum()} blocks in one step: a stage has room for {len(self._workspace)}"
+            )
         positions = np.arange(lengths.sum()) - np.repeat(firsts, lengths)
         # Entries behind a source's last block are never read.
         tables = first_blocks[:, None] + np.arange(blocks.max())
@@ -87,8 +109,3 @@ class EncoderSteps:
             for layer in run.layers:
                 hidden = layer(hidden, context)
             return hidden if run.norm is None else run.norm(hidden)
-
-    def _new_workspace(self, blocks: int) -> Tensor:
-        run = self._run
-        shape = (blocks, 2 * run.heads.num_kv, self._block_tokens, run.head_dim)
-        return torch.zeros(shape, dtype=self._model.dtype, device=self._model.device)
