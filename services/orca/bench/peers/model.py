@@ -92,7 +92,7 @@ def make_model(folder: Path, shape: Shape, *, dtype: torch.dtype = torch.float32
     save_file({name: weight.to(dtype) for name, weight in weights.items()}, folder / "model.safetensors")
     is_seq2seq = isinstance(shape, T5Shape | BartShape)
     special = SPECIAL_IDS if is_seq2seq else {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    _write_json(folder / "config.json", config | special | {"torch_dtype": str(dtype).split(".")[-1]})
+    _write_json(folder / "config.json", {**config, **special, "torch_dtype": str(dtype).split(".")[-1]})
     _write_json(folder / "generation_config.json", {key: special[key] for key in special if key != "bos_token_id"})
     if is_seq2seq:
         _write_json(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
