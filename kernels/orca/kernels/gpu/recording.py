@@ -120,9 +120,9 @@ class GraphInputs:
             torch.empty(rows, dtype=torch.int64, device=device),
         )
         self._cache_slots = slots
-        # Arguments of make_items for each window and for cross attention: keys of each line; items; columns of the
-        # tables, window, whether it is causal, positions of a tile, SPLIT, rows of a part.
-        self._items: list[tuple[Tensor, Tensor, tuple[int, int, bool, int, int, int]]] = []
+        # Arguments of make_items for each window and for cross attention. The last ones are columns of the tables,
+        # window, whether it is causal, positions of a tile, SPLIT, rows of a part.
+        self._items: list[tuple[Tensor, Tensor, tuple[int, int, bool, int, int, int]]] = []  # keys of each line, items
 
     def put(self, step: StepDescription) -> None:
         assert step.wanted is None
