@@ -131,6 +131,33 @@ def test_attention_that_is_not_causal_equals_the_reference(step: str, heads: str
     torch.testing.assert_close(output, expected.flatten(1), atol=2e-6, rtol=2e-6)
 
 
+@pytest.mark.parametrize("block_tokens", [16, 32, 8])
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "bias"),
+    covered({"heads": list(HEADS), "head_dim": [10, 16, 64, 70], "bias": ["none", "of-encoder", "wide"]}, 2),
+)
+def test_the_attention_of_an_encoder_equals_the_reference(
+    heads: str, head_dim: int, bias: str, block_tokens: int
+) -> None:
+    """Sources that end anywhere in a block, and before and behind a chunk; what lies behind them is NaN."""
+    kv_of_query, added, lengths = HEADS[heads], bias_of(bias, len(HEADS[heads])), (1, 15, 16, 17, 133, 256, 300)
+    query, cache, rows, tables = random_cross_step(
+        [(n, n, 0) for n in lengths], len(kv_of_query), max(kv_of_query) + 1, head_dim, torch.float32, block_tokens
+    )
+    seen = view_of(tables, kv_of_query, head_dim, torch.float32, block_tokens, is_causal=False)
+    scale = head_dim**-0.5
+    attention = KINDS["cpu"].attention(rows, replace(seen, is_encoder=True))
+    assert attention._turns == (block_tokens != 8)
+    with computing_threads(2):
+        output = attention(query, cache, scale, added)
+    expected = attend_reference(query, cache, rows, tables, kv_of_query, scale=scale, is_causal=False, bias=added)
+    torch.testing.assert_close(output, expected.flatten(1), atol=3e-6, rtol=3e-6)
+    for row in rows:
+        own = query[row.first : row.first + row.count].contiguous()
+        alone = KINDS["cpu"].attention([replace(row, first=0)], replace(seen, is_encoder=True))
+        assert torch.equal(alone(own, cache, scale, added), output[row.first : row.first + row.count])
+
+
 @pytest.mark.parametrize(
     ("step", "heads", "bias", "kind", "window"),
     covered(

@@ -104,6 +104,7 @@ class AttentionView:
     dtype: torch.dtype
     device: torch.device
     is_causal: bool = True  # False: each token sees the first `ContextRow.keys` positions, without a window
+    is_encoder: bool = False  # not causal, and the rows are whole sources; a kernel may choose another order of sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,11 @@ class CpuKernels:
     def prepare(self, sizes: ModelSizes) -> bool:
         """Compile all kernels: some seconds if they were never compiled on this machine, otherwise 0.1 s."""
         for kernel in (
-            attention.kernel(sizes.dtype, sizes.head_dim),
+            attention.kernel(
+                sizes.dtype,
+                sizes.head_dim,
+                turns=not sizes.is_causal and attention.turns_keys(sizes.dtype, sizes.block_tokens),
+            ),
             product.kernel(sizes.dtype, sizes.weight_dtype),
             *lookups.kernels(sizes.dtype, sizes.table_dtype),
             *rows.kernels(sizes.dtype),

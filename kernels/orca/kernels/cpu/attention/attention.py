@@ -41,6 +41,7 @@ from orca.kernels.cpu.attention.tile import (
     uses_bfloat16_pairs,
     write_mean,
 )
+from orca.kernels.cpu.attention.turned import KEYS, add_values, score_turned
 from orca.kernels.cpu.team.intrinsics import (
     FAST,
     KERNEL_TYPES,
@@ -57,6 +58,8 @@ _CHUNK = 256
 """Positions whose scores are in memory at a time."""
 _TASK_QUERIES = 32
 """Queries of a task: tokens x query heads of one KV head. Their scores stay in the L1 cache."""
+_ENCODER_TASK_QUERIES = 128
+"""The same of an encoder, which turns keys for each task."""
 _NO_WINDOW = 1 << 62
 TILE_COLUMNS = 5
 _SCORE_BYTES = _CHUNK * 4
@@ -65,8 +68,11 @@ _SCORE_BYTES = _CHUNK * 4
 
 @njit  # type: ignore[untyped-decorator]
 def _scratch_floats(queries: Any, head_dim: Any) -> Any:
-    """Return the scratch memory of a thread in floats: queries, sums, scores, and largest score and total per query."""
-    return queries * (2 * head_dim + _CHUNK + 2)
+    """Return the scratch memory of a thread in floats.
+
+    It holds queries, sums, scores, largest score and total of each query, and turned keys (turned.py).
+    """
+    return queries * (2 * head_dim + _CHUNK + 2) + KEYS * head_dim
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]
@@ -212,9 +218,16 @@ def _update_softmax(
         total[i] += _softmax_weights(scores, low, high, raised, scale)
 
 
+def turns_keys(dtype: torch.dtype, block_tokens: int) -> bool:
+    """Return whether an encoder's kernel is the one of turned.py."""
+    return dtype == torch.float32 and block_tokens % KEYS == 0
+
+
 @cache
-def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
+def kernel(dtype: torch.dtype, head_dim: int, *, turns: bool = False) -> Kernel:
     """Return the kernel for one dtype and head_dim; both are compile-time constants.
+
+    Args: turns: it is for encoders (turned.py), and is not causal.
 
     The function inside is long: its loops share the state of one walk over a context, which is one idea.
     """
@@ -242,7 +255,9 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
         scores_at = sums_at + queries_max * sums_bytes
         queries = carray(pointer(queries_at, query_kind), (queries_max, head_dim))
         sums = carray(pointer(sums_at, np.float32), (queries_max, head_dim))
-        largest, total = carray(pointer(scores_at + queries_max * _SCORE_BYTES, np.float32), (2, queries_max))
+        largest_at = scores_at + queries_max * _SCORE_BYTES
+        largest, total = carray(pointer(largest_at, np.float32), (2, queries_max))
+        turned_at = largest_at + queries_max * 8
 
         task = next_task(args)
         while task < num_tiles * kv_heads:
@@ -280,7 +295,21 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
                     ahead = keys + kv_heads * line_bytes
                     first, last = max(start - block, 0), min(stop - block, block_tokens)
                     at, query_range = scores_at + (block - start) * 4, (query_count, last_seen - block, group)
-                    _score_keys(keys, first, last, ahead, queries_at, at, query_range, row_bytes, kind, head_dim)
+                    if turns:
+                        score_turned(
+                            keys,
+                            last,
+                            ahead,
+                            queries_at,
+                            at,
+                            _SCORE_BYTES,
+                            query_count,
+                            row_bytes,
+                            turned_at,
+                            head_dim,
+                        )
+                    else:
+                        _score_keys(keys, first, last, ahead, queries_at, at, query_range, row_bytes, kind, head_dim)
 
                 factor = scale
                 if has_bias:
@@ -302,14 +331,17 @@ def kernel(dtype: torch.dtype, head_dim: int) -> Kernel:
                         ahead = cache + ahead * line_bytes
                     first, last = max(start - block, 0), min(stop - block, block_tokens)
                     at, query_range = scores_at + (block - start) * 4, (query_count, last_seen - block, group)
-                    _add_values(values, first, last, ahead, sums_at, at, query_range, row_bytes, kind, head_dim)
+                    if turns:
+                        add_values(values, last, ahead, sums_at, at, _SCORE_BYTES, query_count, row_bytes, head_dim)
+                    else:
+                        _add_values(values, first, last, ahead, sums_at, at, query_range, row_bytes, kind, head_dim)
 
             for i in range(query_count):
                 place = (token + i // group) * heads + head + i % group
                 write_mean(args[4] + place * row_bytes, sums_at + i * sums_bytes, total[i], kind, literally(head_dim))
             task = upcoming
 
-    return Kernel(f"attention-{dtype}-{head_dim}", attend)
+    return Kernel(f"attention-{dtype}-{head_dim}{'-turned' if turns else ''}", attend)
 
 
 @cache
@@ -323,7 +355,8 @@ def _query_groups(kv_of_query: tuple[int, ...], kv_heads: int) -> tuple[Tensor, 
 def tile_tokens(view: AttentionView) -> int:
     """Return the largest number of tokens in a tile."""
     _, group = _query_groups(tuple(view.kv_of_query), view.kv_heads)
-    return max(1, _TASK_QUERIES // group)
+    queries = _ENCODER_TASK_QUERIES if view.is_encoder else _TASK_QUERIES
+    return max(1, queries // group)
 
 
 class CpuAttention:
@@ -359,6 +392,7 @@ class CpuAttention:
         self._first_query, group = _query_groups(tuple(view.kv_of_query), view.kv_heads)
         self._heads, self._kv_heads, self._queries = len(view.kv_of_query), view.kv_heads, tile_tokens(view) * group
         self._is_causal = view.is_causal
+        self._turns = view.is_encoder and turns_keys(view.dtype, view.block_tokens)
         self._window = view.window if view.is_causal and view.window is not None else _NO_WINDOW
 
     def __call__(self, qkv: Tensor, cache: Tensor, scale: float, bias: DistanceBias | None = None) -> Tensor:
@@ -370,7 +404,7 @@ class CpuAttention:
         output = new_empty(qkv.dtype, tokens, self._heads * head_dim)
         floats = _scratch_floats.py_func(self._queries, head_dim)
         scratch = new_empty(torch.float32, torch.get_num_threads() * floats)
-        kernel(qkv.dtype, head_dim)(
+        kernel(qkv.dtype, head_dim, turns=self._turns)(
             len(self._tiles) * self._kv_heads,
             qkv.data_ptr(),
             cache.data_ptr(),

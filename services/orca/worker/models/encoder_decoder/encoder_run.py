@@ -39,6 +39,7 @@ class EncoderRun:
             dtype=dtype,
             device=device,
             is_causal=False,
+            is_encoder=True,
         )
 
 
