@@ -69,6 +69,7 @@ FORCED_IN_CONFIG = {"forced_bos_token_id": 9, "forced_eos_token_id": 8, "bos_tok
     ("generation", "start", "bos", "eos"),
     [
         (None, 0, 9, (8,)),
+        ({}, 0, None, ()),
         ({"eos_token_id": 1}, 0, None, ()),
         ({"bos_token_id": 3}, 3, None, ()),
         ({"decoder_start_token_id": 2, "bos_token_id": 3}, 2, None, ()),
@@ -83,6 +84,19 @@ def test_if_there_is_a_generation_config_it_alone_counts(
     assert info.encoder_decoder == EncoderDecoder(
         encoder_layers=3, start_token_id=start, forced_bos_token_id=bos, forced_eos_token_ids=eos
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "generation", "bos"),
+    [(True, None, 6), (False, None, 9), (None, None, 9), (True, {"eos_token_id": 1}, None)],
+)
+def test_the_older_form_of_a_forced_bos_counts_without_a_generation_config(
+    tmp_path: Path, value: bool | None, generation: dict[str, Any] | None, bos: int | None
+) -> None:
+    config = FORCED_IN_CONFIG | {"force_bos_token_to_be_generated": value}
+    info = info_of(tmp_path, generation, **config)
+    assert info.encoder_decoder is not None
+    assert info.encoder_decoder.forced_bos_token_id == bos
 
 
 SIZES = {"vocab_size": 60_000, "encoder_layers": 2, "decoder_layers": 1, "max_position_embeddings": 20}

@@ -23,7 +23,7 @@ class EncoderDecoder:
     encoder_layers: int  # of all layers, which are one list: the encoder's, then the decoder's
     start_token_id: int  # decoder_start_token_id: the first token of every target
     forced_bos_token_id: int | None = None  # the second one, unless the call gives a prefix
-    forced_eos_token_ids: tuple[int, ...] = ()  # the last token of a log of full length is the first best of these
+    forced_eos_token_ids: tuple[int, ...] = ()  # the lowest is the last token of a log of full length
     source_positions: int | None = None  # most tokens of a source; None: any number
     target_positions: int | None = None  # most tokens of a target; None: any number
 
@@ -42,7 +42,7 @@ class EncoderDecoder:
 def read_encoder_decoder(
     folder: Path,
     config: Mapping[str, Any],
-    generation: Mapping[str, Any],
+    generation: Mapping[str, Any] | None,
     *,
     encoder_layers: int,
     positions: int | None,
@@ -51,17 +51,19 @@ def read_encoder_decoder(
 ) -> EncoderDecoder:
     """Read the special tokens of targets, as `generate` does: if there is a generation_config.json, it alone counts.
 
-    If it has no start token, `generate` fails. Then config.json counts for this token.
+    If it has no start token, `generate` fails. Then config.json counts for this token. Without a generation_config.json
+    `from_pretrained` takes the tokens that config.json names, and none of the defaults of the family's config class,
+    such as BART's forced_eos_token_id = 2 (transformers 5.23, GenerationMixin.adjust_generation_fn).
 
     Args:
-        generation: content of generation_config.json; empty if there is none.
+        generation: content of generation_config.json; None if there is none.
         positions: most tokens of a source, and of a target; None: any number.
         vocab_size: of the decoder.
         default_start: start token if no file has one.
     Raises: ModelError that names file and key, for a token outside the vocabulary or if there is no start token.
     """
-    sources = {"generation_config.json": generation, "config.json": config}
-    main = "generation_config.json" if generation else "config.json"
+    sources = {"generation_config.json": generation or {}, "config.json": config}
+    main = "config.json" if generation is None else "generation_config.json"
 
     def ids(name: str, key: str) -> tuple[int, ...]:
         value = sources[name].get(key)
@@ -80,6 +82,8 @@ def read_encoder_decoder(
             f"there is {found}"
         )
     forced = ids(main, "forced_bos_token_id")
+    if generation is None and config.get("force_bos_token_to_be_generated"):  # an older form, in files of BART
+        forced = ids(main, "bos_token_id")
     return EncoderDecoder(
         encoder_layers=encoder_layers,
         start_token_id=start[0],

@@ -291,14 +291,15 @@ def load_model_info(
     own_max_len = _own_max_len(folder, config, family)
     _check_length(folder, family, max_model_len, own_max_len)
     vocab_size = _positive(folder, config, "vocab_size")
-    generation = _read_json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
+    has_generation = (folder / "generation_config.json").is_file()
+    generation = _read_json(folder / "generation_config.json") if has_generation else {}
     layers, encoder_decoder = _positive(folder, config, family.layers_key), None
     if family.decoder_layers_key is not None:
         _check_vocabularies(folder, config, vocab_size)
         encoder_decoder = read_encoder_decoder(
             folder,
             config,
-            generation,
+            generation if has_generation else None,
             encoder_layers=layers,
             positions=None if family.has_any_length else _positive(folder, config, family.positions_key),
             vocab_size=vocab_size,

@@ -100,7 +100,8 @@ class Stage:
         if model.encoder_layers:
             self._both = EncoderDecoderSteps(model, self.cache, self._requests, self._laid_out, self._recorded)
         kinds = model.info.encoder_decoder
-        self._forced_token = kinds.forced_eos_token_ids[0] if kinds is not None and kinds.forced_eos_token_ids else None
+        # Of several tokens, `generate` makes all equally likely, and takes the lowest id if it is greedy.
+        self._forced_token = min(kinds.forced_eos_token_ids, default=None) if kinds is not None else None
 
     @property
     def begins_targets(self) -> bool:
