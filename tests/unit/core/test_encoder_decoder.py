@@ -113,10 +113,42 @@ def test_families_of_barts_form_have_the_defaults_of_transformers(
     assert (info.num_layers, info.max_model_len) == (3, 40)
     assert (info.bos_token_id, info.eos_token_ids) == (bos, eos)
     assert info.encoder_decoder == EncoderDecoder(
-        encoder_layers=2, start_token_id=start, source_positions=20, target_positions=20
+        encoder_layers=2,
+        start_token_id=start,
+        source_positions=20,
+        target_positions=20,
+        padding_token_id=1 if family == "m2m_100" else None,
     )
     whole = info_of(tmp_path, base={"model_type": family})
     assert (whole.num_layers, whole.max_model_len) == (24, 2048)
+
+
+M2M = {"model_type": "m2m_100", **SIZES}
+
+
+@pytest.mark.parametrize(("config", "padding"), [({}, 1), ({"pad_token_id": None}, 1), ({"pad_token_id": 0}, 0)])
+def test_a_model_whose_padding_has_no_position_names_it(tmp_path: Path, config: dict[str, Any], padding: int) -> None:
+    kind = info_of(tmp_path, base=M2M, **config).encoder_decoder
+    assert kind is not None
+    assert kind.padding_token_id == padding
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"decoder_start_token_id": 1},
+        {"forced_bos_token_id": 1},
+        {"forced_eos_token_id": [2, 1]},
+        {"eos_token_id": [2, 1]},
+        {"pad_token_id": 2},
+    ],
+    ids=str,
+)
+def test_a_token_that_every_request_has_cannot_be_padding_without_position(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    with pytest.raises(ModelError, match=r"config\.json: pad_token_id \d is also the start token, a forced token or"):
+        info_of(tmp_path, base=M2M, **config)
 
 
 def test_mbart_has_no_start_token_of_its_own(tmp_path: Path) -> None:

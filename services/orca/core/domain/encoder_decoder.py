@@ -26,6 +26,12 @@ class EncoderDecoder:
     forced_eos_token_ids: tuple[int, ...] = ()  # the lowest is the last token of a log of full length
     source_positions: int | None = None  # most tokens of a source; None: any number
     target_positions: int | None = None  # most tokens of a target; None: any number
+    padding_token_id: int | None = None
+    """The padding of a model that gives positions to all other tokens only (M2M-100). None: padding is like any token.
+
+    transformers does not count padding in a source or prefix, so each later token has an earlier position. Here a
+    position is a token's place. So no source and no prefix may have padding, and no target draws it.
+    """
 
     def beginning(self, prefix: Sequence[int] = ()) -> tuple[int, ...]:
         """Return the target before its log, as `generate` of transformers makes it.
@@ -47,7 +53,9 @@ def read_encoder_decoder(
     encoder_layers: int,
     positions: int | None,
     vocab_size: int,
+    eos_token_ids: Sequence[int],
     default_start: int | None = None,
+    default_padding: int | None = None,
 ) -> EncoderDecoder:
     """Read the special tokens of targets, as `generate` does: if there is a generation_config.json, it alone counts.
 
@@ -60,6 +68,7 @@ def read_encoder_decoder(
         positions: most tokens of a source, and of a target; None: any number.
         vocab_size: of the decoder.
         default_start: start token if no file has one.
+        default_padding: padding if config.json has none; None: padding is like any token.
     Raises: ModelError that names file and key, for a token outside the vocabulary or if there is no start token.
     """
     sources = {"generation_config.json": generation or {}, "config.json": config}
@@ -84,11 +93,18 @@ def read_encoder_decoder(
     forced = ids(main, "forced_bos_token_id")
     if generation is None and config.get("force_bos_token_to_be_generated"):  # an older form, in files of BART
         forced = ids(main, "bos_token_id")
-    return EncoderDecoder(
+    model = EncoderDecoder(
         encoder_layers=encoder_layers,
         start_token_id=start[0],
         forced_bos_token_id=forced[0] if forced else None,
         forced_eos_token_ids=ids(main, "forced_eos_token_id"),
         source_positions=positions,
         target_positions=positions,
+        padding_token_id=None if default_padding is None else (*ids("config.json", "pad_token_id"), default_padding)[0],
     )
+    if model.padding_token_id in (*model.beginning(), *model.forced_eos_token_ids, *eos_token_ids):
+        raise ModelError(
+            f"{folder / 'config.json'}: pad_token_id {model.padding_token_id} is also the start token, a forced token "
+            "or an end token, and the model has no position for padding"
+        )
+    return model
