@@ -1,5 +1,5 @@
 """The building blocks of all models. Everything works on one flat [tokens, hidden] tensor (selective batching, ORCA,
-section 3, S2); only `Attention` knows that the tokens belong to different requests.
+section 3, S2); only `Attention` and `CrossAttention` know that the tokens belong to different requests.
 """
 
 from collections.abc import Mapping, Sequence

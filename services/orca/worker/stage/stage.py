@@ -3,7 +3,7 @@
 The executor calls it on each rank, in step order:
 
     prepared = stage.begin(step)                 free, add, lay out; needs neither activations nor device tokens
-    stage.put_device_tokens(handles, tokens)     first stage, prefetch: tokens that the last stage sampled earlier
+    stage.put_device_tokens(handles, tokens)     prefetch, stage that embeds targets: tokens sampled earlier
     output = stage.forward(prepared, hidden)     [tokens, hidden] for the next stage; logits on the last stage
     sample = stage.sample(prepared, output)      rank 0 of the last stage; a device may still compute the tokens
     sampled = sample.read()
@@ -148,7 +148,7 @@ class Stage:
         """Run the stage's layers over a step.
 
         Args:
-            hidden: [tokens, hidden] from the stage before, which is overwritten; None on the first stage.
+            hidden: [rows, hidden] from the stage before, which is overwritten; None if it sends none (`rows_in`).
         """
         return prepared.run(hidden)
 
