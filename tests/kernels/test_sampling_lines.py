@@ -129,6 +129,21 @@ def test_a_line_without_a_penalty_counts_nothing() -> None:
     assert not state.counts.any()
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_a_token_that_must_not_be_drawn_has_no_chance_on_a_device_either(case: str) -> None:
+    logits = random_logits(40, 37, seed=len(case))
+    logits[:, 5] += 20
+    state = SamplingLines(40, 37, CPU)
+    cases = [SamplingParams(**({"seed": seed} | CASES[case])) for seed in range(40)]
+    for line, each in enumerate(cases):
+        state.put(line, line_settings(each, EOS, never=5), (3, 3), ())
+    drawn = sample_reference(logits, torch.arange(40), torch.zeros(40, dtype=torch.int64), state)
+    draws = [Draw(SamplingState.start(each, (3, 3), 2, EOS, never=5), 0) for each in cases]
+    tokens = [row and row.token for row in drawn]
+    assert 5 not in tokens
+    assert tokens == sample(logits, draws).tokens
+
+
 def test_growing_for_penalised_lines_keeps_their_counts() -> None:
     state = SamplingLines(40, 50, CPU)
     generation, rows = state.generation, len(state.counts)

@@ -4,11 +4,13 @@ The third engine, over gRPC, runs under the loop in test_pipeline.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orca.bench.parts.stage_processes import BLOCK_TOKENS
+from orca.bench.parts.tiny_families import reference_model, tiny_checkpoint
 from orca.core.domain.engine import Engine, EngineShape
 from orca.core.domain.request import End, FinishReason, Request
 from orca.scheduler.engines.simulated_engine import SimulatedEngine, seeded_tokens
@@ -18,6 +20,7 @@ from orca.worker.models.build import load_stage
 from orca.worker.parallel.shard import Shard
 from orca.worker.rank.local_engine import LocalEngine
 from support.worker.scheduled import Scheduled, a_request, alone
+from support.worker.stage_driver import generate
 
 MakeEngine = Callable[[int, int], Engine]  # from stages and prefetch
 
@@ -88,3 +91,22 @@ async def test_a_cancelled_request_that_its_batch_still_computes_breaks_nothing(
         await group.pool.cancel("gone")
         assert (await group.outcome_of(stays))[1] == End(FinishReason.LENGTH, 40)
         assert len({record.epoch for record in group.log.records}) == 1
+
+
+async def test_targets_that_start_with_their_start_token_alone_are_those_of_generate(tmp_path: Path) -> None:
+    """The request-level baseline runs the rest of a prefix token by token, in rows that draw nothing."""
+    folder = tiny_checkpoint("bart", tmp_path)
+    prefixes = ((2,), (2, 41, 7, 9), (2, 90, 5))
+    requests = [
+        replace(a_request(f"r{number}", range(5, 9 + 4 * number), 3 + 2 * number), decoder_prefix=prefix)
+        for number, prefix in enumerate(prefixes)
+    ]
+    engine, policy = local_engine(folder)(2, 0), RequestLevelPolicy()
+    async with Scheduled(engine, max_batch_size=3, policy=policy, is_encoder_decoder=True) as group:
+        for request in requests:
+            await group.submit(request)
+        found = [(await group.outcome_of(request))[0] for request in requests]
+    rows = [row for record in group.log.records for row in record.rows]
+    assert rows
+    model = reference_model(folder)
+    assert found == [generate(model, each.prompt, each.max_new_tokens, each.decoder_prefix).tokens for each in requests]

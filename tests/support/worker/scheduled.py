@@ -50,6 +50,7 @@ class Scheduled:
         prefetch: int = 0,
         pool: MemoryPool | None = None,
         policy: Policy | None = None,
+        is_encoder_decoder: bool = False,
     ) -> None:
         self.pool = pool or MemoryPool(VirtualClock())
         self.log = IterationHistory()
@@ -63,9 +64,10 @@ class Scheduled:
             clock_ns=time.monotonic_ns,
             observer=self.log,
         )
-        self._scheduler = GroupScheduler(
-            dependencies, SchedulingOptions(max_batch_size=max_batch_size, prefetch=prefetch)
+        options = SchedulingOptions(
+            max_batch_size=max_batch_size, prefetch=prefetch, is_encoder_decoder=is_encoder_decoder
         )
+        self._scheduler = GroupScheduler(dependencies, options)
 
     async def __aenter__(self) -> "Scheduled":
         self._running = asyncio.create_task(self._scheduler.run())

@@ -226,9 +226,11 @@ def generate(model: Any, prompt: Sequence[int], max_new_tokens: int, decoder_pre
     """Greedy `generate` of one prompt, never stopped by EOS."""
     ids = torch.tensor([list(prompt)])
     options: dict[str, Any] = {}
+    if model.config.model_type == "m2m_100":  # its padding has no position, and is not drawn here
+        options["suppress_tokens"] = [model.config.pad_token_id]
     if decoder_prefix:
         # transformers' cache fails for a T5 that has more decoder layers than encoder layers.
-        options = {"decoder_input_ids": torch.tensor([list(decoder_prefix)]), "use_cache": False}
+        options |= {"decoder_input_ids": torch.tensor([list(decoder_prefix)]), "use_cache": False}
     result = model.generate(
         ids,
         **options,

@@ -69,6 +69,7 @@ FORCED_IN_CONFIG = {"forced_bos_token_id": 9, "forced_eos_token_id": 8, "bos_tok
     ("generation", "start", "bos", "eos"),
     [
         (None, 0, 9, (8,)),
+        ({}, 0, None, ()),
         ({"eos_token_id": 1}, 0, None, ()),
         ({"bos_token_id": 3}, 3, None, ()),
         ({"decoder_start_token_id": 2, "bos_token_id": 3}, 2, None, ()),
@@ -85,6 +86,19 @@ def test_if_there_is_a_generation_config_it_alone_counts(
     )
 
 
+@pytest.mark.parametrize(
+    ("value", "generation", "bos"),
+    [(True, None, 6), (False, None, 9), (None, None, 9), (True, {"eos_token_id": 1}, None)],
+)
+def test_the_older_form_of_a_forced_bos_counts_without_a_generation_config(
+    tmp_path: Path, value: bool | None, generation: dict[str, Any] | None, bos: int | None
+) -> None:
+    config = FORCED_IN_CONFIG | {"force_bos_token_to_be_generated": value}
+    info = info_of(tmp_path, generation, **config)
+    assert info.encoder_decoder is not None
+    assert info.encoder_decoder.forced_bos_token_id == bos
+
+
 SIZES = {"vocab_size": 60_000, "encoder_layers": 2, "decoder_layers": 1, "max_position_embeddings": 20}
 
 
@@ -99,10 +113,42 @@ def test_families_of_barts_form_have_the_defaults_of_transformers(
     assert (info.num_layers, info.max_model_len) == (3, 40)
     assert (info.bos_token_id, info.eos_token_ids) == (bos, eos)
     assert info.encoder_decoder == EncoderDecoder(
-        encoder_layers=2, start_token_id=start, source_positions=20, target_positions=20
+        encoder_layers=2,
+        start_token_id=start,
+        source_positions=20,
+        target_positions=20,
+        padding_token_id=1 if family == "m2m_100" else None,
     )
     whole = info_of(tmp_path, base={"model_type": family})
     assert (whole.num_layers, whole.max_model_len) == (24, 2048)
+
+
+M2M = {"model_type": "m2m_100", **SIZES}
+
+
+@pytest.mark.parametrize(("config", "padding"), [({}, 1), ({"pad_token_id": None}, 1), ({"pad_token_id": 0}, 0)])
+def test_a_model_whose_padding_has_no_position_names_it(tmp_path: Path, config: dict[str, Any], padding: int) -> None:
+    kind = info_of(tmp_path, base=M2M, **config).encoder_decoder
+    assert kind is not None
+    assert kind.padding_token_id == padding
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"decoder_start_token_id": 1},
+        {"forced_bos_token_id": 1},
+        {"forced_eos_token_id": [2, 1]},
+        {"eos_token_id": [2, 1]},
+        {"pad_token_id": 2},
+    ],
+    ids=str,
+)
+def test_a_token_that_every_request_has_cannot_be_padding_without_position(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    with pytest.raises(ModelError, match=r"config\.json: pad_token_id \d is also the start token, a forced token or"):
+        info_of(tmp_path, base=M2M, **config)
 
 
 def test_mbart_has_no_start_token_of_its_own(tmp_path: Path) -> None:

@@ -102,7 +102,9 @@ def test_a_model_without_learned_positions_takes_any_length() -> None:
     assert refusal_of(a_new_request((1,), 10**6), ModelBounds(vocab_size=10)) is None
 
 
-TRANSLATOR = EncoderDecoder(encoder_layers=1, start_token_id=2, source_positions=6, target_positions=8)
+TRANSLATOR = EncoderDecoder(
+    encoder_layers=1, start_token_id=2, source_positions=6, target_positions=8, padding_token_id=7
+)
 WITH_SOURCE = ModelBounds(vocab_size=10, positions=3, eos_token_ids=(1,), encoder_decoder=TRANSLATOR)
 AT_ITS_BOUNDS = {"tokens": (0, 9, 1, 3, 4, 5), "prefix": (2, 9), "new": 6, "total": 1000}
 
@@ -129,6 +131,8 @@ def as_a_request(tokens: tuple[int, ...], prefix: tuple[int, ...], new: int, **s
         ({"prefix": (-1,)}, "decoder_prefix has the token id -1"),
         ({"prefix": ()}, "the request has no decoder_prefix, and the model is an encoder-decoder model: its output"),
         ({"tokens": (1,) * 7}, "the prompt has 7 tokens, and the model's encoder has 6 positions"),
+        ({"tokens": (0, 7)}, "the prompt has the padding token 7, and the model has no position for it"),
+        ({"prefix": (2, 7)}, "decoder_prefix has the padding token 7, and the model has no position for it"),
         ({"new": 7}, "decoder_prefix and output have 9 tokens, and the model's decoder has 8 positions"),
         ({"prompt_logprobs": 0}, "prompt_logprobs is set"),
         ({"top_p": 1.5}, "top_p has 1.5"),

@@ -113,6 +113,33 @@ async def test_the_source_of_a_chat_is_its_rendered_text() -> None:
         assert streamed_text(stream.text, chat=True) == ANSWER
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": [5, 1, 6]}, "prompt"),
+        ({"prompt": [[5], [5, 1]]}, "prompt[1]"),
+        ({"prompt": "the <pad> fox"}, "prompt"),
+        ({"prompt": [5], "decoder_prefix": [6, 1]}, "decoder_prefix"),
+        ({"prompt": [5], "decoder_prefix": "<pad>"}, "decoder_prefix"),
+        ({"messages": [{"role": "user", "content": "the <pad>"}]}, "messages"),
+    ],
+    ids=str,
+)
+async def test_padding_without_a_position_is_refused_by_the_name_of_its_field(
+    fields: dict[str, Any], param: str
+) -> None:
+    assert ids_of("nllb", "<pad>") == (1,)
+    path = CHAT if "messages" in fields else COMPLETIONS
+    async with target_rig("nllb", padding_token_id=1, has_template=True) as (one, found):
+        answer = await one.post(path, **fields)
+        status, error = error_of(answer)
+        assert (status, error["param"]) == (400, param)
+        assert error["message"].startswith(f"{param}: has the padding token, id 1, and this model has no position")
+        assert not found
+    async with target_rig("nllb", has_template=True) as (one, found):
+        assert (await one.post(path, **fields)).status_code == 200, "other models take it like any token"
+
+
 LONG = "the fox " * 40
 BAD: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
     # path, fields, code, param, a part of the message

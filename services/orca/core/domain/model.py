@@ -60,6 +60,7 @@ class ModelFamily:
     bos_token_id: int | None = 1
     eos_token_id: int | None = 2
     decoder_start_token_id: int | None = None  # of an encoder-decoder model whose files name none
+    padding_token_id: int | None = None  # of a model that gives padding no position (EncoderDecoder.padding_token_id)
 
 
 _LLAMA_SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
@@ -217,6 +218,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
         base_architecture="M2M100Model",
         sizes=_bart_sizes(128112),
         decoder_start_token_id=2,
+        padding_token_id=1,
         **_BART,
     ),
     "marian": ModelFamily(
@@ -291,18 +293,22 @@ def load_model_info(
     own_max_len = _own_max_len(folder, config, family)
     _check_length(folder, family, max_model_len, own_max_len)
     vocab_size = _positive(folder, config, "vocab_size")
-    generation = _read_json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
+    has_generation = (folder / "generation_config.json").is_file()
+    generation = _read_json(folder / "generation_config.json") if has_generation else {}
+    eos_token_ids = _eos_token_ids(folder, config, generation, family, vocab_size)
     layers, encoder_decoder = _positive(folder, config, family.layers_key), None
     if family.decoder_layers_key is not None:
         _check_vocabularies(folder, config, vocab_size)
         encoder_decoder = read_encoder_decoder(
             folder,
             config,
-            generation,
+            generation if has_generation else None,
             encoder_layers=layers,
             positions=None if family.has_any_length else _positive(folder, config, family.positions_key),
             vocab_size=vocab_size,
+            eos_token_ids=eos_token_ids,
             default_start=family.decoder_start_token_id,
+            default_padding=family.padding_token_id,
         )
         has_own = config.get(family.decoder_layers_key) is not None
         layers += _positive(folder, config, family.decoder_layers_key) if has_own else layers
@@ -317,7 +323,7 @@ def load_model_info(
         max_model_len=own_max_len if max_model_len is None else max_model_len,
         num_layers=layers,
         bos_token_id=generation.get("bos_token_id", config.get("bos_token_id", family.bos_token_id)),
-        eos_token_ids=_eos_token_ids(folder, config, generation, family, vocab_size),
+        eos_token_ids=eos_token_ids,
         encoder_decoder=encoder_decoder,
     )
 

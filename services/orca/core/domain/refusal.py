@@ -77,6 +77,10 @@ def _reasons_of_target(request: Request | NewRequest, model: EncoderDecoder, las
         )
     elif (unknown := _unknown(request.decoder_prefix, last)) is not None:
         yield f"decoder_prefix has the token id {unknown}, and the model knows only ids from 0 to {last}"
+    tokens = request.prompt if isinstance(request, Request) else request.tokens
+    for name, ids in (("the prompt", tokens), ("decoder_prefix", request.decoder_prefix)):
+        if model.padding_token_id is not None and model.padding_token_id in ids:
+            yield f"{name} has the padding token {model.padding_token_id}, and the model has no position for it"
     source = len(request.prompt) if isinstance(request, Request) else request.prompt_length
     if model.source_positions is not None and source > model.source_positions:
         yield f"the prompt has {source} tokens, and the model's encoder has {model.source_positions} positions"

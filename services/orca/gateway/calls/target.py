@@ -4,9 +4,10 @@ The prompt of such a call is the source. All targets of the call begin alike: wi
 token or the call's `decoder_prefix`. The output does not continue the source.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from orca.core.domain.encoder_decoder import EncoderDecoder
 from orca.core.domain.errors import InvalidRequest, NotStoredYet
 from orca.gateway.calls.bodies import CompletionBody, GenerationBody
 from orca.gateway.calls.token_ids import check_token_ids
@@ -46,19 +47,38 @@ def check_target_fields(body: GenerationBody, model: ServedModel) -> None:
         raise InvalidRequest(message, param="max_tokens")
 
 
-async def begin_targets(body: GenerationBody, prompts: Sequence[Sequence[int]], model: ServedModel) -> CallTokens:
-    """Add the beginning of the targets to the prompts. Raises: ApiError, InvalidRequest."""
+async def begin_targets(body: GenerationBody, prompts: Mapping[str, Sequence[int]], model: ServedModel) -> CallTokens:
+    """Add the beginning of the targets to the prompts.
+
+    Args:
+        prompts: by the name of their field.
+    Raises: ApiError, InvalidRequest.
+    """
     kind, prefix = model.info.encoder_decoder, body.decoder_prefix
     if kind is None:
-        return CallTokens(prompts)
+        return CallTokens([*prompts.values()])
+    for name, tokens in prompts.items():
+        _check_padding(tokens, kind, param=name)
     if isinstance(prefix, list) and body.model not in (None, model.info.name):
         raise other_ids(PREFIX, body.model, model)
     if isinstance(prefix, str):
         # Special tokens that are written in the text count as such.
         prefix = await model.encoder.encode_prompt(prefix, param=PREFIX, add_special_tokens=False)
     prefix = tuple(prefix or ())
+    _check_padding(prefix, kind, param=PREFIX)
     has_start = prefix[:1] == (kind.start_token_id,)
-    return CallTokens(prompts, kind.beginning(prefix), len(prefix) - has_start)
+    return CallTokens([*prompts.values()], kind.beginning(prefix), len(prefix) - has_start)
+
+
+def _check_padding(tokens: Sequence[int], model: EncoderDecoder, *, param: str) -> None:
+    """Raises: InvalidRequest for padding, if the model has no position for it."""
+    if model.padding_token_id is None or model.padding_token_id not in tokens:
+        return
+    raise InvalidRequest(
+        f"{param}: has the padding token, id {model.padding_token_id}, and this model has no position for it; "
+        "leave the padding out",
+        param=param,
+    )
 
 
 def other_ids(param: str, name: str | None, model: ServedModel) -> ApiError:

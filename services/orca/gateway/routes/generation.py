@@ -71,12 +71,12 @@ async def _encode_prompts(gateway: Gateway, body: CompletionBody, model: ServedM
     if body.model not in (None, model.info.name) and any(isinstance(prompt, list) for prompt in prompts):
         raise other_ids("prompt", body.model, model)
     names = ["prompt"] if len(prompts) == 1 else [f"prompt[{i}]" for i in range(len(prompts))]
-    encoded = [
-        prompt
+    encoded = {
+        name: prompt
         if isinstance(prompt, list)
         else await model.encoder.encode_prompt(prompt, param=name, add_special_tokens=add_special_tokens)
         for name, prompt in zip(names, prompts, strict=True)
-    ]
+    }
     return await begin_targets(body, encoded, model)
 
 
@@ -85,7 +85,7 @@ async def _encode_chat(gateway: Gateway, body: ChatBody, model: ServedModel) -> 
     # Templates write special tokens out.
     add_special_tokens = body.add_special_tokens is True
     prompt = await model.encoder.encode_prompt(text, param="messages", add_special_tokens=add_special_tokens)
-    return await begin_targets(body, [prompt], model)
+    return await begin_targets(body, {"messages": prompt}, model)
 
 
 async def _generate(

@@ -1,5 +1,5 @@
 """The building blocks of all models. Everything works on one flat [tokens, hidden] tensor (selective batching, ORCA,
-section 3, S2); only `Attention` knows that the tokens belong to different requests.
+section 3, S2); only `Attention` and `CrossAttention` know that the tokens belong to different requests.
 """
 
 from collections.abc import Mapping, Sequence
@@ -229,16 +229,25 @@ class Embedding:
     Args:
         is_tied: the head's matrix is the same. If this rank has the head as well, it is loaded here: `head`.
         scale: factor of the rows, before positions are added.
+        head_bias: of this rank's logits, for a tied head.
     """
 
     def __init__(
-        self, weights: RankWeights, name: str, vocab_size: int, dim: int, *, is_tied: bool, scale: float = 1.0
+        self,
+        weights: RankWeights,
+        name: str,
+        vocab_size: int,
+        dim: int,
+        *,
+        is_tied: bool,
+        scale: float = 1.0,
+        head_bias: Tensor | None = None,
     ) -> None:
         self._scale = scale
         self._span = weights.shard.slice(vocab_size, "vocabulary entries")
         self.head: Linear | None = None
         if is_tied and weights.shard.is_last:
-            self.head, self._table = weights.tied_table(name, (vocab_size, dim), self._span)
+            self.head, self._table = weights.tied_table(name, (vocab_size, dim), self._span, bias=head_bias)
         else:
             self._table = weights.table(name, (vocab_size, dim), self._span)
         self._is_whole = weights.shard.tensor == 1
@@ -262,16 +271,25 @@ class Head:
     """Logits over the whole vocabulary, each rank computing its own part.
 
     Args:
-        tied: the linear that the embedding has loaded (`Embedding.head`).
+        tied: the linear that the embedding has loaded (`Embedding.head`), with its bias.
+        bias: of this rank's logits, for a head that is loaded here.
     """
 
-    def __init__(self, weights: RankWeights, name: str, vocab_size: int, dim: int, tied: Linear | None) -> None:
+    def __init__(
+        self,
+        weights: RankWeights,
+        name: str,
+        vocab_size: int,
+        dim: int,
+        tied: Linear | None,
+        bias: Tensor | None = None,
+    ) -> None:
         self._sizes = weights.shard.sizes(vocab_size)
         span = weights.shard.slice(vocab_size, "vocabulary entries")
         if tied is not None:
             self._linear = weights.register(tied)
         else:
-            self._linear = weights.whole_linear(name, (vocab_size, dim), span)
+            self._linear = weights.whole_linear(name, (vocab_size, dim), span, bias=bias)
         self.only_kernels = isinstance(self._linear, PanelLinear)
 
     def __call__(self, norm: Norm | None, x: Tensor, step: StepContext) -> Tensor:

@@ -1,4 +1,4 @@
-"""Assembles one rank's share of a model: embedding on the first stage, a run of layers, head on the last.
+"""Assembles one rank's share of a model: embedding where a stack begins, a run of layers, head on the last stage.
 
 The layers of an encoder-decoder model are one list, encoder before decoder. A stage may hold a run of each stack.
 """

@@ -61,14 +61,18 @@ class RankWeights:
         """Read an embedding."""
         return self._plain_table(self.checkpoint.read(name, shape, *slices, dtype=self._matrix_dtype))
 
-    def tied_table(self, name: str, shape: tuple[int, int], *slices: Slice) -> tuple[Linear, Table]:
+    def tied_table(
+        self, name: str, shape: tuple[int, int], *slices: Slice, bias: Tensor | None = None
+    ) -> tuple[Linear, Table]:
         """Read a matrix that is both a linear, to `register` at its use, and an embedding.
 
         The two share memory if rows can be looked up in the linear's layout. The matrix must also be large, or its rows
         lie there as in an embedding of its own.
+
+        Args: bias: of the linear.
         """
         view = self._view(name, shape, *slices)
-        linear = self._lay_out(view)
+        linear = self._lay_out(view, bias)
         table = linear.table
         is_plain = isinstance(table, PlainTable) and linear.weight.dtype == view.dtype
         if table is None or not (is_plain or linear.bytes >= SHARED_BYTES_MIN):

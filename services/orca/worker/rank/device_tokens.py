@@ -1,4 +1,4 @@
-"""Prefetch on the first stage: the queue of sampled tokens that it will need as inputs, in step order."""
+"""Prefetch on the stage that embeds targets: the queue of sampled tokens that it will need as inputs, in step order."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ the oldest tokens have arrived and reading them never waits."""
 
 @dataclass(slots=True)
 class _StepTokens:
-    """Tokens that a step sampled and the first stage has not read yet, one for each handle."""
+    """Tokens that a step sampled and the stage that embeds them has not read yet, one for each handle."""
 
     handles: tuple[int, ...]
     tokens: IncomingTensor | Tensor | Sequence[int]

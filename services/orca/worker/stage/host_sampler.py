@@ -84,6 +84,7 @@ class SamplingState:
     params: SamplingParams
     masked: tuple[int, ...]  # EOS and stop ids: not allowed before min_tokens
     counts: TokenCounts | None = None  # None: no penalty is set
+    never: int | None = None  # a token that the model must not draw
     bias: NDArray[np.float32] = field(init=False)
     bias_tokens: NDArray[np.int64] = field(init=False)
     is_greedy: bool = field(init=False)
@@ -91,22 +92,35 @@ class SamplingState:
 
     def __post_init__(self) -> None:
         self.is_greedy = self.params.temperature <= 0
-        self._raw_from = math.inf if self.params.logit_bias or self.counts is not None else self.params.min_tokens
+        # The largest raw logit is rarely that of `never`: greedy rows look at it afterwards.
+        is_masked = self.never is not None and not self.is_greedy
+        is_changed = bool(self.params.logit_bias) or self.counts is not None or is_masked
+        self._raw_from = math.inf if is_changed else self.params.min_tokens
         self.bias_tokens = np.array([token for token, _ in self.params.logit_bias], np.int64)
         self.bias = np.array([value for _, value in self.params.logit_bias], np.float32)
 
     @classmethod
     def start(
-        cls, params: SamplingParams, tokens: Sequence[int], prompt_length: int, eos_token_ids: Sequence[int]
+        cls,
+        params: SamplingParams,
+        tokens: Sequence[int],
+        prompt_length: int,
+        eos_token_ids: Sequence[int],
+        never: int | None = None,
     ) -> "SamplingState":
         """Return the state of a request that starts, or starts again, with `tokens`: prompt and output so far."""
         is_penalised = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
         counts = TokenCounts(tokens[:prompt_length], tokens[prompt_length:]) if is_penalised else None
-        return cls(params, tuple(sorted({*eos_token_ids, *params.stop_token_ids})), counts)
+        return cls(params, tuple(sorted({*eos_token_ids, *params.stop_token_ids})), counts, never)
 
     def changes_logits(self, index: int) -> bool:
         """Return whether the token with this index is sampled from changed logits."""
         return index < self._raw_from
+
+    def masked_at(self, index: int) -> tuple[int, ...]:
+        """Return the tokens that must not be drawn as the token with this index."""
+        masked = self.masked if index < self.params.min_tokens else ()
+        return masked if self.never is None else (*masked, self.never)
 
 
 @dataclass(slots=True)
@@ -146,6 +160,11 @@ def sample(
         _apply_mask(logits, draws, changed)
         _apply_penalties(logits, draws, changed)
     tokens = _choose(logits, draws, argmax)
+    for row, draw in enumerate(draws):
+        if tokens[row] == draw.state.never:  # a greedy row
+            others = logits[row : row + 1].clone()
+            others[0, tokens[row]] = float("-inf")
+            [tokens[row]] = _as_ints(kernels_of(logits.device).argmax(others))
     numbers = logits.cpu().numpy() if numbers is None else numbers
     return DrawnTokens(tokens, _rows_without_number(numbers, tokens))
 
@@ -226,10 +245,10 @@ def _apply_bias(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int]) -> N
 
 
 def _apply_mask(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int]) -> None:
-    masked = [row for row in rows if draws[row].index < draws[row].state.params.min_tokens]
-    if masked:
-        ids = [np.array(draws[row].state.masked, np.int64) for row in masked]
-        logits[_index(masked, ids, logits.device)] = float("-inf")
+    masks = {row: masked for row in rows if (masked := draws[row].state.masked_at(draws[row].index))}
+    if masks:
+        ids = [np.array(masked, np.int64) for masked in masks.values()]
+        logits[_index([*masks], ids, logits.device)] = float("-inf")
 
 
 def _apply_penalties(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int]) -> None:

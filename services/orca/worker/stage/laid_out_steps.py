@@ -27,7 +27,7 @@ from orca.worker.stage.step_runner import StepOutput
 
 @dataclass(frozen=True, slots=True)
 class InputIds:
-    """The token ids of a step's flat rows, on the first stage."""
+    """The token ids of a step's flat rows, on the stage that embeds them."""
 
     ids: Tensor  # [tokens] int64; device tokens are filled in when the step runs
     device_rows: Tensor | None  # the flat rows of the device tokens; None: there are none
@@ -56,7 +56,7 @@ class LaidOutStep:
     step: Step
     tokens: int  # flat rows
     context: StepContext
-    inputs: InputIds | None  # on the first stage
+    inputs: InputIds | None  # on the stage that embeds them
     # On the last stage; None: no row samples, or none reports log probabilities of its prompt.
     sampling: list[tuple[Row, StageRequest]]
     sampling_rows: Tensor | None  # the flat row of each sampling row's last token

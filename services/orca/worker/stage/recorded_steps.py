@@ -179,7 +179,7 @@ class RecordedSteps:
 
         Args:
             description: of one token of each request, all wanted, or of at most `_chunk_tokens_max` tokens.
-            hidden: [tokens, hidden] from the stage before; None on the first stage.
+            hidden: [tokens, hidden] from the stage before; None on the stage that embeds the tokens.
         """
         lines = self._requests.lines
         self._forget_moved(lines)

@@ -90,7 +90,9 @@ class TokenSampler(Protocol):
 def sampler_for(model: StageModel, eos_token_ids: Sequence[int]) -> "HostSampler | DeviceSampler":
     """Return a sampler on the model's device if that has a kernel for it, otherwise on the host."""
     kernel = kernels_of(model.device).sampler(model.config.vocab_size, model.device)
-    return HostSampler(eos_token_ids) if kernel is None else DeviceSampler(kernel, eos_token_ids)
+    kind = model.info.encoder_decoder
+    never = None if kind is None else kind.padding_token_id
+    return HostSampler(eos_token_ids, never) if kernel is None else DeviceSampler(kernel, eos_token_ids, never)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +109,20 @@ class HostSample:
 
 
 class HostSampler:
-    """Samples with PyTorch's operations (host_sampler.py). The state of each request is in the host's memory."""
+    """Samples with PyTorch's operations (host_sampler.py). The state of each request is in the host's memory.
 
-    def __init__(self, eos_token_ids: Sequence[int]) -> None:
+    Args: never: a token that no request draws.
+    """
+
+    def __init__(self, eos_token_ids: Sequence[int], never: int | None = None) -> None:
         self._eos_token_ids = eos_token_ids
+        self._never = never
         self._states: dict[int, SamplingState] = {}  # by line
 
     def start(self, line: int, new: NewRequest) -> None:
-        self._states[line] = SamplingState.start(new.sampling, new.target, new.target_start, self._eos_token_ids)
+        self._states[line] = SamplingState.start(
+            new.sampling, new.target, new.target_start, self._eos_token_ids, self._never
+        )
 
     def sample(self, rows: Sequence[SamplingRow], output: StepOutput) -> HostSample:
         draws = [Draw(self._states[row.line], row.index) for row in rows]
@@ -165,14 +173,18 @@ class DeviceSample:
 
 
 class DeviceSampler:
-    """Samples with a kernel. The state of each request is on the device (kernels/contract/sampling_lines.py)."""
+    """Samples with a kernel. The state of each request is on the device (kernels/contract/sampling_lines.py).
 
-    def __init__(self, kernel: Sampler, eos_token_ids: Sequence[int]) -> None:
+    Args: never: a token that no request draws.
+    """
+
+    def __init__(self, kernel: Sampler, eos_token_ids: Sequence[int], never: int | None = None) -> None:
         self.kernel = kernel
         self._eos_token_ids = eos_token_ids
+        self._never = never
 
     def start(self, line: int, new: NewRequest) -> None:
-        settings = line_settings(new.sampling, self._eos_token_ids)
+        settings = line_settings(new.sampling, self._eos_token_ids, self._never)
         self.kernel.lines.put(line, settings, new.target[: new.target_start], new.target[new.target_start :])
 
     def sample(self, rows: Sequence[SamplingRow], output: StepOutput) -> DeviceSample:
@@ -185,8 +197,14 @@ class DeviceSampler:
         return DeviceSample(rows, output.tensor, tokens)
 
 
-def line_settings(params: SamplingParams, eos_token_ids: Sequence[int]) -> LineSettings:
-    """Return the settings that the device needs to sample for a request."""
+def line_settings(params: SamplingParams, eos_token_ids: Sequence[int], never: int | None = None) -> LineSettings:
+    """Return the settings that the device needs to sample for a request.
+
+    Args: never: a token that must not be drawn: a bias takes its chance.
+    """
+    biases = params.logit_bias
+    if never is not None:
+        biases = tuple(sorted([(never, float("-inf")), *(each for each in biases if each[0] != never)]))
     return LineSettings(
         temperature=params.temperature,
         top_k=params.top_k,
@@ -195,7 +213,7 @@ def line_settings(params: SamplingParams, eos_token_ids: Sequence[int]) -> LineS
         repetition_penalty=params.repetition_penalty,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
-        logit_bias=params.logit_bias,
+        logit_bias=biases,
         seed=params.seed,
         min_tokens=params.min_tokens,
         masked=sorted({*eos_token_ids, *params.stop_token_ids}),

@@ -3,7 +3,7 @@
 The executor calls it on each rank, in step order:
 
     prepared = stage.begin(step)                 free, add, lay out; needs neither activations nor device tokens
-    stage.put_device_tokens(handles, tokens)     first stage, prefetch: tokens that the last stage sampled earlier
+    stage.put_device_tokens(handles, tokens)     prefetch, stage that embeds targets: tokens sampled earlier
     output = stage.forward(prepared, hidden)     [tokens, hidden] for the next stage; logits on the last stage
     sample = stage.sample(prepared, output)      rank 0 of the last stage; a device may still compute the tokens
     sampled = sample.read()
@@ -100,7 +100,8 @@ class Stage:
         if model.encoder_layers:
             self._both = EncoderDecoderSteps(model, self.cache, self._requests, self._laid_out, self._recorded)
         kinds = model.info.encoder_decoder
-        self._forced_token = kinds.forced_eos_token_ids[0] if kinds is not None and kinds.forced_eos_token_ids else None
+        # Of several tokens, `generate` makes all equally likely, and takes the lowest id if it is greedy.
+        self._forced_token = min(kinds.forced_eos_token_ids, default=None) if kinds is not None else None
 
     @property
     def begins_targets(self) -> bool:
@@ -147,7 +148,7 @@ class Stage:
         """Run the stage's layers over a step.
 
         Args:
-            hidden: [tokens, hidden] from the stage before, which is overwritten; None on the first stage.
+            hidden: [rows, hidden] from the stage before, which is overwritten; None if it sends none (`rows_in`).
         """
         return prepared.run(hidden)
 

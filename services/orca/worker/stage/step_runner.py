@@ -41,7 +41,7 @@ class PreparedStep(Protocol):
         """Run the stage's layers.
 
         Args:
-            hidden: [tokens, hidden] from the stage before, which is overwritten; None on the first stage.
+            hidden: [rows, hidden] from the stage before, which is overwritten; None if it sends none.
         """
         ...
 

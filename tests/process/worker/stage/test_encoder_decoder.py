@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from orca.bench.parts.tiny_families import ENCODER_DECODERS, reference_model, tiny_checkpoint
 from orca.core.domain.errors import EngineError
@@ -46,7 +47,9 @@ def expected(folder: Path) -> tuple[list[Ask], list[Expected]]:
         return asks, [generate(model, ask.prompt, ask.max_new_tokens, ask.decoder_prefix) for ask in asks]
 
 
-def check(chain: Chain, expected: tuple[list[Ask], list[Expected]], batch: int) -> None:
+def check(
+    chain: Chain, expected: tuple[list[Ask], list[Expected]], batch: int, *, chunk: int | None = None
+) -> list[Step]:
     templates, wanted = expected
     asks = []
     for number, ask in enumerate(templates):
@@ -54,9 +57,10 @@ def check(chain: Chain, expected: tuple[list[Ask], list[Expected]], batch: int) 
         asks.append(
             Ask(ask.prompt, ask.max_new_tokens, arrival=ask.arrival, log=log, decoder_prefix=ask.decoder_prefix)
         )
-    serve(chain, asks, max_batch_size=batch)
+    steps = serve(chain, asks, max_batch_size=batch, chunk=chunk)
     assert differences(asks, wanted) <= 1
     assert all(stage.slots_in_use == 0 for ranks in chain.stages for stage in ranks)
+    return steps
 
 
 @pytest.mark.sampled(11)
@@ -97,6 +101,58 @@ def test_output_with_packed_weights(folder: Path, expected: tuple[list[Ask], lis
     chain = Chain(folder, packs=PanelLinear, feeds_tokens=True)
     check(chain, expected, 16)
     chain.close()
+
+
+@pytest.mark.sampled(4, others="prove")
+@pytest.mark.parametrize("packs", [False, PanelLinear])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_output_of_targets_that_begin_token_by_token(
+    folder: Path, expected: tuple[list[Ask], list[Expected]], stages: int, packs: bool | type[PanelLinear]
+) -> None:
+    """The source runs whole. Rows that are not the last of the target's beginning draw nothing, also in recordings."""
+    chain = Chain(folder, stages=stages, packs=packs, feeds_tokens=True)
+    steps = check(chain, expected, 3, chunk=1)
+    chain.close()
+    targets = [row for step in steps for row in step.rows if row.part is Part.TARGET]
+    assert {row.count for row in targets} == {1}
+    assert {row.sample for row in targets} == {False, True}
+
+
+@pytest.mark.parametrize(("family", "tensor"), [("bart", 3), ("umt5", 5)])
+def test_output_with_one_head_on_each_rank(tmp_path: Path, family: str, tensor: int) -> None:
+    """Each rank has one head of the decoder. BART's encoder has four, which three ranks divide unevenly."""
+    folder = tiny_checkpoint(family, tmp_path)
+    asks, model = some_asks(folder, 6, seed=3), reference_model(folder)
+    chain = Chain(folder, tensor=tensor, feeds_tokens=True)
+    assert [stage._model.heads.num_kv for stage in chain.stages[0]] == [1] * tensor
+    serve(chain, asks)
+    chain.close()
+    wanted = [generate(model, ask.prompt, ask.max_new_tokens, ask.decoder_prefix) for ask in asks]
+    assert differences(asks, wanted) <= 1
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_head_is_recorded_with_and_without_a_bias_of_logits(tmp_path: Path, is_tied: bool, has_bias: bool) -> None:
+    folder = tiny_checkpoint("marian", tmp_path)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    assert tensors["final_logits_bias"].any()
+    if not has_bias:
+        tensors["final_logits_bias"].zero_()
+    if not is_tied:  # transformers believes the files, whatever config.json says
+        tensors["lm_head.weight"] = tensors["model.shared.weight"].flip(1).contiguous()
+    save_file(tensors, path, {"format": "pt"})
+    asks, model = some_asks(folder, 6, seed=4), reference_model(folder)
+    wanted = [generate(model, ask.prompt, ask.max_new_tokens, ask.decoder_prefix) for ask in asks]
+    chain = Chain(folder, packs=PanelLinear, feeds_tokens=True)
+    [[stage]] = chain.stages
+    assert stage._recorded is not None
+    assert stage._recorded._records_head
+    serve(chain, asks)
+    chain.close()
+    assert stage._recorded._recordings
+    assert differences(asks, wanted) <= 1
 
 
 def test_no_kernel_is_compiled_in_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

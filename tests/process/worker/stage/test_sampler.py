@@ -248,6 +248,23 @@ def test_a_token_that_is_not_allowed_spoils_no_row(temperature: float) -> None:
     assert sample(logits, [Draw(draws[0].state, 2)] * 2).no_number == [0], "later, the stop token is allowed"
 
 
+@pytest.mark.parametrize("bias", [(), ((2, 50.0),), ((0, 0.0),)], ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("knows_argmax", [False, True])
+def test_a_token_that_the_model_must_not_draw_is_not_drawn(
+    bias: tuple[tuple[int, float], ...], temperature: float, knows_argmax: bool
+) -> None:
+    """The next best one is drawn, also if the token's own logit is no number. Log probabilities are the model's."""
+    logits = torch.tensor([[1.0, 7.0, 9.0, 2.0], [1.0, 0.0, math.nan, 5.0], [1.0, 0.0, 2.0, 5.0]])
+    params = SamplingParams(temperature=temperature, top_k=1, logit_bias=bias)
+    draws = [Draw(SamplingState.start(params, (), 0, (), never), 0) for never in (2, 2, None)]
+    argmax = kernels_of(logits.device).argmax(logits).numpy() if knows_argmax else None
+    tokens, no_number = sample(logits, draws, argmax)
+    assert tokens == [1, 3, 2 if bias == ((2, 50.0),) else 3]
+    assert not no_number
+    assert logits[0, 2] == 9
+
+
 @pytest.mark.parametrize("is_scored", [False, True])
 def test_a_request_without_a_log_probability_is_refused_if_it_asks_for_one(is_scored: bool) -> None:
     logits = torch.tensor([[1.0, math.nan, 3.0, 2.0], [1.0, 0.0, 3.0, 2.0]])

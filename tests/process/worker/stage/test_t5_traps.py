@@ -144,10 +144,12 @@ def test_the_scale_of_logits_follows_its_key_or_else_the_tied_head(tmp_path: Pat
     assert is_close(stage_logits(folder), reference_logits(folder))
 
 
-def test_forced_tokens_are_those_of_generate(tmp_path: Path) -> None:
+@pytest.mark.parametrize("forced_eos", [60, [70, 60, 80]])
+def test_forced_tokens_are_those_of_generate(tmp_path: Path, forced_eos: int | list[int]) -> None:
     folder = tiny_checkpoint("umt5", tmp_path)
     path = folder / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"forced_bos_token_id": 50, "forced_eos_token_id": 60}))
+    forced = {"forced_bos_token_id": 50, "forced_eos_token_id": forced_eos}
+    path.write_text(json.dumps(json.loads(path.read_text()) | forced))
     info = load_model_info(folder)
     assert info.encoder_decoder is not None
     beginning = info.encoder_decoder.beginning()

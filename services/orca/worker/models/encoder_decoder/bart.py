@@ -107,18 +107,18 @@ class BartHead:
     def __init__(self, weights: RankWeights, config: BartConfig, prefix: str, tied: Linear | None) -> None:
         self._norm = _stack_norm(weights, config, f"{prefix}decoder.")
         name = f"{prefix}{TABLE}" if config.is_tied else HEAD
-        self._head = Head(weights, name, config.vocab_size, config.hidden_size, tied)
-        self._bias = _logits_bias(weights, config)
-        self.only_kernels = self._head.only_kernels and self._bias is None
+        bias = _logits_bias(weights, config) if tied is None else None  # a tied one has it already
+        self._head = Head(weights, name, config.vocab_size, config.hidden_size, tied, bias)
+        self.only_kernels = self._head.only_kernels
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        logits = self._head(self._norm, x, step)
-        return logits if self._bias is None else logits.add_(self._bias)
+        return self._head(self._norm, x, step)
 
 
 def scaled_table(weights: RankWeights, config: BartConfig, prefix: str) -> Embedding:
     """Read the embedding of tokens, which some models scale."""
-    return shared_embedding(weights, config, prefix, scale=config.embedding_scale)
+    bias = _logits_bias(weights, config) if config.is_tied and weights.shard.is_last else None
+    return shared_embedding(weights, config, prefix, scale=config.embedding_scale, head_bias=bias)
 
 
 def encoder_norm(weights: RankWeights, config: BartConfig, prefix: str) -> Norm | None:
@@ -151,10 +151,14 @@ def _positions(weights: RankWeights, config: BartConfig, name: str) -> Tensor:
 
 
 def _logits_bias(weights: RankWeights, config: BartConfig) -> Tensor | None:
-    """Read the bias of logits, [vocab] float32. None if there is none, or if it is 0 as in all published models."""
+    """Read the bias of this rank's logits. None if there is none, or if it is 0.
+
+    It is 0 in published models of BART and mBART. Marian trains it.
+    """
     if not config.has_logits_bias or _LOGITS_BIAS not in weights.checkpoint:
         return None
-    bias = weights.checkpoint.read(_LOGITS_BIAS, (1, config.vocab_size), dtype=torch.float32)[0]
+    span = weights.shard.slice(config.vocab_size, "vocabulary entries")
+    bias = weights.checkpoint.read(_LOGITS_BIAS, (1, config.vocab_size), None, span)[0]
     return bias if bool(bias.any()) else None
 
 
