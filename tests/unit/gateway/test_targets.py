@@ -96,7 +96,10 @@ async def test_a_prefix_begins_the_target_and_counts_as_prompt(
             stream_options={"include_usage": True, "continuous_usage_stats": True},
         )  # fmt: skip
         assert {request.decoder_prefix for request in found} == {(2, *beginning)}
-        assert answer["choices"][0]["text"] == ANSWER == chat["choices"][0]["message"]["content"]
+        # After words that the call gave, the answer goes on with a space.
+        text = f" {ANSWER}" if isinstance(prefix, str) and "the" in prefix else ANSWER
+        assert answer["choices"][0]["text"] == text == chat["choices"][0]["message"]["content"]
+        assert streamed_text(stream.text) == text
         prompt_tokens = len(source_of("nllb", SOURCE)) + counted
         assert answer["usage"]["prompt_tokens"] == prompt_tokens
         assert chat["usage"]["prompt_tokens"] == len(found[2].prompt) + counted
@@ -323,15 +326,16 @@ def test_the_prefix_is_part_of_the_digest(kind: Any) -> None:
     assert body_digest("/", kind(**usual)) in digests
 
 
-async def test_a_stream_is_resumed_and_its_result_counts_the_prefix() -> None:
+@pytest.mark.parametrize(("prefix", "text"), [("deu_Latn", ANSWER), ("the", f" {ANSWER}")])
+async def test_a_stream_is_resumed_and_its_result_counts_the_prefix(prefix: str, text: str) -> None:
     async with target_rig("nllb") as (one, _):
-        body = {"prompt": SOURCE, "decoder_prefix": "deu_Latn", "n": 2}
+        body = {"prompt": SOURCE, "decoder_prefix": prefix, "n": 2}
         whole = await one.complete(**body)
         path = f"/v1/requests/{whole['id']}"
         assert (await one.client.get(f"{path}/result")).json() == whole
-        assert whole["usage"]["prompt_tokens"] == len(source_of("nllb", SOURCE)) + 1
+        assert whole["usage"]["prompt_tokens"] == len(source_of("nllb", SOURCE)) + len(ids_of("nllb", prefix))
         every = list(events((await one.client.get(f"{path}/events")).text))
-        assert [choice["text"] for choice in (await one.client.get(path)).json()["choices"]] == [ANSWER] * 2
+        assert [choice["text"] for choice in (await one.client.get(path)).json()["choices"]] == [text] * 2
         for count in range(1, len(every)):
             seen = {int(name.split(".")[0]): name for name, _ in every[:count] if name and "." in name}
             last = ",".join(seen.get(choice, f"{choice}.start") for choice in range(2))
@@ -340,7 +344,7 @@ async def test_a_stream_is_resumed_and_its_result_counts_the_prefix() -> None:
             for name, data in [*every[:count], *events(rest.text)]:
                 if data != "[DONE]" and name and "." in name:
                     texts[data["choices"][0]["index"]] += data["choices"][0]["text"]
-            assert texts == [ANSWER, ANSWER]
+            assert texts == [text, text]
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart", "nllb"])
@@ -356,7 +360,7 @@ def test_the_pieces_of_a_stream_join_to_the_decoded_text(data: st.DataObject, ki
     options = RenderOptions(kind=AnswerKind.COMPLETION, model="m", created=0, prefix_tokens=1)
     stream = ChoiceStream(request, options, RenderModel(one, frozenset()))
     texts = [next(iter(events(stream.token(Token(token_id)))))[1]["choices"][0]["text"] for token_id in ids]
-    assert one._inner.decode(ids).startswith("".join(texts))
+    assert one._inner.decode([*ids_of(kind, "the"), *ids]).startswith("the" + "".join(texts))
 
 
 async def test_a_stop_string_ends_the_target() -> None:
@@ -374,6 +378,10 @@ async def test_offsets_of_log_probabilities_are_those_of_the_text() -> None:
         assert offsets[0] == 0
         for token, offset in list(zip(tokens, offsets, strict=True))[1:-1]:
             assert choice["text"].startswith(token, offset)
+        choice = (await one.complete(prompt=SOURCE, logprobs=1, decoder_prefix="the"))["choices"][0]
+        offsets, tokens = choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"]
+        for token, offset in list(zip(tokens, offsets, strict=True))[:-1]:
+            assert choice["text"].startswith(token, offset), "its first token keeps its space"
 
 
 async def test_clients_learn_the_kind_of_the_model_and_its_bounds() -> None:
