@@ -150,7 +150,7 @@ class GroupScheduler:
         if shape is None:
             return
         limits = self._options.limits(shape)
-        if (refusal := self._dependencies.policy.refuse(limits)) is not None:
+        if (refusal := limits.refusal or self._dependencies.policy.refuse(limits)) is not None:
             raise SettingError(refusal)
         if await self._unless_stopped(self._promise(limits)) is None:
             return
