@@ -219,7 +219,7 @@ async def test_limits_tokens_and_readiness_are_those_of_the_current_model() -> N
 async def test_the_longest_request_that_fits_is_reported_as_it_changes() -> None:
     async with change() as both:
         await both.told(OLD.revision)
-        for before, slots in ((SLOTS, SLOTS // 2), (SLOTS // 2, SLOTS * 2)):
+        for before, slots in ((SLOTS, SLOTS // 2), (SLOTS // 2, SLOTS + 16)):
             assert await both.pool.set_promise(OLD.revision, slots, expected=before) == slots
 
             async def is_told(slots: int = slots) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from orca.core.domain.request import Request, SamplingParams, Token
+from orca.core.domain.request import Request, SamplingParams, Token, tokens_of_any_split
 from orca.core.domain.text import Tokenizer
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
 from orca.gateway.calls.idempotency import body_digest
@@ -178,7 +178,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
     ),
     "both together, with a prefix": (
         COMPLETIONS, {"prompt": [5] * 40, "decoder_prefix": [5] * 19}, "context_length_exceeded", "decoder_prefix",
-        "is 60 tokens for source and target together. However, you requested 60 tokens",
+        "is 60 tokens for source and target together. However, you requested 61 tokens",
     ),
     "no source": (COMPLETIONS, {"prompt": []}, "invalid_value", "prompt", "must be text or token ids"),
     "a chat whose source is too long": (
@@ -294,8 +294,12 @@ async def test_what_no_group_has_slots_for_never_fits(fields: dict[str, Any], ne
     async with target_rig(max_model_len=1000) as (one, found):
         status, error = await one.error(COMPLETIONS, **fields)
         assert (status, error["code"]) == (400, "never_fits")
-        assert f"is {SLOTS} tokens" in error["message"]
-        assert f"requested {need} tokens" in error["message"]
+        tokens = len(fields["prompt"]) + 1 + len(fields.get("decoder_prefix", ())) + fields.get("max_tokens", 1)
+        assert (
+            f"is {tokens_of_any_split(SLOTS, BLOCK_TOKENS)} tokens for source and target together" in error["message"]
+        )
+        assert f"{SLOTS} slots, in blocks of {BLOCK_TOKENS}" in error["message"]
+        assert f"requested {tokens} tokens, which need {need} slots" in error["message"]
         fitting = await one.post(COMPLETIONS, prompt=[5] * 144, max_tokens=15)
         assert fitting.status_code == 200
         assert len(found) == 1
@@ -391,6 +395,12 @@ async def test_clients_learn_the_kind_of_the_model_and_its_bounds() -> None:
         assert card["is_encoder_decoder"] is True
         ready = (await one.client.get("/ready")).json()
         assert (ready["is_encoder_decoder"], ready["has_chat_template"]) == (True, True)
+        await until(lambda: one.app.state.gateway.models.has_formed)
+        assert (await one.client.get("/ready")).json()["max_total_tokens"] == 60, "no more than the model's length"
+    async with target_rig(max_model_len=1000) as (one, _):
+        await until(lambda: one.app.state.gateway.models.has_formed)
+        longest = (await one.client.get("/ready")).json()["max_total_tokens"]
+        assert longest == tokens_of_any_split(SLOTS, BLOCK_TOKENS) < SLOTS
         assert (await one.post("/tokenize", prompt=SOURCE)).json()["tokens"] == list(source_of("t5", SOURCE))
     async with target_rig() as (one, _):
         card = (await one.client.get("/v1/models")).json()["data"][0]

@@ -26,7 +26,7 @@ from orca.gateway.calls.accept import CallContext, echo_texts, submission
 from orca.gateway.calls.admission import is_stored
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
 from orca.gateway.calls.target import CallTokens, needs_newer_schema
-from orca.gateway.errors import ApiError
+from orca.gateway.errors import ApiError, split_error
 from orca.gateway.gateway import Gateway
 from orca.gateway.models.models import ServedModel, not_served
 from orca.pool.api import RequestPool
@@ -114,7 +114,9 @@ async def _submit_encoded(
         except NeverFits as error:
             # A client that named no length gets what fits by now.
             if not tries_left or not gateway.models.update_promise(model, error.promised):
-                raise
+                if model.info.encoder_decoder is None:
+                    raise
+                raise _split_error(gateway, model, wanted, error) from error
             continue
         except NotStoredYet as error:
             raise needs_newer_schema(error, model) from error
@@ -123,6 +125,13 @@ async def _submit_encoded(
                 raise
         encoded = await EncodedPrompts.for_model(encoded.encode, gateway.models.current)
     raise AssertionError("the last try returns or raises")
+
+
+def _split_error(gateway: Gateway, model: ServedModel, wanted: Submission, error: NeverFits) -> ApiError:
+    promised = gateway.models.promised(model)
+    assert promised is not None, "the refusal told the promise"
+    largest = max(wanted.requests, key=lambda request: request.slots(promised.block_tokens))
+    return split_error(largest, error, promised.block_tokens)
 
 
 async def _was_replaced(gateway: Gateway, model: ServedModel) -> bool:
