@@ -379,6 +379,17 @@ async def test_an_encoder_decoder_model_needs_the_schema_of_its_requests() -> No
         await one.pool.set_schema(2)
         status, error = await one.error("/v1/completions", prompt="a")
         assert (status, error["code"], error["param"]) == (503, "newer_schema_needed", None)
-        assert "orca pool schema 3" in error["message"]
+        assert "orca pool schema 3, with the --data of orca up" in error["message"]
         await one.pool.set_schema(3)
         await one.complete(prompt="a")
+
+
+async def test_a_call_learns_what_keeps_an_encoder_decoder_model_from_taking_over() -> None:
+    async with target_rig() as (one, _):
+        await one.pool.promise_slots("r9", SLOTS)
+        await one.pool.set_revision("r9", 2)
+        status, error = await one.error("/v1/completions", prompt="a")
+        assert (status, error["code"]) == (503, "revision_not_served")
+        await one.pool.set_schema(2)
+        status, error = await one.error("/v1/completions", prompt="a")
+        assert (status, error["code"]) == (503, "newer_schema_needed")

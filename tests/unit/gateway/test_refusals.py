@@ -260,7 +260,8 @@ async def test_a_prompt_as_long_as_the_context_is_refused_even_without_max_token
         assert (status, error["param"], error["code"]) == (400, "prompt", "context_length_exceeded")
         assert error["message"] == (
             "This model's maximum context length is 200 tokens. However, you requested 201 tokens (200 in the "
-            "messages, 1 in the completion). Please reduce the length of the messages or completion. (context_length_exceeded)"
+            "messages, 1 in the completion). Please reduce the length of the messages or completion. "
+            "(context_length_exceeded)"
         )
         _, error = await one.error(COMPLETIONS, prompt=[5] * (MODEL.max_model_len + 1))
         assert error["message"] == (

@@ -234,6 +234,14 @@ async def test_text_with_a_token_that_the_model_has_no_row_for_is_refused() -> N
         assert f"'fra_Latn' with id {FRENCH}" in error["message"]
 
 
+async def test_a_prefix_of_megabytes_is_refused_by_its_name() -> None:
+    async with target_rig() as (one, _):
+        status, error = await one.error(COMPLETIONS, prompt=[5], decoder_prefix="the " * 500_000)
+        assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "decoder_prefix")
+        assert "However, your decoder_prefix has 2000000 bytes of text" in error["message"]
+        assert error["message"].endswith("Please shorten decoder_prefix. (context_length_exceeded)")
+
+
 @pytest.mark.parametrize(
     ("bounds", "source", "prefix", "limit"),
     [
