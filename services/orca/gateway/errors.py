@@ -4,6 +4,7 @@ ApiError            an answer in OpenAI's shape: status, type, param, code, perh
 `api_error`         OrcaError -> ApiError
 `context_error`     a prompt and an output that are too long for the model -> ApiError
 `source_error`, `target_error`    the same for either part of an encoder-decoder model -> ApiError
+`split_error`       a request of such a model that never fits into the slots -> ApiError
 `end_error`         an end from outside the generation -> ApiError
 `error_response`    ApiError -> HTTP
 `shown`             a value that a client sent -> a few words in an error
@@ -33,7 +34,7 @@ from orca.core.domain.errors import (
     QueueFull,
     UnknownRequest,
 )
-from orca.core.domain.request import End, FinishReason
+from orca.core.domain.request import End, FinishReason, Request, tokens_of_any_split
 
 log = logging.getLogger(__name__)
 
@@ -140,18 +141,20 @@ def context_error(
     """Return the error for tokens that exceed the model's context.
 
     Args:
-        new_tokens: the output that the call asks for; None if it names no number.
+        new_tokens: the output that the call asks for; None if it names no number. Any output has at least one token.
         beginning: tokens of an encoder-decoder model's target before its output.
     """
+    is_prompt_alone = new_tokens is None and prompt_tokens > limit
+    new_tokens = new_tokens or 1
     if beginning:
-        total = prompt_tokens + beginning + (new_tokens or 0)
+        total = prompt_tokens + beginning + new_tokens
         message = (
             f"This model's maximum context length is {limit} tokens for source and target together. However, you "
             f"requested {total} tokens ({prompt_tokens} in the messages, {beginning} at the beginning of the target, "
-            f"{new_tokens or 0} in the completion). {SHORTEN_BOTH}"
+            f"{new_tokens} in the completion). {SHORTEN_BOTH}"
         )
         return ApiError(400, message, param=param, code="context_length_exceeded")
-    if new_tokens is None:
+    if is_prompt_alone:
         message = (
             f"This model's maximum context length is {limit} tokens. However, your messages resulted in "
             f"{prompt_tokens} tokens. {SHORTEN_PROMPT}"
@@ -187,6 +190,21 @@ def target_error(limit: int, beginning: int, new_tokens: int | None, *, param: s
     )
     message = f"This model's maximum context length is {limit} tokens for the target. However, {rest}"
     return ApiError(400, message, param=param, code="context_length_exceeded")
+
+
+def split_error(request: Request, error: NeverFits, block_tokens: int) -> ApiError:
+    """Return the error for a request of an encoder-decoder model whose source and target find no KV blocks.
+
+    Their blocks decide, so tokens alone do not tell why. Args: request: the largest one of the call.
+    """
+    source, beginning, new = len(request.prompt), len(request.decoder_prefix), request.max_new_tokens
+    message = (
+        f"This model's maximum context length is {tokens_of_any_split(error.promised, block_tokens)} tokens for source "
+        f"and target together with the memory of this deployment: {error.promised} slots, in blocks of {block_tokens}. "
+        f"However, you requested {source + beginning + new} tokens, which need {error.need} slots ({source} tokens in "
+        f"the messages, {beginning} at the beginning of the target, {new} in the completion). {SHORTEN_BOTH}"
+    )
+    return ApiError(400, message, param=error.param, code="never_fits")
 
 
 def end_error(end: End) -> ApiError | None:

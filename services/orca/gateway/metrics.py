@@ -53,7 +53,8 @@ class GatewayMetrics:
 
         self.prompt_tokens_total = counter(
             "orca_prompt_tokens",
-            "Prompt tokens of accepted calls, as their usage has them; a repeated call counts each time.",
+            "Prompt tokens of accepted requests. A prompt counts once for each of its n choices, which compute it each;"
+            " the usage of an answer counts it once. A repeated call counts each time.",
             "model_name",
         ).labels(model)
         self.generation_tokens_total = counter(
@@ -61,12 +62,12 @@ class GatewayMetrics:
         ).labels(model)
         self.source_tokens_total = counter(
             "orca_source_tokens",
-            "Source tokens of accepted calls of an encoder-decoder model; they are part of the prompt tokens.",
+            "Source tokens of accepted requests of an encoder-decoder model; they are part of the prompt tokens.",
             "model_name",
         ).labels(model)
         self.target_tokens_total = counter(
             "orca_target_tokens",
-            "Target tokens of an encoder-decoder model: how the targets of accepted calls begin, and the generated"
+            "Target tokens of an encoder-decoder model: how the targets of accepted requests begin, and the generated"
             " tokens delivered.",
             "model_name",
         ).labels(model)

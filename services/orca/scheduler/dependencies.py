@@ -53,6 +53,7 @@ class Dependencies:
     observer: Observer
     eos_token_ids: tuple[int, ...] = ()
     make_stop_string_matcher: MakeStopStringMatcher | None = None
+    forces_last_token: bool = False  # the model has a `forced_eos_token_id` (FinishDetector)
     timings: LoopTimings = LoopTimings()
     wall_ms: Callable[[], int] = wall_clock_ms  # Unix milliseconds
     # Returns the reason why no group can run a request, None if one can. The ranks decide so, too. Here it keeps out

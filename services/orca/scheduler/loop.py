@@ -150,7 +150,7 @@ class GroupScheduler:
         if shape is None:
             return
         limits = self._options.limits(shape)
-        if (refusal := self._dependencies.policy.refuse(limits)) is not None:
+        if (refusal := limits.refusal or self._dependencies.policy.refuse(limits)) is not None:
             raise SettingError(refusal)
         if await self._unless_stopped(self._promise(limits)) is None:
             return
@@ -258,5 +258,5 @@ async def check_schema(dependencies: Dependencies) -> None:
         raise EngineError(
             f"requests of an encoder-decoder model need schema {SCHEMA_OF_TARGETS} in the pool, and schema"
             f" {stats.schema} of the release before is in force: after the upgrade of all parts, run"
-            f" `orca pool schema {SCHEMA_OF_TARGETS}`"
+            f" `orca pool schema {SCHEMA_OF_TARGETS}`, with the --data of `orca up` or the --pool of a cluster"
         )

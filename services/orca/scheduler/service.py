@@ -120,6 +120,7 @@ async def _schedule(
             observer=Observers(observers),
             eos_token_ids=model.eos_token_ids,
             make_stop_string_matcher=stop_string_matchers(tokenizer),
+            forces_last_token=model.encoder_decoder is not None and bool(model.encoder_decoder.forced_eos_token_ids),
             timings=LoopTimings(commit_s=settings.commit_interval_ms / 1000),
             refuse=refusals_of(model),
         )
@@ -179,7 +180,8 @@ def stop_string_matchers(tokenizer: Tokenizer) -> MakeStopStringMatcher:
     """Make matchers from the code that writes the gateway's text, so that both find a stop string at the same token."""
 
     def make(request: Request) -> OutputText:
-        return OutputText(tokenizer, request.sampling.stop, request.sampling.min_tokens)
+        sampling = request.sampling
+        return OutputText(tokenizer, sampling.stop, sampling.min_tokens, beginning=request.decoder_prefix)
 
     return make
 

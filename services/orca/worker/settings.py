@@ -57,7 +57,8 @@ class WorkerSettings:
     layers: str | None = setting(
         None,
         "number of layers of each stage, comma-separated, stage 0 first, such as 10,6,8; every stage of the group needs"
-        " the same value; unset: as even as possible, the first stages hold one more",
+        " the same value; an encoder's layers come before its decoder's; unset: as even as possible, the first"
+        " stages hold one more",
     )
     tensor: int = setting(1, "number of ranks (intra-layer partitions) of the stage, one process each", least=1)
     listen: str = setting("127.0.0.1:0", "host:port of the controller's gRPC server; port 0: any free port")

@@ -186,7 +186,8 @@ def scripted(
     """The log that a request gets when the model would go on with `answer`; the scheduler's own rule ends it."""
 
     def output_text(one: Request) -> OutputText:
-        return OutputText(own or tokenizer(), one.sampling.stop, one.sampling.min_tokens)
+        sampling = one.sampling
+        return OutputText(own or tokenizer(), sampling.stop, sampling.min_tokens, beginning=one.decoder_prefix)
 
     ending, tokens = FinishDetector(request, (eos(),) if eos_ids is None else eos_ids, output_text), []
     for index, token_id in enumerate(answer):

@@ -231,6 +231,7 @@ class Simulation:
     delay_ms: float = 0.0
     timings: LoopTimings = field(default_factory=LoopTimings)
     make_stop_string_matcher: Any = None
+    forces_last_token: bool = False
     refuse: Callable[[Request], str | None] = lambda request: None  # noqa: ARG005 - shape of the function
 
     def __post_init__(self) -> None:
@@ -278,6 +279,7 @@ class Simulation:
             observer=checks,
             eos_token_ids=self.eos,
             make_stop_string_matcher=self.make_stop_string_matcher,
+            forces_last_token=self.forces_last_token,
             timings=self.timings,
             refuse=self.refuse,
         )

@@ -72,6 +72,19 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
         (["--stages", "two"], "setting --stages: 'two' is not a number"),
         (["--stages", "7"], "--stages 7 is more than the model's 6 layers"),
         (
+            ["--model", "orca-restore", "--stages", "7"],
+            "--stages 7 is more than the model's 6 layers (4 encoder, 2 decoder)",
+        ),
+        (
+            ["--model", "orca-restore", "--slots", "31"],
+            "--slots 31 is less than 32: source and target of a request have KV blocks of their own, of 16 slots each",
+        ),
+        (
+            ["--model", "orca-restore", "--max-model-len", "2"],
+            "max_model_len 2 is below 3, the tokens of the shortest request",
+        ),
+        (["--max-model-len", "1"], "max_model_len 1 is below 2, the tokens of the shortest request"),
+        (
             ["--stages", "3", "--layers", "3,0,3"],
             (
                 "setting --layers: '3,0,3' gives 0 layers to a stage: divide the model's 6 layers over 3 stages, "

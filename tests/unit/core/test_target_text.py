@@ -86,6 +86,26 @@ def test_special_tokens_before_the_first_word_do_not_count(before: list[str]) ->
     assert "".join(pieces(tokenizer("t5"), ids)) == "the the"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_the_text_after_given_words_is_the_rest_of_the_decoded_whole(data: st.DataObject, kind: str) -> None:
+    one = tokenizer(kind)
+    words = one.encode("the lazy", add_special_tokens=False)
+    ids = data.draw(st.lists(st.integers(0, one.vocab_size), max_size=20))
+    output = OutputText(one, beginning=(0, *words))
+    text = "".join([*(output.push(token_id).text for token_id in ids), output.flush()])
+    assert one.decode(words) + text == one._inner.decode([*words, *ids], skip_special_tokens=True)
+
+
+def test_only_words_before_a_target_keep_the_space_of_its_first_word() -> None:
+    the, language = ids_of("nllb", "▁the")[0], ids_of("nllb", "deu_Latn")[0]
+    beginnings = {(): "the", (2,): "the", (2, language): "the", (2, 2): "the", (the,): "the", (2, the): " the"}
+    beginnings[2, language, the] = " the"
+    for beginning, text in beginnings.items():
+        assert OutputText(tokenizer("nllb"), beginning=beginning).push(the).text == text
+        assert OutputText(tokenizer("nllb", continues_prompts=True), beginning=beginning).push(the).text == " the"
+
+
 def test_only_the_first_token_loses_its_mark() -> None:
     assert "".join(pieces(tokenizer("t5"), ids_of("t5", "▁", "▁the"))) == " the"
     assert "".join(pieces(tokenizer("t5"), ids_of("t5", "▁▁", "▁the"))) == " the"

@@ -219,7 +219,7 @@ async def test_limits_tokens_and_readiness_are_those_of_the_current_model() -> N
 async def test_the_longest_request_that_fits_is_reported_as_it_changes() -> None:
     async with change() as both:
         await both.told(OLD.revision)
-        for before, slots in ((SLOTS, SLOTS // 2), (SLOTS // 2, SLOTS * 2)):
+        for before, slots in ((SLOTS, SLOTS // 2), (SLOTS // 2, SLOTS + 16)):
             assert await both.pool.set_promise(OLD.revision, slots, expected=before) == slots
 
             async def is_told(slots: int = slots) -> bool:
@@ -379,6 +379,17 @@ async def test_an_encoder_decoder_model_needs_the_schema_of_its_requests() -> No
         await one.pool.set_schema(2)
         status, error = await one.error("/v1/completions", prompt="a")
         assert (status, error["code"], error["param"]) == (503, "newer_schema_needed", None)
-        assert "orca pool schema 3" in error["message"]
+        assert "orca pool schema 3, with the --data of orca up" in error["message"]
         await one.pool.set_schema(3)
         await one.complete(prompt="a")
+
+
+async def test_a_call_learns_what_keeps_an_encoder_decoder_model_from_taking_over() -> None:
+    async with target_rig() as (one, _):
+        await one.pool.promise_slots("r9", SLOTS)
+        await one.pool.set_revision("r9", 2)
+        status, error = await one.error("/v1/completions", prompt="a")
+        assert (status, error["code"]) == (503, "revision_not_served")
+        await one.pool.set_schema(2)
+        status, error = await one.error("/v1/completions", prompt="a")
+        assert (status, error["code"]) == (503, "newer_schema_needed")

@@ -157,7 +157,30 @@ UNBUILT: list[tuple[str, str, Any]] = [
     (CHAT, "response_schema", {}),
     (CHAT, "response_format", {"type": "json_object", "json_schema": None}),
     (CHAT, "reasoning_effort", "low"),
+    (COMPLETIONS, "num_beam_groups", 2),
+    (COMPLETIONS, "diversity_penalty", 0.5),
+    (COMPLETIONS, "num_return_sequences", 2),
+    (COMPLETIONS, "beam_size", 4),
+    (COMPLETIONS, "beam_search", True),
+    (COMPLETIONS, "n_beams", 4),
+    (COMPLETIONS, "beamWidth", 4),
+    (COMPLETIONS, "beam_search_diversity_rate", 0.5),
+    (COMPLETIONS, "bad_words_ids", [[5]]),
+    (COMPLETIONS, "suppress_tokens", [5]),
+    (COMPLETIONS, "begin_suppress_tokens", [5]),
+    (COMPLETIONS, "min_length", 5),
+    (COMPLETIONS, "forced_bos_token_id", 5),
+    (COMPLETIONS, "forced_eos_token_id", 0),
+    (COMPLETIONS, "decoder_input_ids", [[5]]),
+    (COMPLETIONS, "decoder_start_token_id", 5),
+    (COMPLETIONS, "encoder_no_repeat_ngram_size", 2),
+    (COMPLETIONS, "encoder_repetition_penalty", 1.5),
+    (COMPLETIONS, "src_lang", "en"),
+    (CHAT, "tgt_lang", "de"),
+    (CHAT, "generation_config", {"num_beams": 4}),
+    (CHAT, "stop_strings", ["a"]),
 ]
+INSTEAD = {"tgt_lang", "decoder_input_ids", "forced_bos_token_id"}
 
 
 @pytest.mark.parametrize(("path", "name", "value"), UNBUILT, ids=lambda value: str(value)[:40])
@@ -168,7 +191,9 @@ async def test_an_unsupported_field_that_changes_the_answer_is_refused_by_name(
         status, error = await one.error(path, **{"prompt": "a", "messages": USER, name: value})
         assert (status, error["param"], error["code"]) == (400, name, "unsupported_parameter")
         if name != "response_format":
-            assert error["message"] == f"Unsupported parameter: '{name}' is not supported with this model."
+            message, _, instead = error["message"].partition(" For an encoder-decoder model, ")
+            assert message == f"Unsupported parameter: '{name}' is not supported with this model."
+            assert ("decoder_prefix" in instead) == (name in INSTEAD)
 
 
 async def test_langchain_recognizes_that_structured_output_is_not_supported() -> None:
@@ -194,6 +219,10 @@ async def test_neutral_values_and_unknown_fields_are_accepted() -> None:
         "guided_json": None, "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "top_k": -1, "n": 1,
         "temperature": None, "top_p": None, "max_tokens": None, "stream": None, "stream_options": None, "x": [1],
         "return_token_ids": None, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True, "min_tokens": 1,
+        "num_beams": 1, "num_beam_groups": 1, "diversity_penalty": 0.0, "num_return_sequences": 1, "beam_search": False,
+        "beam_size": 1, "bad_words_ids": [], "suppress_tokens": None, "min_length": 0, "forced_eos_token_id": None,
+        "encoder_repetition_penalty": 1.0, "src_lang": None, "tgt_lang": "", "generation_config": {"num_beams": None},
+        "early_stopping": False, "no_repeat_ngram_size": 0, "typical_p": 1.0, "decoder_input_ids": None,
         "prediction": None, "safety_identifier": "a", "prompt_cache_key": "a", "extra_body": {},
     }  # fmt: skip
     chat = {"tools": None, "tool_choice": "none", "modalities": ["text"], "parallel_tool_calls": True, "echo": False}
@@ -230,7 +259,13 @@ async def test_a_prompt_as_long_as_the_context_is_refused_even_without_max_token
         status, error = await one.error(COMPLETIONS, prompt=[5] * MODEL.max_model_len)
         assert (status, error["param"], error["code"]) == (400, "prompt", "context_length_exceeded")
         assert error["message"] == (
-            "This model's maximum context length is 200 tokens. However, your messages resulted in 200 tokens. "
+            "This model's maximum context length is 200 tokens. However, you requested 201 tokens (200 in the "
+            "messages, 1 in the completion). Please reduce the length of the messages or completion. "
+            "(context_length_exceeded)"
+        )
+        _, error = await one.error(COMPLETIONS, prompt=[5] * (MODEL.max_model_len + 1))
+        assert error["message"] == (
+            "This model's maximum context length is 200 tokens. However, your messages resulted in 201 tokens. "
             "Please reduce the length of the messages. (context_length_exceeded)"
         )
 

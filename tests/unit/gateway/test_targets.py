@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from orca.core.domain.request import Request, SamplingParams, Token
+from orca.core.domain.request import Request, SamplingParams, Token, tokens_of_any_split
 from orca.core.domain.text import Tokenizer
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
 from orca.gateway.calls.idempotency import body_digest
@@ -96,7 +96,10 @@ async def test_a_prefix_begins_the_target_and_counts_as_prompt(
             stream_options={"include_usage": True, "continuous_usage_stats": True},
         )  # fmt: skip
         assert {request.decoder_prefix for request in found} == {(2, *beginning)}
-        assert answer["choices"][0]["text"] == ANSWER == chat["choices"][0]["message"]["content"]
+        # After words that the call gave, the answer goes on with a space.
+        text = f" {ANSWER}" if isinstance(prefix, str) and "the" in prefix else ANSWER
+        assert answer["choices"][0]["text"] == text == chat["choices"][0]["message"]["content"]
+        assert streamed_text(stream.text) == text
         prompt_tokens = len(source_of("nllb", SOURCE)) + counted
         assert answer["usage"]["prompt_tokens"] == prompt_tokens
         assert chat["usage"]["prompt_tokens"] == len(found[2].prompt) + counted
@@ -202,7 +205,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
     ),
     "both together, with a prefix": (
         COMPLETIONS, {"prompt": [5] * 40, "decoder_prefix": [5] * 19}, "context_length_exceeded", "decoder_prefix",
-        "is 60 tokens for source and target together. However, you requested 60 tokens",
+        "is 60 tokens for source and target together. However, you requested 61 tokens",
     ),
     "no source": (COMPLETIONS, {"prompt": []}, "invalid_value", "prompt", "must be text or token ids"),
     "a chat whose source is too long": (
@@ -256,6 +259,14 @@ async def test_text_with_a_token_that_the_model_has_no_row_for_is_refused() -> N
         status, error = await one.error(COMPLETIONS, prompt=[5], decoder_prefix="fra_Latn")
         assert (status, error["param"]) == (400, "decoder_prefix")
         assert f"'fra_Latn' with id {FRENCH}" in error["message"]
+
+
+async def test_a_prefix_of_megabytes_is_refused_by_its_name() -> None:
+    async with target_rig() as (one, _):
+        status, error = await one.error(COMPLETIONS, prompt=[5], decoder_prefix="the " * 500_000)
+        assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "decoder_prefix")
+        assert "However, your decoder_prefix has 2000000 bytes of text" in error["message"]
+        assert error["message"].endswith("Please shorten decoder_prefix. (context_length_exceeded)")
 
 
 @pytest.mark.parametrize(
@@ -318,8 +329,12 @@ async def test_what_no_group_has_slots_for_never_fits(fields: dict[str, Any], ne
     async with target_rig(max_model_len=1000) as (one, found):
         status, error = await one.error(COMPLETIONS, **fields)
         assert (status, error["code"]) == (400, "never_fits")
-        assert f"is {SLOTS} tokens" in error["message"]
-        assert f"requested {need} tokens" in error["message"]
+        tokens = len(fields["prompt"]) + 1 + len(fields.get("decoder_prefix", ())) + fields.get("max_tokens", 1)
+        assert (
+            f"is {tokens_of_any_split(SLOTS, BLOCK_TOKENS)} tokens for source and target together" in error["message"]
+        )
+        assert f"{SLOTS} slots, in blocks of {BLOCK_TOKENS}" in error["message"]
+        assert f"requested {tokens} tokens, which need {need} slots" in error["message"]
         fitting = await one.post(COMPLETIONS, prompt=[5] * 144, max_tokens=15)
         assert fitting.status_code == 200
         assert len(found) == 1
@@ -350,15 +365,16 @@ def test_the_prefix_is_part_of_the_digest(kind: Any) -> None:
     assert body_digest("/", kind(**usual)) in digests
 
 
-async def test_a_stream_is_resumed_and_its_result_counts_the_prefix() -> None:
+@pytest.mark.parametrize(("prefix", "text"), [("deu_Latn", ANSWER), ("the", f" {ANSWER}")])
+async def test_a_stream_is_resumed_and_its_result_counts_the_prefix(prefix: str, text: str) -> None:
     async with target_rig("nllb") as (one, _):
-        body = {"prompt": SOURCE, "decoder_prefix": "deu_Latn", "n": 2}
+        body = {"prompt": SOURCE, "decoder_prefix": prefix, "n": 2}
         whole = await one.complete(**body)
         path = f"/v1/requests/{whole['id']}"
         assert (await one.client.get(f"{path}/result")).json() == whole
-        assert whole["usage"]["prompt_tokens"] == len(source_of("nllb", SOURCE)) + 1
+        assert whole["usage"]["prompt_tokens"] == len(source_of("nllb", SOURCE)) + len(ids_of("nllb", prefix))
         every = list(events((await one.client.get(f"{path}/events")).text))
-        assert [choice["text"] for choice in (await one.client.get(path)).json()["choices"]] == [ANSWER] * 2
+        assert [choice["text"] for choice in (await one.client.get(path)).json()["choices"]] == [text] * 2
         for count in range(1, len(every)):
             seen = {int(name.split(".")[0]): name for name, _ in every[:count] if name and "." in name}
             last = ",".join(seen.get(choice, f"{choice}.start") for choice in range(2))
@@ -367,7 +383,7 @@ async def test_a_stream_is_resumed_and_its_result_counts_the_prefix() -> None:
             for name, data in [*every[:count], *events(rest.text)]:
                 if data != "[DONE]" and name and "." in name:
                     texts[data["choices"][0]["index"]] += data["choices"][0]["text"]
-            assert texts == [ANSWER, ANSWER]
+            assert texts == [text, text]
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart", "nllb"])
@@ -383,7 +399,7 @@ def test_the_pieces_of_a_stream_join_to_the_decoded_text(data: st.DataObject, ki
     options = RenderOptions(kind=AnswerKind.COMPLETION, model="m", created=0, prefix_tokens=1)
     stream = ChoiceStream(request, options, RenderModel(one, frozenset()))
     texts = [next(iter(events(stream.token(Token(token_id)))))[1]["choices"][0]["text"] for token_id in ids]
-    assert one._inner.decode(ids).startswith("".join(texts))
+    assert one._inner.decode([*ids_of(kind, "the"), *ids]).startswith("the" + "".join(texts))
 
 
 async def test_a_stop_string_ends_the_target() -> None:
@@ -401,6 +417,10 @@ async def test_offsets_of_log_probabilities_are_those_of_the_text() -> None:
         assert offsets[0] == 0
         for token, offset in list(zip(tokens, offsets, strict=True))[1:-1]:
             assert choice["text"].startswith(token, offset)
+        choice = (await one.complete(prompt=SOURCE, logprobs=1, decoder_prefix="the"))["choices"][0]
+        offsets, tokens = choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"]
+        for token, offset in list(zip(tokens, offsets, strict=True))[:-1]:
+            assert choice["text"].startswith(token, offset), "its first token keeps its space"
 
 
 async def test_clients_learn_the_kind_of_the_model_and_its_bounds() -> None:
@@ -410,6 +430,12 @@ async def test_clients_learn_the_kind_of_the_model_and_its_bounds() -> None:
         assert card["is_encoder_decoder"] is True
         ready = (await one.client.get("/ready")).json()
         assert (ready["is_encoder_decoder"], ready["has_chat_template"]) == (True, True)
+        await until(lambda: one.app.state.gateway.models.has_formed)
+        assert (await one.client.get("/ready")).json()["max_total_tokens"] == 60, "no more than the model's length"
+    async with target_rig(max_model_len=1000) as (one, _):
+        await until(lambda: one.app.state.gateway.models.has_formed)
+        longest = (await one.client.get("/ready")).json()["max_total_tokens"]
+        assert longest == tokens_of_any_split(SLOTS, BLOCK_TOKENS) < SLOTS
         assert (await one.post("/tokenize", prompt=SOURCE)).json()["tokens"] == list(source_of("t5", SOURCE))
     async with target_rig() as (one, _):
         card = (await one.client.get("/v1/models")).json()["data"][0]

@@ -34,6 +34,23 @@ async def test_eos_ends_a_request_and_is_the_last_token_of_its_log() -> None:
     assert (d[0], d[1].reason, d[1].stop) == ([5, 5], FinishReason.STOP, 5)
 
 
+@virtually
+async def test_a_forced_last_token_ends_a_request_by_its_length() -> None:
+    tokens = by_index(lambda index: 9 if index == 3 else 5)
+    simulation = a_simulation(tokens=tokens, eos=(9,), forces_last_token=True)
+    group = simulation.add_group(a_shape(), cost=LinearCost(step_us=100_000))
+    simulation.start(group)
+    await simulation.submit(a_request("A", new=4))
+    await simulation.submit(a_request("B", new=8))
+    await simulation.submit(a_request("C", new=4, stop_token_ids=(9,), ignore_eos=True))
+    await tokens_at_least(simulation, "A.0", 2)
+    await simulation.crash(group)
+    simulation.start(group)
+    await simulation.finish()
+    for name, reason in (("A", FinishReason.LENGTH), ("B", FinishReason.STOP), ("C", FinishReason.LENGTH)):
+        assert await simulation.log_of(f"{name}.0") == ([5, 5, 5, 9], End(reason, 4))
+
+
 class LettersText:
     """Token n is the n-th letter; the text stops where a stop string ends."""
 

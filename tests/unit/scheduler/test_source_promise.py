@@ -6,7 +6,7 @@ from orca.core.domain.errors import NeverFits
 from orca.core.domain.request import FinishReason, tokens_of_any_split
 from orca.scheduler.engines import virtual_time
 from orca.scheduler.engines.step_cost import LinearCost
-from orca.scheduler.loop import SchedulingOptions
+from orca.scheduler.loop import SchedulingOptions, flat_errors
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import Policy
 from orca.scheduler.policy.request_level import RequestLevelPolicy
@@ -51,6 +51,23 @@ def test_every_split_that_the_pool_accepts_runs_and_only_what_has_no_slots_is_re
             tokens, end = await simulation.log_of(request.id)
             assert end is not None
             assert (end.reason, len(tokens)) == (FinishReason.LENGTH, request.max_new_tokens)
+
+    virtual_time.run(run())
+
+
+@pytest.mark.parametrize(("slots", "block"), [(4, 4), (16, 16), (2, 1)])
+def test_a_group_without_slots_for_any_request_says_so(slots: int, block: int) -> None:
+    async def run() -> None:
+        simulation = a_simulation(choices=SchedulingOptions(is_encoder_decoder=True))
+        group = simulation.add_group(a_shape(slots=slots, block_tokens=block, max_model_len=LENGTH))
+        simulation.start(group)
+        assert group.task is not None
+        with pytest.raises(ExceptionGroup) as failed:
+            await group.task
+        (error,) = flat_errors(failed.value)
+        least = max(2 * block, 3)
+        assert f"has {slots} KV slots, and the smallest request needs {least}" in str(error)
+        assert (await simulation.pool.stats()).revision is None
 
     virtual_time.run(run())
 

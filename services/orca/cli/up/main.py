@@ -35,6 +35,7 @@ from orca.cli.up.spec import Role
 from orca.cli.up.supervisor import Child, Supervised, Supervisor, SystemFailed
 from orca.core.domain.errors import PoolUnavailable, SettingError
 from orca.core.domain.model import ModelInfo, count_parameters, load_model_info
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, least_slots
 from orca.core.process.settings import check_variables
 from orca.gateway.limits.key_ring import KeyRing
 from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
@@ -69,6 +70,7 @@ def main(argv: Sequence[str]) -> int:
     )
     _check_tokenizer(model.folder)
     _check_parallelism(settings, model)
+    _check_slots(settings, model)
     gpus = local_resources.visible_gpus() if settings.device == "cuda" else ()
     if settings.device == "cuda" and len(gpus) < settings.tensor:
         raise SettingError(f"--device cuda --tensor {settings.tensor}: {len(gpus)} NVIDIA devices are visible")
@@ -126,12 +128,30 @@ def _examples(url: str, model: ModelInfo, settings: UpSettings) -> str:
 def _check_parallelism(settings: UpSettings, model: ModelInfo) -> None:
     """Raises: SettingError if the model cannot be divided over the stages and ranks."""
     if settings.stages > model.num_layers:
-        raise SettingError(f"--stages {settings.stages} is more than the model's {model.num_layers} layers")
+        raise SettingError(f"--stages {settings.stages} is more than the model's {_layers(model)}")
     if settings.layers is not None:
         read_layers(settings.layers, stages=settings.stages, num_layers=model.num_layers)
     heads = load_config(model.folder).num_heads
     if settings.tensor > heads:
         raise SettingError(f"--tensor {settings.tensor} is more than the model's {heads} attention heads")
+
+
+def _layers(model: ModelInfo) -> str:
+    """Return the number of layers in words, those of each stack if there are two."""
+    if model.encoder_decoder is None:
+        return f"{model.num_layers} layers"
+    encoder = model.encoder_decoder.encoder_layers
+    return f"{model.num_layers} layers ({encoder} encoder, {model.num_layers - encoder} decoder)"
+
+
+def _check_slots(settings: UpSettings, model: ModelInfo) -> None:
+    """Raises: SettingError if no request of the model fits into the slots of a group."""
+    least = least_slots(DEFAULT_BLOCK_TOKENS, has_source=model.encoder_decoder is not None)
+    if settings.slots is not None and settings.slots < least:
+        raise SettingError(
+            f"--slots {settings.slots} is less than {least}: source and target of a request have KV blocks of their "
+            f"own, of {DEFAULT_BLOCK_TOKENS} slots each"
+        )
 
 
 async def _check_redis(url: str) -> None:

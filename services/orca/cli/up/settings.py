@@ -45,7 +45,8 @@ class UpSettings(BatchingSettings):
     stages: int = setting(1, "pipeline stages, each a process with a part of the layers", least=1)
     layers: str | None = setting(
         None,
-        "number of layers of each stage, comma-separated, such as 10,6,8 with --stages 3; default: as even as possible",
+        "number of layers of each stage, comma-separated, such as 10,6,8 with --stages 3; an encoder's layers come"
+        " before its decoder's; default: as even as possible",
     )
     tensor: int = setting(1, "tensor-parallel ranks in each stage", least=1)
     replicas: int = setting(1, "groups; each has all stages and a scheduler", least=1)

@@ -291,7 +291,6 @@ def load_model_info(
             f"{folder / 'config.json'}: {config['model_type']} overflows in float16; use bfloat16 or float32"
         )
     own_max_len = _own_max_len(folder, config, family)
-    _check_length(folder, family, max_model_len, own_max_len)
     vocab_size = _positive(folder, config, "vocab_size")
     has_generation = (folder / "generation_config.json").is_file()
     generation = _read_json(folder / "generation_config.json") if has_generation else {}
@@ -312,6 +311,9 @@ def load_model_info(
         )
         has_own = config.get(family.decoder_layers_key) is not None
         layers += _positive(folder, config, family.decoder_layers_key) if has_own else layers
+    # The shortest request has a token of the prompt and one of the output.
+    least = 2 + (0 if encoder_decoder is None else len(encoder_decoder.beginning()))
+    _check_length(folder, family, max_model_len, least, own_max_len)
     return ModelInfo(
         folder=folder,
         name=name if name is not None else folder.resolve().name,
@@ -457,18 +459,16 @@ def _check_vocabularies(folder: Path, config: Mapping[str, Any], vocab_size: int
         )
 
 
-def _check_length(folder: Path, family: ModelFamily, wanted: int | None, own: int) -> None:
-    """Raises: ModelError for a length below 1, or above the positions that the model has learned."""
-    if wanted is None or 1 <= wanted <= own or (family.has_any_length and wanted > own):
+def _check_length(folder: Path, family: ModelFamily, wanted: int | None, least: int, own: int) -> None:
+    """Raises: ModelError for a length below that of any request, or above the positions that the model has learned."""
+    if wanted is None or least <= wanted <= own or (family.has_any_length and wanted > own):
         return
     path = folder / "config.json"
-    if wanted < 1 or not family.has_rope:
-        why = (
-            ""
-            if family.has_rope or family.has_any_length
-            else f" ({family.positions_key}: the model knows no more positions)"
-        )
-        raise ModelError(f"max_model_len {wanted} is outside 1..{own}, the length that {path} allows{why}")
+    if wanted < least:
+        raise ModelError(f"max_model_len {wanted} is below {least}, the tokens of the shortest request")
+    if not family.has_rope:
+        why = f"{family.positions_key}: the model knows no more positions"
+        raise ModelError(f"max_model_len {wanted} is outside {least}..{own}, the length that {path} allows ({why})")
     line = (
         f"max_model_len {wanted} is above {own}, the length that {path} gives: beyond it the model's answers may be "
         "poor; if the model's card names a RoPE scaling for longer texts, add it to the file"

@@ -137,6 +137,12 @@ def reserved_slots(max_total_tokens: int, source_tokens: int, block_tokens: int)
     return slots_needed(target_tokens, block_tokens) + slots_needed(source_tokens, block_tokens)
 
 
+def least_slots(block_tokens: int, *, has_source: bool) -> int:
+    """Return the slots of the smallest request. Args: has_source: its model is an encoder-decoder model."""
+    # A source has a token; a target has its start token and one of its output.
+    return reserved_slots(3, 1, block_tokens) if has_source else slots_needed(2, block_tokens)
+
+
 def slots_of_any_split(max_total_tokens: int, block_tokens: int) -> int:
     """Return the most slots that a request of an encoder-decoder model needs, however source and target share its
     tokens.

@@ -42,8 +42,11 @@ class OutputText:
     pushed.
     """
 
-    def __init__(self, tokenizer: "Tokenizer", stop: Sequence[str] = (), min_tokens: int = 0) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+    def __init__(
+        self, tokenizer: "Tokenizer", stop: Sequence[str] = (), min_tokens: int = 0, *, beginning: Sequence[int] = ()
+    ) -> None:
+        """Args: beginning: of the target before its log, with an encoder-decoder model."""
+        self._detokenizer = Detokenizer(tokenizer, beginning=beginning)
         self._stop = tuple(stop)
         self._prefixes = frozenset(text[:length] for text in stop for length in range(1, len(text)))
         self._longest_prefix = max((len(text) - 1 for text in stop), default=0)
@@ -109,14 +112,16 @@ class Detokenizer:
     """Turns the tokens of an output into text, piece by piece; special tokens have none unless they are asked for.
 
     An incomplete character is held back until it is complete. If it cannot become complete, U+FFFD replaces it.
-    If the output continues a prompt, tokenizers that mark words by a leading space keep the first. The output of an
-    encoder-decoder model is a text of its own, so it begins as `decode` lets a text begin.
+    If the output continues a prompt or words that its call gave, tokenizers that mark words by a leading space keep the
+    first. Otherwise the output of an encoder-decoder model is a text of its own: it begins as `decode` lets a text
+    begin.
     """
 
-    def __init__(self, tokenizer: "Tokenizer", *, shows_special: bool = False) -> None:
+    def __init__(self, tokenizer: "Tokenizer", *, beginning: Sequence[int] = (), shows_special: bool = False) -> None:
+        """Args: beginning: of the target before its log, with an encoder-decoder model."""
         self._token_bytes = tokenizer.token_bytes if shows_special else tokenizer.visible_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("ignore" if tokenizer.is_bytes else "replace")
-        is_text_start = not tokenizer.continues_prompts and not shows_special
+        is_text_start = tokenizer.begins_text(beginning) and not shows_special
         self._tokenizer = tokenizer if is_text_start else None  # None after the first visible token
         self._strips = tokenizer.text_start.strips if is_text_start else 0
         self._stripped = tokenizer.text_start.character
@@ -288,6 +293,15 @@ class Tokenizer:
     def is_visible(self, token_id: int) -> bool:
         """Return whether `decode` shows a token: it is known, and not special."""
         return token_id not in self._special_ids and token_id >= 0 and self._inner.id_to_token(token_id) is not None
+
+    def begins_text(self, beginning: Sequence[int]) -> bool:
+        """Return whether an output is a text of its own, and not the rest of one.
+
+        The start token and a language token are no text, but words in a `decoder_prefix` are.
+
+        Args: beginning: of the target before its log, start token first; empty with a decoder-only model.
+        """
+        return not self.continues_prompts and not any(map(self.is_visible, beginning[1:]))
 
     def first_bytes(self, token_id: int) -> bytes:
         """Return the bytes of the first visible token of a text that continues nothing."""

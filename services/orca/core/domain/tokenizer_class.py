@@ -455,5 +455,10 @@ def class_of_folder(
 def _find(name: str) -> TokenizerClass | None:
     if name in REFUSED:
         served = ", ".join(CLASSES)
-        raise ModelError(f"tokenizer_class {name} is not served; served are {served} and PreTrainedTokenizerFast")
+        raise ModelError(
+            f"tokenizer_class {name} is not served; served are {served} and PreTrainedTokenizerFast. If the model has "
+            "a tokenizer.json, name PreTrainedTokenizerFast in tokenizer_config.json. save_pretrained of AutoTokenizer "
+            "writes that file for most classes, but not for MarianTokenizer and M2M100Tokenizer: convert theirs with "
+            "the tokenizers library"
+        )
     return CLASSES.get(name)

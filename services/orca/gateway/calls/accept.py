@@ -206,7 +206,7 @@ def max_new_tokens(
         asked, default, param = body.max_tokens, COMPLETION_MAX_TOKENS, "max_tokens"
     check_prompt_length(prompt_length, model.info, asked, param=_prompt_param(body))
     lengths = InputLengths(prompt_length, len(tokens.target), tokens.prefix_tokens)
-    room = check_room(lengths, model.info, param=_prompt_param(body))
+    room = check_room(lengths, model.info, asked, param=_prompt_param(body))
     if asked is None:
         if promised is not None:
             room = min(room, promised.room(lengths.prompt, lengths.beginning))

@@ -32,8 +32,11 @@ def check_prompt_length(tokens: int, info: ModelInfo, asked: int | None, *, para
         raise context_error(info.max_model_len, tokens, asked, param=param)
 
 
-def check_room(lengths: InputLengths, info: ModelInfo, *, param: str) -> int:
-    """Return the most output tokens that the model allows. Raises: ApiError if it allows none."""
+def check_room(lengths: InputLengths, info: ModelInfo, asked: int | None, *, param: str) -> int:
+    """Return the most output tokens that the model allows. Args: asked: the output that the call asks for, if it does.
+
+    Raises: ApiError if it allows none.
+    """
     room = info.max_model_len - lengths.prompt - lengths.beginning
     target_max = _target_max(info)
     if target_max is not None:
@@ -45,7 +48,7 @@ def check_room(lengths: InputLengths, info: ModelInfo, *, param: str) -> int:
         param = PREFIX
     if target_max is not None and lengths.beginning >= target_max:
         raise target_error(target_max, lengths.beginning, None, param=param)
-    raise context_error(info.max_model_len, lengths.prompt, None, param=param, beginning=lengths.beginning)
+    raise context_error(info.max_model_len, lengths.prompt, asked, param=param, beginning=lengths.beginning)
 
 
 def check_output_length(lengths: InputLengths, asked: int, info: ModelInfo, *, param: str) -> None:

@@ -25,12 +25,13 @@ from orca.core.domain.request import Request
 from orca.gateway.calls.accept import CallContext, echo_texts, submission
 from orca.gateway.calls.admission import is_stored
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
-from orca.gateway.calls.target import CallTokens, needs_newer_schema
-from orca.gateway.errors import ApiError
+from orca.gateway.calls.target import PREFIX, CallTokens, needs_newer_schema
+from orca.gateway.errors import ApiError, split_error
 from orca.gateway.gateway import Gateway
 from orca.gateway.models.models import ServedModel, not_served
 from orca.pool.api import RequestPool
 from orca.pool.records import Submission
+from orca.pool.schemas import SCHEMA_OF_TARGETS
 
 log = logging.getLogger(__name__)
 
@@ -110,11 +111,13 @@ async def _submit_encoded(
         except NotInForce as error:
             # Not the client's mistake.
             if not tries_left or error.in_force is None or not gateway.models.set_current(error.in_force):
-                raise not_served(str(error)) from error
+                raise await _not_in_force(gateway, model, error) from error
         except NeverFits as error:
             # A client that named no length gets what fits by now.
             if not tries_left or not gateway.models.update_promise(model, error.promised):
-                raise
+                if model.info.encoder_decoder is None:
+                    raise
+                raise _split_error(gateway, model, wanted, error) from error
             continue
         except NotStoredYet as error:
             raise needs_newer_schema(error, model) from error
@@ -123,6 +126,23 @@ async def _submit_encoded(
                 raise
         encoded = await EncodedPrompts.for_model(encoded.encode, gateway.models.current)
     raise AssertionError("the last try returns or raises")
+
+
+async def _not_in_force(gateway: Gateway, model: ServedModel, error: NotInForce) -> ApiError | NotStoredYet:
+    """Return the error for a model that is not in force. It names what keeps an encoder-decoder model from it."""
+    if model.info.encoder_decoder is not None:
+        with contextlib.suppress(PoolUnavailable):
+            stats = await gateway.pool.stats()
+            if stats.schema < SCHEMA_OF_TARGETS:
+                return needs_newer_schema(NotStoredYet((PREFIX,), stats.schema), model)
+    return not_served(str(error))
+
+
+def _split_error(gateway: Gateway, model: ServedModel, wanted: Submission, error: NeverFits) -> ApiError:
+    promised = gateway.models.promised(model)
+    assert promised is not None, "the refusal told the promise"
+    largest = max(wanted.requests, key=lambda request: request.slots(promised.block_tokens))
+    return split_error(largest, error, promised.block_tokens)
 
 
 async def _was_replaced(gateway: Gateway, model: ServedModel) -> bool:

@@ -95,6 +95,7 @@ def needs_newer_schema(error: NotStoredYet, model: ServedModel) -> ApiError | No
     message = (
         f"{model.info.name!r} is an encoder-decoder model. Its calls need schema {SCHEMA_OF_TARGETS} in the request "
         f"pool, and schema {error.in_force} of the release before is in force. Whoever runs this server puts it in "
-        f"force after the upgrade: orca pool schema {SCHEMA_OF_TARGETS}"
+        f"force after the upgrade: orca pool schema {SCHEMA_OF_TARGETS}, with the --data of orca up or the --pool of a "
+        "cluster"
     )
     return ApiError(503, message, kind=UNAVAILABLE, code="newer_schema_needed", retry_after_s=10)

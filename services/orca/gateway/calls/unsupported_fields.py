@@ -9,8 +9,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from orca.gateway.errors import ApiError
+from orca.gateway.models.generation_settings import NEUTRAL_VALUES
+
+_EMPTY = (False, [], "", {})
 
 _GENERATION: dict[str, tuple[Any, ...]] = {
+    # Transformers: what `generate` takes. The calls' own fields among them never come here.
+    **{name: (*values, *_EMPTY) for name, values in NEUTRAL_VALUES.items()},
+    "generation_config": ({},),
+    "decoder_input_ids": ([],),
+    "decoder_start_token_id": (),
+    "src_lang": ("",),
+    "tgt_lang": ("",),
     # OpenAI
     "response_format": ({"type": "text"},),
     "verbosity": ("medium",),
@@ -26,8 +36,6 @@ _GENERATION: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
     "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
-    "early_stopping": (False,),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "prompt_logprobs": (),
@@ -51,21 +59,20 @@ _GENERATION: dict[str, tuple[Any, ...]] = {
     "session_params": ({},),
     "lora_path": (),
     "input_embeds": (),
-    # TGI, Transformers and llama.cpp
+    # CTranslate2, LMDeploy and others
+    "beam_size": (1,),
+    "beam_search": (False,),
+    "n_beams": (1,),
+    # TGI, pipelines of Transformers, and llama.cpp
     "grammar": ("",),
     "adapter_id": (),
     "lora": ([],),
     "watermark": (False,),
     "do_sample": (True,),
-    "num_beams": (1,),
     "max_new_tokens": (),
     "min_new_tokens": (0,),
     "max_length": (),
     "n_predict": (),
-    "no_repeat_ngram_size": (0,),
-    "typical_p": (1, 1.0),
-    "epsilon_cutoff": (0, 0.0),
-    "eta_cutoff": (0, 0.0),
     "repeat_penalty": (1, 1.0),
     "dynatemp_range": (0, 0.0),
     "dry_multiplier": (0, 0.0),
@@ -79,6 +86,8 @@ _GENERATION: dict[str, tuple[Any, ...]] = {
     "image_data": ([],),
     # TensorRT-LLM, Dynamo and Gemini's proxies
     "beam_width": (1,),
+    "beamWidth": (1,),
+    "beam_search_diversity_rate": (0,),
     "nvext": ({},),
     "response_schema": (),
 }
@@ -102,6 +111,14 @@ CHAT: dict[str, tuple[Any, ...]] = _GENERATION | {
     "thinking": ({"type": "disabled"},),
     "reasoning_effort": ("none",),
 }
+
+_ENCODER_DECODER = "For an encoder-decoder model, begin the answer with decoder_prefix."
+_INSTEAD: dict[str, str] = {
+    **dict.fromkeys(("tgt_lang", "decoder_input_ids", "forced_bos_token_id"), _ENCODER_DECODER),
+    "src_lang": "For an encoder-decoder model, write the tokens of the language around the prompt, with "
+    "add_special_tokens false.",
+}
+"""Fields for whose purpose a call has another field -> what to do."""
 
 MESSAGE: dict[str, tuple[Any, ...]] = {
     "tool_calls": ([],),
@@ -136,8 +153,8 @@ def _unsupported(name: str, value: Any) -> ApiError:
         # LangChain knows this sentence, and says what to do.
         message = f"Invalid parameter: 'response_format' of type '{value['type']}' is not supported with this model."
         return ApiError(400, message, param=name, code="unsupported_parameter")
-    message = f"Unsupported parameter: '{name}' is not supported with this model."
-    return ApiError(400, message, param=name, code="unsupported_parameter")
+    message = " ".join((f"Unsupported parameter: '{name}' is not supported with this model.", _INSTEAD.get(name, "")))
+    return ApiError(400, message.rstrip(), param=name, code="unsupported_parameter")
 
 
 def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:

@@ -41,11 +41,7 @@ class Encoder:
         if _may_exceed(text, self._limit_without_vocabulary):
             size, limit = _size(text), await self._limit()
             if size > limit:
-                message = (
-                    f"This model's maximum context length is {self._context} tokens. However, your messages have "
-                    f"{size} bytes of text, and at most {limit} bytes can fit. {SHORTEN_PROMPT}"
-                )
-                raise ApiError(400, message, param=param, code="context_length_exceeded")
+                raise _text_error(self._context, size, limit, param)
         return await self._encode(text, add_special_tokens, param)
 
     async def encode_text(self, text: str, *, param: str, add_special_tokens: bool) -> list[int]:
@@ -100,6 +96,19 @@ class Encoder:
     def _longest_token(self) -> int:
         """Bytes of the vocabulary's longest token."""
         return max(len(self._tokenizer.token_bytes(token_id)) for token_id in range(self._tokenizer.vocab_size))
+
+
+def _text_error(context: int, size: int, limit: int, param: str) -> ApiError:
+    has, shorten = (
+        ("your decoder_prefix has", "Please shorten decoder_prefix. (context_length_exceeded)")
+        if param == "decoder_prefix"
+        else ("your messages have", SHORTEN_PROMPT)
+    )
+    message = (
+        f"This model's maximum context length is {context} tokens. However, {has} {size} bytes of text, and at most "
+        f"{limit} bytes can fit. {shorten}"
+    )
+    return ApiError(400, message, param=param, code="context_length_exceeded")
 
 
 def _may_exceed(text: str, limit: int) -> bool:

@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# Settings that change an output -> the values that change nothing, besides null, false and empty ones. The names are
-# those of GenerationConfig in transformers 4 and 5; config.json of older models has them, too.
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "temperature", "top_p"), (1,)),
     **dict.fromkeys(("typical_p", "repetition_penalty", "encoder_repetition_penalty", "length_penalty"), (1,)),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "top_k", "min_p"), (0,)),
@@ -24,6 +22,8 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(("renormalize_logits", "remove_invalid_values", "exponential_decay_length_penalty"), ()),
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "watermarking_config", "dola_layers"), ()),
 }
+"""Settings that change an output -> the values that change nothing, besides null, false and empty ones. The names are
+those of GenerationConfig in transformers 4 and 5; config.json of older models has them, too."""
 _APPLIED = frozenset({"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"})
 _FORCED = frozenset({"forced_bos_token_id", "forced_eos_token_id"})  # applied with an encoder-decoder model
 _BOOKKEEPING_TEXT = """
@@ -50,7 +50,7 @@ def unapplied_settings(folder: Path, *, is_encoder_decoder: bool) -> dict[str, s
     if path.is_file():
         found = {key: value for key, value in _read(path).items() if key not in _BOOKKEEPING}
     else:
-        found = {key: value for key, value in config.items() if key in _NEUTRAL}
+        found = {key: value for key, value in config.items() if key in NEUTRAL_VALUES}
     found[_PIPELINE_KEY] = config.get(_PIPELINE_KEY)
     applied = _APPLIED | _FORCED if is_encoder_decoder else _APPLIED
     changing = {key: value for key, value in found.items() if key not in applied and not _is_neutral(key, value)}
@@ -65,7 +65,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _is_neutral(key: str, value: object) -> bool:
     if isinstance(value, bool) or value is None:
         return not value
-    return value in ("", [], {}) or value in _NEUTRAL.get(key, ())
+    return value in ("", [], {}) or value in NEUTRAL_VALUES.get(key, ())
 
 
 def _shown(value: object) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from orca.core.domain.errors import ModelError
 from orca.core.domain.model import ModelInfo, load_model_info
-from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, slots_needed
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, slots_needed, tokens_of_any_split
 from orca.core.domain.text import Tokenizer
 from orca.core.other_model import OtherModel
 from orca.gateway.errors import UNAVAILABLE, ApiError
@@ -135,6 +135,12 @@ class PromisedSlots:
         # Source and target have whole blocks of their own.
         blocks = (self.slots - slots_needed(prompt, self.block_tokens)) // self.block_tokens
         return blocks * self.block_tokens - beginning
+
+    def longest(self, info: ModelInfo) -> int:
+        """Return the tokens of the longest request that fits, prompt and output, whatever the share of each."""
+        has_source = info.encoder_decoder is not None
+        fits = tokens_of_any_split(self.slots, self.block_tokens) if has_source else self.slots
+        return min(fits, info.max_model_len)
 
 
 class Models:

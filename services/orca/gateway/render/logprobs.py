@@ -23,9 +23,10 @@ class ScoredToken:
 class Scorer:
     """Finds where in the answer each token's text begins; inside a character, that is where the character begins."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, beginning: Sequence[int] = ()) -> None:
+        """Args: beginning: of the target before its log, with an encoder-decoder model."""
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, beginning=beginning)
         self._offset = 0
 
     def score(self, token_id: int, logprob: Logprob | None) -> ScoredToken:

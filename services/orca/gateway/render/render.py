@@ -271,12 +271,13 @@ class ChoiceLog:
         self._has_echo = options.echo
         self._echo_text = options.echo_text(request.choice)
         self._is_echo_only = options.echo_only
-        self._output = OutputText(render_model.tokenizer, sampling.stop, sampling.min_tokens)
+        beginning = request.decoder_prefix
+        self._output = OutputText(render_model.tokenizer, sampling.stop, sampling.min_tokens, beginning=beginning)
         self._ending_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             self._ending_ids |= render_model.eos_ids
         self._min_tokens = sampling.min_tokens
-        self._scorer = Scorer(render_model.tokenizer) if sampling.logprobs is not None else None
+        self._scorer = Scorer(render_model.tokenizer, beginning) if sampling.logprobs is not None else None
         self.count = 0
 
     def push(self, token: Token) -> tuple[str, Sequence[ScoredToken]]:

@@ -31,8 +31,8 @@ async def ready(gateway: Gateway) -> Response:
     503 again.
 
     The body reports pool and groups: `groups_formed` are those that serve now, `groups` those whose scheduler lives.
-    `max_total_tokens` is the longest request that fits, prompt and output; null before a group has formed. The page at
-    `/` learns here what the model can do.
+    `max_total_tokens` is the longest request that fits, prompt and output in any split; null before a group has formed.
+    The page at `/` learns here what the model can do.
     """
     stats = await gateway.overload.backlog.counts(STATS_SECONDS)
     current = gateway.models.current
@@ -46,7 +46,7 @@ async def ready(gateway: Gateway) -> Response:
         "pool": "away" if stats is None else "ok",
         "groups": [] if stats is None else list(stats.groups),
         "groups_formed": [] if stats is None else list(stats.groups_formed),
-        "max_total_tokens": None if promised is None else promised.slots,
+        "max_total_tokens": None if promised is None else promised.longest(current.info),
         "is_encoder_decoder": current.info.encoder_decoder is not None,
         "has_chat_template": current.chat_template is not None,
         "waiting": None if stats is None else stats.queued,

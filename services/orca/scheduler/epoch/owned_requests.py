@@ -53,7 +53,12 @@ class OwnedRequests:
         if (older := self._owned.get(request.id)) is not None:
             self._drop(older, "claimed again")
         entry = self._state.add(request, claimed.claim, claimed.log, is_alone=claimed.is_alone)
-        detector = FinishDetector(request, dependencies.eos_token_ids, dependencies.make_stop_string_matcher)
+        detector = FinishDetector(
+            request,
+            dependencies.eos_token_ids,
+            dependencies.make_stop_string_matcher,
+            forces_last_token=dependencies.forces_last_token,
+        )
         self._owned[request.id] = entry
         self._detectors[entry] = detector
         dependencies.observer.claimed(request, len(claimed.log))

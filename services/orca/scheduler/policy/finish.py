@@ -31,17 +31,25 @@ class FinishDetector:
     Args:
         eos_token_ids: of the model.
         make_stop_string_matcher: called only for requests with stop strings: detokenizing costs time on the master.
+        forces_last_token: the model forces the last token of a log of full length (`forced_eos_token_id`). Nothing
+            chose this token, so its request ends by its length.
     """
 
-    __slots__ = ("_eos", "_request", "_stop_ids", "_stop_strings", "count")
+    __slots__ = ("_eos", "_forced_count", "_request", "_stop_ids", "_stop_strings", "count")
 
     def __init__(
-        self, request: Request, eos_token_ids: Sequence[int], make_stop_string_matcher: MakeStopStringMatcher | None
+        self,
+        request: Request,
+        eos_token_ids: Sequence[int],
+        make_stop_string_matcher: MakeStopStringMatcher | None,
+        *,
+        forces_last_token: bool = False,
     ) -> None:
         sampling = request.sampling
         self._request = request
         self._eos = () if sampling.ignore_eos else eos_token_ids
         self._stop_ids = sampling.stop_token_ids
+        self._forced_count = request.max_new_tokens if forces_last_token else None
         self._stop_strings: StopStringMatcher | None = None
         if sampling.stop:
             assert make_stop_string_matcher is not None, "a request with stop strings needs a tokenizer"
@@ -56,6 +64,9 @@ class FinishDetector:
         """
         index, self.count = self.count, self.count + 1
         if index >= self._request.sampling.min_tokens:
+            ends = token_id in self._eos or token_id in self._stop_ids
+            if ends and self.count == self._forced_count:
+                return End(FinishReason.LENGTH, self.count)
             if token_id in self._eos:
                 return End(FinishReason.STOP, self.count)
             if token_id in self._stop_ids:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from orca.core.domain.encoder_decoder import SOURCE_SLOTS_MAX
 from orca.core.domain.errors import SettingError
-from orca.core.domain.request import slots_needed, slots_of_any_split
+from orca.core.domain.request import least_slots, slots_needed, slots_of_any_split
 from orca.scheduler.policy.state import NOTHING, Batch, GroupState
 
 
@@ -45,6 +45,15 @@ class BatchLimits:
             raise SettingError(
                 f"max_batch_tokens ({self.max_batch_tokens}) must be above max_batch_size ({self.max_batch_size})"
             )
+
+    @property
+    def refusal(self) -> str | None:
+        """The reason why no request could ever run, None if one can."""
+        least = least_slots(self.block_tokens, has_source=self.is_encoder_decoder)
+        if self.slots >= least:
+            return None
+        why = ": source and target have KV blocks of their own" if self.is_encoder_decoder else ""
+        return f"the group has {self.slots} KV slots, and the smallest request needs {least}{why}. Give it more slots"
 
     @property
     def longest_request(self) -> int:

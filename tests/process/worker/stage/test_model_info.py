@@ -247,7 +247,7 @@ def test_the_weights_that_config_json_names_go_first(folder: Path) -> None:
 
 
 def test_a_length_below_1_is_refused(original: Path) -> None:
-    with pytest.raises(ModelError, match=r"max_model_len 0 is outside 1\.\.96"):
+    with pytest.raises(ModelError, match="max_model_len 0 is below 2"):
         load_model_info(original, max_model_len=0)
 
 
@@ -261,7 +261,7 @@ def test_a_longer_length_may_be_asked_for_with_a_warning(folder: Path, caplog: p
 def test_learned_positions_cannot_be_exceeded(family: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(family, tmp_path / family)
     assert load_model_info(folder, max_model_len=96).max_model_len == 96
-    with pytest.raises(ModelError, match=r"max_model_len 97 is outside 1\.\.96.*the model knows no more positions"):
+    with pytest.raises(ModelError, match=r"max_model_len 97 is outside 2\.\.96.*the model knows no more positions"):
         load_model_info(folder, max_model_len=97)
 
 
