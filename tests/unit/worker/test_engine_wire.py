@@ -123,9 +123,9 @@ def test_stop_strings_are_not_sent_to_stages() -> None:
 
 DECIDE_TOKENS = ("SamplingParams", "NewRequest", "Row", "StepMessage", "Logprob", "Sampled", "Refused", "ResultMessage")
 CONTRACTS = {1: "0f215eb45354dfa7", 2: "49aefa08a2466c0d"}
-"""Digests of the messages that decide tokens, by contract number. To change one for the first time since the last
-release, add a line and raise wire.CONTRACT: a stage drops fields that it does not know, and would compute something
-else. A further change before the next release changes the digest of the last line.
+"""Digests of the messages that decide tokens, by contract number. The first change since the last release adds a
+line and raises wire.CONTRACT: a stage drops fields that it does not know, and would compute something else. A further
+change before the next release replaces the digest of the last line.
 """
 
 
