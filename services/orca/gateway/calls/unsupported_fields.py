@@ -11,7 +11,7 @@ from typing import Any
 from orca.gateway.errors import ApiError
 from orca.gateway.models.generation_settings import NEUTRAL_VALUES
 
-_EMPTY = (False, [], "", {})
+_EMPTY: tuple[Any, ...] = (False, [], "", {})
 
 _GENERATION: dict[str, tuple[Any, ...]] = {
     # Transformers: what `generate` takes. The calls' own fields among them never come here.
