@@ -121,7 +121,7 @@ class Detokenizer:
         """Args: beginning: of the target before its log, with an encoder-decoder model."""
         self._token_bytes = tokenizer.token_bytes if shows_special else tokenizer.visible_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("ignore" if tokenizer.is_bytes else "replace")
-        is_text_start = begins_text(tokenizer, beginning) and not shows_special
+        is_text_start = not shows_special and _begins_text(tokenizer, beginning)
         self._tokenizer = tokenizer if is_text_start else None  # None after the first visible token
         self._strips = tokenizer.text_start.strips if is_text_start else 0
         self._stripped = tokenizer.text_start.character
@@ -160,6 +160,16 @@ class Detokenizer:
         if text:
             self._strips = 0
         return text
+
+
+def _begins_text(tokenizer: "Tokenizer", beginning: Sequence[int]) -> bool:
+    """Return whether an output is a text of its own, and not the rest of one.
+
+    The start token and a language token are no text, but words in a `decoder_prefix` are.
+
+    Args: beginning: of the target before its log, start token first; empty with a decoder-only model.
+    """
+    return not tokenizer.continues_prompts and not any(map(tokenizer.is_visible, beginning[1:]))
 
 
 class Tokenizer:
@@ -307,16 +317,6 @@ class Tokenizer:
             return piece.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
-
-
-def begins_text(tokenizer: Tokenizer, beginning: Sequence[int]) -> bool:
-    """Return whether an output is a text of its own, and not the rest of one.
-
-    The start token and a language token are no text, but words in a `decoder_prefix` are.
-
-    Args: beginning: of the target before its log, start token first; empty with a decoder-only model.
-    """
-    return not tokenizer.continues_prompts and not any(map(tokenizer.is_visible, beginning[1:]))
 
 
 PieceBytes = Callable[[str], bytes]
