@@ -449,18 +449,20 @@ def _encoder(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     _refuse_up_options(up_options)
     given_model = None if options.model is None else find_model(options.model)[0]
     with TemporaryDirectory(prefix="orca-encoder-") as folder:
+        model = given_model or make_random_model(options.shape, Path(folder), _print_progress)
         times = encoder.measure(
-            given_model or make_random_model(options.shape, Path(folder), _print_progress),
+            model,
             [encoder.Sources(*each) for each in options.sources],
             dtype=options.dtype,
             threads=options.threads,
             rounds=options.rounds,
         )
-    print("\n".join(encoder.lines(times)))
+        idle_s = encoder.time_idle_steps(model, dtype=options.dtype, rounds=20 * options.rounds)
+    print("\n".join(encoder.lines(times, idle_s)))
     write_json(options.json, encoder.to_json(times))
     name = options.shape if options.model is None else _short_name(options.model)
     settings = {"model": name, "dtype": options.dtype, "threads": options.threads}
-    write_figures(options, encoder.figures(times, settings))
+    write_figures(options, encoder.figures(times, idle_s, settings))
 
 
 def _chunks(options: argparse.Namespace, up_options: Sequence[str]) -> None:

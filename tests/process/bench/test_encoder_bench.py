@@ -26,7 +26,7 @@ def test_operations_are_those_of_the_encoders_matrices_and_of_its_attention(fold
     assert many.operations == products + 4 * layers * hidden * 3 * 4 * 4
     for each in (one, many):
         assert len(each.encoder_s) == len(each.products_s) == len(each.attention_s) == 2
-    assert [line.split()[0] for line in lines([one, many])] == ["sources", "1x12", "3x4"]
+    assert [line.split()[0] for line in lines([one, many], [1e-5])] == ["sources", "1x12", "3x4", "a"]
 
 
 def test_the_command_writes_its_figures(folder: Path, tmp_path: Path) -> None:
@@ -35,6 +35,7 @@ def test_the_command_writes_its_figures(folder: Path, tmp_path: Path) -> None:
     assert bench(["encoder", *options]) == 0
     figures = [json.loads(line) for line in file.read_text().splitlines()]
     assert [each["settings"].get("part") for each in figures] == [
+        None,
         None,
         "whole",
         "products alone",

@@ -3,6 +3,8 @@
 The encoder runs sources of one length at a time, as in a step without targets. Its operations are counted from the
 sizes of its matrices, and its attention's from the lengths. The machine's rate is the best of two: the encoder's own
 products, launched together as the engine launches them, and one large product of PyTorch. All sides take turns.
+
+It also measures a step without sources on a stage that has only encoder layers, which then has nothing to compute.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,20 +19,26 @@ import torch
 
 from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
+from orca.bench.parts.stage_processes import new_request
 from orca.bench.peers.engine_peer import products
 from orca.core.domain.errors import SettingError
 from orca.core.domain.model import load_model_info
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
+from orca.core.domain.step import Epoch, Part, Row, Step
 from orca.worker.models.build import StageModel, load_stage
 from orca.worker.models.config import load_config
 from orca.worker.models.encoder_decoder.encoder_run import EncoderRun
 from orca.worker.models.model_shape import EncoderDecoderShape
 from orca.worker.parallel.shard import Shard
 from orca.worker.stage.encoder_steps import EncoderSteps, PreparedSources
+from orca.worker.stage.stage import Stage
 
 _LARGE = 2048
 """Rows and columns of PyTorch's product: far more than the caches hold, and enough for its best speed."""
 
+
+_BATCH = 16
+"""Targets of a step without sources."""
 
 _Side = tuple[list[float], Callable[[], object]]
 """The times of a computation so far, and the computation."""
@@ -124,6 +132,25 @@ def _products_alone(stage: StageModel, rows: int) -> Callable[[], object]:
     return products([(linear, inputs[linear.inputs]) for linear in stage.linears])
 
 
+def time_idle_steps(model: Path, *, dtype: str, rounds: int) -> list[float]:
+    """Return the seconds of steps without sources on a stage that holds the whole encoder, for a batch of targets."""
+    loaded = _encoder_stage(model, dtype)
+    stage = Stage(loaded, slots=_BATCH * 128, block_tokens=DEFAULT_BLOCK_TOKENS, eos_token_ids=(), feeds_tokens=True)
+    epoch, handles, taken = Epoch(1, "bench"), range(1, _BATCH + 1), []
+    new = [new_request(handle, [5] * 16, rounds + 1, decoder_prefix=(0,)) for handle in handles]
+    sources = [Row(handle, 0, 16, sample=False, part=Part.SOURCE) for handle in handles]
+    for number in range(1, rounds + 2):
+        targets = [Row(handle, number - 1, 1, sample=True, part=Part.TARGET) for handle in handles]
+        rows = targets if number > 1 else [*sources, *targets]
+        step = Step(epoch=epoch, number=number, new=tuple(new), rows=tuple(rows))
+        start_s = perf_counter()
+        stage.forward(stage.begin(step))
+        if number > 1:
+            taken.append(perf_counter() - start_s)
+        new = []
+    return taken
+
+
 def _encoder_stage(model: Path, dtype: str) -> StageModel:
     """Return a stage that holds the whole encoder and nothing else. Raises: ModelError, SettingError."""
     config = load_config(model)
@@ -150,12 +177,15 @@ def _large_product(dtype: torch.dtype) -> Callable[[], object]:
     return lambda: one @ other
 
 
-def lines(times: Sequence[EncoderTimes]) -> list[str]:
-    """Return a table: the encoder's time, its parts, and its share of the machine's rate."""
+def lines(times: Sequence[EncoderTimes], idle_s: Sequence[float]) -> list[str]:
+    """Return a table: the encoder's time, its parts, and its share of the machine's rate.
+
+    Args: idle_s: the times of steps without sources.
+    """
     head = (
         f"{'sources':>8}{'ms':>9}{'products':>10}{'attention':>11}{'rest':>8}{'GFLOP/s':>9}{'machine':>9}{'share':>7}"
     )
-    return [head, *map(_line, times)]
+    return [head, *map(_line, times), f"a step of {_BATCH} targets without sources: {1e6 * median(idle_s):.0f} us"]
 
 
 def _line(each: EncoderTimes) -> str:
@@ -186,9 +216,12 @@ def to_json(times: Sequence[EncoderTimes]) -> list[dict[str, Any]]:
     ]
 
 
-def figures(times: Sequence[EncoderTimes], settings: Mapping[str, Setting | None]) -> list[Measured]:
+def figures(
+    times: Sequence[EncoderTimes], idle_s: Sequence[float], settings: Mapping[str, Setting | None]
+) -> list[Measured]:
     """Return the same figures as records with these settings of model and threads."""
-    found = []
+    what = "Time of a step without sources on a stage of encoder layers"
+    found = [measured(what, list(idle_s), "us", {**settings, "targets": _BATCH}, scale=1e6)]
     for each in times:
         chosen = {**settings, "sources": str(each.sources)}
         shares = [100 * each.operations / seconds / each.machine_rate for seconds in each.encoder_s]
