@@ -136,9 +136,9 @@ def test_a_token_that_must_not_be_drawn_has_no_chance_on_a_device_either(case: s
     state = SamplingLines(40, 37, CPU)
     cases = [SamplingParams(**({"seed": seed} | CASES[case])) for seed in range(40)]
     for line, each in enumerate(cases):
-        state.put(line, line_settings(each, EOS, never=5), (3, 3), ())
+        state.put(line, line_settings(each, EOS, never=(5, 0)), (3, 3), ())
     drawn = sample_reference(logits, torch.arange(40), torch.zeros(40, dtype=torch.int64), state)
-    draws = [Draw(SamplingState.start(each, (3, 3), 2, EOS, never=5), 0) for each in cases]
+    draws = [Draw(SamplingState.start(each, (3, 3), 2, EOS, never=(5, 0)), 0) for each in cases]
     tokens = [row and row.token for row in drawn]
     assert 5 not in tokens
     assert tokens == sample(logits, draws).tokens

@@ -36,9 +36,13 @@ def test_a_published_summarizer_names_its_beams_and_penalties(tmp_path: Path) ->
     }
 
 
-def test_a_published_translator_names_its_forbidden_words(tmp_path: Path) -> None:
-    found = unapplied(tmp_path, CONFIGS["opus-mt-en-de"], GENERATIONS["opus-mt-en-de"])
-    assert found == {"bad_words_ids": "[[58100]]", "max_length": "512", "num_beams": "6", "renormalize_logits": "true"}
+def test_forbidden_words_of_one_token_are_applied_and_longer_ones_named(tmp_path: Path) -> None:
+    generation = GENERATIONS["opus-mt-en-de"]
+    found = unapplied(tmp_path, CONFIGS["opus-mt-en-de"], generation)
+    assert found == {"max_length": "512", "num_beams": "6", "renormalize_logits": "true"}
+    words = [*generation["bad_words_ids"], [7, 8]]
+    found = unapplied(tmp_path, CONFIGS["opus-mt-en-de"], generation | {"bad_words_ids": words})
+    assert found["bad_words_ids"] == "[[7, 8]]"
 
 
 def test_without_a_generation_config_the_settings_of_the_config_are_named(tmp_path: Path) -> None:
@@ -70,10 +74,10 @@ def test_values_that_change_nothing_are_not_named(generation: dict[str, Any], tm
 
 
 def test_an_unknown_setting_is_named_and_a_long_value_is_cut(tmp_path: Path) -> None:
-    found = unapplied(tmp_path, {}, {"chat_format": "chatml", "suppress_tokens": list(range(1000))})
+    found = unapplied(tmp_path, {}, {"chat_format": "chatml", "begin_suppress_tokens": list(range(1000))})
     assert found["chat_format"] == '"chatml"'
-    assert found["suppress_tokens"].endswith("...")
-    assert len(found["suppress_tokens"]) == 60
+    assert found["begin_suppress_tokens"].endswith("...")
+    assert len(found["begin_suppress_tokens"]) == 60
 
 
 def test_numbers_that_only_python_writes_are_named_and_not_refused(tmp_path: Path) -> None:

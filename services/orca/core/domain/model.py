@@ -12,7 +12,7 @@ import json
 import logging
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -258,6 +258,7 @@ class ModelInfo:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]  # rising; empty when the model has none
     encoder_decoder: EncoderDecoder | None = None  # None: a decoder-only model
+    never_drawn_ids: tuple[int, ...] = ()  # tokens that no output has, rising
 
 
 def load_model_info(
@@ -327,6 +328,9 @@ def load_model_info(
         bos_token_id=generation.get("bos_token_id", config.get("bos_token_id", family.bos_token_id)),
         eos_token_ids=eos_token_ids,
         encoder_decoder=encoder_decoder,
+        never_drawn_ids=_never_drawn_ids(
+            folder, generation if has_generation else config, has_generation, vocab_size, eos_token_ids, encoder_decoder
+        ),
     )
 
 
@@ -497,6 +501,36 @@ def _eos_token_ids(
         log_once(__name__, logging.INFO, f"{line}: {found[0]}")
         return found
     return () if sources else _known_ids(folder, family.eos_token_id, vocab_size)
+
+
+def _never_drawn_ids(
+    folder: Path,
+    settings: Mapping[str, Any],
+    has_generation: bool,
+    vocab_size: int,
+    eos_token_ids: Sequence[int],
+    encoder_decoder: EncoderDecoder | None,
+) -> tuple[int, ...]:
+    """Return the tokens that `generate` never draws with the folder's settings: the padding of opus-mt, for example.
+
+    These are `suppress_tokens`, the `bad_words_ids` of one token that is no end token, and padding that the model has
+    no position for. Longer bad words are not applied.
+
+    Args: settings: of generation_config.json, or of config.json if there is no such file.
+    Raises: ModelError that names the file and the key.
+    """
+    path = folder / ("generation_config.json" if has_generation else "config.json")
+    suppressed, bad_words = settings.get("suppress_tokens") or [], settings.get("bad_words_ids") or []
+    if not isinstance(bad_words, list) or not all(isinstance(word, list) and word for word in bad_words):
+        raise ModelError(f"{path}: bad_words_ids is {bad_words!r}, not a list of lists of token ids")
+    for key, ids in (("suppress_tokens", suppressed), *(("bad_words_ids", word) for word in bad_words)):
+        known = isinstance(ids, list) and all(type(token) is int and 0 <= token < vocab_size for token in ids)
+        if not known:
+            raise ModelError(f"{path}: {key} has {ids!r}, not token ids below {vocab_size}")
+    found = {*suppressed, *(word[0] for word in bad_words if len(word) == 1 and word[0] not in eos_token_ids)}
+    if encoder_decoder is not None and encoder_decoder.padding_token_id is not None:
+        found.add(encoder_decoder.padding_token_id)
+    return tuple(sorted(found))
 
 
 def _known_ids(folder: Path, value: Any, vocab_size: int) -> tuple[int, ...]:

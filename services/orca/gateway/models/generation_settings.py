@@ -24,7 +24,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
 }
 """Settings that change an output -> the values that change nothing, besides null, false and empty ones. The names are
 those of GenerationConfig in transformers 4 and 5; config.json of older models has them, too."""
-_APPLIED = frozenset({"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"})
+_APPLIED = frozenset({"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "suppress_tokens"})
 _FORCED = frozenset({"forced_bos_token_id", "forced_eos_token_id"})  # applied with an encoder-decoder model
 _BOOKKEEPING_TEXT = """
     _from_model_config transformers_version use_cache cache_implementation cache_config return_legacy_cache low_memory
@@ -34,6 +34,7 @@ _BOOKKEEPING_TEXT = """
     max_matching_ngram_size trust_remote_code
 """
 _BOOKKEEPING = frozenset(_BOOKKEEPING_TEXT.split())
+_BAD_WORDS = "bad_words_ids"
 _PIPELINE_KEY = "task_specific_params"
 _SHOWN_CHARS = 60
 
@@ -52,6 +53,8 @@ def unapplied_settings(folder: Path, *, is_encoder_decoder: bool) -> dict[str, s
     else:
         found = {key: value for key, value in config.items() if key in NEUTRAL_VALUES}
     found[_PIPELINE_KEY] = config.get(_PIPELINE_KEY)
+    if _BAD_WORDS in found:  # single tokens are applied (core.domain.model)
+        found[_BAD_WORDS] = [word for word in found[_BAD_WORDS] or () if len(word) > 1]
     applied = _APPLIED | _FORCED if is_encoder_decoder else _APPLIED
     changing = {key: value for key, value in found.items() if key not in applied and not _is_neutral(key, value)}
     return {key: _shown(value) for key, value in sorted(changing.items())}

@@ -84,7 +84,7 @@ class SamplingState:
     params: SamplingParams
     masked: tuple[int, ...]  # EOS and stop ids: not allowed before min_tokens
     counts: TokenCounts | None = None  # None: no penalty is set
-    never: int | None = None  # a token that the model must not draw
+    never: Sequence[int] = ()  # tokens that the model must not draw
     bias: NDArray[np.float32] = field(init=False)
     bias_tokens: NDArray[np.int64] = field(init=False)
     is_greedy: bool = field(init=False)
@@ -92,8 +92,8 @@ class SamplingState:
 
     def __post_init__(self) -> None:
         self.is_greedy = self.params.temperature <= 0
-        # The largest raw logit is rarely that of `never`: greedy rows look at it afterwards.
-        is_masked = self.never is not None and not self.is_greedy
+        # The largest raw logit is rarely one of `never`: greedy rows look at it afterwards.
+        is_masked = bool(self.never) and not self.is_greedy
         is_changed = bool(self.params.logit_bias) or self.counts is not None or is_masked
         self._raw_from = math.inf if is_changed else self.params.min_tokens
         self.bias_tokens = np.array([token for token, _ in self.params.logit_bias], np.int64)
@@ -106,7 +106,7 @@ class SamplingState:
         tokens: Sequence[int],
         prompt_length: int,
         eos_token_ids: Sequence[int],
-        never: int | None = None,
+        never: Sequence[int] = (),
     ) -> "SamplingState":
         """Return the state of a request that starts, or starts again, with `tokens`: prompt and output so far."""
         is_penalised = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
@@ -120,7 +120,7 @@ class SamplingState:
     def masked_at(self, index: int) -> tuple[int, ...]:
         """Return the tokens that must not be drawn as the token with this index."""
         masked = self.masked if index < self.params.min_tokens else ()
-        return masked if self.never is None else (*masked, self.never)
+        return (*masked, *self.never)
 
 
 @dataclass(slots=True)
@@ -161,9 +161,9 @@ def sample(
         _apply_penalties(logits, draws, changed)
     tokens = _choose(logits, draws, argmax)
     for row, draw in enumerate(draws):
-        if tokens[row] == draw.state.never:  # a greedy row
+        if tokens[row] in draw.state.never:  # a greedy row
             others = logits[row : row + 1].clone()
-            others[0, tokens[row]] = float("-inf")
+            others[0, list(draw.state.never)] = float("-inf")
             [tokens[row]] = _as_ints(kernels_of(logits.device).argmax(others))
     numbers = logits.cpu().numpy() if numbers is None else numbers
     return DrawnTokens(tokens, _rows_without_number(numbers, tokens))

@@ -90,8 +90,7 @@ class TokenSampler(Protocol):
 def sampler_for(model: StageModel, eos_token_ids: Sequence[int]) -> "HostSampler | DeviceSampler":
     """Return a sampler on the model's device if that has a kernel for it, otherwise on the host."""
     kernel = kernels_of(model.device).sampler(model.config.vocab_size, model.device)
-    kind = model.info.encoder_decoder
-    never = None if kind is None else kind.padding_token_id
+    never = model.info.never_drawn_ids
     return HostSampler(eos_token_ids, never) if kernel is None else DeviceSampler(kernel, eos_token_ids, never)
 
 
@@ -111,10 +110,10 @@ class HostSample:
 class HostSampler:
     """Samples with PyTorch's operations (host_sampler.py). The state of each request is in the host's memory.
 
-    Args: never: a token that no request draws.
+    Args: never: tokens that no request draws.
     """
 
-    def __init__(self, eos_token_ids: Sequence[int], never: int | None = None) -> None:
+    def __init__(self, eos_token_ids: Sequence[int], never: Sequence[int] = ()) -> None:
         self._eos_token_ids = eos_token_ids
         self._never = never
         self._states: dict[int, SamplingState] = {}  # by line
@@ -175,10 +174,10 @@ class DeviceSample:
 class DeviceSampler:
     """Samples with a kernel. The state of each request is on the device (kernels/contract/sampling_lines.py).
 
-    Args: never: a token that no request draws.
+    Args: never: tokens that no request draws.
     """
 
-    def __init__(self, kernel: Sampler, eos_token_ids: Sequence[int], never: int | None = None) -> None:
+    def __init__(self, kernel: Sampler, eos_token_ids: Sequence[int], never: Sequence[int] = ()) -> None:
         self.kernel = kernel
         self._eos_token_ids = eos_token_ids
         self._never = never
@@ -197,14 +196,14 @@ class DeviceSampler:
         return DeviceSample(rows, output.tensor, tokens)
 
 
-def line_settings(params: SamplingParams, eos_token_ids: Sequence[int], never: int | None = None) -> LineSettings:
+def line_settings(params: SamplingParams, eos_token_ids: Sequence[int], never: Sequence[int] = ()) -> LineSettings:
     """Return the settings that the device needs to sample for a request.
 
-    Args: never: a token that must not be drawn: a bias takes its chance.
+    Args: never: tokens that must not be drawn: a bias takes their chance.
     """
     biases = params.logit_bias
-    if never is not None:
-        biases = tuple(sorted([(never, float("-inf")), *(each for each in biases if each[0] != never)]))
+    if never:
+        biases = tuple(sorted((dict(biases) | dict.fromkeys(never, float("-inf"))).items()))
     return LineSettings(
         temperature=params.temperature,
         top_k=params.top_k,

@@ -20,7 +20,7 @@ from support.worker.published_encoder_decoders import CONFIGS, GENERATIONS
 from support.worker.stage_driver import Ask, Chain, Expected, differences, serve
 
 EQUAL = ("flan-t5-small", "bart-base", "opus-mt-en-de", "nllb-200-distilled-600M")
-NOT_APPLIED: dict[str, Any] = {"num_beams": 1, "no_repeat_ngram_size": None, "bad_words_ids": None, "min_length": None}
+NOT_APPLIED: dict[str, Any] = {"num_beams": 1, "no_repeat_ngram_size": None, "min_length": None}
 SMALL_VOCAB = 61
 GAIN = 2.0  # as large as the outputs, with random weights, still depend on source and target; found by trying
 PARTS = ((1, 1), (2, 1), (1, 2))
