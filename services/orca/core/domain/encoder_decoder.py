@@ -85,10 +85,9 @@ def read_encoder_decoder(
     starts = (ids(name, key) for name in (main, "config.json") for key in ("decoder_start_token_id", "bos_token_id"))
     start = next(filter(None, starts), () if default_start is None or default_start >= vocab_size else (default_start,))
     if len(start) != 1:
-        found = f"{len(start)} of them" if start else "none"
+        found = f"it is {list(start)}" if start else "there is none"
         raise ModelError(
-            f"{folder / main}: decoder_start_token_id has to be one token id, the first of every answer; "
-            f"there is {found}"
+            f"{folder / main}: decoder_start_token_id has to be one token id, the first of every answer; {found}"
         )
     forced = ids(main, "forced_bos_token_id")
     if generation is None and config.get("force_bos_token_to_be_generated"):  # an older form, in files of BART
