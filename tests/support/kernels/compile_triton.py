@@ -105,7 +105,7 @@ def _inputs() -> Iterator[Variant]:
     yield Variant("make rows", inputs.fill_rows, signature, constants, {})
     signature = {
         "requests": "*i64",
-        "prompts": "*i64",
+        "keys": "*i64",
         "columns": "i32",
         "items": "*i32",
         "rows": "i32",

@@ -1,5 +1,6 @@
 """The oracle of the system tests: what Hugging Face says, and where it nearly said something else."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,10 +57,10 @@ def generate(folder: Path, works: Sequence[Work]) -> list[Reference]:
     with torch.inference_mode():
         for work in works:
             ids = torch.tensor([work.prompt])
-            options: dict[str, Any] = {}
+            options: dict[str, Any] = {"suppress_tokens": _never_drawn(model) or None}
             if work.decoder_prefix:
                 # transformers' cache fails for a T5 that has more decoder layers than encoder layers.
-                options = {"decoder_input_ids": torch.tensor([work.decoder_prefix]), "use_cache": False}
+                options |= {"decoder_input_ids": torch.tensor([work.decoder_prefix]), "use_cache": False}
             answer = model.generate(
                 ids,
                 **options,
@@ -92,6 +93,7 @@ def sample(folder: Path, works: Sequence[Work], temperature: float) -> list[Refe
                 if work.decoder_prefix:
                     inputs = {"input_ids": torch.tensor([work.prompt]), "decoder_input_ids": torch.tensor([ids])}
                 logits = model(**inputs, use_cache=False).logits[0, -1].double()
+                logits[_never_drawn(model)] = -math.inf
                 shares = torch.softmax(logits / temperature, dim=0).cumsum(0)
                 number = float(uniforms([work.sampling.seed], [len(margins)])[0])
                 token = int(torch.searchsorted(shares, number, right=True))
@@ -100,3 +102,8 @@ def sample(folder: Path, works: Sequence[Work], temperature: float) -> list[Refe
                 ids.append(token)
             references.append(Reference(tuple(ids[given:]), tuple(margins)))
     return references
+
+
+def _never_drawn(model: Any) -> list[int]:
+    """Return the tokens that Orca never draws: M2M-100 gives padding no position."""
+    return [model.config.pad_token_id] if model.config.model_type == "m2m_100" else []
