@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from orca.core.domain.model import load_model_info
 from orca.core.domain.request import End, Request, SamplingParams, Token
 from orca.core.process.ports import free_port
 from orca.pool.memory.pool import MemoryPool
@@ -28,7 +29,6 @@ from orca.scheduler.policy.iteration import IterationPolicy
 
 REVISION = "r1"
 BLOCK_TOKENS = 8
-EOS = (1,)
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -74,6 +74,7 @@ class RunningGroup:
             self._start(index, {"stage": index, "listen": address} | common)
             for index, address in enumerate(self.addresses)
         ]
+        self._eos_token_ids = load_model_info(folder).eos_token_ids
         self._words = (f"scheduler-{number}" for number in itertools.count())
         self.pool = MemoryPool(WallClock())
 
@@ -113,7 +114,7 @@ class RunningGroup:
             calls=itertools.count(1),
             clock_ns=time.monotonic_ns,
             observer=log or IterationHistory(),
-            eos_token_ids=EOS,
+            eos_token_ids=self._eos_token_ids,
         )
         scheduler = GroupScheduler(dependencies, SchedulingOptions(**choices))
         running = asyncio.create_task(scheduler.run())
