@@ -135,9 +135,10 @@ def _products_alone(stage: StageModel, rows: int) -> Callable[[], object]:
 def time_idle_steps(model: Path, *, dtype: str, rounds: int) -> list[float]:
     """Return the seconds of steps without sources on a stage that holds the whole encoder, for a batch of targets."""
     loaded = _encoder_stage(model, dtype)
-    stage = Stage(loaded, slots=_BATCH * 128, block_tokens=DEFAULT_BLOCK_TOKENS, eos_token_ids=(), feeds_tokens=True)
     epoch, handles, taken = Epoch(1, "bench"), range(1, _BATCH + 1), []
     new = [new_request(handle, [5] * 16, rounds + 1, decoder_prefix=(0,)) for handle in handles]
+    slots = sum(each.slots(DEFAULT_BLOCK_TOKENS) for each in new)
+    stage = Stage(loaded, slots=slots, block_tokens=DEFAULT_BLOCK_TOKENS, eos_token_ids=(), feeds_tokens=True)
     sources = [Row(handle, 0, 16, sample=False, part=Part.SOURCE) for handle in handles]
     for number in range(1, rounds + 2):
         targets = [Row(handle, number - 1, 1, sample=True, part=Part.TARGET) for handle in handles]
