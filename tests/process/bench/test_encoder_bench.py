@@ -1,14 +1,20 @@
 """`orca bench encoder`: what it counts, and what it refuses."""
 
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import pytest
+import torch
 
 from orca.bench.main import main as bench
 from orca.bench.parts.encoder import Sources, lines, measure
 from orca.bench.parts.tiny_families import tiny_checkpoint
+from orca.bench.peers.engine_peer import products
 from orca.core.domain.errors import SettingError
+from orca.worker.models.build import load_stage
+from orca.worker.weights.linear import PanelLinear
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +33,18 @@ def test_operations_are_those_of_the_encoders_matrices_and_of_its_attention(fold
     for each in (one, many):
         assert len(each.encoder_s) == len(each.products_s) == len(each.attention_s) == 2
     assert [line.split()[0] for line in lines([one, many], [1e-5])] == ["sources", "1x12", "3x4", "a"]
+
+
+def test_products_keep_their_inputs_alive(folder: Path) -> None:
+    """A recording reads memory by its address, and whoever runs it does not have the inputs."""
+    model = load_stage(folder, packs=PanelLinear)
+    pairs = [(linear, torch.randn(4, linear.inputs)) for linear in model.linears]
+    inputs = [weakref.ref(x) for _, x in pairs]
+    run = products(pairs)
+    del pairs
+    gc.collect()
+    assert all(each() is not None for each in inputs)
+    run()
 
 
 def test_the_command_writes_its_figures(folder: Path, tmp_path: Path) -> None:
