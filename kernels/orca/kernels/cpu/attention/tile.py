@@ -30,9 +30,9 @@ queries are no faster there."""
 
 _LANES = 16
 """Most lanes of a vector: one register of the largest kind. LLVM takes seconds to split longer vectors."""
-_FLOAT, _WORD = ir.FloatType(), ir.IntType(32)
+FLOAT, WORD = ir.FloatType(), ir.IntType(32)
 
-_IN_ORDER = ("contract",)
+SUM_FLAGS = ("contract",)
 """Flags of sums: without flags Numba lets LLVM add in any order."""
 
 
@@ -115,9 +115,9 @@ class _Dots:
 
     def add(self, builder: Any, sums: list[Any], query: Any, key: Any) -> None:
         """Add to the sum with the same number of lanes; all pieces except the last have equal lengths."""
-        product = builder.fmul(query, key, flags=_IN_ORDER)
+        product = builder.fmul(query, key, flags=SUM_FLAGS)
         if sums and sums[-1].type == product.type:
-            sums[-1] = builder.fadd(sums[-1], product, flags=_IN_ORDER)
+            sums[-1] = builder.fadd(sums[-1], product, flags=SUM_FLAGS)
         else:
             sums.append(product)
 
@@ -146,7 +146,7 @@ class _PairedDots:
         if query.type.count < 2 * _LANES:
             self._rest.add(builder, sums, query, key)
             return
-        numbers = ir.VectorType(_FLOAT, _LANES)
+        numbers = ir.VectorType(FLOAT, _LANES)
         kind = ir.FunctionType(numbers, [numbers, query.type, query.type])
         multiply = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
         before = sums.pop() if sums else constant(numbers, 0.0)
@@ -156,12 +156,12 @@ class _PairedDots:
 def _words(builder: Any, at: Any, element: int) -> Any:
     """Emit a load of 2 x _LANES 16-bit elements, from `element` after an address on, as a vector of 32-bit words."""
     here = builder.add(at, ir.IntType(64)(2 * element))
-    return builder.load(builder.inttoptr(here, ir.VectorType(_WORD, _LANES).as_pointer()), align=2)
+    return builder.load(builder.inttoptr(here, ir.VectorType(WORD, _LANES).as_pointer()), align=2)
 
 
-def _shuffle(builder: Any, one: Any, other: Any, places: list[int]) -> Any:
+def shuffle(builder: Any, one: Any, other: Any, places: list[int]) -> Any:
     """Emit a vector of the chosen lanes of two vectors."""
-    return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(_WORD, len(places)), places))
+    return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(WORD, len(places)), places))
 
 
 def _sum_vectors(builder: Any, sums: list[Any]) -> Any:
@@ -170,8 +170,8 @@ def _sum_vectors(builder: Any, sums: list[Any]) -> Any:
     for each in sums:
         if each.type.count < _LANES:
             places = [min(lane, each.type.count) for lane in range(_LANES)]  # its own lanes, then zeros
-            each = _shuffle(builder, each, constant(each.type, 0.0), places)
-        total = each if total is None else builder.fadd(total, each, flags=_IN_ORDER)
+            each = shuffle(builder, each, constant(each.type, 0.0), places)
+        total = each if total is None else builder.fadd(total, each, flags=SUM_FLAGS)
     return total
 
 
@@ -188,7 +188,7 @@ def _horizontal_sums(builder: Any, sums: list[Any]) -> Any:
         runs = range(0, sum(each.type.count for each in vectors), width)
         low, high = ([run + lane for run in runs for lane in range(at, at + half)] for at in (0, half))
         both = vectors[0], vectors[-1]
-        return builder.fadd(_shuffle(builder, *both, low), _shuffle(builder, *both, high), flags=_IN_ORDER)
+        return builder.fadd(shuffle(builder, *both, low), shuffle(builder, *both, high), flags=SUM_FLAGS)
 
     while width > 1:
         sums = [folded(*sums[i : i + 2]) for i in range(0, len(sums), 2)]
@@ -208,7 +208,7 @@ def _load_ordered(builder: Any, at: Any, first: int, lanes: int, kind: Any) -> l
         builder.shl(words, constant(words.type, 16)),
         builder.and_(words, constant(words.type, 0xFFFF0000)),
     )
-    return [builder.bitcast(half, ir.VectorType(_FLOAT, _LANES)) for half in (even, odd)]
+    return [builder.bitcast(half, ir.VectorType(FLOAT, _LANES)) for half in (even, odd)]
 
 
 def _is_split(kind: Any, dim: int) -> bool:
@@ -240,7 +240,7 @@ def add_weighted(
         sums_at = builder.add(values[0], builder.mul(values[4], long(4 * width)))
         weights_at = [builder.add(values[2], builder.mul(builder.add(values[4], long(i)), values[3])) for i in queries]
         factors = [
-            [builder.load(builder.inttoptr(builder.add(at, long(4 * place)), _FLOAT.as_pointer())) for place in places]
+            [builder.load(builder.inttoptr(builder.add(at, long(4 * place)), FLOAT.as_pointer())) for place in places]
             for at in weights_at
         ]
         is_split = _is_split(kind.dtype, width)
@@ -254,8 +254,8 @@ def add_weighted(
                     sum_ = load_vector(builder, at, 0, types.float32, here[0].type.count)
                     for place in places:
                         weight = splat(builder, factors[i][place], here[place].type.count)
-                        product = builder.fmul(weight, here[place], flags=_IN_ORDER)
-                        sum_ = builder.fadd(sum_, product, flags=_IN_ORDER)
+                        product = builder.fmul(weight, here[place], flags=SUM_FLAGS)
+                        sum_ = builder.fadd(sum_, product, flags=SUM_FLAGS)
                     builder.store(sum_, builder.inttoptr(at, sum_.type.as_pointer()), align=4)
         return context.get_dummy_value()
 
@@ -274,7 +274,7 @@ def write_mean(_typing: Any, into: Any, sums: Any, total: Any, kind: Any, dim: A
             parts.append(emit_from_float32(builder, builder.fdiv(sum_, splat(builder, values[2], lanes)), kind.dtype))
         if is_split:
             order = [lane // 2 + lane % 2 * _LANES for lane in range(2 * _LANES)]
-            parts = [_shuffle(builder, even, odd, order) for even, odd in zip(parts[::2], parts[1::2], strict=True)]
+            parts = [shuffle(builder, even, odd, order) for even, odd in zip(parts[::2], parts[1::2], strict=True)]
         done = 0
         for part in parts:
             to = builder.add(values[0], ir.IntType(64)(done * kind.dtype.bitwidth // 8))
@@ -292,8 +292,8 @@ def max_of(_typing: Any, address: Any, count: Any) -> Any:
     def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         long, at, many = ir.IntType(64), values[0], values[1]
         whole = builder.and_(many, long(-_LANES))
-        lanes = cgutils.alloca_once_value(builder, constant(ir.VectorType(_FLOAT, _LANES), float("-inf")))
-        most = cgutils.alloca_once_value(builder, _FLOAT(float("-inf")))
+        lanes = cgutils.alloca_once_value(builder, constant(ir.VectorType(FLOAT, _LANES), float("-inf")))
+        most = cgutils.alloca_once_value(builder, FLOAT(float("-inf")))
 
         def larger(one: Any, other: Any) -> Any:
             return builder.select(builder.fcmp_ordered(">", one, other), one, other)
@@ -302,13 +302,13 @@ def max_of(_typing: Any, address: Any, count: Any) -> Any:
             here = load_vector(builder, builder.add(at, builder.mul(first, long(4))), 0, types.float32, _LANES)
             builder.store(larger(here, builder.load(lanes)), lanes)
         with cgutils.for_range_slice(builder, whole, many, long(1)) as (first, _):
-            here = builder.inttoptr(builder.add(at, builder.mul(first, long(4))), _FLOAT.as_pointer())
+            here = builder.inttoptr(builder.add(at, builder.mul(first, long(4))), FLOAT.as_pointer())
             builder.store(larger(builder.load(here), builder.load(most)), most)
         each, width = builder.load(lanes), _LANES
         while width > 1:
             width //= 2
             halves = ([*range(start, start + width)] for start in (0, width))
-            each = larger(*(_shuffle(builder, each, each, half) for half in halves))
-        return larger(builder.extract_element(each, _WORD(0)), builder.load(most))
+            each = larger(*(shuffle(builder, each, each, half) for half in halves))
+        return larger(builder.extract_element(each, WORD(0)), builder.load(most))
 
     return types.float32(address, count), generate

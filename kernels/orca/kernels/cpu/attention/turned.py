@@ -14,6 +14,7 @@ from numba import literally, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from orca.kernels.cpu.attention.tile import FLOAT, SUM_FLAGS, shuffle
 from orca.kernels.cpu.team.intrinsics import (
     FAST,
     LINE_BYTES,
@@ -28,9 +29,8 @@ KEYS = 16
 """Keys that are turned together: the lanes of a vector. A block of the cache holds a multiple of them."""
 _QUERIES = 8 if has_cpu_feature("avx512f") else 4
 """Queries whose sums are in registers."""
-_WORD, _LONG, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
-_VECTOR = ir.VectorType(_FLOAT, KEYS)
-_IN_ORDER = ("contract",)
+_LONG = ir.IntType(64)
+_VECTOR = ir.VectorType(FLOAT, KEYS)
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -47,7 +47,7 @@ def _turn(_typing: Any, into: Any, keys: Any, dim: Any) -> Any:
                 if lanes < KEYS:
                     rest = constant(row.type, 0.0)
                     places = [min(lane, lanes) for lane in range(KEYS)]
-                    row = builder.shuffle_vector(row, rest, ir.Constant(ir.VectorType(_WORD, KEYS), places))
+                    row = shuffle(builder, row, rest, places)
                 rows.append(row)
             for lane, row in enumerate(_turned(builder, rows)[:lanes]):
                 at = builder.add(values[0], _LONG(4 * KEYS * (first + lane)))
@@ -67,14 +67,10 @@ def _turned(builder: Any, rows: list[Any]) -> list[Any]:
         for place in range(KEYS):
             if not place & half:
                 pair = rows[place], rows[place | half]
-                exchanged[place] = _shuffle(builder, pair, ones)
-                exchanged[place | half] = _shuffle(builder, pair, others)
+                exchanged[place] = shuffle(builder, *pair, ones)
+                exchanged[place | half] = shuffle(builder, *pair, others)
         rows, half = exchanged, half // 2
     return rows
-
-
-def _shuffle(builder: Any, pair: tuple[Any, Any], places: list[int]) -> Any:
-    return builder.shuffle_vector(*pair, ir.Constant(ir.VectorType(_WORD, KEYS), places))
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -92,17 +88,17 @@ def _dots(
         width, count = dim.literal_value, query_count.literal_value
         queries_at = builder.add(queries_at, builder.mul(first_, _LONG(4 * width)))
         scores_at = builder.add(scores_at, builder.mul(first_, score_bytes_))
-        sums = [cgutils.alloca_once_value(builder, constant(_VECTOR, 0.0)) for _ in range(count)]
-        for each in sums:  # once for each call, not for each function
+        sums = [cgutils.alloca_once(builder, _VECTOR) for _ in range(count)]
+        for each in sums:
             builder.store(constant(_VECTOR, 0.0), each)
         with cgutils.for_range(builder, _LONG(width)) as loop:
             at = builder.add(keys_at, builder.mul(loop.index, _LONG(4 * KEYS)))
             row = builder.load(builder.inttoptr(at, _VECTOR.as_pointer()), align=4)
             for i, each in enumerate(sums):
                 at = builder.add(queries_at, builder.mul(builder.add(loop.index, _LONG(i * width)), _LONG(4)))
-                asked = splat(builder, builder.load(builder.inttoptr(at, _FLOAT.as_pointer()), align=4), KEYS)
-                product = builder.fmul(asked, row, flags=_IN_ORDER)
-                builder.store(builder.fadd(builder.load(each), product, flags=_IN_ORDER), each)
+                asked = splat(builder, builder.load(builder.inttoptr(at, FLOAT.as_pointer()), align=4), KEYS)
+                product = builder.fmul(asked, row, flags=SUM_FLAGS)
+                builder.store(builder.fadd(builder.load(each), product, flags=SUM_FLAGS), each)
         for i, each in enumerate(sums):
             at = builder.add(scores_at, builder.mul(score_bytes_, _LONG(i)))
             builder.store(builder.load(each), builder.inttoptr(at, _VECTOR.as_pointer()), align=4)
@@ -167,7 +163,7 @@ def _add_rows(
         sums_at = builder.add(values[0], builder.mul(values[4], _LONG(4 * width)))
         weights_at = [builder.add(values[2], builder.mul(builder.add(values[4], _LONG(i)), values[3])) for i in queries]
         for begin in range(0, width, KEYS):
-            vector = ir.VectorType(_FLOAT, min(KEYS, width - begin))
+            vector = ir.VectorType(FLOAT, min(KEYS, width - begin))
             places = [builder.add(sums_at, _LONG(4 * (i * width + begin))) for i in queries]
             totals = [cgutils.alloca_once(builder, vector) for _ in queries]
             for at, total in zip(places, totals, strict=True):
@@ -177,9 +173,9 @@ def _add_rows(
                 row = load_vector(builder, row_at, begin, types.float32, vector.count)
                 for at, total in zip(weights_at, totals, strict=True):
                     here = builder.add(at, builder.mul(loop.index, _LONG(4)))
-                    weight = builder.load(builder.inttoptr(here, _FLOAT.as_pointer()), align=4)
-                    product = builder.fmul(splat(builder, weight, vector.count), row, flags=_IN_ORDER)
-                    builder.store(builder.fadd(builder.load(total), product, flags=_IN_ORDER), total)
+                    weight = builder.load(builder.inttoptr(here, FLOAT.as_pointer()), align=4)
+                    product = builder.fmul(splat(builder, weight, vector.count), row, flags=SUM_FLAGS)
+                    builder.store(builder.fadd(builder.load(total), product, flags=SUM_FLAGS), total)
             for at, total in zip(places, totals, strict=True):
                 builder.store(builder.load(total), builder.inttoptr(at, vector.as_pointer()), align=4)
         return context.get_dummy_value()
