@@ -124,16 +124,16 @@ class StageRequests:
         inputs of the next step.
         """
         tables = self._cache.tables
-        more = len(tables) - len(lines.last_tokens)
-        fed, prompts, sources = (
-            None if each is None else torch.cat((each, each.new_zeros(more)))
-            for each in (lines.last_tokens, lines.prompts, lines.sources)
-        )
+        fed, prompts = (_longer(each, len(tables)) for each in (lines.last_tokens, lines.prompts))
+        sources = None if lines.sources is None else _longer(lines.sources, len(tables))
         if self._device_sampler is not None:
             self._device_sampler.lines.grow(len(tables))
             fed = self._device_sampler.lines.last_tokens
-        assert fed is not None
-        assert prompts is not None
         self.lines = RequestLines(tables, fed, prompts, self._cache.source_tables, sources)
         self._prompt_lengths = host_view(prompts)
         self._source_lengths = None if sources is None else host_view(sources)
+
+
+def _longer(numbers: Tensor, lines: int) -> Tensor:
+    """Return a copy with as many lines; the new ones are 0."""
+    return torch.cat((numbers, numbers.new_zeros(lines - len(numbers))))

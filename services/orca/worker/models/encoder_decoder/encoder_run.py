@@ -23,10 +23,6 @@ class EncoderRun:
     heads: Heads
     head_dim: int
 
-    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Memory of the keys and values of one token in one layer."""
-        return 2 * self.heads.num_kv * self.head_dim * dtype.itemsize
-
     def view(self, tables: torch.Tensor, block_tokens: int, dtype: torch.dtype, device: torch.device) -> AttentionView:
         """Return a view of keys and values that all tokens of a source see. Args: tables: [sources, blocks] int32."""
         return AttentionView(
