@@ -450,14 +450,9 @@ def _encoder(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     given_model = None if options.model is None else find_model(options.model)[0]
     with TemporaryDirectory(prefix="orca-encoder-") as folder:
         model = given_model or make_random_model(options.shape, Path(folder), _print_progress)
-        times = encoder.measure(
-            model,
-            [encoder.Sources(*each) for each in options.sources],
-            dtype=options.dtype,
-            threads=options.threads,
-            rounds=options.rounds,
-        )
-        idle_s = encoder.time_idle_steps(model, dtype=options.dtype, rounds=20 * options.rounds)
+        stage = encoder.load_encoder(model, dtype=options.dtype, threads=options.threads)
+    times = encoder.measure(stage, [encoder.Sources(*each) for each in options.sources], rounds=options.rounds)
+    idle_s = encoder.time_idle_steps(stage, rounds=20 * options.rounds)
     print("\n".join(encoder.lines(times, idle_s)))
     write_json(options.json, encoder.to_json(times))
     name = options.shape if options.model is None else _short_name(options.model)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from orca.bench.main import main as bench
-from orca.bench.parts.encoder import Sources, lines, measure
+from orca.bench.parts.encoder import Sources, lines, load_encoder, measure
 from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.bench.peers.engine_peer import products
 from orca.core.domain.errors import SettingError
@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_operations_are_those_of_the_encoders_matrices_and_of_its_attention(folder: Path) -> None:
-    [one, many] = measure(folder, [Sources(1, 12), Sources(3, 4)], dtype="float32", threads=1, rounds=2)
+    [one, many] = measure(load_encoder(folder, dtype="float32", threads=1), [Sources(1, 12), Sources(3, 4)], rounds=2)
     config = json.loads((folder / "config.json").read_text())
     hidden, inner, layers = config["d_model"], config["encoder_ffn_dim"], config["encoder_layers"]
     products = 2 * 12 * layers * (4 * hidden * hidden + 2 * hidden * inner)

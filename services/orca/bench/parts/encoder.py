@@ -78,11 +78,22 @@ class EncoderTimes:
         return self.rate / self.machine_rate
 
 
-def measure(model: Path, cases: Sequence[Sources], *, dtype: str, threads: int, rounds: int) -> list[EncoderTimes]:
-    """Time the encoder of a model folder. Raises: ModelError; SettingError for a decoder-only model."""
+def load_encoder(model: Path, *, dtype: str, threads: int) -> StageModel:
+    """Return a stage that holds the whole encoder of a model folder and nothing else.
+
+    Raises: ModelError; SettingError for a decoder-only model.
+    """
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    stage = _encoder_stage(model, dtype)
+    config = load_config(model)
+    if not isinstance(config, EncoderDecoderShape):
+        raise SettingError(f"{model}: a decoder-only model has no encoder")
+    info = load_model_info(model, dtype=dtype)
+    return load_stage(info, Shard(stage=0, stages=2, layer_counts=(config.encoder.layers, config.decoder.layers)))
+
+
+def measure(stage: StageModel, cases: Sequence[Sources], *, rounds: int) -> list[EncoderTimes]:
+    """Time the encoder and its parts. Args: stage: of `load_encoder`."""
     run = stage.encoder
     assert run is not None
     steps = EncoderSteps(stage, run, DEFAULT_BLOCK_TOKENS)
@@ -132,13 +143,12 @@ def _products_alone(stage: StageModel, rows: int) -> Callable[[], object]:
     return products([(linear, inputs[linear.inputs]) for linear in stage.linears])
 
 
-def time_idle_steps(model: Path, *, dtype: str, rounds: int) -> list[float]:
-    """Return the seconds of steps without sources on a stage that holds the whole encoder, for a batch of targets."""
-    loaded = _encoder_stage(model, dtype)
+def time_idle_steps(model: StageModel, *, rounds: int) -> list[float]:
+    """Return the seconds of steps without sources, for a batch of targets. Args: model: of `load_encoder`."""
     epoch, handles, taken = Epoch(1, "bench"), range(1, _BATCH + 1), []
     new = [new_request(handle, [5] * 16, rounds + 1, decoder_prefix=(0,)) for handle in handles]
     slots = sum(each.slots(DEFAULT_BLOCK_TOKENS) for each in new)
-    stage = Stage(loaded, slots=slots, block_tokens=DEFAULT_BLOCK_TOKENS, eos_token_ids=(), feeds_tokens=True)
+    stage = Stage(model, slots=slots, block_tokens=DEFAULT_BLOCK_TOKENS, eos_token_ids=(), feeds_tokens=True)
     sources = [Row(handle, 0, 16, sample=False, part=Part.SOURCE) for handle in handles]
     for number in range(1, rounds + 2):
         targets = [Row(handle, number - 1, 1, sample=True, part=Part.TARGET) for handle in handles]
@@ -150,15 +160,6 @@ def time_idle_steps(model: Path, *, dtype: str, rounds: int) -> list[float]:
             taken.append(perf_counter() - start_s)
         new = []
     return taken
-
-
-def _encoder_stage(model: Path, dtype: str) -> StageModel:
-    """Return a stage that holds the whole encoder and nothing else. Raises: ModelError, SettingError."""
-    config = load_config(model)
-    if not isinstance(config, EncoderDecoderShape):
-        raise SettingError(f"{model}: a decoder-only model has no encoder")
-    info = load_model_info(model, dtype=dtype)
-    return load_stage(info, Shard(stage=0, stages=2, layer_counts=(config.encoder.layers, config.decoder.layers)))
 
 
 def _attention_alone(stage: StageModel, run: EncoderRun, prepared: PreparedSources, rows: int) -> Callable[[], None]:
