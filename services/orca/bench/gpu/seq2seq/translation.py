@@ -17,13 +17,10 @@ from orca.bench.gpu.device import free, wait
 from orca.bench.gpu.limits import DecodeOperation, limit_of, product_rates
 from orca.bench.gpu.random_weights import RandomTensors
 from orca.bench.gpu.rows import Asked, EngineRow
-from orca.bench.gpu.seq2seq.plain_t5 import START
+from orca.bench.gpu.shapes import made
 from orca.bench.peers.engine_peer import run
 from orca.bench.peers.workload import Workload
 from orca.bench.trace import Range, TraceSpec, generate
-from orca.core.domain.encoder_decoder import EncoderDecoder
-from orca.core.domain.model import ModelInfo
-from orca.worker.models.build import StageModel, build_stage
 from orca.worker.models.encoder_decoder.t5_config import T5Config
 from orca.worker.models.model_shape import Stack
 
@@ -91,7 +88,7 @@ def translation_rows(asked: Asked) -> Iterator[EngineRow]:
         batch_size=sizes.requests,
         threads=torch.get_num_threads(),
     )
-    model = _made(sizes.config, tensors)
+    model = made(sizes.config, tensors)
     run(model, workload)  # compiles kernels and records steps
     wait(asked.device)
     start_s = time.perf_counter()
@@ -121,24 +118,6 @@ def translation_rows(asked: Asked) -> Iterator[EngineRow]:
             "operations": limit.operations,
         },
     )
-
-
-def _made(config: T5Config, tensors: RandomTensors) -> StageModel:
-    """Return the whole model on the tensors' device."""
-    info = ModelInfo(
-        folder=Path("random"),
-        name="random",
-        revision="random",
-        architecture="t5",
-        dtype=str(tensors.dtype).removeprefix("torch."),
-        vocab_size=config.vocab_size,
-        max_model_len=4096,
-        num_layers=config.num_layers,
-        bos_token_id=None,
-        eos_token_ids=(),
-        encoder_decoder=EncoderDecoder(encoder_layers=config.encoder.layers, start_token_id=START),
-    )
-    return build_stage(info, config, tensors, dtype=tensors.dtype, device=tensors.device)
 
 
 def translation_operations(
