@@ -9,7 +9,9 @@ until its longest request ends. `continuous` is the library's own continuous bat
 
 import json
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
@@ -17,7 +19,7 @@ from typing import Any
 
 import torch
 
-from orca.bench.peers.judgement import Judgement, judge
+from orca.bench.peers.judgement import judge
 from orca.bench.peers.workload import PeerAnswer, Workload
 from orca.core.process.gc_freeze import freeze_all
 
@@ -27,18 +29,35 @@ tokens per second of processor time (63 M parameters, batch 16, prompts U(16,128
 
 
 def main(arguments: list[str]) -> None:
+    run_mode(arguments, _load, _logits, {"static": static_batching, "continuous": continuous_batching})
+
+
+def run_mode(
+    arguments: list[str],
+    load: Callable[[str], Any],
+    logits: Callable[[Any, list[int], list[int]], torch.Tensor],
+    ways: Mapping[str, Callable[[Any, Workload], PeerAnswer]],
+) -> None:
+    """Run a workload in one of some ways after a warm-up, or judge an answer, as the arguments say.
+
+    Args:
+        load: reads the model of a folder.
+        logits: (model, prompt, answer) -> logits before each token of the answer, `[len(answer), vocab]`.
+        ways: by the mode that names them.
+    """
     mode, workload_file, answer_file = arguments[:3]
     workload = Workload.load(Path(workload_file))
     torch.set_num_threads(workload.threads)
-    model = _load(workload.model)
+    model = load(workload.model)
     if mode == "judge":
         answers = PeerAnswer.load(Path(arguments[3])).tokens
-        Path(answer_file).write_text(json.dumps(_judge(model, workload, answers).to_json()))
+        with torch.inference_mode():
+            judgement = judge(workload.prompts, workload.new_tokens, answers, partial(logits, model))
+        Path(answer_file).write_text(json.dumps(judgement.to_json()))
         return
-    run = {"static": static_batching, "continuous": continuous_batching}[mode]
-    run(model, workload.head(2 * workload.batch_size))
+    ways[mode](model, workload.head(2 * workload.batch_size))
     freeze_all()
-    run(model, workload).save(Path(answer_file))
+    ways[mode](model, workload).save(Path(answer_file))
 
 
 def _load(folder: str) -> Any:
@@ -123,15 +142,11 @@ def _continuous_config(kind: Any, workload: Workload, batch_tokens: int) -> Any:
     )
 
 
-@torch.inference_mode()
-def _judge(model: Any, workload: Workload, answers: list[list[int]]) -> Judgement:
-    def reference(prompt: list[int], answer: list[int]) -> torch.Tensor:
-        """Return the logits of one pass over one request, without batch, padding or cache."""
-        ids = torch.tensor([prompt + answer[:-1]])
-        logits: torch.Tensor = model(input_ids=ids, logits_to_keep=len(answer), use_cache=False).logits
-        return logits[0]
-
-    return judge(workload.prompts, workload.new_tokens, answers, reference)
+def _logits(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
+    """Return the logits of one pass over one request, without batch, padding or cache."""
+    ids = torch.tensor([prompt + answer[:-1]])
+    logits: torch.Tensor = model(input_ids=ids, logits_to_keep=len(answer), use_cache=False).logits
+    return logits[0]
 
 
 if __name__ == "__main__":

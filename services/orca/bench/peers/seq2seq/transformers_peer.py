@@ -7,33 +7,21 @@ It runs static batches with `generate`, in one of the orders of orders.py. A bat
 tokens after a request's own end do not count. The library has no continuous batching for these models.
 """
 
-import json
 import sys
-from pathlib import Path
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from orca.bench.peers.judgement import Judgement, judge
-from orca.bench.peers.seq2seq.orders import batches
-from orca.bench.peers.transformers_peer import import_transformers
+from orca.bench.peers.seq2seq.orders import ARRIVAL, BY_ANSWER, BY_SOURCE, batches
+from orca.bench.peers.transformers_peer import import_transformers, run_mode
 from orca.bench.peers.workload import PeerAnswer, Workload
-from orca.core.process.gc_freeze import freeze_all
 
 
 def main(arguments: list[str]) -> None:
-    mode, workload_file, answer_file = arguments[:3]
-    workload = Workload.load(Path(workload_file))
-    torch.set_num_threads(workload.threads)
-    model = _load(workload.model)
-    if mode == "judge":
-        answers = PeerAnswer.load(Path(arguments[3])).tokens
-        Path(answer_file).write_text(json.dumps(_judge(model, workload, answers).to_json()))
-        return
-    static_batching(model, workload.head(2 * workload.batch_size), mode)
-    freeze_all()
-    static_batching(model, workload, mode).save(Path(answer_file))
+    ways = {order: partial(static_batching, order=order) for order in (ARRIVAL, BY_SOURCE, BY_ANSWER)}
+    run_mode(arguments, _load, _logits, ways)
 
 
 def _load(folder: str) -> Any:
@@ -69,17 +57,11 @@ def static_batching(model: Any, workload: Workload, order: str) -> PeerAnswer:
     return PeerAnswer(seconds=perf_counter() - start_s, tokens=answers)
 
 
-@torch.inference_mode()
-def _judge(model: Any, workload: Workload, answers: list[list[int]]) -> Judgement:
-    start = model.config.decoder_start_token_id
-
-    def reference(source: list[int], answer: list[int]) -> torch.Tensor:
-        """Return the logits of one pass over one request, without batch, padding or cache."""
-        target = torch.tensor([[start, *answer[:-1]]])
-        logits: torch.Tensor = model(input_ids=torch.tensor([source]), decoder_input_ids=target, use_cache=False).logits
-        return logits[0]
-
-    return judge(workload.prompts, workload.new_tokens, answers, reference)
+def _logits(model: Any, source: list[int], answer: list[int]) -> torch.Tensor:
+    """Return the logits of one pass over one request, without batch, padding or cache."""
+    target = torch.tensor([[model.config.decoder_start_token_id, *answer[:-1]]])
+    logits: torch.Tensor = model(input_ids=torch.tensor([source]), decoder_input_ids=target, use_cache=False).logits
+    return logits[0]
 
 
 if __name__ == "__main__":
