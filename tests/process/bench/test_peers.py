@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from orca.bench.peers.model import SHAPES, GPT2Shape, LlamaShape, Shape, make_mo
 from orca.bench.peers.workload import PeerAnswer, Workload
 from orca.bench.trace import Range, TraceSpec, generate
 from orca.core.domain.errors import SettingError
+from support.bench.peer_runs import check_judge
 
 TINY = LlamaShape(layers=2, hidden=48, heads=4, kv_heads=2, intermediate=80, vocab=300, positions=128)
 TINY_GPT2 = GPT2Shape(layers=2, hidden=48, heads=4, vocab=300, positions=128)
@@ -84,16 +86,8 @@ def test_the_engine_alone_takes_requests_when_they_arrive(workload: Workload, tm
 
 def test_the_reference_finds_its_own_tokens_right_and_a_changed_one_wrong(workload: Workload, tmp_path: Path) -> None:
     answer = PeerAnswer.load(peer("static", workload, tmp_path))
-    given = tmp_path / "given.json"
-    answer.save(given)
-    right = json.loads(peer("judge", workload, tmp_path, given).read_text())
-    assert right == {"tokens": sum(workload.new_tokens), "excused": 0, "wrong": 0, "wrong_counts": 0}
-
-    answer.tokens[2][-1] = (answer.tokens[2][-1] + 1) % TINY.vocab
-    del answer.tokens[4][-1]
-    answer.save(given)
-    judged = json.loads(peer("judge", workload, tmp_path, given).read_text())
-    assert (judged["wrong"], judged["wrong_counts"]) == (1, 1)
+    judge = partial(peer, "judge", workload, tmp_path)
+    check_judge(answer, judge, workload.new_tokens, vocab=TINY.vocab, folder=tmp_path)
 
 
 def test_the_output_of_the_made_model_depends_on_every_token_of_its_prompt(workload: Workload, tmp_path: Path) -> None:

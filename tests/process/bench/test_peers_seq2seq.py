@@ -1,7 +1,7 @@
 """The comparison with an encoder-decoder model: models, orders of batches, tokens, and what it shows."""
 
-import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,7 @@ from orca.bench.peers.seq2seq.shapes import END, BartShape, T5Shape, bart_weight
 from orca.bench.peers.workload import PeerAnswer, Workload
 from orca.bench.trace import Range, TraceSpec, generate
 from orca.core.domain.errors import SettingError
+from support.bench.peer_runs import check_judge, some_comparison
 
 TINY_T5 = T5Shape(layers=2, hidden=48, heads=3, head_dim=16, intermediate=80, vocab=300)
 TINY_BART = BartShape(layers=2, hidden=48, heads=3, intermediate=80, vocab=300, positions=128)
@@ -81,16 +82,8 @@ def test_the_engine_gives_as_many_tokens_in_less_precision(kind: str, workload: 
 
 def test_the_reference_finds_its_own_tokens_right_and_a_changed_one_wrong(workload: Workload, tmp_path: Path) -> None:
     answer = PeerAnswer.load(peer(ARRIVAL, workload, tmp_path))
-    given = tmp_path / "given.json"
-    answer.save(given)
-    right = json.loads(peer("judge", workload, tmp_path, given).read_text())
-    assert right == {"tokens": sum(workload.new_tokens), "excused": 0, "wrong": 0, "wrong_counts": 0}
-
-    answer.tokens[2][-1] = (answer.tokens[2][-1] + 1) % TINY_T5.vocab
-    del answer.tokens[4][-1]
-    answer.save(given)
-    judged = json.loads(peer("judge", workload, tmp_path, given).read_text())
-    assert (judged["wrong"], judged["wrong_counts"]) == (1, 1)
+    judge = partial(peer, "judge", workload, tmp_path)
+    check_judge(answer, judge, workload.new_tokens, vocab=TINY_T5.vocab, folder=tmp_path)
 
 
 def test_the_output_of_a_made_model_depends_on_every_token_of_its_source(workload: Workload, tmp_path: Path) -> None:
@@ -156,18 +149,8 @@ def test_a_batch_has_all_requests_that_wait_up_to_the_limit() -> None:
 
 
 def comparison(rate: float | None = None, *, only_judges: bool = False) -> PeerComparison:
-    return PeerComparison(
-        model=Path("some-model"),
-        vocab_size=300,
-        trace=generate(TraceSpec(requests=2, prompt_tokens=Range(1, 9), new_tokens=Range(2, 2), rate=rate)),
-        batch_size=2,
-        threads=1,
-        rounds=1,
-        up_options=[],
-        folder=Path("nowhere"),
-        ctranslate2=Path("python"),
-        is_encoder_decoder=True,
-        only_judges=only_judges,
+    return some_comparison(
+        rate, requests=2, ctranslate2=Path("python"), is_encoder_decoder=True, only_judges=only_judges
     )
 
 

@@ -22,22 +22,13 @@ from orca.bench.peers.results import (
 )
 from orca.bench.peers.table import lines, to_json
 from orca.bench.peers.workload import PeerAnswer
-from orca.bench.trace import Range, TraceSpec, generate
+from support.bench.peer_runs import some_comparison
 
 MIB = 2**20
 
 
 def comparison(rate: float | None = None) -> PeerComparison:
-    return PeerComparison(
-        model=Path("some-model"),
-        vocab_size=300,
-        trace=generate(TraceSpec(requests=4, prompt_tokens=Range(1, 9), new_tokens=Range(2, 2), rate=rate)),
-        batch_size=2,
-        threads=1,
-        rounds=1,
-        up_options=["--stages", "1"],
-        folder=Path("nowhere"),
-    )
+    return some_comparison(rate, up_options=["--stages", "1"])
 
 
 def result_of(name: str, *speeds: float) -> PeerResult:
