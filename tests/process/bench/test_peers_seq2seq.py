@@ -16,6 +16,7 @@ from orca.bench.peers.figures import SYSTEMS, figures
 from orca.bench.peers.model import make_model
 from orca.bench.peers.results import (
     CTRANSLATE2_BY_SOURCE,
+    CTRANSLATE2_TWO,
     CTRANSLATE2_UP_TO,
     ENGINE,
     ORCA,
@@ -115,7 +116,8 @@ def test_batches_by_length_begin_with_the_longest_and_hold_each_request_once() -
 class FakeCTranslate2(CTranslate2):
     """Answers each request with its first token, as often as wanted, and records the batches."""
 
-    def __init__(self) -> None:
+    def __init__(self, batches_at_once: int = 1) -> None:
+        self.batches_at_once = batches_at_once
         self.batches: list[list[int]] = []
 
     def source(self, prompt: list[int]) -> list[str]:
@@ -138,6 +140,20 @@ def test_answers_of_sorted_batches_return_to_their_requests() -> None:
     assert answer.tokens == [[4], [5, 5], [6, 6, 6]]
 
 
+@pytest.mark.parametrize("arrivals_s", [None, [0.0] * 9])
+def test_two_batches_at_once_answer_each_request_once(arrivals_s: list[float] | None) -> None:
+    prompts = [[4 + number] for number in range(9)]
+    workload = Workload(model="", prompts=prompts, new_tokens=[2] * 9, batch_size=2, threads=2, arrivals_s=arrivals_s)
+    translator = FakeCTranslate2(batches_at_once=2)
+    answer = (
+        translate_all(translator, workload, BY_SOURCE)
+        if arrivals_s is None
+        else translate_waiting(translator, workload, 2)
+    )
+    assert sorted(number for batch in translator.batches for number in batch) == list(range(9))
+    assert answer.tokens == [2 * prompt for prompt in prompts]
+
+
 def test_a_batch_has_all_requests_that_wait_up_to_the_limit() -> None:
     prompts, counts, arrivals_s = [[4], [5], [6], [7]], [1, 2, 1, 1], [0.0, 0.0, 0.0, 0.05]
     workload = Workload(model="", prompts=prompts, new_tokens=counts, batch_size=2, threads=1, arrivals_s=arrivals_s)
@@ -157,7 +173,7 @@ def comparison(rate: float | None = None, *, only_judges: bool = False) -> PeerC
 def test_systems_depend_on_how_the_requests_arrive() -> None:
     at_once, paced = list(systems(comparison())), list(systems(comparison(rate=2.0)))
     assert at_once[:4] == [STATIC_BY_ARRIVAL, STATIC_BY_SOURCE, STATIC_BY_ANSWER, CTRANSLATE2_BY_SOURCE]
-    assert paced[:3] == list(CTRANSLATE2_UP_TO.values())
+    assert paced[:4] == [*CTRANSLATE2_UP_TO.values(), CTRANSLATE2_TWO]
     assert STATIC_BY_SOURCE not in systems(comparison(only_judges=True))
     assert at_once[-2:] == paced[-2:] == [ENGINE, ORCA]
     assert set(at_once) | set(paced) <= set(SYSTEMS)
@@ -178,6 +194,8 @@ def test_the_table_compares_the_engine_with_ctranslate2_and_names_the_next_rate(
         "orca engine is 2.00 x as fast as ctranslate2 by source",
         "70% of the capacity of ctranslate2 by source is --rate 2.8",
     ]
+    faster = [*results, result(CTRANSLATE2_TWO, 0.4)]
+    assert table.lines(comparison(), faster)[-1] == "70% of the capacity of ctranslate2 two batches is --rate 3.5"
     paced = [result(CTRANSLATE2_UP_TO[8], 0.5), result(ENGINE, 0.25)]
     assert table.lines(comparison(rate=2.0), paced) == [
         "orca engine takes 0.50 x of ctranslate2 up to 8: whole answer, median"

@@ -22,6 +22,8 @@ STATIC_BY_ARRIVAL, STATIC_BY_SOURCE = "transformers by arrival", "transformers b
 STATIC_BY_ANSWER = "transformers by answer"
 CTRANSLATE2_BY_SOURCE, CTRANSLATE2_BY_ANSWER = "ctranslate2 by source", "ctranslate2 by answer"
 CTRANSLATE2_INT8 = "ctranslate2 int8"
+CTRANSLATE2_TWO = "ctranslate2 two batches"
+"""Two batches at once, which share the threads; with a rate, of at most 8 requests each."""
 CTRANSLATE2_UP_TO: Mapping[int, str] = MappingProxyType({limit: f"ctranslate2 up to {limit}" for limit in (4, 8, 16)})
 """Most requests of a batch, which has all that wait -> name."""
 

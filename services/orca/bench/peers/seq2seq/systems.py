@@ -10,6 +10,7 @@ from orca.bench.peers.results import (
     CTRANSLATE2_BY_ANSWER,
     CTRANSLATE2_BY_SOURCE,
     CTRANSLATE2_INT8,
+    CTRANSLATE2_TWO,
     CTRANSLATE2_UP_TO,
     ENGINE,
     ENGINE_BFLOAT16,
@@ -30,12 +31,17 @@ TRANSFORMERS_PEER, CTRANSLATE2_PEER = "seq2seq.transformers_peer", "seq2seq.ctra
 _TRANSFORMERS: Mapping[str, str] = MappingProxyType(
     {STATIC_BY_ARRIVAL: ARRIVAL, STATIC_BY_SOURCE: BY_SOURCE, STATIC_BY_ANSWER: BY_ANSWER}
 )
-_CTRANSLATE2: Mapping[str, tuple[str, str]] = MappingProxyType(
+_CTRANSLATE2: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     {
-        CTRANSLATE2_BY_SOURCE: ("float32", BY_SOURCE),
-        CTRANSLATE2_BY_ANSWER: ("float32", BY_ANSWER),
-        CTRANSLATE2_INT8: ("int8", BY_SOURCE),
+        CTRANSLATE2_BY_SOURCE: ("float32", "1", BY_SOURCE),
+        CTRANSLATE2_BY_ANSWER: ("float32", "1", BY_ANSWER),
+        CTRANSLATE2_TWO: ("float32", "2", BY_SOURCE),
+        CTRANSLATE2_INT8: ("int8", "1", BY_SOURCE),
     }
+)
+_CTRANSLATE2_PACED: Mapping[str, tuple[str, str, str]] = MappingProxyType(
+    {name: ("float32", "1", str(limit)) for limit, name in CTRANSLATE2_UP_TO.items()}
+    | {CTRANSLATE2_TWO: ("float32", "2", "8")}
 )
 
 
@@ -52,12 +58,8 @@ def systems(comparison: PeerComparison) -> dict[str, Callable[[PeerComparison], 
     if not (comparison.is_paced or comparison.only_judges):
         runs |= {name: partial(_run_transformers, order) for name, order in _TRANSFORMERS.items()}
     if comparison.ctranslate2 is not None:
-        if comparison.is_paced:
-            runs |= {
-                name: partial(_run_ctranslate2, "float32", str(limit)) for limit, name in CTRANSLATE2_UP_TO.items()
-            }
-        else:
-            runs |= {name: partial(_run_ctranslate2, *words) for name, words in _CTRANSLATE2.items()}
+        chosen = _CTRANSLATE2_PACED if comparison.is_paced else _CTRANSLATE2
+        runs |= {name: partial(_run_ctranslate2, words) for name, words in chosen.items()}
         runs |= {
             ENGINE_BFLOAT16: partial(run_engine, "bfloat16"),
             ENGINE_INT8: partial(run_engine, "int8"),
@@ -71,6 +73,6 @@ def _run_transformers(order: str, comparison: PeerComparison) -> PeerRound:
     return run_peer(comparison, sys.executable, TRANSFORMERS_PEER, order, *files_of(comparison, "transformers.json"))
 
 
-def _run_ctranslate2(precision: str, order_or_limit: str, comparison: PeerComparison) -> PeerRound:
+def _run_ctranslate2(words: tuple[str, str, str], comparison: PeerComparison) -> PeerRound:
     files = files_of(comparison, "ctranslate2", "ctranslate2.json")
-    return run_peer(comparison, str(comparison.ctranslate2), CTRANSLATE2_PEER, precision, order_or_limit, *files)
+    return run_peer(comparison, str(comparison.ctranslate2), CTRANSLATE2_PEER, *words, *files)
