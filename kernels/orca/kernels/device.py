@@ -126,6 +126,16 @@ class Kernels(Protocol):
         """
         ...
 
+    def mask_tokens(self, logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+        """Set the logits of tokens that a mask leaves out to minus infinity, in place.
+
+        Args:
+            logits: [rows, vocab] float32, contiguous.
+            rows: [masked] int64, the row of each mask, each at most once.
+            masks: [masked, words] int32, a bit for each token, the lowest one first: set if the token may be drawn.
+        """
+        ...
+
     def write_kv(self, qkv: Tensor, kv: KvWrite, bias: Tensor | None = None) -> None:
         """Normalise and rotate (RoPE) the step's queries and keys, and write its keys and values into the cache.
 

@@ -6,6 +6,7 @@ of its own.
 """
 
 import ctypes
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -66,6 +67,11 @@ class PlainKernels:
 
     def argmax(self, x: Tensor) -> Tensor:
         return x.argmax(dim=-1)
+
+    def mask_tokens(self, logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+        bits = (masks[:, :, None] >> torch.arange(32, device=masks.device, dtype=torch.int32)) & 1
+        is_left_out = bits.flatten(1)[:, : logits.shape[1]] == 0
+        logits[rows] = logits[rows].masked_fill_(is_left_out, -math.inf)
 
     def write_kv(self, qkv: Tensor, kv: KvWrite, bias: Tensor | None = None) -> None:
         if bias is not None:

@@ -119,6 +119,12 @@ class GatewaySettings:
     stop_characters_max: int = setting(1024, "most characters of one stop string", least=1)
     stop_token_ids_max: int = setting(128, "most stop token ids of a call", least=0)
     logit_bias_max: int = setting(1024, "most entries of a call's logit_bias", least=0)
+    # Stored with each request of the call.
+    grammar_bytes_max: int = setting(64 << 10, "most bytes of the grammar that a call's schema makes", least=1)
+    # A schema of an application takes some milliseconds.
+    grammar_seconds_max: float = setting(
+        0.8, "seconds in which a call's grammar must be built; calls with slower ones are refused", least=0.001
+    )
     # About 10 ms of encoding.
     inline_characters_max: int = setting(
         10_000, "longer texts are encoded in a thread, so that streams go on meanwhile", least=0

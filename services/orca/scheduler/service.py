@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import cast
@@ -179,11 +180,7 @@ def refusals_of(model: ModelInfo) -> Callable[[Request], str | None]:
 def stop_string_matchers(tokenizer: Tokenizer) -> MakeStopStringMatcher:
     """Make matchers from the code that writes the gateway's text, so that both find a stop string at the same token."""
 
-    def make(request: Request) -> OutputText:
-        sampling = request.sampling
-        return OutputText(tokenizer, sampling.stop, sampling.min_tokens, beginning=request.decoder_prefix)
-
-    return make
+    return partial(OutputText.of, tokenizer)
 
 
 class RevisionCheckedEngine(GrpcEngine):

@@ -1,7 +1,8 @@
 """Output equals Hugging Face, token for token, whatever the layout, the batch, the choices and the arrivals.
 
 Greedy requests are compared with `generate`. Sampled ones have a seed and are compared with what the definition of
-sampling draws from Hugging Face's logits. So they are the same in all settings and also right.
+sampling draws from Hugging Face's logits. So they are the same in all settings and also right. Some of both have a
+grammar, and are compared with `generate` under a logits processor that applies the same masks.
 """
 
 import random
@@ -15,6 +16,7 @@ import pytest
 
 from orca.bench.parts.tiny_families import ENCODER_DECODERS, FAMILIES, tiny_checkpoint
 from orca.core.domain.request import SamplingParams
+from orca.core.grammars.matching import NO_FORCING
 from support.pairs import full, pairwise
 from support.system.hugging_face import Reference, Verdict, generate, sample
 from support.system.running_group import GREEDY, RunningGroup, Work
@@ -36,6 +38,17 @@ SETTINGS = {
     "max_batch_tokens": (None, 24),  # chunked prefill off and on; above the largest batch
 }
 GREEDY_REQUESTS, SAMPLED_REQUESTS = 100, 20
+GRAMMAR_STRIDE = 5
+"""One of so many requests has a grammar, greedy ones and sampled ones, in one batch with the others."""
+GRAMMARS = tuple(
+    f"{grammar}\n{NO_FORCING}"
+    for grammar in (
+        'start: %json {"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}, "required": ["a", "b"]}',
+        "start: /[a-f]{2,6}(-[0-9]+)?/",
+        'start: "yes" | "no" | "maybe"',
+        'start: item ("," item)*\nitem: /[A-Z]+/ | "(" start ")"',
+    )
+)
 TEMPERATURE = 0.8
 VOCABULARY = 188  # smaller than that of every family
 START_TOKEN = 2  # of the encoder-decoder models
@@ -60,7 +73,7 @@ class Oracles:
             works = some_works(seed=ALL_FAMILIES.index(family))[::stride]
             if family in ENCODER_DECODERS:
                 works = [with_beginning(work, number) for number, work in enumerate(works)]
-            greedy = [work for work in works if work.sampling is GREEDY]
+            greedy = [work for work in works if not work.sampling.temperature]
             references = generate(folder, greedy) + sample(folder, works[len(greedy) :], TEMPERATURE)
             self._known[family, stride] = folder, works, references
         return self._known[family, stride]
@@ -73,11 +86,21 @@ def some_works(seed: int) -> list[Work]:
         Work(
             prompt=tuple(chance.randrange(2, VOCABULARY) for _ in range(chance.randint(1, 40))),
             max_new_tokens=chance.randint(1, 20),
-            sampling=GREEDY if number < GREEDY_REQUESTS else SamplingParams(temperature=TEMPERATURE, seed=number),
+            sampling=with_grammar(
+                GREEDY if number < GREEDY_REQUESTS else SamplingParams(temperature=TEMPERATURE, seed=number), number
+            ),
             wait_s=chance.choice((0.0, 0.0, chance.uniform(0.0, 0.02))),
         )
         for number in range(GREEDY_REQUESTS + SAMPLED_REQUESTS)
     ]
+
+
+def with_grammar(sampling: SamplingParams, number: int) -> SamplingParams:
+    """The same with a grammar, if the request of this number has one."""
+    if number % GRAMMAR_STRIDE:
+        return sampling
+    # Also every second one of them has each grammar.
+    return replace(sampling, grammar=GRAMMARS[number // (2 * GRAMMAR_STRIDE) % len(GRAMMARS)])
 
 
 def with_beginning(work: Work, number: int) -> Work:

@@ -184,11 +184,7 @@ def scripted(
     request: Request, answer: Sequence[int], own: Tokenizer | None = None, eos_ids: tuple[int, ...] | None = None
 ) -> tuple[list[Token], End]:
     """The log that a request gets when the model would go on with `answer`; the scheduler's own rule ends it."""
-
-    def output_text(one: Request) -> OutputText:
-        sampling = one.sampling
-        return OutputText(own or tokenizer(), sampling.stop, sampling.min_tokens, beginning=one.decoder_prefix)
-
+    output_text = functools.partial(OutputText.of, own or tokenizer())
     ending, tokens = FinishDetector(request, (eos(),) if eos_ids is None else eos_ids, output_text), []
     for index, token_id in enumerate(answer):
         tokens.append(_token(request, index, token_id))

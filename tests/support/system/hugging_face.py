@@ -3,12 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from orca.bench.parts.tiny_families import reference_model
+from orca.core.domain.text import Tokenizer
+from orca.core.grammars.matching import GrammarVocabulary
 from orca.worker.stage.random_numbers import uniforms
 from support.system.running_group import Work
 
@@ -58,6 +61,9 @@ def generate(folder: Path, works: Sequence[Work]) -> list[Reference]:
         for work in works:
             ids = torch.tensor([work.prompt])
             options: dict[str, Any] = {"suppress_tokens": _never_drawn(model) or None}
+            if work.sampling.grammar is not None:
+                processor = GrammarProcessor(folder, work.sampling.grammar, model, ids_before=_ids_before(work))
+                options["logits_processor"] = [processor]
             if work.decoder_prefix:
                 # transformers' cache fails for a T5 that has more decoder layers than encoder layers.
                 options |= {"decoder_input_ids": torch.tensor([work.decoder_prefix]), "use_cache": False}
@@ -68,10 +74,10 @@ def generate(folder: Path, works: Sequence[Work]) -> list[Reference]:
                 max_new_tokens=work.max_new_tokens,
                 do_sample=False,
                 pad_token_id=0,
-                output_logits=True,
+                output_scores=True,
                 return_dict_in_generate=True,
             )
-            best = torch.stack(answer.logits)[:, 0].topk(2).values
+            best = torch.stack(answer.scores)[:, 0].topk(2).values
             tokens = tuple(answer.sequences[0, -len(best) :].tolist())
             references.append(Reference(tokens, tuple((best[:, 0] - best[:, 1]).tolist())))
     return references
@@ -87,13 +93,16 @@ def sample(folder: Path, works: Sequence[Work], temperature: float) -> list[Refe
     with torch.inference_mode():
         for work in works:
             ids, margins = list(work.decoder_prefix or work.prompt), list[float]()
-            given = len(ids)
+            given, grammar = len(ids), work.sampling.grammar
+            mask = None if grammar is None else GrammarProcessor(folder, grammar, model, ids_before=given)
             while len(margins) < work.max_new_tokens and (not margins or ids[-1] != model.config.eos_token_id):
                 inputs = {"input_ids": torch.tensor([ids])}
                 if work.decoder_prefix:
                     inputs = {"input_ids": torch.tensor([work.prompt]), "decoder_input_ids": torch.tensor([ids])}
                 logits = model(**inputs, use_cache=False).logits[0, -1].double()
                 logits[_never_drawn(model)] = -math.inf
+                if mask is not None:
+                    logits = mask(torch.tensor([ids]), logits[None])[0]
                 shares = torch.softmax(logits / temperature, dim=0).cumsum(0)
                 number = float(uniforms([work.sampling.seed], [len(margins)])[0])
                 token = int(torch.searchsorted(shares, number, right=True))
@@ -102,6 +111,34 @@ def sample(folder: Path, works: Sequence[Work], temperature: float) -> list[Refe
                 ids.append(token)
             references.append(Reference(tuple(ids[given:]), tuple(margins)))
     return references
+
+
+class GrammarProcessor:
+    """A LogitsProcessor of transformers: a matcher reads the whole output anew for each token."""
+
+    def __init__(self, folder: Path, grammar: str, model: Any, *, ids_before: int) -> None:
+        """Args: ids_before: tokens of each sequence before its output."""
+        self._vocabulary = _vocabulary(folder, model.config.vocab_size, model.config.eos_token_id)
+        self._grammar, self._ids_before = grammar, ids_before
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        matcher = self._vocabulary.matcher(self._grammar)
+        matcher.consume(input_ids[0, self._ids_before :].tolist())
+        mask = matcher.mask()
+        assert matcher.failure is None
+        left_out = [token for token in range(scores.shape[1]) if not mask[token // 8] >> (token % 8) & 1]
+        masked = scores.clone()
+        masked[:, left_out] = -math.inf
+        return masked
+
+
+@cache
+def _vocabulary(folder: Path, vocab_size: int, eos_token_id: int) -> GrammarVocabulary:
+    return GrammarVocabulary(Tokenizer.from_folder(folder), vocab_size, (eos_token_id,))
+
+
+def _ids_before(work: Work) -> int:
+    return len(work.decoder_prefix or work.prompt)
 
 
 def _never_drawn(model: Any) -> list[int]:

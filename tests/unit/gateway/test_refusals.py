@@ -120,7 +120,6 @@ async def test_a_bad_field_of_a_chat_is_named(body: dict[str, Any], param: str) 
 
 
 UNBUILT: list[tuple[str, str, Any]] = [
-    (CHAT, "response_format", {"type": "json_object"}),
     (CHAT, "tools", [{"type": "function", "function": {"name": "f"}}]),
     (CHAT, "tool_choice", "required"),
     (CHAT, "functions", [{"name": "f"}]),
@@ -132,7 +131,6 @@ UNBUILT: list[tuple[str, str, Any]] = [
     (COMPLETIONS, "suffix", "end"),
     (COMPLETIONS, "guided_json", {}),
     (COMPLETIONS, "guided_choice", ["a"]),
-    (COMPLETIONS, "structured_outputs", {"regex": "a"}),
     (COMPLETIONS, "prompt_embeds", "abc"),
     (COMPLETIONS, "use_beam_search", True),
     (COMPLETIONS, "length_penalty", True),
@@ -155,7 +153,6 @@ UNBUILT: list[tuple[str, str, Any]] = [
     (CHAT, "best_of", 2),
     (CHAT, "suffix", "end"),
     (CHAT, "response_schema", {}),
-    (CHAT, "response_format", {"type": "json_object", "json_schema": None}),
     (CHAT, "reasoning_effort", "low"),
     (COMPLETIONS, "num_beam_groups", 2),
     (COMPLETIONS, "diversity_penalty", 0.5),
@@ -190,17 +187,9 @@ async def test_an_unsupported_field_that_changes_the_answer_is_refused_by_name(
     async with rig(schedules=False) as one:
         status, error = await one.error(path, **{"prompt": "a", "messages": USER, name: value})
         assert (status, error["param"], error["code"]) == (400, name, "unsupported_parameter")
-        if name != "response_format":
-            message, _, instead = error["message"].partition(" For an encoder-decoder model, ")
-            assert message == f"Unsupported parameter: '{name}' is not supported with this model."
-            assert ("decoder_prefix" in instead) == (name in INSTEAD)
-
-
-async def test_langchain_recognizes_that_structured_output_is_not_supported() -> None:
-    body = {"messages": USER, "response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}
-    async with rig(schedules=False) as one:
-        _, error = await one.error(CHAT, **body)
-        assert "'response_format' of type 'json_schema' is not supported with this model" in error["message"]
+        message, _, instead = error["message"].partition(" For an encoder-decoder model, ")
+        assert message == f"Unsupported parameter: '{name}' is not supported with this model."
+        assert ("decoder_prefix" in instead) == (name in INSTEAD)
 
 
 async def test_tools_are_named_before_the_tool_choice_that_an_sdk_added() -> None:
@@ -378,10 +367,9 @@ async def test_refusals_use_the_terms_of_json_and_not_of_python(path: str, body:
     ("path", "body"),
     [
         (CHAT, {"messages": USER, "tools": [{}]}),
-        (CHAT, {"messages": USER, "response_format": {"type": "json_object"}}),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
     ],
-    ids=["tools", "response_format", "image"],
+    ids=["tools", "image"],
 )
 async def test_what_only_other_servers_have_has_a_code_of_its_own(path: str, body: dict[str, Any]) -> None:
     async with rig(schedules=False) as one:

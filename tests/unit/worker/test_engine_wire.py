@@ -35,6 +35,9 @@ sampling_params = st.builds(
     min_tokens=INT32,
     ignore_eos=st.booleans(),
     stop_token_ids=st.lists(INT32, max_size=3).map(tuple),
+    grammar=st.none() | st.text(min_size=1),
+    allowed_token_ids=st.lists(INT32, max_size=3).map(tuple),
+    forbidden_token_ids=st.lists(INT32, max_size=3).map(tuple),
 )
 new_requests = st.builds(
     NewRequest,
@@ -122,7 +125,7 @@ def test_stop_strings_are_not_sent_to_stages() -> None:
 
 
 DECIDE_TOKENS = ("SamplingParams", "NewRequest", "Row", "StepMessage", "Logprob", "Sampled", "Refused", "ResultMessage")
-CONTRACTS = {1: "0f215eb45354dfa7", 2: "49aefa08a2466c0d"}
+CONTRACTS = {1: "0f215eb45354dfa7", 2: "49aefa08a2466c0d", 3: "b20522a505700e7e"}
 """Digests of the messages that decide tokens, by contract number. The first change since the last release adds a
 line and raises wire.CONTRACT: a stage drops fields that it does not know, and would compute something else. A further
 change before the next release replaces the digest of the last line.

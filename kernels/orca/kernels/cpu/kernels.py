@@ -51,6 +51,7 @@ class CpuKernels:
     take_rows = staticmethod(lookups.take_rows)
     embed = staticmethod(lookups.embed)
     argmax = staticmethod(lookups.argmax)
+    mask_tokens = staticmethod(lookups.mask_tokens)
     write_kv = staticmethod(rows.write_kv)
     normalise = staticmethod(rows.normalise)
     add_normalise = staticmethod(rows.add_normalise)

@@ -218,6 +218,13 @@ def argmax(x: Tensor) -> Tensor:
     return places
 
 
+def mask_tokens(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+    numbers, vocab = logits.numpy(), logits.shape[1]
+    bits = np.unpackbits(masks.numpy().view(np.uint8), axis=1, count=vocab, bitorder="little")
+    for row, left_out in zip(rows.tolist(), bits == 0, strict=True):
+        np.copyto(numbers[row], np.float32(-np.inf), where=left_out)
+
+
 _NOT_SIGN, _INFINITY_WORD = np.int32(0x7FFF_FFFF), np.int32(0x7F80_0000)
 """The bits of a float32 without its sign, and those of infinity. Larger ones are those of NaN."""
 

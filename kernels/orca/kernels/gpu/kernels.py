@@ -6,6 +6,7 @@ norms.py         norms, and an addition followed by a norm
 activations.py   activations and gates, with the bias before them
 recording.py     recorded steps; inputs.py builds their inputs on the device
 sampling.py      draws tokens from logits
+token_masks.py   leaves out the tokens that a grammar does not allow
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from orca.kernels.contract.reference import (
     NormParameters,
 )
 from orca.kernels.contract.sampling_lines import SamplingLines
-from orca.kernels.gpu import activations, norms, sampling, write_kv
+from orca.kernels.gpu import activations, norms, sampling, token_masks, write_kv
 from orca.kernels.gpu.attention import AttentionSizes, TritonAttention
 from orca.kernels.gpu.recording import GraphRecorder
 from orca.kernels.plain import PlainKernels
@@ -55,6 +56,7 @@ class TritonKernels(PlainKernels):
     def sampler(self, vocab: int, device: torch.device) -> "TritonSampler":  # type: ignore[override]
         return TritonSampler(vocab, device)
 
+    mask_tokens = staticmethod(token_masks.mask_tokens)  # type: ignore[assignment]
     write_kv = staticmethod(write_kv.write_kv)  # type: ignore[assignment]
     normalise = staticmethod(norms.normalise)  # type: ignore[assignment]
     add_normalise = staticmethod(norms.add_normalise)  # type: ignore[assignment]
@@ -159,6 +161,8 @@ class _Model:
         nobody = torch.full((1,), -1, dtype=torch.int32, device=self._sizes.device)
         logits = self._zeros(1, self._sizes.vocab, dtype=torch.float32)
         kernels.sampler(self._sizes.vocab, self._sizes.device).sample(logits, nobody, nobody.long())
+        words = self._zeros(1, -(-self._sizes.vocab // 32), dtype=torch.int32)
+        kernels.mask_tokens(logits, self._zeros(1, dtype=torch.int64), words)
 
     def _mlp(self, kernels: TritonKernels) -> None:
         sizes = self._sizes

@@ -31,8 +31,12 @@ class FinishReason(StrEnum):
 class SamplingParams:
     """The parameters by which the next token is drawn from the logits. Defaults leave the distribution untouched.
 
-    The order of effects is: logit_bias, min_tokens mask, repetition, presence and frequency penalty, temperature,
-    top_k, top_p, min_p. Temperature 0 takes the largest logit after the penalties.
+    The order of effects is: logit_bias, min_tokens mask, repetition, presence and frequency penalty, token masks
+    (grammar, allowed and forbidden tokens), temperature, top_k, top_p, min_p. Temperature 0 takes the largest logit
+    after the masks.
+
+    A grammar decides when its output ends: it allows EOS only where the text is whole, and nothing else once no text
+    may follow. There EOS ends the output whatever `ignore_eos` and `min_tokens` say.
     """
 
     temperature: float = 1.0  # >= 0; 0 is greedy
@@ -50,11 +54,14 @@ class SamplingParams:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()  # stop strings, none empty; matched on the text of the output only
-
-    # Reserved: the pool stores these fields, and nothing reads or writes them yet.
-    grammar: str | None = None  # the output matches it: llguidance's dialect of Lark
+    grammar: str | None = None  # the output matches it: llguidance's dialect of Lark (core.grammars)
     allowed_token_ids: tuple[int, ...] = ()  # no other token is drawn; empty allows all
     forbidden_token_ids: tuple[int, ...] = ()
+
+    @property
+    def has_token_mask(self) -> bool:
+        """Return whether the next token is one of a set that may change from token to token."""
+        return self.grammar is not None or bool(self.allowed_token_ids or self.forbidden_token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

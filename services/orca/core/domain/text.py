@@ -16,6 +16,7 @@ from typing import Any
 import tokenizers
 
 from orca.core.domain.errors import ModelError
+from orca.core.domain.request import Request
 from orca.core.domain.special_stops import SpecialStop, SpecialStops
 from orca.core.domain.text_clean_up import CleanUp, clean_up
 from orca.core.domain.tokenizer_class import byte_level_alphabet
@@ -54,6 +55,13 @@ class OutputText:
         self._min_tokens = min_tokens
         self._count = 0
         self._held = ""
+
+    @classmethod
+    def of(cls, tokenizer: "Tokenizer", request: Request) -> "OutputText":
+        """Return the text of a request's output."""
+        output = cls(tokenizer, request.sampling.stop, request.sampling.min_tokens)
+        output._detokenizer = Detokenizer.of(tokenizer, request)
+        return output
 
     def push(self, token_id: int) -> TextDelta:
         """Add the next token. After a delta with `stop` no token follows."""
@@ -117,15 +125,32 @@ class Detokenizer:
     begin.
     """
 
-    def __init__(self, tokenizer: "Tokenizer", *, beginning: Sequence[int] = (), shows_special: bool = False) -> None:
-        """Args: beginning: of the target before its log, with an encoder-decoder model."""
+    def __init__(
+        self,
+        tokenizer: "Tokenizer",
+        *,
+        beginning: Sequence[int] = (),
+        shows_special: bool = False,
+        is_exact: bool = False,
+    ) -> None:
+        """
+        Args:
+            beginning: of the target before its log, with an encoder-decoder model.
+            is_exact: the text is the bytes of the tokens, one after the other.
+        """
+        is_exact |= shows_special
         self._token_bytes = tokenizer.token_bytes if shows_special else tokenizer.visible_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("ignore" if tokenizer.is_bytes else "replace")
-        is_text_start = not shows_special and _begins_text(tokenizer, beginning)
+        is_text_start = not is_exact and _begins_text(tokenizer, beginning)
         self._tokenizer = tokenizer if is_text_start else None  # None after the first visible token
         self._strips = tokenizer.text_start.strips if is_text_start else 0
         self._stripped = tokenizer.text_start.character
-        self._clean_up = CleanUp() if tokenizer.cleans_up and not shows_special else None
+        self._clean_up = CleanUp() if tokenizer.cleans_up and not is_exact else None
+
+    @classmethod
+    def of(cls, tokenizer: "Tokenizer", request: Request) -> "Detokenizer":
+        """Return the detokenizer of a request's output. What a grammar has matched is not changed."""
+        return cls(tokenizer, beginning=request.decoder_prefix, is_exact=request.sampling.grammar is not None)
 
     def push(self, token_id: int) -> str:
         if self._tokenizer is None:

@@ -1,7 +1,7 @@
 """Every conversion between orca.core.domain.step and engine_pb2.
 
 Stop strings are left out on purpose: the scheduler matches them on text, and no stage ever sees them. A top_k that
-keeps all tokens is None in our types and 0 on the wire.
+keeps all tokens is None in our types and 0 on the wire; no grammar is None in our types and empty on the wire.
 """
 
 from orca.core.domain.errors import EngineError
@@ -9,9 +9,10 @@ from orca.core.domain.request import Logprob, SamplingParams, Token
 from orca.core.domain.step import Claim, Epoch, NewRequest, Part, Refused, Row, Sampled, StageTiming, Step, StepResult
 from orca.core.transport import engine_pb2 as pb
 
-CONTRACT = 2
-"""Version of the messages for steps and results. It rises when one of them changes, also by a new field. Scheduler and
-stages of one group must mean the same, so a group with two versions is not formed."""
+CONTRACT = 3
+"""Version of the messages for steps and results. It rises when one of them changes, also by a new field, and with each
+new llguidance, which may allow other tokens. Scheduler and stages of one group must mean the same, so a group with two
+versions is not formed."""
 
 
 _NO_PART = Part.UNSPECIFIED  # bound once: a member of an Enum is looked up slowly, and there is a row for each token
@@ -157,6 +158,9 @@ def _sampling_to_wire(sampling: SamplingParams) -> pb.SamplingParams:
         min_tokens=sampling.min_tokens,
         ignore_eos=sampling.ignore_eos,
         stop_token_ids=sampling.stop_token_ids,
+        grammar=sampling.grammar or "",
+        allowed_token_ids=sampling.allowed_token_ids,
+        forbidden_token_ids=sampling.forbidden_token_ids,
     )
 
 
@@ -176,6 +180,9 @@ def _sampling_from_wire(message: pb.SamplingParams) -> SamplingParams:
         min_tokens=message.min_tokens,
         ignore_eos=message.ignore_eos,
         stop_token_ids=tuple(message.stop_token_ids),
+        grammar=message.grammar or None,
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        forbidden_token_ids=tuple(message.forbidden_token_ids),
     )
 
 

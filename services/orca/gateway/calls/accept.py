@@ -15,8 +15,16 @@ from orca.gateway.calls.lengths import InputLengths, check_output_length, check_
 from orca.gateway.calls.opened_call import OpenedCall
 from orca.gateway.calls.target import CallTokens, check_target_fields
 from orca.gateway.calls.token_ids import check_token_ids, is_token_list
-from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION, MESSAGE, refuse_unsupported, unsupported
+from orca.gateway.calls.unsupported_fields import (
+    CHAT,
+    COMPLETION,
+    MESSAGE,
+    STRUCTURED,
+    refuse_unsupported,
+    unsupported,
+)
 from orca.gateway.errors import shown
+from orca.gateway.grammars.fields import NamedGrammar, grammar_of
 from orca.gateway.models.models import PromisedSlots, ServedModel
 from orca.gateway.render.render import AnswerKind, RenderOptions
 from orca.gateway.settings import GatewaySettings
@@ -104,6 +112,17 @@ def _chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: Ga
     )
 
 
+async def check_grammar(body: GenerationBody, model: ServedModel) -> NamedGrammar | None:
+    """Return the grammar of a call's answers; None if it has none. Raises: InvalidRequest, ApiError."""
+    structured = body.structured_outputs
+    if structured is not None:
+        refuse_unsupported(structured.model_extra or {}, STRUCTURED, "structured_outputs.")
+    grammar = grammar_of(body.response_format, structured)
+    if grammar is not None:
+        await model.grammars.check(grammar)
+    return grammar
+
+
 async def echo_texts(
     body: CompletionBody | ChatBody, prompts: Sequence[Sequence[int]], model: ServedModel, settings: GatewaySettings
 ) -> Sequence[str | None]:
@@ -148,6 +167,8 @@ def submission(
     Raises: InvalidRequest naming the field.
     """
     sampling = _sampling(body, model, settings)
+    if tokens.grammar is not None:
+        sampling["grammar"] = tokens.grammar.text
     choices = body.n or 1
     seed = context.seed if body.seed is None else body.seed
     limits = [max_new_tokens(body, len(prompt), tokens, model, settings, promised) for prompt in tokens.prompts]

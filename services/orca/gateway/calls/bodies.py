@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
 
+from orca.gateway.grammars.fields import ResponseFormat, StructuredOutputs
+
 
 def whole_number(value: Any) -> Any:
     """Return a float without a fraction as an int; all else unchanged. JSON itself has one kind of number."""
@@ -123,6 +125,10 @@ class GenerationBody(Body):
     stop_token_ids: list[int] | None = Field(None, description="Token ids that end the output.")
     min_tokens: int | None = Field(None, ge=0, description="The output does not end by itself before this many tokens.")
     ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = Field(
+        None, description="The kind of text of every answer; text by default."
+    )
+    structured_outputs: StructuredOutputs | None = Field(None, description="What every answer matches; vLLM's field.")
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = Field(
         None, description="Add the tokenizer's special tokens; by default true for completions, false for chat."

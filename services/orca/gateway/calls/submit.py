@@ -120,7 +120,7 @@ async def _submit_encoded(
                 raise _split_error(gateway, model, wanted, error) from error
             continue
         except NotStoredYet as error:
-            raise needs_newer_schema(error, model) from error
+            raise needs_newer_schema(error, model, encoded.tokens) from error
         except (ApiError, InvalidRequest):
             if not tries_left or not await _was_replaced(gateway, model):
                 raise
@@ -134,7 +134,7 @@ async def _not_in_force(gateway: Gateway, model: ServedModel, error: NotInForce)
         with contextlib.suppress(PoolUnavailable):
             stats = await gateway.pool.stats()
             if stats.schema < SCHEMA_OF_TARGETS:
-                return needs_newer_schema(NotStoredYet((PREFIX,), stats.schema), model)
+                return needs_newer_schema(NotStoredYet((PREFIX,), stats.schema), model, CallTokens(()))
     return not_served(str(error))
 
 

@@ -13,6 +13,7 @@ from orca.gateway.calls.bodies import CompletionBody, GenerationBody
 from orca.gateway.calls.token_ids import check_token_ids
 from orca.gateway.calls.unsupported_fields import unsupported
 from orca.gateway.errors import UNAVAILABLE, ApiError
+from orca.gateway.grammars.fields import NamedGrammar
 from orca.gateway.models.models import ServedModel
 from orca.pool.schemas import SCHEMA_OF_TARGETS
 
@@ -26,6 +27,7 @@ class CallTokens:
     prompts: Sequence[Sequence[int]]  # the sources of an encoder-decoder model
     target: tuple[int, ...] = ()  # the beginning of every target, start token first; empty for other models
     prefix_tokens: int = 0  # those of `target` that the call gives: they count as prompt
+    grammar: NamedGrammar | None = None  # of every answer
 
 
 def check_target_fields(body: GenerationBody, model: ServedModel) -> None:
@@ -88,10 +90,14 @@ def other_ids(param: str, name: str | None, model: ServedModel) -> ApiError:
     return ApiError(409, message, param=param, code="model_replaced")
 
 
-def needs_newer_schema(error: NotStoredYet, model: ServedModel) -> ApiError | NotStoredYet:
+def needs_newer_schema(error: NotStoredYet, model: ServedModel, tokens: CallTokens) -> ApiError | NotStoredYet:
     """Return the error for a call that the pool cannot store yet: no call to an encoder-decoder model can change it."""
     if model.info.encoder_decoder is None:
-        return error
+        if tokens.grammar is None:
+            return error
+        # The client knows the field that the grammar was made from.
+        names = (tokens.grammar.param if name == "grammar" else name for name in error.names)
+        return NotStoredYet(tuple(names), error.in_force)
     message = (
         f"{model.info.name!r} is an encoder-decoder model. Its calls need schema {SCHEMA_OF_TARGETS} in the request "
         f"pool, and schema {error.in_force} of the release before is in force. Whoever runs this server puts it in "

@@ -22,10 +22,8 @@ _GENERATION: dict[str, tuple[Any, ...]] = {
     "src_lang": ("",),
     "tgt_lang": ("",),
     # OpenAI
-    "response_format": ({"type": "text"},),
     "verbosity": ("medium",),
     # vLLM
-    "structured_outputs": ({},),
     "structural_tag": (),
     "guided_json": (),
     "guided_regex": (),
@@ -120,6 +118,17 @@ _INSTEAD: dict[str, str] = {
 }
 """Fields for whose purpose a call has another field -> what to do."""
 
+STRUCTURED: dict[str, tuple[Any, ...]] = {
+    "structural_tag": (),
+    "whitespace_pattern": (),
+    "disable_fallback": (False,),
+    "disable_any_whitespace": (False,),
+    "disable_additional_properties": (False,),
+    "_backend": (),
+    "_backend_was_auto": (False,),
+}
+"""The same, of `structured_outputs`."""
+
 MESSAGE: dict[str, tuple[Any, ...]] = {
     "tool_calls": ([],),
     "tool_call_id": (),
@@ -140,7 +149,7 @@ def refuse_unsupported(given: Mapping[str, Any], table: Mapping[str, tuple[Any, 
     for name, neutral in table.items():
         value = given.get(name)
         if value is not None and not _is_one_of(value, neutral):
-            raise _unsupported(f"{where}{name}", value)
+            raise _unsupported(f"{where}{name}")
 
 
 def unsupported(param: str, complaint: str) -> ApiError:
@@ -148,11 +157,7 @@ def unsupported(param: str, complaint: str) -> ApiError:
     return ApiError(400, f"{param}: {complaint}", param=param, code="unsupported_parameter")
 
 
-def _unsupported(name: str, value: Any) -> ApiError:
-    if name == "response_format" and isinstance(value, dict) and isinstance(value.get("type"), str):
-        # LangChain knows this sentence, and says what to do.
-        message = f"Invalid parameter: 'response_format' of type '{value['type']}' is not supported with this model."
-        return ApiError(400, message, param=name, code="unsupported_parameter")
+def _unsupported(name: str) -> ApiError:
     message = " ".join((f"Unsupported parameter: '{name}' is not supported with this model.", _INSTEAD.get(name, "")))
     return ApiError(400, message.rstrip(), param=name, code="unsupported_parameter")
 

@@ -17,6 +17,7 @@ from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, slots_needed, tokens_
 from orca.core.domain.text import Tokenizer
 from orca.core.other_model import OtherModel
 from orca.gateway.errors import UNAVAILABLE, ApiError
+from orca.gateway.grammars.checker import GrammarChecker
 from orca.gateway.models.chat_template import ChatTemplate
 from orca.gateway.models.encoding import Encoder
 from orca.gateway.models.generation_settings import unapplied_settings
@@ -39,6 +40,7 @@ class ServedModel:
     encoder: Encoder
     chat_template: ChatTemplate | None
     render_model: RenderModel
+    grammars: GrammarChecker
     created: int = 0  # Unix seconds: when its config.json was written; 0 if unknown
 
     @classmethod
@@ -51,6 +53,7 @@ class ServedModel:
             Encoder(info, tokenizer, settings),
             None if template is None else ChatTemplate(template, tokenizer.named_special_tokens),
             RenderModel(tokenizer, frozenset(info.eos_token_ids)),
+            GrammarChecker(info, tokenizer, settings),
             _changed_at(info.folder / "config.json"),
         )
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orca.core.domain.request import Logprob
+from orca.core.domain.request import Logprob, Request
 from orca.core.domain.text import Detokenizer, Tokenizer
 
 LEAST_LOGPROB = -9999.0
@@ -23,10 +23,9 @@ class ScoredToken:
 class Scorer:
     """Finds where in the answer each token's text begins; inside a character, that is where the character begins."""
 
-    def __init__(self, tokenizer: Tokenizer, beginning: Sequence[int] = ()) -> None:
-        """Args: beginning: of the target before its log, with an encoder-decoder model."""
+    def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, beginning=beginning)
+        self._detokenizer = Detokenizer.of(tokenizer, request)
         self._offset = 0
 
     def score(self, token_id: int, logprob: Logprob | None) -> ScoredToken:

@@ -26,6 +26,7 @@ from typing import Any
 
 import orjson
 
+from orca.core.domain.ending_tokens import EndingTokens
 from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.core.domain.text import OutputText, Tokenizer
 from orca.gateway.errors import end_error
@@ -271,13 +272,9 @@ class ChoiceLog:
         self._has_echo = options.echo
         self._echo_text = options.echo_text(request.choice)
         self._is_echo_only = options.echo_only
-        beginning = request.decoder_prefix
-        self._output = OutputText(render_model.tokenizer, sampling.stop, sampling.min_tokens, beginning=beginning)
-        self._ending_ids = frozenset(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
-            self._ending_ids |= render_model.eos_ids
-        self._min_tokens = sampling.min_tokens
-        self._scorer = Scorer(render_model.tokenizer, beginning) if sampling.logprobs is not None else None
+        self._output = OutputText.of(render_model.tokenizer, request)
+        self._ending = EndingTokens.of(sampling, render_model.eos_ids)
+        self._scorer = Scorer(render_model.tokenizer, request) if sampling.logprobs is not None else None
         self.count = 0
 
     def push(self, token: Token) -> tuple[str, Sequence[ScoredToken]]:
@@ -288,8 +285,7 @@ class ChoiceLog:
             return echo, scored
         if self._scorer is not None:
             scored.append(self._scorer.score(token.id, token.logprob))
-        # A token that ends the output by itself has no text. The first `min_tokens` tokens end nothing.
-        if token.id in self._ending_ids and self.count > self._min_tokens:
+        if self._ending.ends(token.id, self.count - 1):
             return echo, scored
         return echo + self._output.push(token.id).text, scored
 

@@ -18,7 +18,7 @@ from orca.core.api_keys import ApiKey
 from orca.core.domain.request import Request
 from orca.gateway.answer.delivery import AcceptedCall, CallTiming, StreamDelivery, WholeDelivery
 from orca.gateway.answer.tracing import CallSpan
-from orca.gateway.calls.accept import SEEDS, CallContext, chat_prompt, completion_prompts
+from orca.gateway.calls.accept import SEEDS, CallContext, chat_prompt, check_grammar, completion_prompts
 from orca.gateway.calls.admission import check_deadlines, take_rest_from_rate
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
 from orca.gateway.calls.idempotency import body_digest
@@ -77,7 +77,8 @@ async def _encode_prompts(gateway: Gateway, body: CompletionBody, model: ServedM
         else await model.encoder.encode_prompt(prompt, param=name, add_special_tokens=add_special_tokens)
         for name, prompt in zip(names, prompts, strict=True)
     }
-    return await begin_targets(body, encoded, model)
+    tokens = await begin_targets(body, encoded, model)
+    return replace(tokens, grammar=await check_grammar(body, model))
 
 
 async def _encode_chat(gateway: Gateway, body: ChatBody, model: ServedModel) -> CallTokens:
@@ -85,7 +86,8 @@ async def _encode_chat(gateway: Gateway, body: ChatBody, model: ServedModel) -> 
     # Templates write special tokens out.
     add_special_tokens = body.add_special_tokens is True
     prompt = await model.encoder.encode_prompt(text, param="messages", add_special_tokens=add_special_tokens)
-    return await begin_targets(body, {"messages": prompt}, model)
+    tokens = await begin_targets(body, {"messages": prompt}, model)
+    return replace(tokens, grammar=await check_grammar(body, model))
 
 
 async def _generate(

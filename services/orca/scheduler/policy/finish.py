@@ -6,6 +6,7 @@ A token that ends the request is the last one of its log; the end goes into the 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from orca.core.domain.ending_tokens import EndingTokens
 from orca.core.domain.request import End, FinishReason, Request, Token
 
 
@@ -35,7 +36,7 @@ class FinishDetector:
             chose this token, so its request ends by its length.
     """
 
-    __slots__ = ("_eos", "_forced_count", "_request", "_stop_ids", "_stop_strings", "count")
+    __slots__ = ("_ending", "_forced_count", "_request", "_stop_strings", "count")
 
     def __init__(
         self,
@@ -47,8 +48,7 @@ class FinishDetector:
     ) -> None:
         sampling = request.sampling
         self._request = request
-        self._eos = () if sampling.ignore_eos else eos_token_ids
-        self._stop_ids = sampling.stop_token_ids
+        self._ending = EndingTokens.of(sampling, eos_token_ids)
         self._forced_count = request.max_new_tokens if forces_last_token else None
         self._stop_strings: StopStringMatcher | None = None
         if sampling.stop:
@@ -63,14 +63,10 @@ class FinishDetector:
         stop strings keep their own count of them.
         """
         index, self.count = self.count, self.count + 1
-        if index >= self._request.sampling.min_tokens:
-            ends = token_id in self._eos or token_id in self._stop_ids
-            if ends and self.count == self._forced_count:
+        if self._ending.ends(token_id, index):
+            if self.count == self._forced_count:
                 return End(FinishReason.LENGTH, self.count)
-            if token_id in self._eos:
-                return End(FinishReason.STOP, self.count)
-            if token_id in self._stop_ids:
-                return End(FinishReason.STOP, self.count, token_id)
+            return End(FinishReason.STOP, self.count, None if token_id in self._ending.eos else token_id)
         if self._stop_strings is not None and (stop := self._stop_strings.push(token_id).stop) is not None:
             return End(FinishReason.STOP, self.count, stop)
         if self.count == self._request.max_new_tokens:

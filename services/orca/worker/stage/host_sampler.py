@@ -1,7 +1,7 @@
 """Samples the next token of each request from its logits on the host, all rows of a step at once.
 
 The order of effects is that of core.domain.request.SamplingParams: logit_bias, min_tokens mask, repetition, presence
-and frequency penalty, temperature, top_k, top_p, min_p. Temperature 0 takes the largest logit after the penalties.
+and frequency penalty, token mask, temperature, top_k, top_p, min_p. Temperature 0 takes the largest logit after them.
 Otherwise u = uniform(seed, index) (random_numbers.py) picks the first token, in order of token id, whose cumulated
 probability exceeds u; probabilities are float64.
 
@@ -9,9 +9,9 @@ top_k, top_p and min_p each set a floor: logits below it are dropped. Equal logi
 result does not depend on the order in which a sort leaves ties. The share top_p is measured on the distribution that
 top_k leaves.
 
-A row that the model computed wrongly has no such token: a NaN or +inf among the tokens that logit_bias and min_tokens
-leave, or no finite logit there. Its largest logit after the penalties is then not a finite number, and is the one that
-is chosen. So one look at the chosen logit finds such a row. It must be a logit after the mask: a masked token counts as
+A row that the model computed wrongly has no such token: a NaN or +inf among the tokens that logit_bias and the masks
+leave, or no finite logit there. Its largest logit after the masks is then not a finite number, and is the one that is
+chosen. So one look at the chosen logit finds such a row. It must be a logit after the masks: a masked token counts as
 -inf, whatever the model computed for it.
 
 Log probabilities are those of the model: log_softmax of the raw logits, before everything above (as OpenAI and vLLM
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from orca.core.domain.request import Logprob, SamplingParams
+from orca.kernels.contract.transfer import to_device
 from orca.kernels.device import kernels_of
 from orca.worker.stage.random_numbers import uniforms
 
@@ -109,9 +110,11 @@ class SamplingState:
         never: Sequence[int] = (),
     ) -> "SamplingState":
         """Return the state of a request that starts, or starts again, with `tokens`: prompt and output so far."""
+        # A token mask has EOS and stop ids wherever they may be drawn.
+        masked = () if params.has_token_mask else tuple(sorted({*eos_token_ids, *params.stop_token_ids}))
         is_penalised = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
         counts = TokenCounts(tokens[:prompt_length], tokens[prompt_length:]) if is_penalised else None
-        return cls(params, tuple(sorted({*eos_token_ids, *params.stop_token_ids})), counts, never)
+        return cls(params, masked, counts, never)
 
     def changes_logits(self, index: int) -> bool:
         """Return whether the token with this index is sampled from changed logits."""
@@ -129,6 +132,12 @@ class Draw:
 
     state: SamplingState
     index: int
+    mask: NDArray[np.uint32] | None = None  # tokens that may be drawn (token_masks.py); None: all
+
+    @property
+    def changes_logits(self) -> bool:
+        """Return whether the token is sampled from changed logits."""
+        return self.mask is not None or self.state.changes_logits(self.index)
 
 
 class DrawnTokens(NamedTuple):
@@ -152,13 +161,14 @@ def sample(
         argmax: [rows], the place of the first largest logit of each row, if it is known; of a NaN, if there is one.
         numbers: `logits` as an array, if there is one: a step of a recorded size calls nothing of PyTorch.
     """
-    changed = [row for row, draw in enumerate(draws) if draw.state.changes_logits(draw.index)]
+    changed = [row for row, draw in enumerate(draws) if draw.changes_logits]
     if changed:
         argmax = numbers = None
         logits = logits.clone()
         _apply_bias(logits, draws, changed)
         _apply_mask(logits, draws, changed)
         _apply_penalties(logits, draws, changed)
+        _apply_token_masks(logits, draws, changed)
     tokens = _choose(logits, draws, argmax)
     for row, draw in enumerate(draws):
         if tokens[row] in draw.state.never:  # a greedy row
@@ -170,7 +180,7 @@ def sample(
 
 
 def _choose(logits: Tensor, draws: Sequence[Draw], argmax: NDArray[np.int64] | None) -> list[int]:
-    """Choose by temperature, top_k, top_p and min_p. Args: logits: after bias, mask and penalties."""
+    """Choose by temperature, top_k, top_p and min_p. Args: logits: after bias, penalties and masks."""
     random = [row for row, draw in enumerate(draws) if not draw.state.is_greedy]
     if len(random) == len(draws):
         return _as_ints(_draw(logits, draws))
@@ -188,7 +198,7 @@ def _rows_without_number(logits: NDArray[np.float32], tokens: Sequence[int]) -> 
     """Return the rows whose chosen logit is infinite or NaN.
 
     Args:
-        logits: [rows, vocab], after bias, mask and penalties.
+        logits: [rows, vocab], after bias, penalties and masks.
         tokens: the token that was chosen for each row.
     """
     chosen = logits[np.arange(len(tokens)), tokens]
@@ -270,6 +280,14 @@ def _apply_penalties(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int])
     values = logits[index]
     values = torch.where(values > 0, values / repetition, values * repetition)
     logits[index] = values - presence * (counted > 0) - frequency * counted
+
+
+def _apply_token_masks(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int]) -> None:
+    masks = {row: mask for row in rows if (mask := draws[row].mask) is not None}
+    if masks:
+        index = torch.tensor([*masks], dtype=torch.int64, device=logits.device)
+        words = np.stack([*masks.values()]).view(np.int32)
+        kernels_of(logits.device).mask_tokens(logits, index, to_device(words, logits.device))
 
 
 def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:

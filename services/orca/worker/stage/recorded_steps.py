@@ -89,7 +89,9 @@ class RecordedStep:
     description: StepDescription
 
     def run(self, hidden: Tensor | None) -> StepOutput:
-        return self.runner.run(self.description, hidden)
+        # The device draws no token before the host knows its mask.
+        has_mask = any(request.params.has_token_mask for _, request in self.sampling)
+        return self.runner.run(self.description, hidden, draws=not has_mask)
 
 
 class RecordedSteps:
@@ -112,7 +114,7 @@ class RecordedSteps:
         self._contexts = StepContexts(model, cache)
         self._records_head = model.head is not None and _is_recordable(model.head, recorder)
         self._memory_read: tuple[object, ...] = ()  # identifies the tables of requests that recordings read
-        self._recordings: OrderedDict[RecordingSize, _Recording] = OrderedDict()
+        self._recordings: OrderedDict[tuple[RecordingSize, bool], _Recording] = OrderedDict()
 
     @classmethod
     def create(
@@ -174,22 +176,24 @@ class RecordedSteps:
         self._cache.publish(is_recorded=len(columns) == tokens)
         return RecordedStep(self, step, sampling, StepDescription(np.array(columns, np.int64), tokens, wanted, chunks))
 
-    def run(self, description: StepDescription, hidden: Tensor | None) -> StepOutput:
+    def run(self, description: StepDescription, hidden: Tensor | None, *, draws: bool) -> StepOutput:
         """Replay the recording for a step, or record it first.
 
         Args:
             description: of one token of each request, all wanted, or of at most `_chunk_tokens_max` tokens.
             hidden: [tokens, hidden] from the stage before; None on the stage that embeds the tokens.
+            draws: if the device samples, the recording draws the tokens too.
         """
         lines = self._requests.lines
         self._forget_moved(lines)
         size = self._recorder.size_of(description)
-        if size not in self._recordings:
-            self._recordings[size] = self._record(size, lines)
+        key = size, draws or self._sampler is None
+        if key not in self._recordings:
+            self._recordings[key] = self._record(size, lines, self._sampler if draws else None)
             if len(self._recordings) > self._recorder.recordings_max:
                 self._recordings.popitem(last=False)
-        self._recordings.move_to_end(size)
-        recording = self._recordings[size]
+        self._recordings.move_to_end(key)
+        recording = self._recordings[key]
         self._set_inputs(recording, description, lines, hidden)
         recording.replay()
         return self._after_replay(recording, description.tokens if description.wanted is None else description.wanted)
@@ -236,10 +240,11 @@ class RecordedSteps:
             return StepOutput(logits, argmax=self._kernels.argmax(logits).numpy())
         return output
 
-    def _record(self, size: RecordingSize, lines: RequestLines) -> _Recording:
+    def _record(self, size: RecordingSize, lines: RequestLines, sampler: Sampler | None) -> _Recording:
         # What is recorded holds no reference to this object: the two would keep each other, and all of their memory,
         # alive in a circle.
-        model, kernels, sampler, records_head = self._model, self._kernels, self._sampler, self._records_head
+        model, kernels, records_head = self._model, self._kernels, self._records_head
+        host_samples = self._sampler is None
         inputs = self._recorder.inputs(size, lines, slots=self._cache.slots, block_tokens=self._cache.block_tokens)
         context = self._contexts.for_inputs(inputs)
         given = turns = known = None
@@ -260,8 +265,10 @@ class RecordedSteps:
             if model.head is None or not records_head:
                 return _RecordedOutput(hidden)
             logits = model.head(hidden, own)
-            if sampler is None or inputs.sampled is None:
+            if host_samples:
                 return _RecordedOutput(logits, argmax=kernels.argmax(logits))
+            if sampler is None or inputs.sampled is None:
+                return _RecordedOutput(logits)
             return _RecordedOutput(logits, tokens=sampler.sample(logits, *inputs.sampled))
 
         captured = _on_streams(compute) if self._on_streams and not self._recorder.only_kernels else None

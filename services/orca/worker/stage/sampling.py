@@ -11,8 +11,9 @@ one on its way, computes with that token. The master ignores the result.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +25,7 @@ from orca.core.domain.step import NewRequest, Refused, Sampled
 from orca.kernels.contract.sampling_lines import LineSettings
 from orca.kernels.contract.transfer import HostCopy, to_device
 from orca.kernels.device import Sampler, kernels_of
+from orca.worker.machine import available_processors
 from orca.worker.models.build import StageModel
 from orca.worker.stage.host_sampler import (
     Draw,
@@ -34,6 +36,7 @@ from orca.worker.stage.host_sampler import (
     scores_of,
 )
 from orca.worker.stage.step_runner import StepOutput
+from orca.worker.stage.token_masks import RequestMask, TokenMasks, mask_threads, vocabulary_reader
 
 _NO_NUMBER = (
     "the model computed no finite number for token {index} of the output: its dtype may be too narrow for the input"
@@ -90,8 +93,17 @@ class TokenSampler(Protocol):
 def sampler_for(model: StageModel, eos_token_ids: Sequence[int]) -> "HostSampler | DeviceSampler":
     """Return a sampler on the model's device if that has a kernel for it, otherwise on the host."""
     kernel = kernels_of(model.device).sampler(model.config.vocab_size, model.device)
-    never = model.info.never_drawn_ids
-    return HostSampler(eos_token_ids, never) if kernel is None else DeviceSampler(kernel, eos_token_ids, never)
+    never, vocab_size = model.info.never_drawn_ids, model.config.vocab_size
+    masks = TokenMasks(
+        vocab_size=vocab_size,
+        eos_token_ids=eos_token_ids,
+        never=never,
+        read_vocabulary=vocabulary_reader(model.info.folder, vocab_size, eos_token_ids),
+        threads=mask_threads(available_processors()),
+    )
+    if kernel is None:
+        return HostSampler(eos_token_ids, never, masks)
+    return DeviceSampler(kernel, eos_token_ids, never, masks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +125,27 @@ class HostSampler:
     Args: never: tokens that no request draws.
     """
 
-    def __init__(self, eos_token_ids: Sequence[int], never: Sequence[int] = ()) -> None:
+    def __init__(self, eos_token_ids: Sequence[int], never: Sequence[int], masks: TokenMasks) -> None:
         self._eos_token_ids = eos_token_ids
         self._never = never
+        self._masks = masks
         self._states: dict[int, SamplingState] = {}  # by line
 
     def start(self, line: int, new: NewRequest) -> None:
         self._states[line] = SamplingState.start(
             new.sampling, new.target, new.target_start, self._eos_token_ids, self._never
         )
+        self._masks.start(line, new)
 
     def sample(self, rows: Sequence[SamplingRow], output: StepOutput) -> HostSample:
-        draws = [Draw(self._states[row.line], row.index) for row in rows]
+        masks = self._masks.of_lines(row.line for row in rows)
+        failures = _failures(rows, masks)
+        draws = [
+            Draw(self._states[row.line], row.index)
+            if row.line not in masks or place in failures
+            else Draw(self._states[row.line], row.index, masks[row.line].mask)
+            for place, row in enumerate(rows)
+        ]
         tokens, no_number = sample(output.tensor, draws, output.argmax, output.logits)
         _force(rows, tokens)
         scored = _rows_with_logprobs(rows)
@@ -132,11 +153,15 @@ class HostSampler:
         for draw, token in zip(draws, tokens, strict=True):
             if draw.state.counts is not None:
                 draw.state.counts.add(token)
+        if masks:
+            self._masks.take({row.line: token for row, token in zip(rows, tokens, strict=True) if row.line in masks})
         drawn: list[Sampled | Refused] = list(_sampled(rows, tokens, scored, scores))
         # A masked token's NaN or +inf spoils no choice, but every log probability: those are taken before the mask.
         spoilt = (place for place, score in zip(scored, scores, strict=True) if not math.isfinite(score.logprob))
         for place in {*no_number, *spoilt}:
             drawn[place] = Refused(rows[place].handle, _NO_NUMBER.format(index=rows[place].index))
+        for place, refused in failures.items():
+            drawn[place] = refused
         return HostSample(drawn, tokens)
 
 
@@ -145,8 +170,20 @@ class DeviceSample:
 
     is_on_device = True
 
-    def __init__(self, rows: Sequence[SamplingRow], logits: Tensor, tokens: Tensor) -> None:
+    def __init__(
+        self,
+        rows: Sequence[SamplingRow],
+        logits: Tensor,
+        tokens: Tensor,
+        failures: Mapping[int, Refused] = MappingProxyType({}),
+    ) -> None:
+        """
+        Args:
+            logits: as the model computed them.
+            failures: of rows, by place, whose token means nothing.
+        """
         self._rows = rows
+        self._failures = failures
         self.tokens = tokens.clone()
         self._scored = _rows_with_logprobs(rows)
         forced = [place for place in self._scored if rows[place].forced is not None]
@@ -163,37 +200,67 @@ class DeviceSample:
     def is_ready(self) -> bool:
         return self._transfer.is_ready
 
-    def read(self) -> list[Sampled]:
-        tokens, *scores = self._transfer.read()
+    def read_tokens(self) -> list[int]:
+        """Return the tokens alone. Waits for the device."""
+        tokens: list[int] = self._transfer.read()[0].tolist()
+        _force(self._rows, tokens)
+        return tokens
+
+    def read(self) -> list[Sampled | Refused]:
+        drawn = self.read_tokens()
+        scores = self._transfer.read()[1:]
         read = Scores(*scores).read(_top_counts(self._rows, self._scored)) if self._scored else ()
-        drawn = tokens.tolist()
-        _force(self._rows, drawn)
-        return _sampled(self._rows, drawn, self._scored, read)
+        sampled = _sampled(self._rows, drawn, self._scored, read)
+        return [self._failures.get(place, each) for place, each in enumerate(sampled)]
 
 
 class DeviceSampler:
     """Samples with a kernel. The state of each request is on the device (kernels/contract/sampling_lines.py).
 
+    A token mask follows the token before, which the device has and the host must read first. So a step with masks waits
+    for the tokens of the step before, while the device already runs its layers. Its tokens are drawn outside a recorded
+    step.
+
     Args: never: tokens that no request draws.
     """
 
-    def __init__(self, kernel: Sampler, eos_token_ids: Sequence[int], never: Sequence[int] = ()) -> None:
+    def __init__(self, kernel: Sampler, eos_token_ids: Sequence[int], never: Sequence[int], masks: TokenMasks) -> None:
         self.kernel = kernel
         self._eos_token_ids = eos_token_ids
         self._never = never
+        self._masks = masks
+        self._unread: dict[int, tuple[DeviceSample, int]] = {}  # line with a mask -> its last sample, and its place
 
     def start(self, line: int, new: NewRequest) -> None:
         settings = line_settings(new.sampling, self._eos_token_ids, self._never)
         self.kernel.lines.put(line, settings, new.target[: new.target_start], new.target[new.target_start :])
+        self._unread.pop(line, None)
+        self._masks.start(line, new)
 
     def sample(self, rows: Sequence[SamplingRow], output: StepOutput) -> DeviceSample:
-        tokens = output.tokens
-        if tokens is None:
-            device = output.tensor.device
-            lines = to_device(np.array([row.line for row in rows], np.int32), device)
-            indices = to_device(np.array([row.index for row in rows], np.int64), device)
-            tokens = self.kernel.sample(output.tensor, lines, indices)
-        return DeviceSample(rows, output.tensor, tokens)
+        if output.tokens is not None:
+            return DeviceSample(rows, output.tensor, output.tokens)
+        logits, device = output.tensor, output.tensor.device
+        masks = self._read_masks(rows)
+        failures = _failures(rows, masks)
+        masked = [place for place, row in enumerate(rows) if row.line in masks and place not in failures]
+        if masked:
+            logits = logits.clone()  # log probabilities are those of the raw ones
+            words = np.stack([masks[rows[place].line].mask for place in masked]).view(np.int32)
+            kernels_of(device).mask_tokens(logits, to_device(np.array(masked), device), to_device(words, device))
+        lines = to_device(np.array([row.line for row in rows], np.int32), device)
+        indices = to_device(np.array([row.index for row in rows], np.int64), device)
+        sample = DeviceSample(rows, output.tensor, self.kernel.sample(logits, lines, indices), failures)
+        self._unread |= {row.line: (sample, place) for place, row in enumerate(rows) if row.line in masks}
+        return sample
+
+    def _read_masks(self, rows: Sequence[SamplingRow]) -> dict[int, RequestMask]:
+        """Return the masks of these rows, by line. Waits for the tokens that they follow."""
+        unread = {row.line: self._unread.pop(row.line) for row in rows if row.line in self._unread}
+        if unread:
+            tokens = {id(sample): sample.read_tokens() for sample, _ in unread.values()}
+            self._masks.take({line: tokens[id(sample)][place] for line, (sample, place) in unread.items()})
+        return self._masks.of_lines(row.line for row in rows)
 
 
 def line_settings(params: SamplingParams, eos_token_ids: Sequence[int], never: Sequence[int] = ()) -> LineSettings:
@@ -214,9 +281,19 @@ def line_settings(params: SamplingParams, eos_token_ids: Sequence[int], never: S
         frequency_penalty=params.frequency_penalty,
         logit_bias=biases,
         seed=params.seed,
-        min_tokens=params.min_tokens,
-        masked=sorted({*eos_token_ids, *params.stop_token_ids}),
+        # A token mask has EOS and stop ids wherever they may be drawn.
+        min_tokens=0 if params.has_token_mask else params.min_tokens,
+        masked=() if params.has_token_mask else sorted({*eos_token_ids, *params.stop_token_ids}),
     )
+
+
+def _failures(rows: Sequence[SamplingRow], masks: Mapping[int, RequestMask]) -> dict[int, Refused]:
+    """Return the refusals of rows whose mask leaves no token, by place."""
+    return {
+        place: Refused(row.handle, mask.failure)
+        for place, row in enumerate(rows)
+        if (mask := masks.get(row.line)) is not None and mask.failure is not None
+    }
 
 
 def _sampled(

@@ -3,6 +3,7 @@
 Without a GPU kernels run in Triton's interpreter, and a recording calls again what was recorded.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.core.domain.request import SamplingParams
+from orca.core.grammars.matching import NO_FORCING
 from orca.kernels.device import use_kernels
 from orca.kernels.gpu.kernels import TritonKernels
 from orca.kernels.plain import PlainKernels
@@ -25,6 +27,13 @@ SAMPLED = (
     SamplingParams(seed=2, temperature=0.7, top_p=0.8, presence_penalty=0.5, frequency_penalty=0.3),
     SamplingParams(seed=3, top_k=9, repetition_penalty=1.4, min_tokens=4, logit_bias=((1, 20.0), (30, -5.0))),
 )
+
+MASKED = (
+    SamplingParams(seed=1, temperature=0.9, grammar=f"start: /[a-f]{{3,20}}/\n{NO_FORCING}", min_tokens=2),
+    GREEDY,
+    SamplingParams(seed=3, allowed_token_ids=tuple(range(40, 60)), repetition_penalty=1.4, logprobs=1),
+)
+"""Two of three requests have a mask: a step with one of these draws outside its recording."""
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +81,7 @@ def served(folder: Path, params: tuple[SamplingParams, ...], **options: object) 
 @pytest.mark.sampled(1, others="prove")
 @pytest.mark.parametrize("feeds_tokens", [False, True])
 @pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize("params", [(GREEDY,) * 3, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("params", [(GREEDY,) * 3, SAMPLED, MASKED], ids=["greedy", "sampled", "masked"])
 def test_tokens_are_those_of_plain_kernels_and_of_the_hosts_sampler(
     params: tuple[SamplingParams, ...], stages: int, feeds_tokens: bool, folder: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -90,7 +99,27 @@ def test_most_steps_are_recorded_and_sampled_on_the_device(folder: Path) -> None
     assert isinstance(stage._sampler, DeviceSampler)
     serve(chain, asks(SAMPLED))
     assert stage._recorded is not None
-    assert {size.tokens for size in stage._recorded._recordings} == {1, 2, 4}
+    assert {size.tokens for size, _ in stage._recorded._recordings} == {1, 2, 4}
+    assert all(draws for _, draws in stage._recorded._recordings)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("feeds_tokens", [False, True])
+def test_masked_tokens_are_drawn_on_the_device_outside_the_recording(folder: Path, feeds_tokens: bool) -> None:
+    device, found = "cuda" if torch.cuda.is_available() else "cpu", []
+    for kernels in (PlainKernels(), TritonKernels()):
+        with use_kernels(device, kernels):
+            chain = Chain(folder, packs=True, feeds_tokens=feeds_tokens)
+            asked = asks(MASKED)
+            serve(chain, asked)
+            found.append([ask.output for ask in asked])
+    [[stage]] = chain.stages
+    assert isinstance(stage._sampler, DeviceSampler)
+    assert stage._recorded is not None
+    assert not all(draws for _, draws in stage._recorded._recordings)
+    assert found[0] == found[1]
+    text = bytes(token - 2 + 32 for token in found[1][0] if token != 1)
+    assert re.fullmatch(rb"[a-f]{3,20}", text), text
 
 
 @pytest.mark.prove

@@ -119,7 +119,7 @@ def test_steps_that_report_prompts_or_are_long_are_not_recorded(
     serve(chain, [Ask([5] * 33, 1)])
     assert not stage._recorded._recordings
     serve(chain, [Ask([5] * 33, 1)], chunk=32)  # a step that draws nothing, then one of the prompt's last token
-    assert set(stage._recorded._recordings) == {RecordingSize(32, None), RecordingSize(32, 32)}
+    assert {size for size, _ in stage._recorded._recordings} == {RecordingSize(32, None), RecordingSize(32, 32)}
 
 
 def test_a_prompt_that_was_reported_does_not_prevent_recording(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_prompt_that_was_reported_does_not_prevent_recording(tmp_path: Path) -
     [[stage]] = chain.stages
     assert stage._recorded is not None
     serve(chain, [Ask([5, 6, 7], 9, replace(GREEDY, prompt_logprobs=1)), Ask([8, 9], 1, arrival=4)])
-    assert {size.wanted is None for size in stage._recorded._recordings} == {True, False}
+    assert {size.wanted is None for size, _ in stage._recorded._recordings} == {True, False}
 
 
 @pytest.mark.sampled(1)
@@ -178,7 +178,7 @@ def test_few_recordings_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     [[stage]] = chain.stages
     assert stage._recorded is not None
     serve(chain, asks_of(211), max_batch_size=20)
-    assert set(stage._recorded._recordings) == {RecordingSize(CpuRecorder.chunk_tokens_max, None)}
+    assert {size for size, _ in stage._recorded._recordings} == {RecordingSize(CpuRecorder.chunk_tokens_max, None)}
 
 
 def test_activations_for_the_next_stage_outlive_the_next_step(tmp_path: Path) -> None:

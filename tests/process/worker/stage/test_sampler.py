@@ -11,12 +11,13 @@ import torch
 from scipy import stats
 
 from orca.core.domain.request import SamplingParams
-from orca.core.domain.step import Claim, NewRequest, Refused, Sampled
+from orca.core.domain.step import Refused, Sampled
 from orca.kernels.device import kernels_of
 from orca.worker.stage.host_sampler import Draw, SamplingState, logprobs, sample
 from orca.worker.stage.random_numbers import uniforms
 from orca.worker.stage.sampling import HostSampler, SamplingRow
 from orca.worker.stage.step_runner import StepOutput
+from support.worker.masks import a_new_request, no_masks
 
 VOCAB = 37
 
@@ -269,17 +270,8 @@ def test_a_token_that_the_model_must_not_draw_is_not_drawn(
 def test_a_request_without_a_log_probability_is_refused_if_it_asks_for_one(is_scored: bool) -> None:
     logits = torch.tensor([[1.0, math.nan, 3.0, 2.0], [1.0, 0.0, 3.0, 2.0]])
     params = SamplingParams(temperature=0.0, min_tokens=2, logprobs=0 if is_scored else None)
-    sampler = HostSampler((1,))
+    sampler = HostSampler((1,), (), no_masks(vocab_size=4))
     for line in range(2):
-        new = NewRequest(
-            handle=line,
-            request_id=f"r{line}",
-            claim=Claim(1, "call"),
-            tokens=(2,),
-            prompt_length=1,
-            max_total_tokens=9,
-            sampling=params,
-        )
-        sampler.start(line, new)
+        sampler.start(line, a_new_request(line, params))
     drawn = sampler.sample([SamplingRow(line, line, 0, params) for line in range(2)], StepOutput(logits)).read()
     assert [type(each) for each in drawn] == [Refused if is_scored else Sampled, Sampled]

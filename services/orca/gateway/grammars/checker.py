@@ -1,0 +1,94 @@
+"""Checks grammars before the pool stores a call: a rank would have to refuse them in the middle of a step.
+
+A grammar passes if a matcher builds and gives its first mask, in time and within the limits of core/grammars. Both are
+done in a thread, without the interpreter's lock.
+"""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+
+from orca.core.domain.errors import InvalidRequest, ModelError
+from orca.core.domain.model import ModelInfo
+from orca.core.domain.text import Tokenizer
+from orca.core.grammars.matching import GrammarVocabulary
+from orca.gateway.errors import UNAVAILABLE, ApiError
+from orca.gateway.grammars.fields import NamedGrammar
+from orca.gateway.settings import GatewaySettings
+
+_THREADS = 2
+_KEPT_MAX = 1024
+"""Verdicts that are kept, by digest of the grammar."""
+
+
+class GrammarChecker:
+    """Checks the grammars of calls to one model."""
+
+    def __init__(self, info: ModelInfo, tokenizer: Tokenizer, settings: GatewaySettings) -> None:
+        self._info = info
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()  # why a grammar is refused; None: it passed
+        self._free = asyncio.Semaphore(_THREADS)
+
+    async def check(self, grammar: NamedGrammar) -> None:
+        """Raises: InvalidRequest that names the field; ApiError 503 while other checks take all threads."""
+        text, param = grammar.text, grammar.param
+        size, most = len(text.encode()), self._settings.grammar_bytes_max
+        if size > most:
+            raise InvalidRequest(f"{param}: makes a grammar of {size} bytes, more than {most}", param=param)
+        digest = hashlib.sha256(text.encode()).digest()
+        if digest not in self._verdicts:
+            self._verdicts[digest] = await self._verdict(grammar)
+            if len(self._verdicts) > _KEPT_MAX:
+                self._verdicts.popitem(last=False)
+        self._verdicts.move_to_end(digest)
+        if (complaint := self._verdicts[digest]) is not None:
+            raise InvalidRequest(f"{param}: {complaint}", param=param)
+
+    async def _verdict(self, grammar: NamedGrammar) -> str | None:
+        """Check a grammar in a thread, and return why it is refused; None if it passes.
+
+        A check that takes too long keeps its thread until it ends. Raises: InvalidRequest after that time, ApiError.
+        """
+        param, most_s = grammar.param, self._settings.grammar_seconds_max
+        try:
+            # The first call reads the whole vocabulary.
+            vocabulary = await asyncio.to_thread(lambda: self._vocabulary)
+        except ModelError as error:
+            raise InvalidRequest(f"{param}: {error}", param=param) from error
+        try:
+            await asyncio.wait_for(self._free.acquire(), most_s)
+        except TimeoutError:
+            message = f"{param}: cannot be checked now, other grammars take all the time"
+            raise ApiError(503, message, kind=UNAVAILABLE, param=param, code="busy", retry_after_s=1) from None
+        check = asyncio.get_running_loop().run_in_executor(self._threads, _complaint, vocabulary, grammar.text)
+        check.add_done_callback(lambda _: self._free.release())
+        try:
+            return await asyncio.wait_for(asyncio.shield(check), most_s)
+        except TimeoutError:
+            message = f"{param}: the grammar takes longer to build than {most_s:g} s; make it simpler"
+            raise InvalidRequest(message, param=param) from None
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(_THREADS, thread_name_prefix="grammars")
+
+    @cached_property
+    def _vocabulary(self) -> GrammarVocabulary:
+        return GrammarVocabulary(self._tokenizer, self._info.vocab_size, self._info.eos_token_ids)
+
+
+def _complaint(vocabulary: GrammarVocabulary, text: str) -> str | None:
+    """Return why a grammar cannot be used; None if it can."""
+    try:
+        matcher = vocabulary.matcher(text)
+    except ModelError as error:
+        return str(error)
+    if matcher.failure is None:
+        mask = matcher.mask()
+        if matcher.failure is None and not any(mask):
+            return "no token of the model can begin an answer"
+    return matcher.failure

@@ -1,0 +1,160 @@
+"""The fields of a body that constrain the text of its answers, and their translation to one grammar.
+
+`response_format` is OpenAI's, `structured_outputs` is vLLM's. A call has at most one constraint. Every kind of it
+becomes a grammar in llguidance's dialect of Lark (core/grammars/matching.py), which is all that the pool stores.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import orjson
+from llguidance import regex_to_lark
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from orca.core.domain.errors import InvalidRequest
+from orca.core.grammars.matching import NO_FORCING
+from orca.gateway.grammars.json_schema import check_keywords
+
+JSON_OPTIONS = {"whitespace_pattern": r"( |\r?\n[ \t]{0,64})"}
+"""Options of llguidance for JSON: between two parts there is at most one space, or a new line with its indentation.
+
+Without a bound a model may write spaces until its answer is cut by length.
+"""
+
+_Schema = Annotated[
+    Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}], "description": "A JSON Schema."})
+]
+_SchemaOrText = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}],
+            "description": "A JSON Schema, as an object or as its text: the answer is JSON that it allows.",
+        }
+    ),
+]
+
+
+class JsonSchemaFormat(BaseModel):
+    """OpenAI's object around a schema."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    name: str = Field(pattern="^[a-zA-Z0-9_-]{1,64}$", description="Any name; it is not used.")
+    description: str | None = None
+    # Pydantic has a method `schema`.
+    of_answer: _Schema = Field(None, alias="schema")
+    strict: bool | None = Field(None, description="Not used: the schema always holds.")
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """One of its fields may be set."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    # Pydantic has a method `json`.
+    of_schema: _SchemaOrText = Field(None, alias="json")
+    json_object: bool | None = Field(None, description="The answer is any JSON object.")
+    regex: str | None = Field(
+        None,
+        min_length=1,
+        description="The whole answer matches this expression, in the syntax of Rust's regex crate without looking "
+        r"around. `\d`, `\w` and `\s` are ASCII.",
+    )
+    choice: list[str] | None = Field(None, min_length=1, description="The answer is one of these texts.")
+    grammar: str | None = Field(
+        None, min_length=1, description="The answer matches this grammar, in llguidance's dialect of Lark."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NamedGrammar:
+    """A grammar, and the field that it was made from."""
+
+    text: str
+    param: str
+
+
+def grammar_of(response_format: ResponseFormat | None, structured: StructuredOutputs | None) -> NamedGrammar | None:
+    """Return the grammar of a call's answers; None if any text is allowed. Raises: InvalidRequest."""
+    from_format = None if response_format is None else _of_format(response_format)
+    from_structured = None if structured is None else _of_structured(structured)
+    if from_format is not None and from_structured is not None:
+        raise InvalidRequest(
+            "structured_outputs: cannot be combined with response_format, which constrains the answer too",
+            param="structured_outputs",
+        )
+    return from_format or from_structured
+
+
+def _of_format(response_format: ResponseFormat) -> NamedGrammar | None:
+    match response_format.type:
+        case "text":
+            return None
+        case "json_object":
+            return _of_schema({"type": "object"}, "response_format")
+        case "json_schema":
+            if response_format.json_schema is None:
+                param = "response_format.json_schema"
+                raise InvalidRequest(f"{param}: is required with the type json_schema", param=param)
+            schema = response_format.json_schema.of_answer
+            return _of_schema({} if schema is None else schema, "response_format.json_schema.schema")
+
+
+def _of_structured(structured: StructuredOutputs) -> NamedGrammar | None:
+    where = "structured_outputs"
+    found = [
+        grammar
+        for grammar in (
+            None if structured.of_schema is None else _of_schema(structured.of_schema, f"{where}.json"),
+            _of_schema({"type": "object"}, f"{where}.json_object") if structured.json_object else None,
+            None if structured.regex is None else _of_regex(structured.regex, f"{where}.regex"),
+            None if structured.choice is None else _of_choice(structured.choice, f"{where}.choice"),
+            None if structured.grammar is None else _of_lark(structured.grammar, f"{where}.grammar"),
+        )
+        if grammar is not None
+    ]
+    if len(found) > 1:
+        names = " and ".join(grammar.param.removeprefix(f"{where}.") for grammar in found)
+        raise InvalidRequest(f"{where}: has {names}, and only one of them may be set", param=where)
+    return found[0] if found else None
+
+
+def _of_schema(schema: Any, param: str) -> NamedGrammar:
+    if isinstance(schema, str):
+        try:
+            schema = orjson.loads(schema)
+        except orjson.JSONDecodeError as error:
+            raise InvalidRequest(f"{param}: is not JSON: {error}", param=param) from error
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{param}: must be an object", param=param)
+    check_keywords(schema, param)
+    text = orjson.dumps({"x-guidance": JSON_OPTIONS, **schema}).decode()
+    return _of_lark(f"start: %json {text}", param)
+
+
+def _of_regex(regex: str, param: str) -> NamedGrammar:
+    # The whole answer matches anyway. A Lark grammar has no line breaks inside an expression.
+    body = regex.removeprefix("^").replace("\r", r"\r").replace("\n", r"\n")
+    backslashes = len(body) - len(body.rstrip("$").rstrip("\\")) - 1
+    if body.endswith("$") and backslashes % 2 == 0:
+        body = body[:-1]
+    return _of_lark(f"start: /{regex_to_lark(body, 'dws')}/", param)
+
+
+def _of_choice(choice: list[str], param: str) -> NamedGrammar:
+    if "" in choice:
+        raise InvalidRequest(f"{param}: has an empty text", param=param)
+    texts = " | ".join(orjson.dumps(text).decode() for text in dict.fromkeys(choice))
+    return _of_lark(f"start: {texts}", param)
+
+
+def _of_lark(grammar: str, param: str) -> NamedGrammar:
+    return NamedGrammar(f"{grammar}\n{NO_FORCING}", param)
