@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from checker.clients.workload import PromptSource, chain, english, seq2seq_chain
+from checker.clients.workload import PromptSource, chain, english, seq2seq_chain, with_patterns, with_schemas
 from checker.faults.freezes import Freezes
 from checker.faults.injector import ROLES
 from checker.faults.kills import Kills
@@ -44,6 +44,9 @@ ENVIRONMENTS = {
 STAGES = ("--stages", "2")
 """Options of `orca up`, which those after `--up` override. With two stages, the link between them can break too."""
 
+EOS = 999
+"""Token that ends an answer of a new chain model, if any does."""
+
 UP_FLAGS = {"freezes": ("--probe-s", "0")}
 """Further options by command. `orca up` must not replace a frozen part, because the part has to wake up later."""
 
@@ -70,13 +73,13 @@ def _run(arguments: argparse.Namespace) -> int:
     print(f"seed {seed}", flush=True)
     folder = arguments.out or Path(tempfile.mkdtemp(prefix="orca-checker-"))
     folder.mkdir(parents=True, exist_ok=True)
-    model = arguments.model or _new_model(arguments.model_kind, folder, seed)
+    model = arguments.model or _new_model(arguments.model_kind, folder, seed, has_eos=arguments.grammars)
     config = json.loads((model / "config.json").read_text())
     settings = RunSettings(
         seed=seed,
         model=model,
         is_chain=config["model_type"] in CHAIN_TYPES,
-        prompt_source=_prompt_source(model.name, config),
+        prompt_source=_prompt_source(model.name, config, seed, has_grammars=arguments.grammars),
         roles=arguments.faults,
         disturb=_disturbance(arguments),
         rate=arguments.rate,
@@ -95,24 +98,28 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0 if verdict.is_clean else 1
 
 
-def _new_model(kind: str, folder: Path, seed: int) -> Path:
-    """Make a chain model with four layers. Returns: its folder."""
+def _new_model(kind: str, folder: Path, seed: int, *, has_eos: bool) -> Path:
+    """Make a chain model with four layers. Args: has_eos: answers can end. Returns: its folder."""
+    eos = EOS if has_eos else None
     if kind == "encoder-decoder":
         model = folder / "orca-seq2seq-chain"
-        make_seq2seq_chain_model(model, encoder_layers=2, decoder_layers=2, seed=seed)
+        make_seq2seq_chain_model(model, encoder_layers=2, decoder_layers=2, eos_token_id=eos, seed=seed)
     else:
         model = folder / "orca-chain"
-        make_chain_model(model, layers=4, seed=seed)
+        make_chain_model(model, layers=4, eos_token_id=eos, seed=seed)
     return model
 
 
-def _prompt_source(name: str, config: Mapping[str, Any]) -> PromptSource:
+def _prompt_source(name: str, config: Mapping[str, Any], seed: int, *, has_grammars: bool) -> PromptSource:
+    """Args: has_grammars: every second call has one, which a chain model needs an EOS for."""
     match config["model_type"]:
         case "orca_chain":
-            return chain(name, config["vocab_size"])
+            source = chain(name, config["vocab_size"])
         case "orca_seq2seq_chain":
-            return seq2seq_chain(name, config["vocab_size"], config["decoder_start_token_id"])
-    return english(name)
+            source = seq2seq_chain(name, config["vocab_size"], config["decoder_start_token_id"])
+        case _:
+            return with_schemas(english(name)) if has_grammars else english(name)
+    return with_patterns(source, seed=seed) if has_grammars else source
 
 
 def _system(arguments: argparse.Namespace, folder: Path, model_type: str) -> SystemFactory:
@@ -217,6 +224,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     add("--calls", type=int, default=60, metavar="N", help="number of different calls, which repeat (%(default)s)")
     add("--min-tokens", type=int, default=20, metavar="N", help="least max_tokens of a call (%(default)s)")
     add("--max-tokens", type=int, default=200, metavar="N", help="most max_tokens of a call (%(default)s)")
+    add("--grammars", action="store_true", help="every second call has a grammar, which its answer must match")
     add("--mutant", choices=sorted(MUTANTS), help="remove a rule from Orca: the verdict must report violations")
     add("--out", type=Path, metavar="DIR", help="folder for history, verdict and the system's data (a new folder)")
     add("--up", nargs=argparse.REMAINDER, default=[], help="all further arguments are options of `orca up`")

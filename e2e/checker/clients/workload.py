@@ -1,9 +1,11 @@
 """The calls of the clients: a seeded mix of all shapes of calls, at Poisson times. Pure."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from checker.oracles.digit_pattern import DigitPattern
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -21,6 +23,8 @@ class PromptSource:
     # Token ids for the beginnings of targets (decoder_prefix) of an encoder-decoder model, without its start token:
     # a prefix may begin with it, but then it is not counted. Empty with other models.
     prefixes: range = range(0)
+    # Fields that constrain an answer. With any, every second call has one of them.
+    constraints: Sequence[Mapping[str, Any]] = ()
 
 
 ENGLISH = ("It was", " a fine", " morning", ", and", " Mr. Darcy", " said", " to her", " sister", " that", " he")
@@ -44,6 +48,33 @@ def chain(model: str, vocab_size: int) -> PromptSource:
 def seq2seq_chain(model: str, vocab_size: int, start_token_id: int) -> PromptSource:
     """Return the source for an encoder-decoder chain model."""
     return replace(chain(model, vocab_size), prefixes=range(start_token_id + 1, vocab_size))
+
+
+def with_patterns(source: PromptSource, *, seed: int) -> PromptSource:
+    """Return the source for a chain model whose answers match patterns of digits."""
+    chance, patterns = random.Random(f"{seed} patterns"), []
+    for _ in range(12):
+        digits = tuple("".join(sorted(chance.sample("0123456789", chance.randint(2, 7)))) for _ in range(chance.choice((2, 3, 5))))
+        least = chance.randint(1, 20)
+        patterns.append(DigitPattern(digits, least, chance.choice((least, least + 15, 400))))
+    return replace(source, constraints=[{"structured_outputs": {"regex": each.regex}} for each in patterns])
+
+
+def with_schemas(source: PromptSource) -> PromptSource:
+    """Return the source for a language model whose answers are JSON objects."""
+    text, number = {"type": "string", "maxLength": 60}, {"type": "integer", "minimum": 0, "maximum": 150}
+    tags = {"type": "array", "items": {"enum": ["a", "b", "c"]}, "maxItems": 5}
+    schemas = [
+        {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+        for properties in (
+            {"name": text, "age": number},
+            {"tags": tags, "story": text},
+            {"a": {"type": "object", "properties": {"b": text}, "required": ["b"], "additionalProperties": False}},
+        )
+    ]
+    named = [{"name": f"schema{place}", "schema": schema} for place, schema in enumerate(schemas)]
+    formats = [{"response_format": {"type": "json_schema", "json_schema": each}} for each in named]
+    return replace(source, constraints=[*formats, {"structured_outputs": {"choice": ["yes", "no", "perhaps"]}}])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +132,8 @@ def _call(
     }
     if source.prefixes and chance.random() < 0.4:
         body["decoder_prefix"] = _prefix(source, chance)
+    if source.constraints and chance.random() < 0.5:
+        body |= chance.choice(source.constraints)
     if chance.random() < 0.8:
         body["return_token_ids"] = True
     if chance.random() < 0.3:

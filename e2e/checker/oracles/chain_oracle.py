@@ -14,12 +14,14 @@ The token after position i is one of the 16 tokens from first[i] on, all equally
 first of them. With any temperature above 0 it is number floor(16 u), where u in [0, 1) is the 53-bit number that the
 sampler draws for (seed, index): Philox4x32-10 with the seed's two words as key and the index as counter. The sampler
 takes the first token with a cumulative probability above u. Sixteenths are exact in floating point, so that this is the
-same token with any rounding.
+same token with any rounding. A grammar (digit_pattern.py) leaves n of the 16 tokens, and the token is number floor(n u)
+of these.
 """
 
 from collections.abc import Callable, Sequence
 
 from checker.oracles.chain_model import ChainModel
+from checker.oracles.digit_pattern import DigitPattern
 
 PRIME = 2**31 - 1
 CHOICES = 16
@@ -36,6 +38,7 @@ def expected_tokens(
     seed: int,
     temperature: float,
     ignore_eos: bool = False,
+    pattern: DigitPattern | None = None,
 ) -> list[int]:
     """Return the output of a request without penalties, logit_bias and min_tokens.
 
@@ -47,10 +50,11 @@ def expected_tokens(
         seed: of the choice, from 0 to 2^63 - 1: choice k of a call has (seed of the call + k) mod 2^63.
         temperature: 0 is greedy; all others draw in the same way.
         ignore_eos: continue after the model's EOS.
+        pattern: the grammar of the output.
     Returns: `count` tokens, or fewer that end in EOS.
     """
-    eos_token_id = None if ignore_eos else model.eos_token_id
-    return drawn_tokens(_Context(model).append, prompt, count, seed=seed, temperature=temperature, eos=eos_token_id)
+    eos, append = None if ignore_eos else model.eos_token_id, _Context(model).append
+    return drawn_tokens(append, prompt, count, seed=seed, temperature=temperature, eos=eos, pattern=pattern)
 
 
 def drawn_tokens(
@@ -61,6 +65,7 @@ def drawn_tokens(
     seed: int,
     temperature: float,
     eos: int | None,
+    pattern: DigitPattern | None = None,
 ) -> list[int]:
     """Return the output after a beginning.
 
@@ -68,12 +73,17 @@ def drawn_tokens(
         append: adds a token to the context, and returns the first of the possible next tokens.
         beginning: one token or more.
         eos: token that ends the output; None: no token does.
+        pattern: the grammar of the output, with a model that has an EOS.
     """
     for token in beginning:
         first = append(token)
     output: list[int] = []
     for index in range(count):
-        token = first + (drawn_index(seed, index) if temperature > 0 else 0)
+        candidates: Sequence[int] = range(first, first + CHOICES)
+        if pattern is not None:
+            assert eos is not None
+            candidates = pattern.candidates(index, candidates, eos)
+        token = candidates[drawn_index(seed, index, len(candidates)) if temperature > 0 else 0]
         output.append(token)
         if token == eos:
             break
@@ -81,11 +91,11 @@ def drawn_tokens(
     return output
 
 
-def drawn_index(seed: int, index: int) -> int:
-    """Return the number, from 0, of the token that the sampler draws from 16 equally likely ones."""
+def drawn_index(seed: int, index: int, choices: int = CHOICES) -> int:
+    """Return the number, from 0, of the token that the sampler draws from so many equally likely ones."""
     words = philox((index & _LOW, index >> 32, 0, 0), (seed & _LOW, seed >> 32))
     bits = (words[0] << 32 | words[1]) >> 11  # u = bits / 2^53
-    return bits * CHOICES >> 53
+    return bits * choices >> 53
 
 
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:

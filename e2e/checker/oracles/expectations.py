@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import httpx
 
@@ -13,6 +13,7 @@ from checker.history.answers import Call, gather_calls, max_tokens_of
 from checker.history.records import Expected, HistoryWriter
 from checker.oracles.chain_model import CHAIN, load_chain_model
 from checker.oracles.chain_oracle import expected_tokens
+from checker.oracles.digit_pattern import DigitPattern
 from checker.oracles.model_folder import model_type_of, text_of, tokens_of
 from checker.oracles.seq2seq_chain_model import SEQ2SEQ_CHAIN, load_seq2seq_chain_model
 from checker.oracles.seq2seq_chain_oracle import expected_answer
@@ -26,10 +27,13 @@ class Oracle(Protocol):
 
     eos_token_id: int | None
 
-    def tokens(
-        self, prompt: Sequence[int], prefix: Sequence[int], count: int, seed: int, temperature: float
-    ) -> list[int]:
-        """Return an output. Args: prefix: of the target; empty with a decoder-only model."""
+    def tokens(self, prompt: Sequence[int], prefix: Sequence[int], count: int, **sampling: Any) -> list[int]:
+        """Return an output.
+
+        Args:
+            prefix: of the target; empty with a decoder-only model.
+            sampling: seed, temperature and pattern, as in `expected_tokens`.
+        """
         ...
 
 
@@ -40,11 +44,9 @@ class DecoderOracle:
         self._model = load_chain_model(folder)
         self.eos_token_id = self._model.eos_token_id
 
-    def tokens(
-        self, prompt: Sequence[int], prefix: Sequence[int], count: int, seed: int, temperature: float
-    ) -> list[int]:
+    def tokens(self, prompt: Sequence[int], prefix: Sequence[int], count: int, **sampling: Any) -> list[int]:
         assert not prefix, "a decoder-only model takes no decoder_prefix"
-        return expected_tokens(self._model, prompt, count, seed=seed, temperature=temperature)
+        return expected_tokens(self._model, prompt, count, **sampling)
 
 
 class EncoderDecoderOracle:
@@ -54,10 +56,8 @@ class EncoderDecoderOracle:
         self._model = load_seq2seq_chain_model(folder)
         self.eos_token_id = self._model.eos_token_id
 
-    def tokens(
-        self, prompt: Sequence[int], prefix: Sequence[int], count: int, seed: int, temperature: float
-    ) -> list[int]:
-        return expected_answer(self._model, prompt, count, seed=seed, temperature=temperature, prefix=prefix)
+    def tokens(self, prompt: Sequence[int], prefix: Sequence[int], count: int, **sampling: Any) -> list[int]:
+        return expected_answer(self._model, prompt, count, prefix=prefix, **sampling)
 
 
 def chain_expectations(folder: Path, plans: Sequence[PlannedCall], *, at: float) -> list[Expected]:
@@ -84,7 +84,10 @@ def _chain_choice(
     # The choices of a prompt have consecutive seeds.
     prefix = body.get("decoder_prefix") or []
     given = tokens_of(prefix) if isinstance(prefix, str) else prefix
-    tokens = model.tokens(prompt, given, limit, body["seed"] + sibling, body["temperature"])
+    regex = (body.get("structured_outputs") or {}).get("regex")
+    pattern = None if regex is None else DigitPattern.parse(regex)
+    seed, temperature = body["seed"] + sibling, body["temperature"]
+    tokens = model.tokens(prompt, given, limit, seed=seed, temperature=temperature, pattern=pattern)
     tokens, is_stopped = cut_at_stop(tokens, body.get("stop") or ())
     is_stopped = is_stopped or tokens[-1] == model.eos_token_id
     reason = "stop" if is_stopped else "length"

@@ -33,7 +33,7 @@ def write_folder(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> N
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     (folder / "model.safetensors").write_bytes(_as_safetensors(tensors))
-    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(config["vocab_size"])))
+    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(config["vocab_size"], config["eos_token_id"])))
 
 
 def read_folder(folder: Path, model_type: str) -> tuple[dict[str, Any], Tensors]:
@@ -82,13 +82,18 @@ def _read_safetensors(file: bytes) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _tokenizer(vocab_size: int) -> dict[str, Any]:
-    """Return the tokenizer.json of the tokenizers library: it splits a text at everything in the form of a token."""
+def _tokenizer(vocab_size: int, eos_token_id: int | None) -> dict[str, Any]:
+    """Return the tokenizer.json of the tokenizers library: it splits a text at everything in the form of a token.
+
+    EOS has no text in an answer.
+    """
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
+    eos = [] if eos_token_id is None else [{"id": eos_token_id, "content": text_of([eos_token_id]), **flags}]
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [],
+        "added_tokens": eos,
         "normalizer": None,
         "pre_tokenizer": {
             "type": "Split",

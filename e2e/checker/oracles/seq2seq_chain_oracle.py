@@ -21,6 +21,7 @@ The target is the start token, the call's prefix, and the generated tokens.
 from collections.abc import Sequence
 
 from checker.oracles.chain_oracle import add_kept, drawn_tokens, first_token, fold, mixed, start_state
+from checker.oracles.digit_pattern import DigitPattern
 from checker.oracles.seq2seq_chain_model import Seq2SeqChainModel
 
 
@@ -33,20 +34,23 @@ def expected_answer(
     temperature: float,
     prefix: Sequence[int] = (),
     ignore_eos: bool = False,
+    pattern: DigitPattern | None = None,
 ) -> list[int]:
     """Return the output of a request without penalties, logit_bias and min_tokens.
 
     Args:
         source: one token or more.
         count: most tokens to generate.
-        seed, temperature, ignore_eos: as in `expected_tokens`.
+        seed, temperature, ignore_eos, pattern: as in `expected_tokens`.
         prefix: the call's `decoder_prefix`.
     Returns: `count` tokens, or fewer that end in EOS.
     """
     target = _Target(model, source)
     eos = None if ignore_eos else model.eos_token_id
     beginning = model.beginning(tuple(prefix))
-    return drawn_tokens(target.append, beginning, count, seed=seed, temperature=temperature, eos=eos)
+    return drawn_tokens(
+        target.append, beginning, count, seed=seed, temperature=temperature, eos=eos, pattern=pattern
+    )
 
 
 class _Target:

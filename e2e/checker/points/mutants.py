@@ -1,6 +1,7 @@
 """Orca without one of its rules, made in memory: the checker has to find each."""
 
 import dataclasses
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -83,6 +84,25 @@ def _ignore_claims(module: Any) -> None:
     module.Transition.__init__ = mutant
 
 
+def _forget_the_log(module: Any) -> None:
+    """Let a matcher begin anew when its request starts again."""
+    _with_output(module, lambda _: ())
+
+
+def _take_the_log_twice(module: Any) -> None:
+    """Let a matcher take the log of a request that starts again twice."""
+    _with_output(module, lambda output: (*output, *output))
+
+
+def _with_output(module: Any, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> None:
+    start = module.RequestMask.__init__
+
+    def mutant(self: Any, params: Any, output: Any, **settings: Any) -> None:
+        start(self, params, change(tuple(output)), **settings)
+
+    module.RequestMask.__init__ = mutant
+
+
 def _remember_calls(module: Any) -> None:
     """Let a gateway keep some memory of each call that it answered."""
     start, kept = module.Delivery.__init__, []
@@ -100,5 +120,7 @@ MUTANTS = {
     "step twice": ("orca.worker.controller.step_order", _run_steps_again),
     "epochs ignored": ("orca.worker.controller.step_order", _ignore_epochs),
     "calls remembered": ("orca.gateway.answer.delivery", _remember_calls),
+    "log not consumed": ("orca.worker.stage.token_masks", _forget_the_log),
+    "log consumed twice": ("orca.worker.stage.token_masks", _take_the_log_twice),
     "claims ignored": ("orca.pool.redis.transitions", _ignore_claims),
 }

@@ -1,7 +1,11 @@
 """Rules about the tokens of one accepted call: they must match usage, text, the pool's log and the oracle. Pure."""
 
+import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import jsonschema_rs
 
 from checker.history.answers import WHOLE, Call, Choice, ParsedEvent, max_tokens_of
 from checker.rules.evidence import Evidence, Harm, Violation, violation_in
@@ -108,7 +112,19 @@ def equals_oracle(call: Call, evidence: Evidence) -> Iterator[Violation]:
             yield from _compare("equals_oracle", Harm.WRONG, call, choice, expected.tokens, expected.finish_reason)
 
 
-CONTENT_RULES: tuple[CallRule, ...] = (reason_fits, usage_fits)
+def matches_grammar(call: Call) -> Iterator[Violation]:
+    """Check that a whole answer matches what its call asked for; one that was cut has no whole text."""
+    matches = _matcher_of(call.body)
+    if matches is None:
+        return
+    for choice in call.choices():
+        end = choice.end
+        is_whole = end is not None and end.error is None and end.finish_reason == "stop" and end.stop_reason is None
+        if is_whole and not matches(choice.text):
+            yield _misstated("matches_grammar", call, choice, "an answer of the grammar", repr(choice.text), end)
+
+
+CONTENT_RULES: tuple[CallRule, ...] = (reason_fits, usage_fits, matches_grammar)
 EVIDENCE_RULES: tuple[EvidenceRule, ...] = (text_is_join, equals_log, equals_oracle)
 
 
@@ -131,6 +147,27 @@ def _compare(
         yield violation_in(rule, harm, call, choice, f"{len(tokens)} tokens", found, count=missing, at=end)
     if reason is not None and end.finish_reason != reason:
         yield _misstated(rule, call, choice, f"end by {reason}", f"by {end.finish_reason}", end)
+
+
+def _matcher_of(body: dict[str, Any]) -> Callable[[str], bool] | None:
+    """Return what tells whether an answer matches the call's grammar; None if it has none."""
+    structured, wanted = body.get("structured_outputs") or {}, body.get("response_format") or {}
+    if "regex" in structured:
+        return lambda text: re.fullmatch(structured["regex"], text) is not None
+    if "choice" in structured:
+        return lambda text: text in structured["choice"]
+    if "json_schema" in wanted:
+        return lambda text: _is_valid_json(text, wanted["json_schema"]["schema"])
+    return None
+
+
+def _is_valid_json(text: str, schema: dict[str, Any]) -> bool:
+    """Return whether a text is JSON that a schema allows."""
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return False
+    return jsonschema_rs.is_valid(schema, document)
 
 
 def _count(choice: Choice) -> int | None:

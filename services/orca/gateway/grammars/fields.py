@@ -15,7 +15,7 @@ from orca.core.domain.errors import InvalidRequest
 from orca.core.grammars.matching import NO_FORCING
 from orca.gateway.grammars.json_schema import check_keywords
 
-JSON_OPTIONS = {"whitespace_pattern": r"( |\r?\n[ \t]{0,64})"}
+JSON_OPTIONS = {"whitespace_pattern": r"( |\r?\n( {0,64}|\t{0,32}))"}
 """Options of llguidance for JSON: between two parts there is at most one space, or a new line with its indentation.
 
 Without a bound a model may write spaces until its answer is cut by length.
