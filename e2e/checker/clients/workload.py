@@ -54,7 +54,8 @@ def with_patterns(source: PromptSource, *, seed: int) -> PromptSource:
     """Return the source for a chain model whose answers match patterns of digits."""
     chance, patterns = random.Random(f"{seed} patterns"), []
     for _ in range(12):
-        digits = tuple("".join(sorted(chance.sample("0123456789", chance.randint(2, 7)))) for _ in range(chance.choice((2, 3, 5))))
+        sets = [chance.sample("0123456789", chance.randint(2, 7)) for _ in range(chance.choice((2, 3, 5)))]
+        digits = tuple("".join(sorted(each)) for each in sets)
         least = chance.randint(1, 20)
         patterns.append(DigitPattern(digits, least, chance.choice((least, least + 15, 400))))
     return replace(source, constraints=[{"structured_outputs": {"regex": each.regex}} for each in patterns])

@@ -45,6 +45,4 @@ class DigitPattern:
         if cycles == self.most:
             return [eos]
         may_end = place == 0 and cycles >= self.least
-        return [
-            token for token in window if (may_end if token == eos else str(token)[-1] in self.digits[place])
-        ]
+        return [token for token in window if (may_end if token == eos else str(token)[-1] in self.digits[place])]

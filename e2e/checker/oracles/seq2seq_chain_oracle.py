@@ -48,9 +48,7 @@ def expected_answer(
     target = _Target(model, source)
     eos = None if ignore_eos else model.eos_token_id
     beginning = model.beginning(tuple(prefix))
-    return drawn_tokens(
-        target.append, beginning, count, seed=seed, temperature=temperature, eos=eos, pattern=pattern
-    )
+    return drawn_tokens(target.append, beginning, count, seed=seed, temperature=temperature, eos=eos, pattern=pattern)
 
 
 class _Target:

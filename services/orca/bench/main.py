@@ -7,6 +7,7 @@
     engine        the time of one batch until all its requests end, without a scheduler (Figure 9)
     chunks        prompts in chunks: throughput against the gaps between tokens, on the engine alone
     encoder       the encoder of an encoder-decoder model, against the machine's rate of matrix products
+    grammars      structured output: the cost of a mask, and the engine with and without a schema
     gpu           kernels, decode steps and a trace on a GPU, each compared with its limit
     peers         comparison with Hugging Face transformers, OpenVINO GenAI, vLLM and CTranslate2, in one run
     host          scheduler, pool and gateway with an engine that computes nothing
@@ -102,6 +103,7 @@ def _parser() -> CommandLineParser:
     _add_chunks_options(
         actions.add_parser("chunks", help="prompts in chunks: throughput against the gaps between tokens")
     )
+    _add_grammars_options(actions.add_parser("grammars", help="what structured output costs"))
     gpu.add_options(actions.add_parser("gpu", help=gpu.HELP))
     _add_peers_options(
         actions.add_parser(
@@ -201,6 +203,19 @@ def _add_encoder_options(parser: argparse.ArgumentParser) -> None:
     add("--sources", type=comma_separated(_sources), default=((1, 512), (16, 32), (4, 128)), metavar="NxM", help=shown)
     add("--rounds", type=positive(int), default=25, metavar="N", help="runs of each (%(default)s)")
     _add_threads_option(parser)
+    add_output_options(parser, can_plot=False)
+
+
+def _add_grammars_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--shape", choices=_FLOAT32[:5], default=_FLOAT32[0], help="shape of the random model (%(default)s)")
+    add("--batch-size", type=positive(int), default=16, metavar="N", help="requests of a step (%(default)s)")
+    shown = "vocabularies of a matcher alone (2048,150000)"
+    add("--vocabularies", type=comma_separated(positive(int)), default=(2048, 150_000), metavar="N,N", help=shown)
+    add("--tokens", type=positive(int), default=2000, metavar="N", help="tokens of its output (%(default)s)")
+    add("--rounds", type=positive(int), default=5, metavar="N", help="runs of the engine on each side (%(default)s)")
+    _add_threads_option(parser)
+    add_trace_options(parser, preset="small", requests=64)
     add_output_options(parser, can_plot=False)
 
 
@@ -460,6 +475,30 @@ def _encoder(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     write_figures(options, encoder.figures(times, idle_s, settings))
 
 
+def _grammars(options: argparse.Namespace, up_options: Sequence[str]) -> None:
+    os.environ.update(thread_variables(options.threads))
+    from orca.bench.parts import grammars  # torch: only here
+    from orca.bench.peers.compare import make_random_model
+    from orca.bench.peers.workload import Workload
+
+    _refuse_up_options(up_options)
+    matchers = [grammars.time_matcher(vocab, options.tokens) for vocab in options.vocabularies]
+    trace = generate(trace_spec(options, None))
+    with TemporaryDirectory(prefix="orca-grammars-") as folder:
+        model = make_random_model(options.shape, Path(folder), _print_progress)
+        sizes = {"batch_size": options.batch_size, "threads": options.threads}
+        workload = Workload.of(trace, model, _vocab_size(model), **sizes)
+        speeds = grammars.measure_engine(model, workload, options.rounds)
+    print("\n".join(grammars.lines(matchers, speeds)))
+    write_json(options.json, grammars.to_json(matchers, speeds))
+    settings = {
+        "model": options.shape,
+        "batch": options.batch_size,
+        "lengths": trace_settings(options, None)["lengths"],
+    }
+    write_figures(options, grammars.figures(matchers, speeds, settings))
+
+
 def _chunks(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     os.environ.update(thread_variables(options.threads))
     from orca.bench import chunks  # torch: only here
@@ -552,6 +591,7 @@ ACTIONS: Mapping[str, Callable[[argparse.Namespace, Sequence[str]], int | None]]
     "engine": _engine,
     "chunks": _chunks,
     "encoder": _encoder,
+    "grammars": _grammars,
     "gpu": gpu.act,
     "peers": _peers,
     "host": _host,

@@ -23,7 +23,7 @@ from orca.bench.peers.arrivals import Arrivals
 from orca.bench.peers.workload import PeerAnswer, Workload
 from orca.bench.trace import GREEDY
 from orca.core.domain.model import QUANTIZATIONS
-from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, Request
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, Request, SamplingParams
 from orca.core.domain.step import Claim, Epoch, Sampled, Step
 from orca.core.process.gc_freeze import freeze_all
 from orca.scheduler.policy.iteration import IterationPolicy
@@ -79,17 +79,21 @@ def run(
     on_step: Callable[[Step], None] = lambda _: None,
     *,
     max_batch_tokens: int | None = None,
+    sampling: SamplingParams = GREEDY,
+    eos_token_ids: Sequence[int] = (),
 ) -> EngineRun:
     """Run Algorithm 1 over the whole workload, one step at a time; a request joins after the step when it arrives.
 
     Args:
         on_step: called when a step's tokens are drawn.
         max_batch_tokens: bound of a step; prompts run in chunks. None runs whole prompts.
+        sampling: of all requests.
+        eos_token_ids: they end no request here.
     """
     arrivals = Arrivals(workload)
     kind = model.info.encoder_decoder
     beginning = () if kind is None else kind.beginning()
-    requests = [_request(workload, number, beginning) for number in range(len(workload.prompts))]
+    requests = [_request(workload, number, beginning, sampling) for number in range(len(workload.prompts))]
     limits = BatchLimits(
         stages=1,
         max_batch_size=workload.batch_size,
@@ -99,7 +103,13 @@ def run(
         max_batch_tokens=max_batch_tokens,
         is_encoder_decoder=kind is not None,
     )
-    stage = Stage(model, slots=limits.slots, block_tokens=limits.block_tokens, eos_token_ids=(), feeds_tokens=False)
+    stage = Stage(
+        model,
+        slots=limits.slots,
+        block_tokens=limits.block_tokens,
+        eos_token_ids=eos_token_ids,
+        feeds_tokens=False,
+    )
     state, policy, epoch = GroupState(), IterationPolicy(), Epoch(1, "bench")
     answers: list[list[int]] = [[] for _ in workload.prompts]
     while True:
@@ -123,14 +133,14 @@ def run(
         arrivals.record_tokens([entry.request.choice for entry in drawing])
 
 
-def _request(workload: Workload, number: int, decoder_prefix: tuple[int, ...]) -> Request:
+def _request(workload: Workload, number: int, decoder_prefix: tuple[int, ...], sampling: SamplingParams) -> Request:
     return Request(
         parent="bench",
         choice=number,
         revision="bench",
         prompt=tuple(workload.prompts[number]),
         max_new_tokens=workload.new_tokens[number],
-        sampling=GREEDY,
+        sampling=sampling,
         decoder_prefix=decoder_prefix,
         arrival=number,
     )

@@ -96,7 +96,7 @@ def make_model(folder: Path, shape: Shape, *, dtype: torch.dtype = torch.float32
     _write_json(folder / "generation_config.json", {key: special[key] for key in special if key != "bos_token_id"})
     if is_seq2seq:
         _write_json(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
-    _tokenizer(shape.vocab, SPECIAL_TOKENS if is_seq2seq else ()).save(str(folder / "tokenizer.json"))
+    made_up_tokenizer(shape.vocab, SPECIAL_TOKENS if is_seq2seq else ()).save(str(folder / "tokenizer.json"))
     return sum(weight.numel() for weight in weights.values())
 
 
@@ -208,7 +208,7 @@ def _gpt2_config(shape: GPT2Shape) -> dict[str, object]:
     }
 
 
-def _tokenizer(vocab: int, special: Sequence[str]) -> Tokenizer:
+def made_up_tokenizer(vocab: int, special: Sequence[str] = ()) -> Tokenizer:
     """Return a byte-level tokenizer: special tokens, the 256 bytes, then made-up words that only outputs contain."""
     first = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     ids = {token: index for index, token in enumerate([*first, *(f"Ġw{n}" for n in range(vocab - len(first)))])}

@@ -1,0 +1,116 @@
+"""Structured output on real stages: every answer that ends by itself has its form, and a cut one begins one.
+
+The model is random, so an answer takes any way through its grammar.
+"""
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import orjson
+import pytest
+
+from orca.bench.parts.tiny_families import tiny_checkpoint
+from orca.core.domain.model import load_model_info
+from orca.core.domain.request import FinishReason, SamplingParams
+from orca.core.domain.text import Tokenizer
+from orca.core.grammars.matching import GrammarVocabulary
+from orca.gateway.grammars.fields import StructuredOutputs, grammar_of
+from support.grammars.schemas import CORPUS, Schema, generated
+from support.system.running_group import RunningGroup, Work
+
+pytestmark = pytest.mark.timeout(900)
+
+TOKENS = 70
+REGEXES = (
+    r"\d{3}-\d{4}",
+    r"[A-Za-z_]\w{0,9}",
+    r"(a|bb)*c?",
+    r"^x+$",
+    "[^\n]{2,5}",
+    r"(GET|POST) /[a-z/]{0,8} HTTP/1\.[01]",
+)
+CHOICES = (["yes", "no"], ["a", "aa", "aaa"], ['quoted "text"', "line\nbreak", "ß"])
+GRAMMARS: dict[str, str] = {
+    'start: sum\nsum: NUM ("+" NUM)*\nNUM: /[0-9]{1,3}/': r"[0-9]{1,3}(\+[0-9]{1,3})*",
+    'start: "<" NAME ">" TEXT "</" NAME ">"\nNAME: /[a-z]{1,4}/\nTEXT: /[^<>]{0,9}/': r"<[a-z]{1,4}>[^<>]{0,9}</[a-z]{1,4}>",
+    'start: %json {"type": "boolean"} ";" | "none"': "(true|false);|none",
+}
+
+Case = tuple[dict[str, Any], Callable[[str], bool]]
+"""Fields of `structured_outputs`, and what tells whether a text has that form."""
+
+
+def is_json_of(schema: Schema, text: str) -> bool:
+    return jsonschema_rs.is_valid(schema, orjson.loads(text), validate_formats=True)
+
+
+def is_whole_match(regex: str, text: str) -> bool:
+    return re.fullmatch(regex, text, re.ASCII) is not None
+
+
+def cases(schemas: Sequence[Schema]) -> list[Case]:
+    found: list[Case] = [({"json": schema}, partial(is_json_of, schema)) for schema in schemas]
+    found += [({"regex": regex}, partial(is_whole_match, regex)) for regex in REGEXES]
+    found += [({"choice": choice}, choice.__contains__) for choice in CHOICES]
+    found += [({"grammar": grammar}, partial(is_whole_match, regex)) for grammar, regex in GRAMMARS.items()]
+    return found
+
+
+async def check(folder: Path, checked: Sequence[Case], answers: int, seed: int) -> int:
+    """Serve answers of all cases, in mixed batches, and check each. Returns: how many ended by themselves."""
+    chance = random.Random(seed)
+    info, tokenizer = load_model_info(folder), Tokenizer.from_folder(folder)
+    vocabulary = GrammarVocabulary(tokenizer, info.vocab_size, info.eos_token_ids)
+    grammars = []
+    for fields, _ in checked:
+        grammar = grammar_of(None, StructuredOutputs.model_validate(fields))
+        assert grammar is not None
+        grammars.append(grammar.text)
+    works = [
+        Work(
+            prompt=tuple(chance.randrange(2, 100) for _ in range(chance.randint(1, 9))),
+            max_new_tokens=chance.randint(1, TOKENS),
+            sampling=SamplingParams(seed=number, temperature=3.0, grammar=grammars[number % len(grammars)]),
+        )
+        for number in range(answers)
+    ]
+    with RunningGroup(folder, slots_max=1 << 14) as group:
+        outputs = await group.serve(works, max_batch_size=32, prefetch=1, limit_s=800.0)
+    ended = 0
+    for number, output in enumerate(outputs):
+        fields, has_form = checked[number % len(checked)]
+        assert output.end.reason in (FinishReason.STOP, FinishReason.LENGTH), (fields, output.end)
+        if output.end.reason is FinishReason.STOP:
+            ended += 1
+            text = tokenizer.decode(output.ids)
+            assert has_form(text), (fields, text)
+        else:
+            matcher = vocabulary.matcher(grammars[number % len(grammars)])
+            matcher.consume(output.ids)
+            assert matcher.failure is None, (fields, output.ids)
+    return ended
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("llama", tmp_path_factory.mktemp("llama"), max_position_embeddings=128)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_answers_have_the_form_of_their_call(folder: Path, seed: int) -> None:
+    checked = cases([*CORPUS, *generated(20, seed)])
+    assert await check(folder, checked, 2 * len(checked), seed) > len(checked) // 4
+
+
+@pytest.mark.prove
+async def test_two_thousand_structured_answers_of_three_hundred_schemas(folder: Path) -> None:
+    checked = cases([*CORPUS, *generated(300 - len(CORPUS), 7)])
+    ended = await check(folder, checked, 2_000, 7)
+    print(f"{ended} of 2000 answers ended by themselves, of {len(checked)} forms")
+    assert ended > 600
