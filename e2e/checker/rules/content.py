@@ -119,8 +119,9 @@ def matches_grammar(call: Call) -> Iterator[Violation]:
         return
     for choice in call.choices():
         end = choice.end
-        is_whole = end is not None and end.error is None and end.finish_reason == "stop" and end.stop_reason is None
-        if is_whole and not matches(choice.text):
+        if end is None or end.error is not None or end.finish_reason != "stop" or end.stop_reason is not None:
+            continue
+        if not matches(choice.text):
             yield _misstated("matches_grammar", call, choice, "an answer of the grammar", repr(choice.text), end)
 
 

@@ -22,6 +22,8 @@ OUTLIVE = ("points", "--only", "scheduler pool.commit: outlive")
     [
         ("token left out", "equals_oracle", KILL),
         ("neighbour's slots", "equals_oracle", KILL),
+        ("log not consumed", "equals_oracle", (*KILL, "--grammars")),
+        ("log consumed twice", "has_no_error", (*KILL, "--grammars")),
         ("step twice", "stale_work_is_refused", LOSE_REPLY),
         ("epochs ignored", "stale_work_is_refused", COME_LATE),
         ("claims ignored", "stale_work_is_refused", OUTLIVE),

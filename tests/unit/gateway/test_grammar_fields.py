@@ -113,6 +113,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "object",
     ),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "JSON"),
+    ({"structured_outputs": {"json": '{"items":' * 500 + "{}" + "}" * 500}}, "structured_outputs.json", "JSON"),
     ({"structured_outputs": {"json": {"x-guidance": {"lenient": True}}}}, "structured_outputs.json", "x-guidance"),
     ({"structured_outputs": {"regex": "(?=a)b"}}, "structured_outputs.regex", ""),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", ""),

@@ -4,6 +4,7 @@ take_rows   reads and writes each row once
 embed       reads one or two rows per token and writes their sum; a row of a packed weight touches the cache lines of
             its whole panel
 argmax      reads [rows, width] of float32 once, and the part of each row with its largest number again
+mask_tokens reads a bit for each number of some rows, and writes the numbers that are left out
 """
 
 import math
@@ -32,7 +33,7 @@ from orca.kernels.cpu.team.team import Kernel, new_empty, row_count
 
 def kernels(dtype: torch.dtype, table_dtype: torch.dtype) -> list[Kernel]:
     """Return the kernels that a model with packed weights calls, for these dtypes of activations and embeddings."""
-    return [_increment, _take_rows, _largest, _embed(table_dtype, dtype)]
+    return [_increment, _take_rows, _largest, _mask_tokens, _embed(table_dtype, dtype)]
 
 
 def increment(at: int) -> None:
@@ -219,10 +220,34 @@ def argmax(x: Tensor) -> Tensor:
 
 
 def mask_tokens(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
-    numbers, vocab = logits.numpy(), logits.shape[1]
-    bits = np.unpackbits(masks.numpy().view(np.uint8), axis=1, count=vocab, bitorder="little")
-    for row, left_out in zip(rows.tolist(), bits == 0, strict=True):
-        np.copyto(numbers[row], np.float32(-np.inf), where=left_out)
+    assert logits.dtype == torch.float32
+    assert logits.is_contiguous()
+    assert rows.is_contiguous()
+    assert masks.is_contiguous()
+    masked, words = masks.shape
+    _mask_tokens(masked, logits.data_ptr(), rows.data_ptr(), masks.data_ptr(), masked, logits.shape[1], words)
+
+
+_BIT = np.uint32(1)
+
+
+def _mask_rows(args: Any) -> None:
+    masked, vocab, words = args[5], args[6], args[7]
+    rows = carray(pointer(args[3], np.int64), (masked,))
+    place = next_task(args)
+    while place < masked:
+        numbers = carray(pointer(args[2] + rows[place] * vocab * 4, np.float32), (vocab,))
+        mask = carray(pointer(args[4] + place * words * 4, np.uint32), (words,))
+        for word in range(words):
+            first, bits = 32 * word, mask[word]
+            # Without a branch on each bit, vector instructions do it.
+            for bit in range(min(32, vocab - first)):
+                is_allowed = (bits >> np.uint32(bit)) & _BIT
+                numbers[first + bit] = numbers[first + bit] if is_allowed else -np.inf
+        place = next_task(args)
+
+
+_mask_tokens = Kernel("mask_tokens", _mask_rows)
 
 
 _NOT_SIGN, _INFINITY_WORD = np.int32(0x7FFF_FFFF), np.int32(0x7F80_0000)

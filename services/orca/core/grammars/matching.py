@@ -10,6 +10,7 @@ an output gets, so they are a part of the contract between scheduler and stages 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -24,6 +25,8 @@ Otherwise llguidance would allow one single token where the next bytes are known
 """
 
 _LIMITS = LLParserLimits(verbose_errors=False)
+_KEPT_MAX = 64
+"""Grammars whose matchers are kept, at the start of an output."""
 _UNSATISFIABLE = ("NoExtension", "NoExtensionBias")
 """Errors of a grammar without any text."""
 
@@ -69,10 +72,17 @@ class GrammarVocabulary:
             eos_token_id=eos_token_ids[0],
         )
         self._inner = LLTokenizer(words, eos_token=list(eos_token_ids))
+        self._fresh = lru_cache(_KEPT_MAX)(self._build)
 
     def matcher(self, grammar: str) -> "GrammarMatcher":
-        """Return a matcher at the start of an output. If the grammar is not valid, it has failed."""
-        return GrammarMatcher(LLMatcher(self._inner, grammar, log_level=0, limits=_LIMITS), self.eos_token_ids)
+        """Return a matcher at the start of an output. If the grammar is not valid, it has failed.
+
+        Many requests have the same grammar, and a copy costs a few microseconds instead of milliseconds.
+        """
+        return GrammarMatcher(self._fresh(grammar).deep_copy(), self.eos_token_ids)
+
+    def _build(self, grammar: str) -> LLMatcher:
+        return LLMatcher(self._inner, grammar, log_level=0, limits=_LIMITS)
 
 
 class GrammarMatcher:

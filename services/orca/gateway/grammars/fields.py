@@ -136,7 +136,10 @@ def _of_schema(schema: Any, param: str) -> NamedGrammar:
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{param}: must be an object", param=param)
     check_keywords(schema, param)
-    text = orjson.dumps({"x-guidance": JSON_OPTIONS, **schema}).decode()
+    try:
+        text = orjson.dumps({"x-guidance": JSON_OPTIONS, **schema}).decode()
+    except orjson.JSONEncodeError as error:
+        raise InvalidRequest(f"{param}: cannot be written as JSON: {error}", param=param) from error
     return _of_lark(f"start: %json {text}", param)
 
 

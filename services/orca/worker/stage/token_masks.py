@@ -9,7 +9,7 @@ A mask that cannot be computed, or leaves no token, is a failure of its request 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from threading import Lock
 
@@ -37,19 +37,25 @@ ReadVocabulary = Callable[[], GrammarVocabulary]
 """Returns the vocabulary of the model. The first call may take a second. Raises: ModelError."""
 
 
+_reading = Lock()
+
+
 def vocabulary_reader(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> ReadVocabulary:
-    """Return a function that reads the tokenizer of a model's folder, once: most ranks never have a grammar."""
-    lock = Lock()
+    """Return a function that reads the tokenizer of a model's folder, once in a process and only if it is called.
 
-    @cache
-    def read() -> GrammarVocabulary:
-        return GrammarVocabulary(Tokenizer.from_folder(folder), vocab_size, eos_token_ids)
+    Most ranks never have a grammar.
+    """
+    return partial(_read_once, folder, vocab_size, tuple(eos_token_ids))
 
-    def read_once() -> GrammarVocabulary:
-        with lock:
-            return read()
 
-    return read_once
+def _read_once(folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> GrammarVocabulary:
+    with _reading:
+        return _read(folder, vocab_size, eos_token_ids)
+
+
+@cache
+def _read(folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> GrammarVocabulary:
+    return GrammarVocabulary(Tokenizer.from_folder(folder), vocab_size, eos_token_ids)
 
 
 def mask_threads(processors: int) -> int:
