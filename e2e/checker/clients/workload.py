@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from checker.oracles.digit_pattern import DigitPattern
+from checker.clients.digit_pattern import DigitPattern
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -20,8 +20,8 @@ of these.
 
 from collections.abc import Callable, Sequence
 
+from checker.clients.digit_pattern import DigitPattern
 from checker.oracles.chain_model import ChainModel
-from checker.oracles.digit_pattern import DigitPattern
 
 PRIME = 2**31 - 1
 CHOICES = 16

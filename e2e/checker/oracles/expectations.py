@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import httpx
 
 from checker.clients.client import Client
+from checker.clients.digit_pattern import DigitPattern
 from checker.clients.workload import PlannedCall
 from checker.history.answers import Call, gather_calls, max_tokens_of
 from checker.history.records import Expected, HistoryWriter
 from checker.oracles.chain_model import CHAIN, load_chain_model
 from checker.oracles.chain_oracle import expected_tokens
-from checker.oracles.digit_pattern import DigitPattern
 from checker.oracles.model_folder import model_type_of, text_of, tokens_of
 from checker.oracles.seq2seq_chain_model import SEQ2SEQ_CHAIN, load_seq2seq_chain_model
 from checker.oracles.seq2seq_chain_oracle import expected_answer

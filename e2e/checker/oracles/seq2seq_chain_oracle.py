@@ -20,8 +20,8 @@ The target is the start token, the call's prefix, and the generated tokens.
 
 from collections.abc import Sequence
 
+from checker.clients.digit_pattern import DigitPattern
 from checker.oracles.chain_oracle import add_kept, drawn_tokens, first_token, fold, mixed, start_state
-from checker.oracles.digit_pattern import DigitPattern
 from checker.oracles.seq2seq_chain_model import Seq2SeqChainModel
 
 

@@ -120,7 +120,7 @@ MUTANTS = {
     "step twice": ("orca.worker.controller.step_order", _run_steps_again),
     "epochs ignored": ("orca.worker.controller.step_order", _ignore_epochs),
     "calls remembered": ("orca.gateway.answer.delivery", _remember_calls),
-    "log not consumed": ("orca.worker.stage.token_masks", _forget_the_log),
-    "log consumed twice": ("orca.worker.stage.token_masks", _take_the_log_twice),
+    "log not consumed": ("orca.worker.masks.request_mask", _forget_the_log),
+    "log consumed twice": ("orca.worker.masks.request_mask", _take_the_log_twice),
     "claims ignored": ("orca.pool.redis.transitions", _ignore_claims),
 }

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(3000)
 TOGETHER = 500
 """Requests of one scheduler's life: fewer than the queue holds."""
 GROWTH_MAX_MIB = 200
-"""What matchers of all kinds may leave in the process: caches, and memory that the allocator keeps."""
+"""Memory that matchers of all kinds may leave in the process: caches, and what the allocator keeps."""
 
 
 @pytest.fixture(scope="module")

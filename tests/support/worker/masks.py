@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from orca.core.domain.request import SamplingParams
 from orca.core.domain.step import Claim, NewRequest
 from orca.core.grammars.matching import GrammarVocabulary
-from orca.worker.stage.token_masks import TokenMasks
+from orca.worker.masks.token_masks import TokenMasks
 
 
 def unread() -> GrammarVocabulary:

@@ -4,6 +4,7 @@ Everything here is plain frozen data. The pool stores it, the scheduler and the 
 changes it. State, owner, claim and log, which change during a request's life, belong to the pool.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -62,6 +63,35 @@ class SamplingParams:
     def has_token_mask(self) -> bool:
         """Return whether the next token is one of a set that may change from token to token."""
         return self.grammar is not None or bool(self.allowed_token_ids or self.forbidden_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class EndingTokens:
+    """The tokens that end one request's output by themselves: EOS and stop token ids. They have no text.
+
+    The scheduler ends requests by this rule, gateways leave out the text of such a token, and stages do not draw one
+    that would end nothing.
+    """
+
+    eos: frozenset[int]
+    stop: frozenset[int]
+    min_tokens: int
+    has_grammar: bool  # EOS is drawn only where the grammar allows the end
+
+    @classmethod
+    def of(cls, sampling: SamplingParams, eos_token_ids: Iterable[int]) -> "EndingTokens":
+        """Args: eos_token_ids: of the model."""
+        has_grammar = sampling.grammar is not None
+        ignores_eos = sampling.ignore_eos and not has_grammar
+        eos = frozenset() if ignores_eos else frozenset(eos_token_ids)
+        return cls(eos, frozenset(sampling.stop_token_ids), sampling.min_tokens, has_grammar)
+
+    def ends(self, token_id: int, index: int) -> bool:
+        """Return whether a token ends the output. Args: index: of the token, from 0."""
+        if index < self.min_tokens:
+            # A grammar that is complete ends even there: nothing else may follow.
+            return self.has_grammar and token_id in self.eos
+        return token_id in self.eos or token_id in self.stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,9 @@
 A grammar is a text in llguidance's dialect of Lark. It describes the text of an output: the bytes of its tokens, one
 after the other. Special tokens and EOS have no text. A grammar may name a special token (`<|python_tag|>`).
 
-A matcher is a pure function of grammar and tokens. So the rank that samples rebuilds it from the log after a failure,
-and the gateway that checks a grammar sees what the rank will see: both have the same limits. They decide which tokens
-an output gets, so they are a part of the contract between scheduler and stages (transport/wire.py).
+A matcher is a pure function of grammar and tokens. So the rank that samples rebuilds it from the log after a failure.
+The gateway that checks a grammar sees what the rank will see, because both have the same limits. The limits decide
+which tokens an output gets, so they are a part of the contract between scheduler and stages (transport/wire.py).
 """
 
 from collections.abc import Sequence

@@ -26,8 +26,7 @@ from typing import Any
 
 import orjson
 
-from orca.core.domain.ending_tokens import EndingTokens
-from orca.core.domain.request import End, FinishReason, Request, Token
+from orca.core.domain.request import End, EndingTokens, FinishReason, Request, Token
 from orca.core.domain.text import OutputText, Tokenizer
 from orca.gateway.errors import end_error
 from orca.gateway.latency_goals import NO_GOALS, LatencyGoals

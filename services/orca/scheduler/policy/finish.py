@@ -6,8 +6,7 @@ A token that ends the request is the last one of its log; the end goes into the 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from orca.core.domain.ending_tokens import EndingTokens
-from orca.core.domain.request import End, FinishReason, Request, Token
+from orca.core.domain.request import End, EndingTokens, FinishReason, Request, Token
 
 
 class StopStringMatch(Protocol):

@@ -132,7 +132,7 @@ class Draw:
 
     state: SamplingState
     index: int
-    mask: NDArray[np.uint32] | None = None  # tokens that may be drawn (token_masks.py); None: all
+    mask: NDArray[np.uint32] | None = None  # tokens that may be drawn (masks/request_mask.py); None: all
 
     @property
     def changes_logits(self) -> bool:

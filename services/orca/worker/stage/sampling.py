@@ -26,6 +26,8 @@ from orca.kernels.contract.sampling_lines import LineSettings
 from orca.kernels.contract.transfer import HostCopy, to_device
 from orca.kernels.device import Sampler, kernels_of
 from orca.worker.machine import available_processors
+from orca.worker.masks.request_mask import RequestMask
+from orca.worker.masks.token_masks import TokenMasks, mask_threads, vocabulary_reader
 from orca.worker.models.build import StageModel
 from orca.worker.stage.host_sampler import (
     Draw,
@@ -36,7 +38,6 @@ from orca.worker.stage.host_sampler import (
     scores_of,
 )
 from orca.worker.stage.step_runner import StepOutput
-from orca.worker.stage.token_masks import RequestMask, TokenMasks, mask_threads, vocabulary_reader
 
 _NO_NUMBER = (
     "the model computed no finite number for token {index} of the output: its dtype may be too narrow for the input"

@@ -12,9 +12,10 @@ from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.core.domain.request import SamplingParams
 from orca.core.domain.step import Refused, Sampled
 from orca.core.grammars.matching import NO_FORCING, GrammarVocabulary
+from orca.worker.masks.request_mask import RequestMask, mask_of
+from orca.worker.masks.token_masks import TokenMasks, vocabulary_reader
 from orca.worker.stage.sampling import HostSampler, SamplingRow
 from orca.worker.stage.step_runner import StepOutput
-from orca.worker.stage.token_masks import RequestMask, TokenMasks, mask_of, vocabulary_reader
 from support.worker.masks import a_new_request, no_masks, unread
 
 VOCAB, EOS = 199, 1
