@@ -97,8 +97,8 @@ def _take_the_log_twice(module: Any) -> None:
 def _with_output(module: Any, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> None:
     start = module.RequestMask.__init__
 
-    def mutant(self: Any, params: Any, output: Any, **settings: Any) -> None:
-        start(self, params, change(tuple(output)), **settings)
+    def mutant(self: Any, params: Any, output: Any, shared: Any) -> None:
+        start(self, params, change(tuple(output)), shared)
 
     module.RequestMask.__init__ = mutant
 

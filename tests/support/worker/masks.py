@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from orca.core.domain.request import SamplingParams
 from orca.core.domain.step import Claim, NewRequest
 from orca.core.grammars.matching import GrammarVocabulary
+from orca.worker.masks.request_mask import ModelMasks
 from orca.worker.masks.token_masks import TokenMasks
 
 
@@ -15,7 +16,7 @@ def unread() -> GrammarVocabulary:
 
 def no_masks(vocab_size: int) -> TokenMasks:
     """Return the masks of a sampler whose requests have none."""
-    return TokenMasks(vocab_size=vocab_size, eos_token_ids=(), never=(), read_vocabulary=unread, threads=1)
+    return TokenMasks(ModelMasks(vocab_size, (), (), unread), threads=1)
 
 
 def a_new_request(handle: int, sampling: SamplingParams, output: Sequence[int] = ()) -> NewRequest:

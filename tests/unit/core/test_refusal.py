@@ -26,6 +26,9 @@ WIDE = {
     "prompt_logprobs": 0,
     "min_tokens": 19,
     "stop_token_ids": (0, 9),
+    "grammar": "start: /a/" + " " * 70_000,
+    "allowed_token_ids": (0, 9),
+    "forbidden_token_ids": (1, 8),
 }
 
 
@@ -88,6 +91,9 @@ def test_a_request_at_every_bound_is_not_refused_and_fits_into_a_message() -> No
         ({"logprobs": -1}, "logprobs has -1"),
         ({"prompt_logprobs": -1}, "prompt_logprobs has -1"),
         ({"stop_token_ids": (10,)}, "stop_token_ids has 10, which is outside 0 to 9"),
+        ({"allowed_token_ids": (3, 10)}, "allowed_token_ids has 10, which is outside 0 to 9"),
+        ({"forbidden_token_ids": (-1,)}, "forbidden_token_ids has -1, which is outside 0 to 9"),
+        ({"grammar": 5}, "grammar is not a text"),
         ({"min_tokens": 1, "stop_token_ids": (0, *range(2, 10))}, "min_tokens forbids every token of the vocabulary"),
     ],
     ids=lambda value: str(value)[:50],

@@ -64,6 +64,8 @@ def _reasons(request: Request | NewRequest, bounds: ModelBounds) -> Iterator[str
         # JSON has no NaN: the pool may have stored one as null.
         if not isinstance(value, int | float) or not low <= value <= high:
             yield f"{name} has {value}, which is outside {low} to {high}"
+    if sampling.grammar is not None and not isinstance(sampling.grammar, str):
+        yield "grammar is not a text"
     if sampling.min_tokens > 0 and len({*bounds.eos_token_ids, *sampling.stop_token_ids}) > last:
         yield "min_tokens forbids every token of the vocabulary: all of them end the output"
 
@@ -119,5 +121,6 @@ def _numbers(sampling: SamplingParams, bounds: ModelBounds) -> Iterator[tuple[st
     for token, bias in sampling.logit_bias:
         yield "logit_bias", token, 0, last
         yield "logit_bias", bias, -FLOAT_MAX, FLOAT_MAX
-    for token in sampling.stop_token_ids:
-        yield "stop_token_ids", token, 0, last
+    for name in ("stop_token_ids", "allowed_token_ids", "forbidden_token_ids"):
+        for token in getattr(sampling, name):
+            yield name, token, 0, last

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orca.core.domain.errors import ModelError
-from orca.core.domain.request import EndingTokens, SamplingParams
+from orca.core.domain.request import SamplingParams
 from orca.core.grammars.matching import GrammarMatcher, GrammarVocabulary
 
 BITS = 32
@@ -31,37 +31,42 @@ def mask_of(tokens: Iterable[int], vocab_size: int) -> TokenMask:
     return np.packbits(allowed, bitorder="little").view("<u4").astype(np.uint32, copy=False)
 
 
-class RequestMask:
-    """The mask of one request's next token.
+class ModelMasks:
+    """The masks that all requests of a model share.
 
     Args:
-        never: tokens that the model must not draw.
-        output: the tokens of its log so far.
+        never: tokens that no request draws.
     """
 
     def __init__(
-        self,
-        params: SamplingParams,
-        output: Sequence[int],
-        *,
-        vocab_size: int,
-        eos_token_ids: Sequence[int],
-        never: Sequence[int],
-        read_vocabulary: ReadVocabulary,
+        self, vocab_size: int, eos_token_ids: Sequence[int], never: Sequence[int], read_vocabulary: ReadVocabulary
     ) -> None:
-        self.mask: TokenMask = np.zeros(_words(vocab_size), np.uint32)
+        self.vocab_size = vocab_size
+        self.read_vocabulary = read_vocabulary
+        self.drawable = mask_of(range(vocab_size), vocab_size) & ~mask_of(never, vocab_size)
+        self.not_eos = ~mask_of(eos_token_ids, vocab_size)
+
+
+class RequestMask:
+    """The mask of one request's next token. Args: output: the tokens of its log so far."""
+
+    def __init__(self, params: SamplingParams, output: Sequence[int], shared: ModelMasks) -> None:
+        self.mask: TokenMask = np.zeros(_words(shared.vocab_size), np.uint32)
         self.failure: str | None = None  # why no token can be drawn
+        self._shared = shared
         self._grammar = params.grammar
-        self._read_vocabulary = read_vocabulary
         self._matcher: GrammarMatcher | None = None
         self._count = 0  # tokens of the output that the mask follows
         self._tokens = tuple(output)  # taken by `update`
-        ending = EndingTokens.of(params, eos_token_ids)
         self._min_tokens = params.min_tokens
-        self._fixed = mask_of(params.allowed_token_ids or range(vocab_size), vocab_size)
-        self._fixed &= ~mask_of({*params.forbidden_token_ids, *never}, vocab_size)
-        self._not_eos = ~mask_of(eos_token_ids, vocab_size)
-        self._not_ending = ~mask_of(ending.eos | ending.stop | frozenset(eos_token_ids), vocab_size)
+        self._listed = shared.drawable
+        if params.allowed_token_ids:
+            self._listed = self._listed & mask_of(params.allowed_token_ids, shared.vocab_size)
+        if params.forbidden_token_ids:
+            self._listed = self._listed & ~mask_of(params.forbidden_token_ids, shared.vocab_size)
+        self._not_ending = shared.not_eos
+        if params.stop_token_ids:
+            self._not_ending = self._not_ending & ~mask_of(params.stop_token_ids, shared.vocab_size)
 
     def take(self, token: int) -> None:
         """Add the token that was drawn; `update` computes with it."""
@@ -74,12 +79,12 @@ class RequestMask:
         tokens, self._tokens = self._tokens, ()
         self._count += len(tokens)
         if self._grammar is None:
-            self.mask[:] = self._fixed
+            self.mask[:] = self._listed
         else:
             self._match(self._grammar, tokens)
-            if self.failure is not None or not (self.mask & self._not_eos).any():
+            if self.failure is not None or not (self.mask & self._shared.not_eos).any():
                 return  # a complete output may only end, whatever the other limits say
-        self.mask &= self._fixed
+        self.mask &= self._listed
         if self._count < self._min_tokens:
             self.mask &= self._not_ending
         if not self.mask.any():
@@ -89,7 +94,7 @@ class RequestMask:
         """Give tokens to the matcher, and write its mask."""
         if self._matcher is None:
             try:
-                self._matcher = self._read_vocabulary().matcher(grammar)
+                self._matcher = self._shared.read_vocabulary().matcher(grammar)
             except ModelError as error:
                 self.failure = f"its grammar cannot be used: {error}"
                 return

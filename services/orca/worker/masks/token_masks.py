@@ -14,7 +14,7 @@ from threading import Lock
 from orca.core.domain.step import NewRequest
 from orca.core.domain.text import Tokenizer
 from orca.core.grammars.matching import GrammarVocabulary
-from orca.worker.masks.request_mask import ReadVocabulary, RequestMask
+from orca.worker.masks.request_mask import ModelMasks, ReadVocabulary, RequestMask
 
 _THREADS_MAX = 8
 
@@ -47,24 +47,11 @@ def mask_threads(processors: int) -> int:
 class TokenMasks:
     """The masks of a rank's requests, by line.
 
-    Args:
-        never: tokens that no request draws.
-        threads: that compute masks beside the forward pass.
+    Args: threads: that compute masks beside the forward pass.
     """
 
-    def __init__(
-        self,
-        *,
-        vocab_size: int,
-        eos_token_ids: Sequence[int],
-        never: Sequence[int],
-        read_vocabulary: ReadVocabulary,
-        threads: int,
-    ) -> None:
-        self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
-        self._never = never
-        self._read_vocabulary = read_vocabulary
+    def __init__(self, shared: ModelMasks, *, threads: int) -> None:
+        self._shared = shared
         self._thread_count = threads
         self._by_line: dict[int, RequestMask] = {}
         self._updates: dict[int, Future[None]] = {}  # by line; one may update several requests
@@ -75,14 +62,7 @@ class TokenMasks:
             del self._updates[line]
         if not new.sampling.has_token_mask:
             return
-        self._by_line[line] = RequestMask(
-            new.sampling,
-            new.target[new.target_start :],
-            vocab_size=self._vocab_size,
-            eos_token_ids=self._eos_token_ids,
-            never=self._never,
-            read_vocabulary=self._read_vocabulary,
-        )
+        self._by_line[line] = RequestMask(new.sampling, new.target[new.target_start :], self._shared)
         self._update([line])
 
     def of_lines(self, lines: Iterable[int]) -> dict[int, RequestMask]:

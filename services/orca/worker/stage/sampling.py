@@ -26,7 +26,7 @@ from orca.kernels.contract.sampling_lines import LineSettings
 from orca.kernels.contract.transfer import HostCopy, to_device
 from orca.kernels.device import Sampler, kernels_of
 from orca.worker.machine import available_processors
-from orca.worker.masks.request_mask import RequestMask
+from orca.worker.masks.request_mask import ModelMasks, RequestMask
 from orca.worker.masks.token_masks import TokenMasks, mask_threads, vocabulary_reader
 from orca.worker.models.build import StageModel
 from orca.worker.stage.host_sampler import (
@@ -95,13 +95,9 @@ def sampler_for(model: StageModel, eos_token_ids: Sequence[int]) -> "HostSampler
     """Return a sampler on the model's device if that has a kernel for it, otherwise on the host."""
     kernel = kernels_of(model.device).sampler(model.config.vocab_size, model.device)
     never, vocab_size = model.info.never_drawn_ids, model.config.vocab_size
-    masks = TokenMasks(
-        vocab_size=vocab_size,
-        eos_token_ids=eos_token_ids,
-        never=never,
-        read_vocabulary=vocabulary_reader(model.info.folder, vocab_size, eos_token_ids),
-        threads=mask_threads(available_processors()),
-    )
+    read_vocabulary = vocabulary_reader(model.info.folder, vocab_size, eos_token_ids)
+    shared = ModelMasks(vocab_size, eos_token_ids, never, read_vocabulary)
+    masks = TokenMasks(shared, threads=mask_threads(available_processors()))
     if kernel is None:
         return HostSampler(eos_token_ids, never, masks)
     return DeviceSampler(kernel, eos_token_ids, never, masks)

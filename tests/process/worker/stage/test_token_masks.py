@@ -12,7 +12,7 @@ from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.core.domain.request import SamplingParams
 from orca.core.domain.step import Refused, Sampled
 from orca.core.grammars.matching import NO_FORCING, GrammarVocabulary
-from orca.worker.masks.request_mask import RequestMask, mask_of
+from orca.worker.masks.request_mask import ModelMasks, RequestMask, mask_of
 from orca.worker.masks.token_masks import TokenMasks, vocabulary_reader
 from orca.worker.stage.sampling import HostSampler, SamplingRow
 from orca.worker.stage.step_runner import StepOutput
@@ -33,9 +33,7 @@ def request_mask(
     vocabulary: GrammarVocabulary, grammar: str | None = None, *, never: Sequence[int] = (), **params: Any
 ) -> RequestMask:
     sampling = SamplingParams(grammar=None if grammar is None else f"{grammar}\n{NO_FORCING}", **params)
-    return RequestMask(
-        sampling, (), vocab_size=VOCAB, eos_token_ids=(EOS,), never=never, read_vocabulary=lambda: vocabulary
-    )
+    return RequestMask(sampling, (), ModelMasks(VOCAB, (EOS,), never, lambda: vocabulary))
 
 
 def allowed(mask: RequestMask, *tokens: int) -> set[int]:
@@ -117,14 +115,8 @@ def test_a_matcher_that_cannot_go_on_is_a_failure_for_good(
 
 
 def test_a_model_without_a_tokenizer_refuses_the_request(tmp_path: Path) -> None:
-    one = RequestMask(
-        SamplingParams(grammar='start: "a"'),
-        (),
-        vocab_size=VOCAB,
-        eos_token_ids=(EOS,),
-        never=(),
-        read_vocabulary=vocabulary_reader(tmp_path, VOCAB, (EOS,)),
-    )
+    shared = ModelMasks(VOCAB, (EOS,), (), vocabulary_reader(tmp_path, VOCAB, (EOS,)))
+    one = RequestMask(SamplingParams(grammar='start: "a"'), (), shared)
     one.update()
     assert one.failure is not None
     assert "cannot be used" in one.failure
@@ -134,9 +126,7 @@ def test_a_model_without_a_tokenizer_refuses_the_request(tmp_path: Path) -> None
 def test_rows_with_and_without_masks_share_a_step_and_one_failure_is_of_its_row_alone(
     vocabulary: GrammarVocabulary, threads: int
 ) -> None:
-    masks = TokenMasks(
-        vocab_size=VOCAB, eos_token_ids=(EOS,), never=(), read_vocabulary=lambda: vocabulary, threads=threads
-    )
+    masks = TokenMasks(ModelMasks(VOCAB, (EOS,), (), lambda: vocabulary), threads=threads)
     sampler = HostSampler((EOS,), (), masks)
     greedy: dict[str, Any] = {"temperature": 0.0}
     params = [
@@ -164,7 +154,7 @@ def test_rows_with_and_without_masks_share_a_step_and_one_failure_is_of_its_row_
 
 def test_a_line_that_starts_again_takes_its_log(vocabulary: GrammarVocabulary) -> None:
     """Another request on the line has its own mask, and one without a mask has none."""
-    masks = TokenMasks(vocab_size=VOCAB, eos_token_ids=(EOS,), never=(), read_vocabulary=lambda: vocabulary, threads=1)
+    masks = TokenMasks(ModelMasks(VOCAB, (EOS,), (), lambda: vocabulary), threads=1)
     params = SamplingParams(grammar=f'start: "abc"\n{NO_FORCING}')
     masks.start(0, a_new_request(0, params, output=ids("ab")))
     assert masks.of_lines([0])[0].mask.tolist() == mask_of(ids("c"), VOCAB).tolist()
@@ -175,7 +165,7 @@ def test_a_line_that_starts_again_takes_its_log(vocabulary: GrammarVocabulary) -
 
 
 def test_requests_without_masks_read_no_tokenizer_and_start_no_thread() -> None:
-    masks = TokenMasks(vocab_size=VOCAB, eos_token_ids=(EOS,), never=(), read_vocabulary=unread, threads=1)
+    masks = TokenMasks(ModelMasks(VOCAB, (EOS,), (), unread), threads=1)
     masks.start(0, a_new_request(0, SamplingParams()))
     assert not masks.of_lines([0])
     assert "_threads" not in vars(masks)
