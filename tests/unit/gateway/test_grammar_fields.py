@@ -15,7 +15,8 @@ from orca.core.grammars.matching import NO_FORCING
 from orca.gateway.grammars import checker
 from orca.gateway.grammars.fields import JSON_OPTIONS, NamedGrammar, ResponseFormat, StructuredOutputs, grammar_of
 from orca.gateway.settings import GatewaySettings
-from support.gateway.gateway_rig import FakeScheduler, Rig, error_of, recording, rig
+from orca.pool.memory.pool import MemoryPool
+from support.gateway.gateway_rig import FakeScheduler, Rig, WallClock, error_of, recording, rig
 
 PATHS = {
     "/v1/completions": {"prompt": "hello"},
@@ -241,3 +242,22 @@ def test_both_constraints_are_an_error() -> None:
         grammar_of(
             ResponseFormat.model_validate({"type": "json_object"}), StructuredOutputs.model_validate({"regex": "a"})
         )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
+    ],
+)
+async def test_while_an_older_schema_is_in_force_a_constraint_is_refused_by_name(
+    fields: dict[str, Any], param: str
+) -> None:
+    pool = MemoryPool(WallClock())
+    await pool.set_schema(2)
+    async with rig(pool=pool) as one:
+        status, error = error_of(await call(one, **fields))
+        assert (status, error["param"]) == (400, param)
+        assert f"{param}: not available while schema 2 of the release before is in force" in error["message"]
+        assert (await call(one)).status_code == 200

@@ -1,13 +1,15 @@
 """The official client works unchanged: sync and async, streaming and not, many at once."""
 
 import asyncio
+from typing import Literal
 
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
-from orca.core.domain.request import FinishReason
+from orca.core.domain.request import FinishReason, Request
 from orca.gateway.settings import GatewaySettings
-from support.gateway.gateway_rig import WORDS, ids
+from support.gateway.gateway_rig import WORDS, ids, recording
 from support.gateway.gateway_server import served
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -51,6 +53,43 @@ async def test_the_sync_client_completes_and_chats() -> None:
 
     async with served() as one:
         assert await asyncio.to_thread(calls, one.url) == (WORDS, WORDS)
+
+
+class Step(BaseModel):
+    explanation: str = Field(description="For a student.", max_length=200)
+    output: str
+
+
+class Solution(BaseModel):
+    """As an application declares it: nested, with alternatives, an optional field and a list."""
+
+    kind: Literal["sum", "product"]
+    steps: list[Step]
+    answer: int | str
+    unit: str | None
+
+
+async def test_the_client_parses_an_answer_into_the_class_that_it_asked_for() -> None:
+    solution = Solution(kind="sum", steps=[Step(explanation="1 + 1", output="2")], answer=2, unit=None)
+    found: list[Request] = []
+    async with served() as one, openai.AsyncOpenAI(base_url=one.url + "/v1", api_key="none") as client:
+        one.rig.scheduler.answer = recording(found, f"{solution.model_dump_json()}<|end|>")
+        chat = await client.chat.completions.parse(
+            model="tiny",
+            messages=MESSAGES,  # type: ignore[arg-type]
+            response_format=Solution,
+        )
+        assert chat.choices[0].message.parsed == solution
+        async with client.chat.completions.stream(
+            model="tiny",
+            messages=MESSAGES,  # type: ignore[arg-type]
+            response_format=Solution,
+        ) as stream:
+            final = await stream.get_final_completion()
+        assert final.choices[0].message.parsed == solution
+    grammars = {request.sampling.grammar for request in found}
+    assert len(grammars) == 1
+    assert "additionalProperties" in (grammars.pop() or "")
 
 
 async def test_a_hundred_streams_at_once_each_get_their_own_tokens() -> None:
