@@ -1,7 +1,6 @@
 """Orca without one of its rules, made in memory: the checker has to find each."""
 
 import dataclasses
-from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -86,19 +85,20 @@ def _ignore_claims(module: Any) -> None:
 
 def _forget_the_log(module: Any) -> None:
     """Let a matcher begin anew when its request starts again."""
-    _with_output(module, lambda _: ())
+    start = module.RequestMask.__init__
+
+    def mutant(self: Any, params: Any, output: Any, shared: Any) -> None:  # noqa: ARG001 - the method's shape
+        start(self, params, (), shared)
+
+    module.RequestMask.__init__ = mutant
 
 
 def _take_the_log_twice(module: Any) -> None:
     """Let a matcher take the log of a request that starts again twice."""
-    _with_output(module, lambda output: (*output, *output))
-
-
-def _with_output(module: Any, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> None:
     start = module.RequestMask.__init__
 
     def mutant(self: Any, params: Any, output: Any, shared: Any) -> None:
-        start(self, params, change(tuple(output)), shared)
+        start(self, params, (*output, *output), shared)
 
     module.RequestMask.__init__ = mutant
 
