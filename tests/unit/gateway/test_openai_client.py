@@ -61,7 +61,7 @@ class Step(BaseModel):
 
 
 class Solution(BaseModel):
-    """As an application declares it: nested, with alternatives, an optional field and a list."""
+    """A class as applications declare it: nested, with alternatives, an optional field and a list."""
 
     kind: Literal["sum", "product"]
     steps: list[Step]
