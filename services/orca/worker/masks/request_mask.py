@@ -4,13 +4,16 @@ A mask that cannot be computed, or leaves no token, is a failure of its request 
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orca.core.domain.errors import ModelError
 from orca.core.domain.request import SamplingParams
-from orca.core.grammars.matching import GrammarMatcher, GrammarVocabulary
+
+if TYPE_CHECKING:  # a rank without grammars needs neither llguidance nor a tokenizer
+    from orca.core.grammars.matching import GrammarMatcher, GrammarVocabulary
 
 BITS = 32
 """Tokens in one word of a mask; the lowest bit is the token with the lowest id."""
@@ -20,7 +23,7 @@ _NO_TOKEN = "the grammar and the other limits on tokens leave no token for token
 TokenMask = NDArray[np.uint32]
 """[words]: a bit for each token of the vocabulary, set if the token may be drawn."""
 
-ReadVocabulary = Callable[[], GrammarVocabulary]
+ReadVocabulary = Callable[[], "GrammarVocabulary"]
 """Returns the vocabulary of the model. The first call may take a second. Raises: ModelError."""
 
 

@@ -10,11 +10,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, cached_property, partial
 from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from orca.core.domain.step import NewRequest
-from orca.core.domain.text import Tokenizer
-from orca.core.grammars.matching import GrammarVocabulary
 from orca.worker.masks.request_mask import ModelMasks, ReadVocabulary, RequestMask
+
+if TYPE_CHECKING:
+    from orca.core.grammars.matching import GrammarVocabulary
 
 _THREADS_MAX = 8
 
@@ -29,13 +31,17 @@ def vocabulary_reader(folder: Path, vocab_size: int, eos_token_ids: Sequence[int
     return partial(_read_once, folder, vocab_size, tuple(eos_token_ids))
 
 
-def _read_once(folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> GrammarVocabulary:
+def _read_once(folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> "GrammarVocabulary":
     with _reading:
         return _read(folder, vocab_size, eos_token_ids)
 
 
 @cache
-def _read(folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> GrammarVocabulary:
+def _read(folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> "GrammarVocabulary":
+    # A rank without grammars needs neither llguidance nor a tokenizer.
+    from orca.core.domain.text import Tokenizer
+    from orca.core.grammars.matching import GrammarVocabulary
+
     return GrammarVocabulary(Tokenizer.from_folder(folder), vocab_size, eos_token_ids)
 
 
