@@ -290,7 +290,8 @@ async def rig(
     if schedules:
         await pool.set_revision(model.revision, 0)
         await pool.promise_slots(model.revision, SLOTS)
-    settings = settings or GatewaySettings(model="tiny")
+    # A grammar may take a busy machine long to build.
+    settings = settings or GatewaySettings(model="tiny", grammar_seconds_max=60.0)
     newest = newest or ServedModel.of(model, tokenizer(chat_template), settings)
     app = create_app(pool, Models(newest, others), settings, tracing=tracing or Tracing(None))
     # Its clients compute in the same loop: what makes it late here is the test.

@@ -69,7 +69,7 @@ def completion(**body: Any) -> bytes:
 @contextlib.asynccontextmanager
 async def served(settings: GatewaySettings | None = None, **options: Any) -> AsyncIterator[Served]:
     """Serve a gateway on a real socket, until the block ends."""
-    settings = settings or GatewaySettings(model="tiny", port=0, drain_seconds=1)
+    settings = settings or GatewaySettings(model="tiny", port=0, drain_seconds=1, grammar_seconds_max=LIMIT_SECONDS)
     async with rig(settings=settings, runs_tasks=False, **options) as one:
         server = make_server(one.app, settings)
         task = asyncio.create_task(server.serve())

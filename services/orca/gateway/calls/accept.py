@@ -24,7 +24,8 @@ from orca.gateway.calls.unsupported_fields import (
     unsupported,
 )
 from orca.gateway.errors import shown
-from orca.gateway.grammars.fields import NamedGrammar, grammar_of
+from orca.gateway.grammars.fields import NamedGrammar, grammar_of, parse_schema
+from orca.gateway.http.receive import shape_complaint
 from orca.gateway.models.models import PromisedSlots, ServedModel
 from orca.gateway.render.render import AnswerKind, RenderOptions
 from orca.gateway.settings import GatewaySettings
@@ -112,11 +113,18 @@ def _chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: Ga
     )
 
 
-async def check_grammar(body: GenerationBody, model: ServedModel) -> NamedGrammar | None:
+async def check_grammar(body: GenerationBody, model: ServedModel, settings: GatewaySettings) -> NamedGrammar | None:
     """Return the grammar of a call's answers; None if it has none. Raises: InvalidRequest, ApiError."""
     structured = body.structured_outputs
     if structured is not None:
         refuse_unsupported(structured.model_extra or {}, STRUCTURED, "structured_outputs.")
+        if isinstance(structured.of_schema, str):
+            # A schema has the bounds of the body also as a text, whose insides nobody has seen yet.
+            param = "structured_outputs.json"
+            schema = parse_schema(structured.of_schema, param)
+            if (complaint := shape_complaint(schema, settings)) is not None:
+                raise InvalidRequest(f"{param}: the JSON {complaint}", param=param)
+            structured = structured.model_copy(update={"of_schema": schema})
     grammar = grammar_of(body.response_format, structured)
     if grammar is not None:
         await model.grammars.check(grammar)

@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 
 from orca.core.domain.errors import InvalidRequest, ModelError
 from orca.core.domain.model import ModelInfo
@@ -35,11 +35,10 @@ class GrammarChecker:
 
     async def check(self, grammar: NamedGrammar) -> None:
         """Raises: InvalidRequest that names the field; ApiError 503 while other checks take all threads."""
-        text, param = grammar.text, grammar.param
-        size, most = len(text.encode()), self._settings.grammar_bytes_max
-        if size > most:
-            raise InvalidRequest(f"{param}: makes a grammar of {size} bytes, more than {most}", param=param)
-        digest = hashlib.sha256(text.encode()).digest()
+        encoded, param, most = grammar.text.encode(), grammar.param, self._settings.grammar_bytes_max
+        if len(encoded) > most:
+            raise InvalidRequest(f"{param}: makes a grammar of {len(encoded)} bytes, more than {most}", param=param)
+        digest = hashlib.sha256(encoded).digest()
         if digest not in self._verdicts:
             self._verdicts[digest] = await self._verdict(grammar)
             if len(self._verdicts) > _KEPT_MAX:
@@ -55,38 +54,38 @@ class GrammarChecker:
         """
         param, most_s = grammar.param, self._settings.grammar_seconds_max
         try:
-            # The first call reads the whole vocabulary.
-            vocabulary = await asyncio.to_thread(lambda: self._vocabulary)
+            vocabulary = await asyncio.shield(self._vocabulary)
         except ModelError as error:
             raise InvalidRequest(f"{param}: {error}", param=param) from error
         try:
-            await asyncio.wait_for(self._free.acquire(), most_s)
+            async with asyncio.timeout(most_s):
+                await self._free.acquire()
         except TimeoutError:
             message = f"{param}: cannot be checked now, other grammars take all the time"
             raise ApiError(503, message, kind=UNAVAILABLE, param=param, code="busy", retry_after_s=1) from None
         check = asyncio.get_running_loop().run_in_executor(self._threads, _complaint, vocabulary, grammar.text)
         check.add_done_callback(lambda _: self._free.release())
-        try:
-            return await asyncio.wait_for(asyncio.shield(check), most_s)
-        except TimeoutError:
+        done, _ = await asyncio.wait([check], timeout=most_s)
+        if not done:
             message = f"{param}: the grammar takes longer to build than {most_s:g} s; make it simpler"
-            raise InvalidRequest(message, param=param) from None
+            raise InvalidRequest(message, param=param)
+        return check.result()
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(_THREADS, thread_name_prefix="grammars")
 
     @cached_property
-    def _vocabulary(self) -> GrammarVocabulary:
-        return GrammarVocabulary(self._tokenizer, self._info.vocab_size, self._info.eos_token_ids)
+    def _vocabulary(self) -> asyncio.Future[GrammarVocabulary]:
+        """The model's vocabulary, which the first call with a grammar reads, whole and for all calls."""
+        tokenizer, info = self._tokenizer, self._info
+        reading = partial(GrammarVocabulary, tokenizer, info.vocab_size, info.eos_token_ids)
+        return asyncio.get_running_loop().run_in_executor(self._threads, reading)
 
 
 def _complaint(vocabulary: GrammarVocabulary, text: str) -> str | None:
     """Return why a grammar cannot be used; None if it can."""
-    try:
-        matcher = vocabulary.matcher(text)
-    except ModelError as error:
-        return str(error)
+    matcher = vocabulary.matcher(text)
     if matcher.failure is None:
         mask = matcher.mask()
         if matcher.failure is None and not any(mask):

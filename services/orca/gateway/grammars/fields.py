@@ -127,19 +127,25 @@ def _of_structured(structured: StructuredOutputs) -> NamedGrammar | None:
     return found[0] if found else None
 
 
-def _of_schema(schema: Any, param: str) -> NamedGrammar:
-    if isinstance(schema, str):
-        try:
-            schema = orjson.loads(schema)
-        except orjson.JSONDecodeError as error:
-            raise InvalidRequest(f"{param}: is not JSON: {error}", param=param) from error
+def parse_schema(text: str, param: str) -> dict[str, Any]:
+    """Return the schema of a text. Raises: InvalidRequest if it is none."""
+    try:
+        return _object(orjson.loads(text), param)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"{param}: is not JSON: {error}", param=param) from error
+
+
+def _object(schema: Any, param: str) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{param}: must be an object", param=param)
+    return schema
+
+
+def _of_schema(schema: Any, param: str) -> NamedGrammar:
+    """Args: schema: nested no deeper than a body, which `orjson` can write."""
+    schema = parse_schema(schema, param) if isinstance(schema, str) else _object(schema, param)
     check_keywords(schema, param)
-    try:
-        text = orjson.dumps({"x-guidance": JSON_OPTIONS, **schema}).decode()
-    except orjson.JSONEncodeError as error:
-        raise InvalidRequest(f"{param}: cannot be written as JSON: {error}", param=param) from error
+    text = orjson.dumps({"x-guidance": JSON_OPTIONS, **schema}).decode()
     return _of_lark(f"start: %json {text}", param)
 
 

@@ -96,7 +96,8 @@ def _checked(raw: bytes, body_type: type[BodyType], settings: GatewaySettings) -
     document = _parse(raw)
     if not isinstance(document, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    _check_shape(document, settings)
+    if (complaint := shape_complaint(document, settings)) is not None:
+        raise ApiError(400, f"the body {complaint}", code="invalid_json")
     _check_names(raw, document)
     try:
         return body_type.model_validate(document)
@@ -204,18 +205,17 @@ def _place(error: orjson.JSONDecodeError) -> str:
     return f"line {error.lineno} column {error.colno}"
 
 
-def _check_shape(document: Any, settings: GatewaySettings) -> None:
-    """Refuse too many levels, or too many objects and lists. Raises: ApiError."""
+def shape_complaint(document: Any, settings: GatewaySettings) -> str | None:
+    """Return that an object or a list has too many levels, or too many objects and lists; None if it has not."""
     level, count = [document], 0
     for _ in range(settings.nesting_max):
         count += len(level)
         if count > settings.containers_max:
-            message = f"the body has more than {settings.containers_max} objects and lists"
-            raise ApiError(400, message, code="invalid_json")
+            return f"has more than {settings.containers_max} objects and lists"
         level = [child for parent in level for child in _containers_in(parent)]
         if not level:
-            return
-    raise ApiError(400, f"the body is nested deeper than {settings.nesting_max} levels", code="invalid_json")
+            return None
+    return f"is nested deeper than {settings.nesting_max} levels"
 
 
 def _containers_in(value: Any) -> list[Any]:

@@ -78,7 +78,7 @@ async def _encode_prompts(gateway: Gateway, body: CompletionBody, model: ServedM
         for name, prompt in zip(names, prompts, strict=True)
     }
     tokens = await begin_targets(body, encoded, model)
-    return replace(tokens, grammar=await check_grammar(body, model))
+    return replace(tokens, grammar=await check_grammar(body, model, gateway.settings))
 
 
 async def _encode_chat(gateway: Gateway, body: ChatBody, model: ServedModel) -> CallTokens:
@@ -87,7 +87,7 @@ async def _encode_chat(gateway: Gateway, body: ChatBody, model: ServedModel) -> 
     add_special_tokens = body.add_special_tokens is True
     prompt = await model.encoder.encode_prompt(text, param="messages", add_special_tokens=add_special_tokens)
     tokens = await begin_targets(body, {"messages": prompt}, model)
-    return replace(tokens, grammar=await check_grammar(body, model))
+    return replace(tokens, grammar=await check_grammar(body, model, gateway.settings))
 
 
 async def _generate(
