@@ -73,6 +73,8 @@ class TokenMasks:
 
     def of_lines(self, lines: Iterable[int]) -> dict[int, RequestMask]:
         """Return the masks of those of these lines that have one. Waits until they are computed."""
+        if not self._by_line:
+            return {}
         found = {line: mask for line in lines if (mask := self._by_line.get(line)) is not None}
         for line in found:
             self._updates[line].result()

@@ -19,7 +19,7 @@ report them).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -283,11 +283,15 @@ def _apply_penalties(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int])
 
 
 def _apply_token_masks(logits: Tensor, draws: Sequence[Draw], rows: Sequence[int]) -> None:
-    masks = {row: mask for row in rows if (mask := draws[row].mask) is not None}
+    apply_token_masks(logits, {row: mask for row in rows if (mask := draws[row].mask) is not None})
+
+
+def apply_token_masks(logits: Tensor, masks: Mapping[int, NDArray[np.uint32]]) -> None:
+    """Leave out the tokens of rows that their masks do not allow, in place. Args: masks: by row; others have none."""
     if masks:
-        index = torch.tensor([*masks], dtype=torch.int64, device=logits.device)
-        words = np.stack([*masks.values()]).view(np.int32)
-        kernels_of(logits.device).mask_tokens(logits, index, to_device(words, logits.device))
+        rows, words = np.array([*masks], np.int64), np.stack([*masks.values()]).view(np.int32)
+        device = logits.device
+        kernels_of(device).mask_tokens(logits, to_device(rows, device), to_device(words, device))
 
 
 def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:

@@ -87,11 +87,10 @@ class RecordedStep:
     step: Step
     sampling: list[tuple[Row, StageRequest]]
     description: StepDescription
+    draws: bool  # the recording draws the tokens, too
 
     def run(self, hidden: Tensor | None) -> StepOutput:
-        # The device draws no token before the host knows its mask.
-        has_mask = any(request.params.has_token_mask for _, request in self.sampling)
-        return self.runner.run(self.description, hidden, draws=not has_mask)
+        return self.runner.run(self.description, hidden, draws=self.draws)
 
 
 class RecordedSteps:
@@ -174,7 +173,10 @@ class RecordedSteps:
             tokens += row.count
         wanted = len(sampling) if shard.is_last and len(sampling) < tokens else None
         self._cache.publish(is_recorded=len(columns) == tokens)
-        return RecordedStep(self, step, sampling, StepDescription(np.array(columns, np.int64), tokens, wanted, chunks))
+        description = StepDescription(np.array(columns, np.int64), tokens, wanted, chunks)
+        # A device draws no token before the host knows its mask.
+        draws = self._sampler is not None and not any(request.params.has_token_mask for _, request in sampling)
+        return RecordedStep(self, step, sampling, description, draws)
 
     def run(self, description: StepDescription, hidden: Tensor | None, *, draws: bool) -> StepOutput:
         """Replay the recording for a step, or record it first.
@@ -182,12 +184,12 @@ class RecordedSteps:
         Args:
             description: of one token of each request, all wanted, or of at most `_chunk_tokens_max` tokens.
             hidden: [tokens, hidden] from the stage before; None on the stage that embeds the tokens.
-            draws: if the device samples, the recording draws the tokens too.
+            draws: the recording draws the tokens, too; only if the device samples.
         """
         lines = self._requests.lines
         self._forget_moved(lines)
         size = self._recorder.size_of(description)
-        key = size, draws or self._sampler is None
+        key = size, draws
         if key not in self._recordings:
             self._recordings[key] = self._record(size, lines, self._sampler if draws else None)
             if len(self._recordings) > self._recorder.recordings_max:

@@ -26,13 +26,14 @@ from orca.kernels.contract.sampling_lines import LineSettings
 from orca.kernels.contract.transfer import HostCopy, to_device
 from orca.kernels.device import Sampler, kernels_of
 from orca.worker.machine import available_processors
-from orca.worker.masks.request_mask import ModelMasks, RequestMask
+from orca.worker.masks.request_mask import ModelMasks, RequestMask, TokenMask
 from orca.worker.masks.token_masks import TokenMasks, mask_threads, vocabulary_reader
 from orca.worker.models.build import StageModel
 from orca.worker.stage.host_sampler import (
     Draw,
     SamplingState,
     Scores,
+    apply_token_masks,
     logprobs,
     sample,
     scores_of,
@@ -136,13 +137,8 @@ class HostSampler:
 
     def sample(self, rows: Sequence[SamplingRow], output: StepOutput) -> HostSample:
         masks = self._masks.of_lines(row.line for row in rows)
-        failures = _failures(rows, masks)
-        draws = [
-            Draw(self._states[row.line], row.index)
-            if row.line not in masks or place in failures
-            else Draw(self._states[row.line], row.index, masks[row.line].mask)
-            for place, row in enumerate(rows)
-        ]
+        failures, usable = _failures(rows, masks), _usable(masks)
+        draws = [Draw(self._states[row.line], row.index, usable.get(row.line)) for row in rows]
         tokens, no_number = sample(output.tensor, draws, output.argmax, output.logits)
         _force(rows, tokens)
         scored = _rows_with_logprobs(rows)
@@ -239,12 +235,10 @@ class DeviceSampler:
             return DeviceSample(rows, output.tensor, output.tokens)
         logits, device = output.tensor, output.tensor.device
         masks = self._read_masks(rows)
-        failures = _failures(rows, masks)
-        masked = [place for place, row in enumerate(rows) if row.line in masks and place not in failures]
-        if masked:
+        failures, usable = _failures(rows, masks), _usable(masks)
+        if usable:
             logits = logits.clone()  # log probabilities are those of the raw ones
-            words = np.stack([masks[rows[place].line].mask for place in masked]).view(np.int32)
-            kernels_of(device).mask_tokens(logits, to_device(np.array(masked), device), to_device(words, device))
+            apply_token_masks(logits, {place: usable[row.line] for place, row in enumerate(rows) if row.line in usable})
         lines = to_device(np.array([row.line for row in rows], np.int32), device)
         indices = to_device(np.array([row.index for row in rows], np.int64), device)
         sample = DeviceSample(rows, output.tensor, self.kernel.sample(logits, lines, indices), failures)
@@ -286,11 +280,18 @@ def line_settings(params: SamplingParams, eos_token_ids: Sequence[int], never: S
 
 def _failures(rows: Sequence[SamplingRow], masks: Mapping[int, RequestMask]) -> dict[int, Refused]:
     """Return the refusals of rows whose mask leaves no token, by place."""
+    if not masks:
+        return {}
     return {
         place: Refused(row.handle, mask.failure)
         for place, row in enumerate(rows)
         if (mask := masks.get(row.line)) is not None and mask.failure is not None
     }
+
+
+def _usable(masks: Mapping[int, RequestMask]) -> dict[int, TokenMask]:
+    """Return the masks that leave a token, by line."""
+    return {line: mask.mask for line, mask in masks.items() if mask.failure is None}
 
 
 def _sampled(
