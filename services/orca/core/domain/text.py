@@ -44,10 +44,16 @@ class OutputText:
     """
 
     def __init__(
-        self, tokenizer: "Tokenizer", stop: Sequence[str] = (), min_tokens: int = 0, *, beginning: Sequence[int] = ()
+        self,
+        tokenizer: "Tokenizer",
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        *,
+        beginning: Sequence[int] = (),
+        is_exact: bool = False,
     ) -> None:
-        """Args: beginning: of the target before its log, with an encoder-decoder model."""
-        self._detokenizer = Detokenizer(tokenizer, beginning=beginning)
+        """Args: beginning, is_exact: as for `Detokenizer`."""
+        self._detokenizer = Detokenizer(tokenizer, beginning=beginning, is_exact=is_exact)
         self._stop = tuple(stop)
         self._prefixes = frozenset(text[:length] for text in stop for length in range(1, len(text)))
         self._longest_prefix = max((len(text) - 1 for text in stop), default=0)
@@ -59,9 +65,7 @@ class OutputText:
     @classmethod
     def of(cls, tokenizer: "Tokenizer", request: Request) -> "OutputText":
         """Return the text of a request's output."""
-        output = cls(tokenizer, request.sampling.stop, request.sampling.min_tokens)
-        output._detokenizer = Detokenizer.of(tokenizer, request)
-        return output
+        return cls(tokenizer, request.sampling.stop, request.sampling.min_tokens, **_way_of_writing(request))
 
     def push(self, token_id: int) -> TextDelta:
         """Add the next token. After a delta with `stop` no token follows."""
@@ -149,8 +153,8 @@ class Detokenizer:
 
     @classmethod
     def of(cls, tokenizer: "Tokenizer", request: Request) -> "Detokenizer":
-        """Return the detokenizer of a request's output. What a grammar has matched is not changed."""
-        return cls(tokenizer, beginning=request.decoder_prefix, is_exact=request.sampling.grammar is not None)
+        """Return the detokenizer of a request's output."""
+        return cls(tokenizer, **_way_of_writing(request))
 
     def push(self, token_id: int) -> str:
         if self._tokenizer is None:
@@ -185,6 +189,11 @@ class Detokenizer:
         if text:
             self._strips = 0
         return text
+
+
+def _way_of_writing(request: Request) -> dict[str, Any]:
+    """Return the settings of a detokenizer for a request's output. What a grammar has matched is not changed."""
+    return {"beginning": request.decoder_prefix, "is_exact": request.sampling.grammar is not None}
 
 
 def _begins_text(tokenizer: "Tokenizer", beginning: Sequence[int]) -> bool:
