@@ -301,3 +301,26 @@ def test_a_violation_shows_the_records_around_it() -> None:
     [found] = [found for found in judge(history, decode).violations if found.rule == "index_rises"]
     assert any('"id":"0.3"' in line for line in found.story)
     assert not any('"call":"c1"' in line for line in found.story)
+
+
+SCHEMA = {"json_schema": {"name": "n", "schema": {"type": "integer"}}, "type": "json_schema"}
+
+
+@pytest.mark.parametrize(
+    ("constraint", "is_right"),
+    [
+        ({"structured_outputs": {"regex": "(<2[0-9]>)+"}}, True),
+        ({"structured_outputs": {"regex": "<21>"}}, False),
+        ({"structured_outputs": {"choice": ["a", "<21><22><23>"]}}, True),
+        ({"structured_outputs": {"choice": ["<21>"]}}, False),
+        ({"response_format": SCHEMA}, False),
+        ({}, True),
+    ],
+)
+def test_a_whole_answer_outside_its_grammar_is_misstated(constraint: dict[str, Any], is_right: bool) -> None:
+    """The second choice ended by EOS. The first one was cut by its length, which is no violation."""
+    sent, *rest = good_call()
+    assert isinstance(sent, Sent)
+    sent = replace(sent, body=sent.body | constraint)
+    found = [(each.rule, each.choice) for each in judge(good_history([sent, *rest]), decode).violations]
+    assert found == ([] if is_right else [("matches_grammar", 1)])

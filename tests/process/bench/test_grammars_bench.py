@@ -1,0 +1,30 @@
+"""`orca bench grammars`: a matcher alone, the engine on both sides, and what is shown of both."""
+
+from pathlib import Path
+
+import pytest
+
+from orca.bench.parts import grammars
+from orca.bench.parts.tiny_families import tiny_checkpoint
+from orca.bench.peers.workload import Workload
+from orca.bench.trace import Range, TraceSpec, generate
+
+
+def test_a_matcher_takes_random_tokens_of_the_schema() -> None:
+    times = grammars.time_matcher(300, 25)
+    assert (times.vocab, len(times.token_s)) == (300, 25)
+
+
+def test_both_sides_of_the_engine_run_by_turns_and_are_shown(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llama", tmp_path / "model", num_hidden_layers=1, vocab_size=300)
+    trace = generate(TraceSpec(requests=4, prompt_tokens=Range(3, 9), new_tokens=Range(2, 6), seed=5))
+    workload = Workload.of(trace, folder, 300, batch_size=3, threads=1)
+    speeds = grammars.measure_engine(folder, workload, rounds=2)
+    assert len(speeds.free) == len(speeds.constrained) == len(speeds.ratios) == 2
+    matchers = [grammars.MatcherTimes(vocab=300, read_s=0.5, build_s=0.002, token_s=[1e-5, 2e-5, 3e-5])]
+    fixed = grammars.EngineSpeeds(free=[100.0, 200.0], constrained=[90.0, 190.0])
+    assert grammars.lines(matchers, fixed)[1].split() == ["300", "500.0", "2.00", "20.0", "30"]
+    figures = grammars.figures(matchers, fixed, {"model": "tiny"})
+    assert {figure.what: figure.value for figure in figures}["Time of a masked token"] == pytest.approx(20)
+    assert [figure.value for figure in figures if figure.what == "Speed under a schema"] == [pytest.approx(92.5)]
+    assert grammars.to_json(matchers, fixed)["free_tokens_per_s"] == [100.0, 200.0]
