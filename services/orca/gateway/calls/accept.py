@@ -25,7 +25,7 @@ from orca.gateway.calls.unsupported_fields import (
 )
 from orca.gateway.errors import shown
 from orca.gateway.grammars.fields import NamedGrammar, grammar_of, parse_schema
-from orca.gateway.http.receive import shape_complaint
+from orca.gateway.http.receive import check_shape
 from orca.gateway.models.models import PromisedSlots, ServedModel
 from orca.gateway.render.render import AnswerKind, RenderOptions
 from orca.gateway.settings import GatewaySettings
@@ -122,8 +122,7 @@ async def check_grammar(body: GenerationBody, model: ServedModel, settings: Gate
             # A schema has the bounds of the body also as a text, whose insides nobody has seen yet.
             param = "structured_outputs.json"
             schema = parse_schema(structured.of_schema, param)
-            if (complaint := shape_complaint(schema, settings)) is not None:
-                raise InvalidRequest(f"{param}: the JSON {complaint}", param=param)
+            check_shape(schema, settings, f"{param}: the JSON", param)
             structured = structured.model_copy(update={"of_schema": schema})
     grammar = grammar_of(body.response_format, structured)
     if grammar is not None:

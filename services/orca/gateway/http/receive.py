@@ -96,8 +96,7 @@ def _checked(raw: bytes, body_type: type[BodyType], settings: GatewaySettings) -
     document = _parse(raw)
     if not isinstance(document, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    if (complaint := shape_complaint(document, settings)) is not None:
-        raise ApiError(400, f"the body {complaint}", code="invalid_json")
+    check_shape(document, settings)
     _check_names(raw, document)
     try:
         return body_type.model_validate(document)
@@ -205,17 +204,25 @@ def _place(error: orjson.JSONDecodeError) -> str:
     return f"line {error.lineno} column {error.colno}"
 
 
-def shape_complaint(document: Any, settings: GatewaySettings) -> str | None:
-    """Return that an object or a list has too many levels, or too many objects and lists; None if it has not."""
+def check_shape(document: Any, settings: GatewaySettings, what: str = "the body", param: str | None = None) -> None:
+    """Refuse too many levels, or too many objects and lists.
+
+    Args:
+        document: an object or a list.
+        what: subject of the error's message.
+    Raises: ApiError.
+    """
     level, count = [document], 0
     for _ in range(settings.nesting_max):
         count += len(level)
         if count > settings.containers_max:
-            return f"has more than {settings.containers_max} objects and lists"
+            message = f"{what} has more than {settings.containers_max} objects and lists"
+            raise ApiError(400, message, param=param, code="invalid_json")
         level = [child for parent in level for child in _containers_in(parent)]
         if not level:
-            return None
-    return f"is nested deeper than {settings.nesting_max} levels"
+            return
+    message = f"{what} is nested deeper than {settings.nesting_max} levels"
+    raise ApiError(400, message, param=param, code="invalid_json")
 
 
 def _containers_in(value: Any) -> list[Any]:
