@@ -9,6 +9,7 @@ of a URL's query. Entries are comma-separated, so a comma in a name or a folder 
 from dataclasses import dataclass
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
+from orca.core.answer_formats import AUTO_FORMAT, REASONING_FORMATS, TOOL_FORMATS
 from orca.core.domain.model import DTYPES, QUANTIZATIONS
 
 DTYPE = "float32"
@@ -21,6 +22,8 @@ class OtherModel:
     dtype: str = DTYPE
     quantization: str | None = None  # None leaves weights in dtype
     max_model_len: int | None = None  # in tokens; None means what the model allows
+    tool_format: str = AUTO_FORMAT
+    reasoning_format: str = AUTO_FORMAT
 
     def to_text(self) -> str:
         """Return the entry that `from_text` reads."""
@@ -29,6 +32,9 @@ class OtherModel:
             "dtype": self.dtype,
             "quantization": self.quantization,
             "max_model_len": self.max_model_len,
+            # Gateways of the release before, which may read the entry, do not know these options.
+            "tool_format": None if self.tool_format == AUTO_FORMAT else self.tool_format,
+            "reasoning_format": None if self.reasoning_format == AUTO_FORMAT else self.reasoning_format,
         }
         given = {name: value for name, value in fields.items() if value is not None}
         return f"{quote(self.folder)}?{urlencode(given)}"
@@ -40,7 +46,10 @@ class OtherModel:
         given = {name: values[-1] for name, values in parse_qs(query, strict_parsing=bool(query)).items()}
         names = ("name", "dtype", "quantization", "max_model_len")
         name, dtype, quantization, length = (given.pop(field, None) for field in names)
+        tool_format, reasoning_format = (given.pop(field, AUTO_FORMAT) for field in ("tool_format", "reasoning_format"))
         if given or not folder or dtype not in (None, *DTYPES) or quantization not in (None, *QUANTIZATIONS):
+            raise ValueError(text)
+        if tool_format not in TOOL_FORMATS or reasoning_format not in REASONING_FORMATS:
             raise ValueError(text)
         return cls(
             folder=unquote(folder),
@@ -48,4 +57,6 @@ class OtherModel:
             dtype=dtype or DTYPE,
             quantization=quantization,
             max_model_len=None if length is None else int(length),
+            tool_format=tool_format,
+            reasoning_format=reasoning_format,
         )

@@ -7,6 +7,7 @@ ApiError            an answer in OpenAI's shape: status, type, param, code, perh
 `split_error`       a request of such a model that never fits into the slots -> ApiError
 `end_error`         an end from outside the generation -> ApiError
 `error_response`    ApiError -> HTTP
+`unsupported`       a value that is valid elsewhere -> ApiError
 `shown`             a value that a client sent -> a few words in an error
 
 If the value of a field or header is wrong, the message begins with its name: `temperature: must be at most 2, not 3`.
@@ -241,6 +242,11 @@ def error_response(error: ApiError, headers: Mapping[str, str] | None = None) ->
         headers={**(headers or {}), **error.headers()},
         media_type="application/json",
     )
+
+
+def unsupported(param: str, complaint: str) -> ApiError:
+    """Return the error for a value that is valid elsewhere and that this server does not have."""
+    return ApiError(400, f"{param}: {complaint}", param=param, code="unsupported_parameter")
 
 
 def shown(value: Any) -> str:

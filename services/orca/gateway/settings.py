@@ -2,7 +2,9 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from orca.core.answer_formats import AUTO_FORMAT, REASONING_FORMATS, TOOL_FORMATS
 from orca.core.domain.model import DTYPES, QUANTIZATIONS
 from orca.core.other_model import OtherModel
 from orca.core.process.settings import (
@@ -21,6 +23,26 @@ PREFIX = "ORCA_GATEWAY_"
 PORT_MAX = 65_535
 
 
+def tool_format_setting() -> Any:
+    """Return the field `tool_format`, which the gateway shares with `orca up`."""
+    return setting(
+        AUTO_FORMAT,
+        "format in which the model writes calls of tools; auto means the one that its chat template has; none leaves"
+        " calls in the text",
+        choices=TOOL_FORMATS,
+    )
+
+
+def reasoning_format_setting() -> Any:
+    """Return the field `reasoning_format`, which the gateway shares with `orca up`."""
+    return setting(
+        AUTO_FORMAT,
+        "format in which the model writes its reasoning; auto means the one that its chat template has; none leaves"
+        " reasoning in the text",
+        choices=REASONING_FORMATS,
+    )
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
     """The settings of a gateway process."""
@@ -29,7 +51,8 @@ class GatewaySettings:
     other_models: tuple[str, ...] = setting(
         (),
         "more models: answers of all are rendered, calls are accepted for the one that is current in the pool; "
-        "comma-separated FOLDER?name=NAME&dtype=DTYPE&quantization=QUANTIZATION&max_model_len=N",
+        "comma-separated FOLDER?name=NAME&dtype=DTYPE&quantization=QUANTIZATION&max_model_len=N"
+        "&tool_format=FORMAT&reasoning_format=FORMAT",
     )
     name: str | None = setting(None, "name by which clients call the model; unset means the folder's name")
     dtype: str = setting("float32", "number type in which the stages compute; part of the revision", choices=DTYPES)
@@ -43,6 +66,8 @@ class GatewaySettings:
         "longest prompt + output in tokens; unset means what the model allows; a model with rotary positions may get"
         " more, with a warning",
     )
+    tool_format: str = tool_format_setting()
+    reasoning_format: str = reasoning_format_setting()
     # Loopback, because the gateway does not encrypt.
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on; 0 means any free port", least=0)

@@ -96,14 +96,15 @@ def stored(request: Request, arrival: int, submitted_ms: int) -> Request:
     return replace(request, arrival=arrival, submitted_ms=submitted_ms)
 
 
-def refusal(verdict: str, bound: int | str, requests: tuple[Request, ...], need: int = 0) -> OrcaError:
+def refusal(verdict: str, bound: int | str, submission: Submission, need: int = 0) -> OrcaError:
     """Return the error for a refused submission, of which nothing was stored. Args: need: of `promise`, in slots."""
+    requests = submission.requests
     if verdict == "revision":
         return NotInForce(requests[0].revision, str(bound) or None)
     if verdict == "promise":
         return NeverFits(need, int(bound))
     if verdict == "schema":
-        names = {name: None for request in requests for name in newer_fields(request)}
+        names = {name: None for request in requests for name in newer_fields(request, submission)}
         return NotStoredYet(tuple(names), int(bound))
     if verdict == "taken":
         return NameTaken(f"{requests[0].parent} was submitted before with other content")

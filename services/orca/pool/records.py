@@ -34,6 +34,7 @@ class Submission:
     reader: str  # the entry of the connection that submits
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     render: str = "{}"  # JSON: everything else that a gateway needs to write the answer's bytes; opaque to the pool
+    render_names: tuple[str, ...] = ()  # fields of the call that make `render` a record of schema 3
     owner: str = ""  # opaque name of the submitter: the parent is shown to nobody else (gateway: auth.py)
     digest: str = ""  # of the call's content; the same parent with another digest is refused
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from orca.core.domain.request import SCHEMA, Request, SamplingParams
+from orca.pool.records import Submission
 
 SCHEMA_3_FIELDS = ("decoder_prefix", "weight", "order_class", "cache_salt", "key_hash", "head_hash")
 """Fields of a request that no release before schema 3 knows: they are stored by name, and only where they are set."""
@@ -22,6 +23,9 @@ SCHEMA_3_SAMPLING = ("grammar", "allowed_token_ids", "forbidden_token_ids")
 
 SCHEMA_OF_TARGETS = 3
 """The first schema that can store requests of encoder-decoder models: each has a `decoder_prefix`."""
+
+SCHEMA_OF_FORMATS = 3
+"""The first schema whose gateways may know the formats of a rendering."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +54,15 @@ def named_fields(record: Request | SamplingParams, names: Iterable[str]) -> dict
     return {name: value for name, value in values.items() if value != _DEFAULTS[type(record)][name]}
 
 
-def newer_fields(request: Request) -> list[str]:
-    """Return the names of the fields that make a request a record of schema 3."""
-    return [*named_fields(request, SCHEMA_3_FIELDS), *named_fields(request.sampling, SCHEMA_3_SAMPLING)]
+def newer_fields(request: Request, submission: Submission) -> list[str]:
+    """Return the names of the fields that make a request of a submission a record of schema 3."""
+    own = named_fields(request, SCHEMA_3_FIELDS), named_fields(request.sampling, SCHEMA_3_SAMPLING)
+    return [*own[0], *own[1], *submission.render_names]
 
 
-def schema_least(request: Request) -> int:
-    """Return the lowest schema number under which the request can be stored whole."""
-    return 3 if newer_fields(request) else 1
+def schema_least(request: Request, submission: Submission) -> int:
+    """Return the lowest schema number under which a request of a submission can be stored whole."""
+    return 3 if newer_fields(request, submission) else 1
 
 
 _DEFAULTS = {record: {field.name: field.default for field in fields(record)} for record in (Request, SamplingParams)}

@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from orca.core.answer_formats import REASONING_FORMATS, TOOL_FORMATS
 from orca.core.domain.model import DTYPES, QUANTIZATIONS
 from orca.operator.domain.resource import Json, ModelSpec
 
@@ -18,6 +19,8 @@ class ModelReference:
     quantization: str | None = None
     name: str | None = None  # that clients use; None takes the folder's name
     max_model_len: int | None = None
+    tool_format: str | None = None
+    reasoning_format: str | None = None
 
     @property
     def identity(self) -> tuple[str | None, ...]:
@@ -40,6 +43,8 @@ def read_model(value: Any) -> ModelReference:
         and all(text is None or isinstance(text, str) for text in texts)
         and value.get("dtype") in DTYPES
         and value.get("quantization") in (None, *QUANTIZATIONS)
+        and value.get("tool_format") in (None, *TOOL_FORMATS)
+        and value.get("reasoning_format") in (None, *REASONING_FORMATS)
         and (length is None or (isinstance(length, int) and not isinstance(length, bool)))
     )
     if not is_sound:

@@ -52,6 +52,8 @@ class ModelSpec:
     dtype: str
     quantization: str | None = None
     max_model_len: int | None = None
+    tool_format: str | None = None
+    reasoning_format: str | None = None
     token_secret: SecretKey | None = None
     cache: CacheSpec
 

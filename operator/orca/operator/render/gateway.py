@@ -174,6 +174,8 @@ def _settings(deployment: OrcaDeployment, keys: SecretKey | None, older: Sequenc
         "dtype": spec.model.dtype,
         "quantization": spec.model.quantization,
         "max_model_len": spec.model.max_model_len,
+        "tool_format": spec.model.tool_format,
+        "reasoning_format": spec.model.reasoning_format,
         "host": "::",
         "port": PORT,
         "metrics_port": METRICS_PORT,

@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 
+from orca.core.answer_formats import AUTO_FORMAT
 from orca.core.other_model import OtherModel
 from orca.operator.domain import names
 from orca.operator.domain.model_references import ModelReference, source_digest
@@ -53,6 +54,8 @@ def wanted_model(deployment: OrcaDeployment) -> ModelReference:
         quantization=spec.quantization,
         name=spec.name,
         max_model_len=spec.max_model_len,
+        tool_format=spec.tool_format,
+        reasoning_format=spec.reasoning_format,
     )
 
 
@@ -65,6 +68,8 @@ def older_model_flag(model: ModelReference) -> str:
         dtype=model.dtype,
         quantization=model.quantization,
         max_model_len=model.max_model_len,
+        tool_format=model.tool_format or AUTO_FORMAT,
+        reasoning_format=model.reasoning_format or AUTO_FORMAT,
     ).to_text()
 
 

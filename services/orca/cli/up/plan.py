@@ -84,6 +84,8 @@ def _gateway(settings: UpSettings, model: ModelInfo, context: RuntimeContext, nu
         **_model_flags(settings, model),
         "name": model.name,
         "max_model_len": settings.max_model_len,
+        "tool_format": settings.tool_format,
+        "reasoning_format": settings.reasoning_format,
         "host": host.strip("[]"),
         "port": port,
         "pool": context.redis_url,

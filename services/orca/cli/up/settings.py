@@ -9,7 +9,7 @@ from orca.core.domain.errors import SettingError
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.process.settings import is_loopback, log_level_setting, read_settings, require, setting
 from orca.gateway.origins import ORIGINS_RULE, is_origin
-from orca.gateway.settings import PORT_MAX
+from orca.gateway.settings import PORT_MAX, reasoning_format_setting, tool_format_setting
 from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
 from orca.scheduler.settings import BatchingSettings
 from orca.worker.settings import DEVICES, dtype_setting, quantization_setting
@@ -41,6 +41,8 @@ class UpSettings(BatchingSettings):
         " with a warning",
         least=1,
     )
+    tool_format: str = tool_format_setting()
+    reasoning_format: str = reasoning_format_setting()
     device: str = setting("cpu", "device that the stages compute on", choices=DEVICES)
     stages: int = setting(1, "pipeline stages, each a process with a part of the layers", least=1)
     layers: str | None = setting(

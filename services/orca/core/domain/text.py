@@ -93,6 +93,11 @@ class OutputText:
         self._held = text[len(text) - held :]
         return TextDelta(text[: len(text) - held])
 
+    @property
+    def held(self) -> int:
+        """Whole characters that are held back."""
+        return len(self._held)
+
     def flush(self) -> str:
         """Return all that was held back, when the output has ended without a stop string."""
         text = self._held + self._detokenizer.flush()
@@ -219,6 +224,7 @@ class Tokenizer:
         decoder: Mapping[str, Any] | None,
         named_special_tokens: Mapping[str, str],
         chat_template: str | None = None,
+        tool_template: str | None = None,
         continues_prompts: bool = True,
         cleans_up: bool = False,
         is_bytes: bool = False,
@@ -229,6 +235,7 @@ class Tokenizer:
             decoder: the "decoder" of its tokenizer.json.
             named_special_tokens: bos_token, eos_token, ... -> text.
             chat_template: Jinja source.
+            tool_template: the same, for chats with tools, where it is another one.
             continues_prompts: an output continues the text of its prompt; False for an encoder-decoder model.
             cleans_up: an output has no space before punctuation (text_clean_up.py).
             is_bytes: each token is a byte; those that make no character are left out, and EOS is never added twice.
@@ -244,6 +251,7 @@ class Tokenizer:
         self._visible: dict[int, bytes] = {}
         self.named_special_tokens = dict(named_special_tokens)
         self.chat_template = chat_template
+        self.tool_template = tool_template
         self.continues_prompts = continues_prompts
         self.cleans_up = cleans_up
         self.is_bytes = is_bytes
@@ -259,6 +267,7 @@ class Tokenizer:
                 decoder=found.decoder,
                 named_special_tokens=found.special_tokens,
                 chat_template=found.chat_template,
+                tool_template=found.tool_template,
                 continues_prompts=found.continues_prompts,
                 cleans_up=found.cleans_up,
                 is_bytes=found.is_bytes,

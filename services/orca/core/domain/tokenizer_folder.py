@@ -44,6 +44,7 @@ class FolderTokenizer:
     decoder: Mapping[str, Any] | None
     special_tokens: Mapping[str, str]  # bos_token, eos_token, ... -> text, also names of the model's own
     chat_template: str | None
+    tool_template: str | None = None  # for chats with tools, where it is another one
     continues_prompts: bool = True  # False: the model is an encoder-decoder, and its outputs are texts of their own
     cleans_up: bool = False  # outputs have no space before punctuation
     is_bytes: bool = False  # each token is a byte, as in ByT5
@@ -82,6 +83,7 @@ def read_tokenizer(folder: Path) -> FolderTokenizer:
         decoder=document.get("decoder"),
         special_tokens={name: str(token) for name, token in named.items()},
         chat_template=_chat_template(folder, settings),
+        tool_template=_chat_template(folder, settings, "tool_use"),
         continues_prompts=family is None or family.decoder_layers_key is None,
         cleans_up=_cleans_up(inner, settings),
         is_bytes=kind is not None and kind.is_bytes,
@@ -395,17 +397,23 @@ def _has_wrong_expression(inner: tokenizers.Tokenizer, config: Mapping[str, Any]
     return is_old and config.get("model_type") in (None, "mistral")
 
 
-def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """Read the default chat template: chat_template.jinja before the one in tokenizer_config.json."""
-    path = folder / "chat_template.jinja"
+def _chat_template(folder: Path, settings: Mapping[str, Any], name: str = "default") -> str | None:
+    """Read a chat template of its name: files before tokenizer_config.json, as in transformers.
+
+    There a model without further names has one text, which is the default.
+    """
+    is_default = name == "default"
+    path = folder / ("chat_template.jinja" if is_default else f"additional_chat_templates/{name}.jinja")
     if path.is_file():
         return _read_text(path)
     template = settings.get("chat_template")
+    if not is_default and not isinstance(template, list):
+        return None
     if isinstance(template, list):
         entries = [
             _checked(folder / "tokenizer_config.json", "an entry of chat_template", each, dict) for each in template
         ]
-        template = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
+        template = next((entry.get("template") for entry in entries if entry.get("name") == name), None)
     return template if isinstance(template, str) else None
 
 

@@ -230,7 +230,9 @@ class StreamDelivery(Delivery):
                 events.append(stream.end(part.end))
         self._record(parts, tokens)
         if len(self._ends) == len(streams):
-            events.append(stream_end(self._accepted.requests, self._accepted.options, self._ends_in_order()))
+            accepted = self._accepted
+            reasoning = [streams[request.id].reasoning_tokens for request in accepted.requests]
+            events.append(stream_end(accepted.requests, accepted.options, self._ends_in_order(), reasoning))
         return b"".join(events)
 
     def _cut_event(self, streams: Mapping[str, ChoiceStream | ResumedChoice]) -> bytes:

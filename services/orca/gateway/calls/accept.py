@@ -9,27 +9,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from orca.core.domain.errors import InvalidRequest
-from orca.core.domain.request import Request, SamplingParams
-from orca.gateway.calls.bodies import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
+from orca.core.domain.request import SCHEMA, Request, SamplingParams
+from orca.gateway.calls.bodies import ChatBody, CompletionBody, GenerationBody, TokenizeBody
 from orca.gateway.calls.lengths import InputLengths, check_output_length, check_prompt_length, check_room
+from orca.gateway.calls.messages import character_count, plain_messages
 from orca.gateway.calls.opened_call import OpenedCall
 from orca.gateway.calls.target import CallTokens, check_target_fields
 from orca.gateway.calls.token_ids import check_token_ids, is_token_list
 from orca.gateway.calls.unsupported_fields import (
     CHAT,
     COMPLETION,
-    MESSAGE,
     STRUCTURED,
     refuse_unsupported,
-    unsupported,
 )
 from orca.gateway.errors import shown
+from orca.gateway.formats.grammar import AnswerGrammar
+from orca.gateway.formats.tables import ModelFormats, TaggedCall, begins_reasoning
+from orca.gateway.formats.tools import CallTools, tools_of
 from orca.gateway.grammars.fields import NamedGrammar, grammar_of, parse_schema
 from orca.gateway.http.receive import check_shape
+from orca.gateway.models.chat_template import ChatTemplate
 from orca.gateway.models.models import PromisedSlots, ServedModel
 from orca.gateway.render.render import AnswerKind, RenderOptions
 from orca.gateway.settings import GatewaySettings
 from orca.pool.records import OnDisconnect, Submission
+from orca.pool.schemas import SCHEMA_OF_FORMATS
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of max_tokens for completions."""
@@ -49,6 +53,15 @@ class CallContext:
     digest: str  # of the body if the call may be repeated; otherwise empty
     is_kept: bool  # unless the body says otherwise, the call goes on when nobody reads it
     traceparent: str | None  # trace context for the call's requests
+    schema: int = SCHEMA  # number in force in the pool, as far as the gateway knows
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A chat as the model gets it."""
+
+    prompt: Sequence[int]  # token ids
+    tools: CallTools | None
 
 
 def completion_prompts(body: CompletionBody, model: ServedModel, settings: GatewaySettings) -> list[str | list[int]]:
@@ -78,43 +91,63 @@ def completion_prompts(body: CompletionBody, model: ServedModel, settings: Gatew
     return prompt
 
 
-async def chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: GatewaySettings) -> str:
-    """Render a chat by the model's template. Raises: InvalidRequest, ApiError."""
+async def chat_prompt(
+    body: ChatBody | TokenizeBody, model: ServedModel, settings: GatewaySettings, tools: CallTools | None
+) -> str:
+    """Render a chat by the model's template. Args: tools: from `chat_tools`. Raises: InvalidRequest, ApiError."""
     messages = body.messages or []
-    if len(messages) > settings.inline_messages_max or _characters(messages) > settings.inline_chat_characters_max:
-        return await asyncio.to_thread(_chat_prompt, body, model, settings)
-    return _chat_prompt(body, model, settings)
+    if len(messages) > settings.inline_messages_max or character_count(messages) > settings.inline_chat_characters_max:
+        return await asyncio.to_thread(_chat_prompt, body, model, settings, tools)
+    return _chat_prompt(body, model, settings, tools)
 
 
-def _characters(messages: Sequence[Message]) -> int:
-    """Return the length of the texts of a chat, which are checked later."""
-    count = 0
-    for message in messages:
-        parts = message.content if isinstance(message.content, list) else [message.content]
-        for part in parts:
-            text = part.get("text") if isinstance(part, dict) else part
-            count += len(text) if isinstance(text, str) else 0
-    return count
-
-
-def _chat_prompt(body: ChatBody | TokenizeBody, model: ServedModel, settings: GatewaySettings) -> str:
+def chat_tools(body: ChatBody | TokenizeBody, model: ServedModel) -> CallTools | None:
+    """Return the tools that the answer of a chat may call; None if it calls none. Raises: InvalidRequest, ApiError."""
     if isinstance(body, ChatBody):
         refuse_unsupported(body.model_extra or {}, CHAT)
+    tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
+    template = _template(model)
+    if tools is not None and not template.takes_tools:
+        message = "tools: this model's chat template has no place for tools; tool_choice none leaves them out"
+        raise InvalidRequest(message, param="tools")
+    return tools
+
+
+def _template(model: ServedModel) -> ChatTemplate:
+    if model.chat_template is None:
+        raise InvalidRequest("messages: this model has no chat template; use /v1/completions", param="messages")
+    return model.chat_template
+
+
+def _chat_prompt(
+    body: ChatBody | TokenizeBody, model: ServedModel, settings: GatewaySettings, tools: CallTools | None
+) -> str:
+    if isinstance(body, ChatBody):
         _check_stream(body)
         check_target_fields(body, model)
         _check_choices(1, body.n or 1, settings)
-    if model.chat_template is None:
-        raise InvalidRequest("messages: this model has no chat template; use /v1/completions", param="messages")
-    messages = [_plain_message(message, i) for i, message in enumerate(body.messages or [])]
-    return model.chat_template.prompt(
+    format_of_calls = model.formats.tool
+    messages = plain_messages(body.messages or [], short_ids=format_of_calls is not None and format_of_calls.short_ids)
+    variables = body.chat_template_kwargs
+    if body.reasoning_effort is not None:
+        # Agents send it to every model, and few templates read it.
+        variables = {"reasoning_effort": body.reasoning_effort, **(variables or {})}
+    return _template(model).prompt(
         messages,
+        tools=None if tools is None else tools.given,
         add_generation_prompt=body.add_generation_prompt is not False,
-        variables=body.chat_template_kwargs,
+        variables=variables,
     )
 
 
-async def check_grammar(body: GenerationBody, model: ServedModel, settings: GatewaySettings) -> NamedGrammar | None:
-    """Return the grammar of a call's answers; None if it has none. Raises: InvalidRequest, ApiError."""
+async def check_grammar(
+    body: GenerationBody, model: ServedModel, settings: GatewaySettings, chat: Chat | None = None
+) -> NamedGrammar | None:
+    """Return the grammar of a call's answers; None if it has none.
+
+    Args: chat: of a chat call.
+    Raises: InvalidRequest, ApiError.
+    """
     structured = body.structured_outputs
     if structured is not None:
         refuse_unsupported(structured.model_extra or {}, STRUCTURED, "structured_outputs.")
@@ -124,10 +157,45 @@ async def check_grammar(body: GenerationBody, model: ServedModel, settings: Gate
             schema = parse_schema(structured.of_schema, param)
             check_shape(schema, settings, f"{param}: the JSON", param)
             structured = structured.model_copy(update={"of_schema": schema})
-    grammar = grammar_of(body.response_format, structured)
-    if grammar is not None:
+    answer = grammar_of(body.response_format, structured)
+    if answer is not None:
+        await model.grammars.check(answer)
+    if chat is not None and chat.tools is not None:
+        return await _check_calls(chat.tools, answer, model, chat)
+    if answer is not None and chat is not None and model.formats.reasoning is not None:
+        answer = _answer_grammar(model, chat).of_answer(answer)
+        await model.grammars.check(answer)
+    return answer
+
+
+async def _check_calls(
+    tools: CallTools, answer: NamedGrammar | None, model: ServedModel, chat: Chat
+) -> NamedGrammar | None:
+    """Return the grammar of answers that may call tools; None if nothing constrains them."""
+    if answer is None and not tools.constrains:
+        return None
+    if model.formats.tool is None:
+        message = (
+            f"{tools.param}: the format in which this model calls tools is not known, so its calls cannot be "
+            "constrained; leave tool_choice, parallel_tool_calls, strict and response_format out"
+        )
+        raise InvalidRequest(message, param=tools.param)
+    try:
+        grammar = _answer_grammar(model, chat).of_calls(tools, answer, obeys_all=True)
+        await model.grammars.check(grammar)
+    except InvalidRequest:
+        if all(function.is_strict for function in tools.functions):
+            raise
+        # Without `strict` a schema is a hint: one that has no grammar does not refuse the call.
+        grammar = _answer_grammar(model, chat).of_calls(tools, answer, obeys_all=False)
         await model.grammars.check(grammar)
     return grammar
+
+
+def _answer_grammar(model: ServedModel, chat: Chat) -> AnswerGrammar:
+    reasoning = model.formats.reasoning
+    is_in_reasoning = reasoning is not None and begins_reasoning(reasoning, model.tokenizer, chat.prompt)
+    return AnswerGrammar(model.formats, model.tokenizer.special_ids, is_in_reasoning)
 
 
 async def echo_texts(
@@ -202,12 +270,14 @@ def submission(
     if sampling["min_tokens"] > least:
         message = f"min_tokens: {sampling['min_tokens']} is more than max_tokens, which is {least}"
         raise InvalidRequest(message, param="min_tokens")
+    options = _render_options(body, tokens, model, context, echoed)
     return Submission(
         parent=context.parent,
         requests=tuple(requests),
         reader=context.reader,
         on_disconnect=_on_disconnect(body, context),
-        render=_render_options(body, tokens, model, context, echoed).to_json(),
+        render=options.to_json(),
+        render_names=() if options.tool_format is None else ("tools",),
         owner=context.call.owner,
         digest=context.digest,
     )
@@ -294,6 +364,11 @@ def _render_options(
 ) -> RenderOptions:
     stream_options = body.stream_options if body.stream else None
     continuous = bool(stream_options and stream_options.continuous_usage_stats)
+    formats = model.formats if isinstance(body, ChatBody) else ModelFormats()
+    tools = tokens.tools if formats.tool is not None else None
+    needs_types = formats.tool is not None and isinstance(formats.tool.body, TaggedCall)
+    # Gateways of the release before, which would write other bytes, run until the number is in force.
+    divides_reasoning = tools is not None or context.schema >= SCHEMA_OF_FORMATS
     return RenderOptions(
         kind=AnswerKind.CHAT if isinstance(body, ChatBody) else AnswerKind.COMPLETION,
         model=model.info.name,
@@ -308,6 +383,9 @@ def _render_options(
         return_token_ids=bool(body.return_token_ids),
         event_ids=context.call.wants_event_ids,
         goals=context.call.goals,
+        tool_format=None if tools is None else formats.tool_name,
+        reasoning_format=formats.reasoning_name if divides_reasoning else None,
+        tools=tools.schemas_json() if tools is not None and needs_types else None,
     )
 
 
@@ -362,36 +440,6 @@ def _check_choices(prompts: int, choices: int, settings: GatewaySettings) -> Non
         param = "n" if choices > 1 else "prompt"
         asked = f"{choices} choices" if prompts == 1 else f"{prompts} prompts with n = {choices}"
         raise InvalidRequest(f"{param}: {asked} are more than {settings.choices_max} choices of one call", param=param)
-
-
-def _plain_message(message: Message, index: int) -> dict[str, Any]:
-    """Return a message as templates expect it: its content is one text."""
-    where = f"messages[{index}]."
-    extra = message.model_extra or {}
-    refuse_unsupported(extra, MESSAGE, where)
-    if message.role == "user" and message.content is None:
-        raise InvalidRequest(f"{where}content: is required in a user's message", param=f"{where}content")
-    return {"role": message.role, "content": _text_of(message.content, where)} | {
-        key: value for key, value in extra.items() if key not in MESSAGE and value is not None
-    }
-
-
-def _text_of(content: Any, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        message = f"{where}content: must be text or a list of parts, not {shown(content)}"
-        raise InvalidRequest(message, param=f"{where}content")
-    texts = []
-    for i, part in enumerate(content):
-        name = f"{where}content[{i}]"
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind != "text":
-            raise unsupported(name, f"must be a part of type text, not {shown(kind)}: no other type is supported")
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise InvalidRequest(f"{name}: must be an object with type text and a text", param=name)
-        texts.append(part["text"])
-    return "\n".join(texts)
 
 
 def _prompt_param(body: GenerationBody) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
 
+from orca.gateway.formats.tools import ToolChoice, Tools
 from orca.gateway.grammars.fields import ResponseFormat, StructuredOutputs
 
 
@@ -177,7 +178,20 @@ class Message(BaseModel):
     content: Content = None
 
 
-class ChatBody(GenerationBody):
+class ToolFields(BaseModel):
+    """Fields of a chat that its template gets."""
+
+    tools: Tools = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = Field(
+        None, description="True by default; with false an answer has at most one call."
+    )
+    reasoning_effort: str | None = Field(
+        None, description="A variable for the model's chat template; without effect if the template has none."
+    )
+
+
+class ChatBody(ToolFields, GenerationBody):
     messages: list[Message] = Field(min_length=1)
     max_tokens: int | None = Field(
         None, ge=1, description="An older name of max_completion_tokens, which overrides it."
@@ -195,7 +209,7 @@ class ChatBody(GenerationBody):
     )
 
 
-class TokenizeBody(Body):
+class TokenizeBody(ToolFields, Body):
     """Either `prompt` or `messages`."""
 
     prompt: str | None = None

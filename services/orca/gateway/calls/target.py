@@ -11,8 +11,8 @@ from orca.core.domain.encoder_decoder import EncoderDecoder
 from orca.core.domain.errors import InvalidRequest, NotStoredYet
 from orca.gateway.calls.bodies import CompletionBody, GenerationBody
 from orca.gateway.calls.token_ids import check_token_ids
-from orca.gateway.calls.unsupported_fields import unsupported
-from orca.gateway.errors import UNAVAILABLE, ApiError
+from orca.gateway.errors import UNAVAILABLE, ApiError, unsupported
+from orca.gateway.formats.tools import CallTools
 from orca.gateway.grammars.fields import NamedGrammar
 from orca.gateway.models.models import ServedModel
 from orca.pool.schemas import SCHEMA_OF_TARGETS
@@ -28,6 +28,7 @@ class CallTokens:
     target: tuple[int, ...] = ()  # the beginning of every target, start token first; empty for other models
     prefix_tokens: int = 0  # those of `target` that the call gives: they count as prompt
     grammar: NamedGrammar | None = None  # of every answer
+    tools: CallTools | None = None  # that every answer may call
 
 
 def check_target_fields(body: GenerationBody, model: ServedModel) -> None:

@@ -93,8 +93,6 @@ _GENERATION: dict[str, tuple[Any, ...]] = {
 COMPLETION: dict[str, tuple[Any, ...]] = _GENERATION | {"suffix": ("",)}
 
 CHAT: dict[str, tuple[Any, ...]] = _GENERATION | {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "audio": (),
@@ -107,7 +105,6 @@ CHAT: dict[str, tuple[Any, ...]] = _GENERATION | {
     "best_of": (1,),
     "suffix": ("",),
     "thinking": ({"type": "disabled"},),
-    "reasoning_effort": ("none",),
 }
 
 _ENCODER_DECODER = "For an encoder-decoder model, begin the answer with decoder_prefix."
@@ -130,8 +127,6 @@ STRUCTURED: dict[str, tuple[Any, ...]] = {
 """The same, of `structured_outputs`."""
 
 MESSAGE: dict[str, tuple[Any, ...]] = {
-    "tool_calls": ([],),
-    "tool_call_id": (),
     "function_call": (),
     "audio": (),
 }
@@ -150,11 +145,6 @@ def refuse_unsupported(given: Mapping[str, Any], table: Mapping[str, tuple[Any, 
         value = given.get(name)
         if value is not None and not _is_one_of(value, neutral):
             raise _unsupported(f"{where}{name}")
-
-
-def unsupported(param: str, complaint: str) -> ApiError:
-    """Return the error for a value that is valid elsewhere and that this server does not have."""
-    return ApiError(400, f"{param}: {complaint}", param=param, code="unsupported_parameter")
 
 
 def _unsupported(name: str) -> ApiError:

@@ -78,8 +78,12 @@ class StructuredOutputs(BaseModel):
 class NamedGrammar:
     """A grammar, and the field that it was made from."""
 
-    text: str
+    rules: str
     param: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.rules}\n{NO_FORCING}"
 
 
 def grammar_of(response_format: ResponseFormat | None, structured: StructuredOutputs | None) -> NamedGrammar | None:
@@ -166,4 +170,4 @@ def _of_choice(choice: list[str], param: str) -> NamedGrammar:
 
 
 def _of_lark(grammar: str, param: str) -> NamedGrammar:
-    return NamedGrammar(f"{grammar}\n{NO_FORCING}", param)
+    return NamedGrammar(grammar, param)

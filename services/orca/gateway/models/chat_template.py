@@ -7,7 +7,7 @@ not trusted: they run in Jinja's immutable sandbox and see plain JSON values onl
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jinja2
@@ -17,25 +17,35 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from orca.core.domain.errors import InvalidRequest, ModelError
-from orca.gateway.models.message_roles import MessageRoles
+from orca.gateway.models.message_roles import MessageRoles, takes_tools
 
 
 class ChatTemplate:
     """A compiled template with the tokenizer's named special tokens."""
 
-    def __init__(self, source: str, named_special_tokens: Mapping[str, str]) -> None:
-        """Raises: ModelError if the template is not valid Jinja."""
-        try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise ModelError(f"chat template, line {error.lineno}: {error.message}") from error
+    def __init__(self, source: str, named_special_tokens: Mapping[str, str], *, tool_source: str | None = None) -> None:
+        """
+        Args:
+            source: Jinja source.
+            tool_source: of a template for chats with tools; None if `source` writes them, too.
+        Raises: ModelError if a template is not valid Jinja.
+        """
+        self._template = _compiled(source)
+        self._tool_template = self._template if tool_source is None else _compiled(tool_source)
         self._tokens = dict(named_special_tokens)
         self._roles = MessageRoles(source, self.render)
+        self._tool_roles = self._roles if tool_source is None else MessageRoles(tool_source, self._render_for_tools)
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """True if the template writes tools into the prompt. It is tried once."""
+        return takes_tools(self.render)
 
     def prompt(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
@@ -43,18 +53,19 @@ class ChatTemplate:
 
         Raises: InvalidRequest if the template refuses the messages or leaves one out, or for a variable that is ours.
         """
-        own = self._variables(messages, add_generation_prompt=add_generation_prompt)
+        own = self._variables(messages, tools, add_generation_prompt=add_generation_prompt)
         for name, value in (variables or {}).items():
             if name in own and value not in (None, own[name]):
                 name = f"chat_template_kwargs.{name}"
                 raise InvalidRequest(f"{name}: this variable cannot be replaced", param=name)
-        render = partial(self.render, add_generation_prompt=add_generation_prompt, variables=variables)
-        return self._roles.write_prompt(messages, render)
+        render = partial(self.render, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
+        return (self._roles if tools is None else self._tool_roles).write_prompt(messages, render)
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
@@ -62,27 +73,45 @@ class ChatTemplate:
 
         Args:
             messages: JSON objects with `role` and `content`.
+            tools: OpenAI's objects, which the model may call; None for no tools.
             add_generation_prompt: end with the opening of the assistant's answer.
             variables: more variables for the template; they do not replace those of this method.
         Raises: InvalidRequest if the template refuses the messages.
         """
-        own = self._variables(messages, add_generation_prompt=add_generation_prompt)
+        own = self._variables(messages, tools, add_generation_prompt=add_generation_prompt)
+        template = self._template if tools is None else self._tool_template
         try:
-            return self._template.render({**(variables or {}), **own})
+            return template.render({**(variables or {}), **own})
         except Exception as error:
             # A template is its author's program: any error that it raises is about these messages.
             raise InvalidRequest(
                 f"messages: the model's chat template refuses them: {error}", param="messages"
             ) from error
 
-    def _variables(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> dict[str, Any]:
+    def _render_for_tools(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        return self.render(messages, tools=())
+
+    def _variables(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        add_generation_prompt: bool,
+    ) -> dict[str, Any]:
         return {
             **self._tokens,
             "messages": messages,
-            "tools": None,
+            "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
+
+
+def _compiled(source: str) -> jinja2.Template:
+    try:
+        return _environment().from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ModelError(f"chat template, line {error.lineno}: {error.message}") from error
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

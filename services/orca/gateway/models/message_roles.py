@@ -78,6 +78,7 @@ class MessageRoles:
             if message["role"] in self._left_out and message["content"].strip():
                 raise _left_out(index, message["role"])
         prompt = render(known)
+        _check_calls(known, prompt)
         if missing := _missing(known, prompt):
             for index in sorted(missing - _written_otherwise(known, missing, render)):
                 raise _left_out(index, messages[index]["role"])
@@ -88,6 +89,28 @@ class MessageRoles:
         if not self._maps_developer or all(message["role"] != "developer" for message in messages):
             return messages
         return [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
+
+
+def takes_tools(render: Callable[..., str]) -> bool:
+    """Return whether a template writes tools. Args: render: `ChatTemplate.render`."""
+    name = _MARK.format(_TRIED)
+    parameters = {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}, "required": ["x"]}
+    function = {"name": name, "description": "Return x.", "parameters": parameters}
+    try:
+        return name in render((_USER,), tools=[{"type": "function", "function": function}])
+    except InvalidRequest:
+        return False
+
+
+def _check_calls(messages: Sequence[Message], prompt: str) -> None:
+    """Raises: InvalidRequest naming the first message whose calls of tools are not in the prompt."""
+    for index, message in enumerate(messages):
+        for call in message.get("tool_calls", ()):
+            if call["function"]["name"] not in prompt:
+                param = f"messages[{index}].tool_calls"
+                raise InvalidRequest(
+                    f"{param}: the model's chat template leaves calls of tools out of the prompt", param=param
+                )
 
 
 def _trace(role: str, render: Render) -> _Trace:

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from orca.core.answer_formats import AUTO_FORMAT
 from orca.core.domain.errors import ModelError
 from orca.core.domain.model import ModelInfo, load_model_info
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, slots_needed, tokens_of_any_split
 from orca.core.domain.text import Tokenizer
 from orca.core.other_model import OtherModel
 from orca.gateway.errors import UNAVAILABLE, ApiError
+from orca.gateway.formats.tables import ModelFormats, choose_formats
 from orca.gateway.grammars.checker import GrammarChecker
 from orca.gateway.models.chat_template import ChatTemplate
 from orca.gateway.models.encoding import Encoder
@@ -41,19 +43,38 @@ class ServedModel:
     chat_template: ChatTemplate | None
     render_model: RenderModel
     grammars: GrammarChecker
+    formats: ModelFormats
     created: int = 0  # Unix seconds: when its config.json was written; 0 if unknown
 
     @classmethod
-    def of(cls, info: ModelInfo, tokenizer: Tokenizer, settings: GatewaySettings) -> "ServedModel":
-        """Raises: ModelError if the chat template is broken."""
+    def of(
+        cls,
+        info: ModelInfo,
+        tokenizer: Tokenizer,
+        settings: GatewaySettings,
+        *,
+        tool_format: str = AUTO_FORMAT,
+        reasoning_format: str = AUTO_FORMAT,
+    ) -> "ServedModel":
+        """
+        Args:
+            tool_format: name of a table, `auto` or `none`.
+            reasoning_format: the same.
+        Raises: ModelError if the chat template is broken.
+        """
         template = tokenizer.chat_template
         return cls(
             info,
             tokenizer,
             Encoder(info, tokenizer, settings),
-            None if template is None else ChatTemplate(template, tokenizer.named_special_tokens),
+            None
+            if template is None
+            else ChatTemplate(template, tokenizer.named_special_tokens, tool_source=tokenizer.tool_template),
             RenderModel(tokenizer, frozenset(info.eos_token_ids)),
             GrammarChecker(info, tokenizer, settings),
+            choose_formats(
+                tokenizer.tool_template or template, tool_format=tool_format, reasoning_format=reasoning_format
+            ),
             _changed_at(info.folder / "config.json"),
         )
 
@@ -71,6 +92,8 @@ def load_newest(settings: GatewaySettings) -> ServedModel:
         dtype=settings.dtype,
         quantization=settings.quantization,
         max_model_len=settings.max_model_len,
+        tool_format=settings.tool_format,
+        reasoning_format=settings.reasoning_format,
     )
     return _load(own, settings)
 
@@ -112,7 +135,9 @@ def _load(model: OtherModel, settings: GatewaySettings) -> ServedModel:
             info.name,
             ", ".join(f"{name} = {value}" for name, value in unapplied.items()),
         )
-    return ServedModel.of(info, tokenizer, settings)
+    return ServedModel.of(
+        info, tokenizer, settings, tool_format=model.tool_format, reasoning_format=model.reasoning_format
+    )
 
 
 def not_served(message: str) -> ApiError:
@@ -156,6 +181,7 @@ class Models:
         self._current = newest
         self._promised: dict[str, int] = {}  # revision -> slots of the largest request that fits
         self._block_tokens: dict[str, int] = {}  # revision -> tokens of a KV block
+        self.schema = 1  # number in force in the pool, as far as is known
 
     @property
     def current(self) -> ServedModel:
@@ -192,7 +218,8 @@ class Models:
         return model
 
     def update(self, stats: PoolStats) -> None:
-        """Take over the pool's revision in force, and the slots that it promises for it."""
+        """Take over the pool's schema number, its revision in force, and the slots that it promises for it."""
+        self.schema = stats.schema
         if stats.revision is not None and self.set_current(stats.revision) and stats.promised_slots is not None:
             self._promised[stats.revision] = stats.promised_slots
             if stats.block_tokens is not None:

@@ -107,6 +107,11 @@ class ResumedChoice:
         return b""
 
     @property
+    def reasoning_tokens(self) -> int | None:
+        """Tokens as in ChoiceStream."""
+        return self._stream.reasoning_tokens
+
+    @property
     def tokens_to_echo(self) -> int:
         """Tokens as in ChoiceStream: they are rendered even if the client has them."""
         return self._stream.tokens_to_echo

@@ -29,7 +29,9 @@ import orjson
 from orca.core.domain.request import End, EndingTokens, FinishReason, Request, Token
 from orca.core.domain.text import OutputText, Tokenizer
 from orca.gateway.errors import end_error
+from orca.gateway.formats.parser import AnswerDelta
 from orca.gateway.latency_goals import NO_GOALS, LatencyGoals
+from orca.gateway.render.chat_parts import ChatParts, chat_parts
 from orca.gateway.render.logprobs import ScoredToken, Scorer, chat_logprobs, completion_logprobs
 
 
@@ -57,10 +59,11 @@ class RenderOptions:
     event_ids: bool = False
     goals: LatencyGoals = NO_GOALS  # change no byte; stored here so that other gateways have them
 
-    # Reserved (schema 3): stored and given back, and nothing reads or writes them yet. None where they are not set.
-    tool_format: str | None = None  # name of the table of markers by which tool calls are read
+    # Schema 3. None where they are not set.
+    tool_format: str | None = None  # name of the table by which calls of tools are read
     reasoning_format: str | None = None  # the same for reasoning
-    tools: str | None = None  # JSON: schemas of the tools
+    tools: str | None = None  # JSON: the schema of the parameters by the name of the tool, if the table needs types
+    # Reserved: stored and given back, and nothing reads or writes them yet.
     text_flags: int | None = None  # bits: how the text is cut
     items: str | None = None  # JSON: items of a Responses call
 
@@ -105,16 +108,22 @@ class ChoiceStream:
         self._request = request
         self._options = options
         self._tokenizer = render_model.tokenizer
-        self._log = ChoiceLog(request, options, render_model)
+        self._parts = _parts(request, options, render_model)
+        self._log = ChoiceLog(request, options, render_model, self._parts)
         self._has_ended = False
         self._is_chat = options.kind is AnswerKind.CHAT
         # An event is: lead, text, tail. Both leads and the usual tail never change.
         head = b"data: " + _head(request.parent, options, is_chunk=True)
         opening = b',"choices":[{"index":%d,' % request.choice
-        self._lead = head + opening + (b'"delta":{"content":' if self._is_chat else b'"text":')
+        self._lead = head + opening
         self._first_lead = head + self._prompt_ids(AnswerKind.CHAT) + opening
-        self._first_lead += b'"delta":{"role":"assistant","content":' if self._is_chat else b'"text":'
-        self._close_text = b"}" if self._is_chat else b""
+        if self._parts is not None:
+            self._lead += b'"delta":'
+            self._first_lead += b'"delta":'
+        else:
+            self._lead += b'"delta":{"content":' if self._is_chat else b'"text":'
+            self._first_lead += b'"delta":{"role":"assistant","content":' if self._is_chat else b'"text":'
+        self._close_text = b"}" if self._is_chat and self._parts is None else b""
         self._usual_tail = self._tail() if self._is_usual() else None
 
     def token(self, token: Token) -> bytes:
@@ -122,11 +131,12 @@ class ChoiceStream:
         index = self._log.count
         text, scored = self._log.push(token)
         if self._usual_tail is not None and index:
-            event = self._lead + orjson.dumps(text) + self._usual_tail
+            event = self._lead + self._written(text) + self._usual_tail
         else:
             lead = self._lead if index else self._first_lead
             prompt_ids = b"" if index else self._prompt_ids(AnswerKind.COMPLETION)
-            event = lead + orjson.dumps(text) + self._tail(scored, prompt_ids=prompt_ids, token_ids=self._shown(token))
+            tail = self._tail(scored, prompt_ids=prompt_ids, token_ids=self._shown(token))
+            event = lead + self._written(text, is_first=not index) + tail
         return b"id: %d.%d\n%b" % (self._request.choice, index, event) if self._options.event_ids else event
 
     def end(self, end: End) -> bytes:
@@ -135,10 +145,22 @@ class ChoiceStream:
         error = end_error(end)
         if error is None:
             lead = self._lead if end.count else self._first_lead
-            event = lead + orjson.dumps(self._log.flush(end)) + self._tail(end=_shown_end(end, self._options))
+            written = self._written(self._log.flush(end), is_first=not end.count)
+            event = lead + written + self._tail(end=_shown_end(end, self._options))
         else:
             event = error_event(error.body())
         return b"id: %d.end\n%b" % (self._request.choice, event) if self._options.event_ids else event
+
+    def _written(self, text: str | AnswerDelta, *, is_first: bool = False) -> bytes:
+        if isinstance(text, str):
+            return orjson.dumps(text)
+        assert self._parts is not None, "the log divides the text only with parts"
+        return self._parts.delta(text, is_first=is_first)
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of reasoning so far; None if the model's reasoning is not told from its answer."""
+        return None if self._parts is None else self._parts.reasoning_tokens
 
     @property
     def tokens_to_echo(self) -> int:
@@ -170,7 +192,7 @@ class ChoiceStream:
     ) -> bytes:
         """Return the part of an event after its text."""
         logprobs = orjson.dumps(_logprobs(scored, self._options.kind, self._tokenizer))
-        reason, stop = (None, None) if end is None else (end.reason, end.stop)
+        reason, stop = (None, None) if end is None else (_finish_reason(end, self._parts), end.stop)
         tail = self._close_text + b',"logprobs":' + logprobs + b',"finish_reason":' + orjson.dumps(reason)
         if end is not None:
             tail += b',"stop_reason":' + orjson.dumps(stop)
@@ -181,7 +203,8 @@ class ChoiceStream:
     def _usage(self) -> bytes:
         if self._options.continuous_usage:
             prompt_tokens = len(self._request.prompt) + self._options.prefix_tokens
-            return b',"usage":' + orjson.dumps(_usage(prompt_tokens, self._log.shown_count))
+            usage = _usage(prompt_tokens, self._log.shown_count, self.reasoning_tokens)
+            return b',"usage":' + orjson.dumps(usage)
         return b',"usage":null' if self._options.include_usage else b""
 
     def _prompt_ids(self, kind: AnswerKind) -> bytes:
@@ -191,14 +214,22 @@ class ChoiceStream:
         return b',"prompt_token_ids":' + orjson.dumps(self._request.prompt)
 
 
-def stream_end(requests: Sequence[Request], options: RenderOptions, ends: Sequence[End]) -> bytes:
-    """Return the end of a stream: usage if asked for and `[DONE]`; nothing if a choice failed."""
+def stream_end(
+    requests: Sequence[Request],
+    options: RenderOptions,
+    ends: Sequence[End],
+    reasoning_tokens: Sequence[int | None] = (),
+) -> bytes:
+    """Return the end of a stream: usage if asked for and `[DONE]`; nothing if a choice failed.
+
+    Args: reasoning_tokens: of the choices (`ChoiceStream.reasoning_tokens`).
+    """
     if any(end_error(end) for end in ends):
         return b""
     done = b"id: end\ndata: [DONE]\n\n" if options.event_ids else b"data: [DONE]\n\n"
     if not options.include_usage:
         return done
-    usage = orjson.dumps(_usage_of_all(requests, options, ends))
+    usage = orjson.dumps(_usage_of_all(requests, options, ends, reasoning_tokens))
     head = _head(requests[0].parent, options, is_chunk=True)
     return b"data: " + head + b',"choices":[],"usage":' + usage + b"}\n\n" + done
 
@@ -214,8 +245,16 @@ def resume_event(body: bytes, parent: str, last_event_ids: Sequence[str]) -> byt
     return b"event: resume\ndata: " + body[:-1] + b',"resume":' + resume + b"}\n\n"
 
 
+@dataclass(frozen=True, slots=True)
+class WholeChoice:
+    """One choice of an answer that is not streamed."""
+
+    body: bytes  # JSON
+    reasoning_tokens: int | None = None
+
+
 def whole_answer(
-    requests: Sequence[Request], options: RenderOptions, choices: Sequence[bytes], ends: Sequence[End]
+    requests: Sequence[Request], options: RenderOptions, choices: Sequence[WholeChoice], ends: Sequence[End]
 ) -> bytes:
     """Return the answer to a call that does not stream. Args: choices: from `whole_choice`; ends: of the choices.
 
@@ -224,48 +263,78 @@ def whole_answer(
     head = _head(requests[0].parent, options, is_chunk=False)
     if options.return_token_ids and options.kind is AnswerKind.CHAT:
         head += b',"prompt_token_ids":' + orjson.dumps(requests[0].prompt)
-    usage = orjson.dumps(_usage_of_all(requests, options, ends))
-    return head + b',"choices":[' + b",".join(choices) + b'],"usage":' + usage + b"}"
+    usage = orjson.dumps(_usage_of_all(requests, options, ends, [choice.reasoning_tokens for choice in choices]))
+    bodies = b",".join(choice.body for choice in choices)
+    return head + b',"choices":[' + bodies + b'],"usage":' + usage + b"}"
 
 
 def text_so_far(
     request: Request, options: RenderOptions, tokens: Sequence[Token], end: End | None, render_model: RenderModel
 ) -> str:
-    """Return the text of a choice from its tokens, and from its end if it has ended."""
+    """Return the text of a choice from its tokens, and from its end if it has ended: all that the model has written."""
     log = ChoiceLog(request, options, render_model)
-    text = "".join(log.push(token)[0] for token in tokens)
-    return text if end is None else text + log.flush(end)
+    pieces = [log.push(token)[0] for token in tokens]
+    return "".join(map(str, pieces if end is None else [*pieces, log.flush(end)]))
 
 
 def whole_choice(
     request: Request, options: RenderOptions, tokens: Sequence[Token], end: End, render_model: RenderModel
-) -> bytes:
+) -> WholeChoice:
     """Return one choice of an answer that is not streamed."""
-    log = ChoiceLog(request, options, render_model)
+    parts = _parts(request, options, render_model, holds_calls=True)
+    log = ChoiceLog(request, options, render_model, parts)
     pushed = [log.push(token) for token in tokens]
-    text = "".join(text for text, _ in pushed) + log.flush(end)
+    pieces = [*(text for text, _ in pushed), log.flush(end)]
     scored = [entry for _, entries in pushed for entry in entries]
     end = _shown_end(end, options)
     choice: dict[str, Any] = {"index": request.choice}
-    if options.kind is AnswerKind.CHAT:
-        choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+    if parts is not None:
+        choice["message"] = parts.message([piece for piece in pieces if isinstance(piece, AnswerDelta)])
+    elif options.kind is AnswerKind.CHAT:
+        choice["message"] = {"role": "assistant", "content": "".join(map(str, pieces)), "refusal": None}
     else:
-        choice["text"] = text
+        choice["text"] = "".join(map(str, pieces))
     choice["logprobs"] = _logprobs(scored, options.kind, render_model.tokenizer)
-    choice["finish_reason"] = end.reason
+    choice["finish_reason"] = _finish_reason(end, parts)
     choice["stop_reason"] = end.stop
     if options.return_token_ids:
         if options.kind is AnswerKind.COMPLETION:
             choice["prompt_token_ids"] = request.prompt
         choice["token_ids"] = [token.id for token in tokens[: end.count]]
-    return orjson.dumps(choice)
+    return WholeChoice(orjson.dumps(choice), None if parts is None else parts.reasoning_tokens)
+
+
+def _parts(
+    request: Request, options: RenderOptions, render_model: RenderModel, *, holds_calls: bool = False
+) -> ChatParts | None:
+    return chat_parts(
+        request,
+        render_model.tokenizer,
+        tool_format=options.tool_format,
+        reasoning_format=options.reasoning_format,
+        tools=options.tools,
+        holds_calls=holds_calls,
+    )
+
+
+def _finish_reason(end: End, parts: ChatParts | None) -> str:
+    has_calls = parts is not None and parts.parser.calls > 0
+    return "tool_calls" if has_calls and end.reason is FinishReason.STOP else end.reason
 
 
 class ChoiceLog:
     """Reads one choice's log from its start, and returns the text and log probabilities that each token adds."""
 
-    def __init__(self, request: Request, options: RenderOptions, render_model: RenderModel) -> None:
+    def __init__(
+        self,
+        request: Request,
+        options: RenderOptions,
+        render_model: RenderModel,
+        parts: ChatParts | None = None,
+    ) -> None:
+        """Args: parts: they divide the text, and the log returns deltas; without them it returns text."""
         sampling = request.sampling
+        self._parts = parts
         self._request = request
         self._tokenizer = render_model.tokenizer
         self._has_echo = options.echo
@@ -276,7 +345,7 @@ class ChoiceLog:
         self._scorer = Scorer(render_model.tokenizer, request) if sampling.logprobs is not None else None
         self.count = 0
 
-    def push(self, token: Token) -> tuple[str, Sequence[ScoredToken]]:
+    def push(self, token: Token) -> tuple[str | AnswerDelta, Sequence[ScoredToken]]:
         """Return what the next token adds. The first one comes after the echoed prompt."""
         self.count += 1
         echo, scored = self._echo(token) if self.count == 1 and self._has_echo else ("", [])
@@ -284,17 +353,22 @@ class ChoiceLog:
             return echo, scored
         if self._scorer is not None:
             scored.append(self._scorer.score(token.id, token.logprob))
-        if self._ending.ends(token.id, self.count - 1):
-            return echo, scored
-        return echo + self._output.push(token.id).text, scored
+        is_last = self._ending.ends(token.id, self.count - 1)
+        if self._parts is not None:
+            text = "" if is_last else self._output.push(token.id).text
+            return self._parts.push(token.id, text, self._output.held), scored
+        return echo if is_last else echo + self._output.push(token.id).text, scored
 
     @property
     def shown_count(self) -> int:
         return 0 if self._is_echo_only else self.count
 
-    def flush(self, end: End) -> str:
-        """Return text that was held back until the end; nothing if a stop string was found."""
-        return "" if isinstance(end.stop, str) else self._output.flush()
+    def flush(self, end: End) -> str | AnswerDelta:
+        """Return text that was held back until the end; nothing of it if a stop string was found."""
+        text = "" if isinstance(end.stop, str) else self._output.flush()
+        if self._parts is None:
+            return text
+        return self._parts.parser.flush(text, is_cut=end.reason is not FinishReason.STOP)
 
     def _echo(self, token: Token) -> tuple[str, list[ScoredToken]]:
         prompt = self._request.prompt
@@ -321,19 +395,25 @@ def _head(parent: str, options: RenderOptions, *, is_chunk: bool) -> bytes:
     return orjson.dumps(head)[:-1]
 
 
-def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    return {
+def _usage(prompt_tokens: int, completion_tokens: int, reasoning_tokens: int | None) -> dict[str, Any]:
+    usage: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
+    if reasoning_tokens is not None:
+        usage["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return usage
 
 
-def _usage_of_all(requests: Sequence[Request], options: RenderOptions, ends: Iterable[End]) -> dict[str, int]:
+def _usage_of_all(
+    requests: Sequence[Request], options: RenderOptions, ends: Iterable[End], reasoning_tokens: Sequence[int | None]
+) -> dict[str, Any]:
     """Count the tokens of the whole call. A prompt with several choices counts once."""
     prompts = [request.prompt for request in requests[:: options.choices_per_prompt]]
     prompt_tokens = sum(map(len, prompts)) + len(prompts) * options.prefix_tokens
-    return _usage(prompt_tokens, sum(_shown_end(end, options).count for end in ends))
+    known = [count for count in reasoning_tokens if count is not None]
+    return _usage(prompt_tokens, sum(_shown_end(end, options).count for end in ends), sum(known) if known else None)
 
 
 def _shown_end(end: End, options: RenderOptions) -> End:

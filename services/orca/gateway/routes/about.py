@@ -13,7 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from orca.core.domain.errors import InvalidRequest
-from orca.gateway.calls.accept import chat_prompt
+from orca.gateway.calls.accept import chat_prompt, chat_tools
 from orca.gateway.calls.bodies import DetokenizeBody, TokenizeBody
 from orca.gateway.calls.token_ids import check_token_ids
 from orca.gateway.errors import ApiError
@@ -95,6 +95,8 @@ def _model(gateway: Gateway) -> dict[str, Any]:
         "parent": None,
         "max_model_len": info.max_model_len,
         "is_encoder_decoder": kind is not None,
+        "tool_format": current.formats.tool_name,
+        "reasoning_format": current.formats.reasoning_name,
         "max_source_len": None if kind is None else kind.source_positions,
         "max_target_len": None if kind is None else kind.target_positions,
         "revision": info.revision,
@@ -110,7 +112,10 @@ async def tokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("prompt: give either prompt or messages", param="prompt")
     is_chat = body.prompt is None
-    text = await chat_prompt(body, current, gateway.settings) if body.prompt is None else body.prompt
+    if body.prompt is None:
+        text = await chat_prompt(body, current, gateway.settings, chat_tools(body, current))
+    else:
+        text = body.prompt
     add_special_tokens = not is_chat if body.add_special_tokens is None else body.add_special_tokens
     param = "messages" if is_chat else "prompt"
     tokens = await current.encoder.encode_text(text, param=param, add_special_tokens=add_special_tokens)

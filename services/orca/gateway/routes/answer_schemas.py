@@ -17,6 +17,10 @@ class AnswerSchema(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class UsageDetails(AnswerSchema):
+    reasoning_tokens: int
+
+
 class Usage(AnswerSchema):
     prompt_tokens: int = Field(
         description="Tokens of the prompt, with those that the tokenizer adds; and of decoder_prefix, without the start"
@@ -24,6 +28,9 @@ class Usage(AnswerSchema):
     )
     completion_tokens: int
     total_tokens: int
+    completion_tokens_details: UsageDetails | None = Field(
+        None, description="Of a model whose reasoning_format is known."
+    )
 
 
 class CompletionLogprobs(AnswerSchema):
@@ -39,7 +46,7 @@ class Choice(AnswerSchema):
     """Fields of a choice in both APIs."""
 
     index: int
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = Field(description="The stop string or token id that ended it.")
     token_ids: list[int] | None = Field(None, description="With return_token_ids.")
 
@@ -79,10 +86,26 @@ class ChatLogprobs(AnswerSchema):
     refusal: None
 
 
+class CalledFunction(AnswerSchema):
+    name: str
+    arguments: str = Field(description="JSON, exactly as the model wrote it.")
+
+
+class ToolCall(AnswerSchema):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatAnswer(AnswerSchema):
     role: Literal["assistant"]
-    content: str
+    content: str | None = Field(description="Null if the answer has nothing but calls or reasoning.")
     refusal: None
+    tool_calls: list[ToolCall] | None = Field(None, description="Calls of the call's tools, if there are any.")
+    reasoning_content: str | None = Field(
+        None, description="Reasoning before the answer, of a model whose reasoning_format is known."
+    )
+    reasoning: str | None = Field(None, description="The same text as reasoning_content.")
 
 
 class ChatChoice(Choice):
@@ -157,6 +180,10 @@ class ModelCard(AnswerSchema):
     max_source_len: int | None = Field(description="Tokens of an encoder-decoder model's source; null: no bound.")
     max_target_len: int | None = Field(
         description="Tokens of an encoder-decoder model's target, its beginning included; null: no bound."
+    )
+    tool_format: str | None = Field(description="Table by which calls of tools are read; null: calls stay text.")
+    reasoning_format: str | None = Field(
+        description="Table by which reasoning is divided from the answer; null: it stays text."
     )
     revision: str
 

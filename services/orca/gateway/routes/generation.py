@@ -18,7 +18,15 @@ from orca.core.api_keys import ApiKey
 from orca.core.domain.request import Request
 from orca.gateway.answer.delivery import AcceptedCall, CallTiming, StreamDelivery, WholeDelivery
 from orca.gateway.answer.tracing import CallSpan
-from orca.gateway.calls.accept import SEEDS, CallContext, chat_prompt, check_grammar, completion_prompts
+from orca.gateway.calls.accept import (
+    SEEDS,
+    CallContext,
+    Chat,
+    chat_prompt,
+    chat_tools,
+    check_grammar,
+    completion_prompts,
+)
 from orca.gateway.calls.admission import check_deadlines, take_rest_from_rate
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
 from orca.gateway.calls.idempotency import body_digest
@@ -82,12 +90,14 @@ async def _encode_prompts(gateway: Gateway, body: CompletionBody, model: ServedM
 
 
 async def _encode_chat(gateway: Gateway, body: ChatBody, model: ServedModel) -> CallTokens:
-    text = await chat_prompt(body, model, gateway.settings)
+    tools = chat_tools(body, model)
+    text = await chat_prompt(body, model, gateway.settings, tools)
     # Templates write special tokens out.
     add_special_tokens = body.add_special_tokens is True
     prompt = await model.encoder.encode_prompt(text, param="messages", add_special_tokens=add_special_tokens)
     tokens = await begin_targets(body, {"messages": prompt}, model)
-    return replace(tokens, grammar=await check_grammar(body, model, gateway.settings))
+    grammar = await check_grammar(body, model, gateway.settings, Chat(prompt, tools))
+    return replace(tokens, grammar=grammar, tools=tools)
 
 
 async def _generate(
@@ -126,6 +136,7 @@ async def _accept(
         digest="" if call.keyed_name is None else body_digest(call.path, body),
         is_kept=is_background or call.keyed_name is not None,
         traceparent=span.traceparent,
+        schema=gateway.models.schema,
     )
     wanted, requests = await submit_to_current(gateway, body, encoded, context)
     _record_accepted(gateway, call.key, wanted, requests)

@@ -87,7 +87,7 @@ class MemoryPool(RequestPool):
             self._check_bounds(submission, sum(reserved))
             return self._store(submission, reserved).submission.requests
         if known.submission.digest != submission.digest:
-            raise refusal("taken", "", submission.requests)
+            raise refusal("taken", "", submission)
         await self.attach(submission.parent, submission.reader)
         return known.submission.requests
 
@@ -98,21 +98,21 @@ class MemoryPool(RequestPool):
         promise = state.promises.get(revision)
         queued = sum(map(len, state.queues.values()))
         if revision != state.revision:
-            raise refusal("revision", state.revision or "", requests)
-        if max(map(schema_least, requests)) > state.schema:
-            raise refusal("schema", state.schema, requests)
+            raise refusal("revision", state.revision or "", submission)
+        if max(schema_least(request, submission) for request in requests) > state.schema:
+            raise refusal("schema", state.schema, submission)
         need = max(_promised_need(state, request) for request in requests)
         if promise is not None and need > promise:
-            raise refusal("promise", promise, requests, need)
+            raise refusal("promise", promise, submission, need)
         if queued + len(requests) > settings.max_queued:
-            raise refusal("queue", settings.max_queued, requests)
+            raise refusal("queue", settings.max_queued, submission)
         tokens = state.queued_prompt_tokens + sum(len(request.prompt) for request in requests)
         if state.queued_prompt_tokens and tokens > settings.max_queued_prompt_tokens:
-            raise refusal("tokens", settings.max_queued_prompt_tokens, requests)
+            raise refusal("tokens", settings.max_queued_prompt_tokens, submission)
         if state.bytes_reserved + size > settings.bytes_max:
             if size <= settings.bytes_max:
                 state.wanted_bytes, state.wanted_ms = settings.bytes_max - size, state.awake
-            raise refusal("bytes", settings.bytes_max, requests)
+            raise refusal("bytes", settings.bytes_max, submission)
 
     def _store(self, submission: Submission, reserved: list[int]) -> ParentRecord:
         state, requests = self.state, []

@@ -142,7 +142,7 @@ class RedisPool(RequestPool):
             return (await self.parent(submission.parent)).requests
         if verdict != b"ok":
             bound, *need = rest
-            raise refusal(verdict.decode(), bound.decode() if isinstance(bound, bytes) else bound, requests, *need)
+            raise refusal(verdict.decode(), bound.decode() if isinstance(bound, bytes) else bound, submission, *need)
         return tuple(stored(request, int(rest[0]) + i, int(rest[1])) for i, request in enumerate(requests))
 
     async def parent(self, parent: str) -> Parent:

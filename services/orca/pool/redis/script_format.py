@@ -97,17 +97,17 @@ def submit_arguments(submission: Submission, settings: PoolSettings) -> list[Arg
     )
     arguments: list[Argument] = [*parent]
     for request, body, size in zip(submission.requests, bodies, reserved, strict=True):
-        arguments += _request_arguments(request, body, size)
+        arguments += _request_arguments(request, body, size, schema_least(request, submission))
     return arguments
 
 
-def _request_arguments(request: Request, body: bytes, size: int) -> RequestArguments:
+def _request_arguments(request: Request, body: bytes, size: int, schema: int) -> RequestArguments:
     first_token_deadline_ms = request.first_token_deadline_ms
     need, *source = request.table_tokens
     return RequestArguments(
         need=need,
         source=source[0] if source else "",
-        schema_least=schema_least(request),
+        schema_least=schema,
         prompt_tokens=len(request.prompt),
         max_new=request.max_new_tokens,
         reserved=size,

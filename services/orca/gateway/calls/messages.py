@@ -1,0 +1,134 @@
+"""The messages of a chat as templates expect them: one text each, and earlier calls of tools with their arguments.
+
+Clients send the arguments of a call as a text, as the answer had them. Templates expect an object.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from orca.core.domain.errors import InvalidRequest
+from orca.gateway.calls.bodies import Message
+from orca.gateway.calls.unsupported_fields import MESSAGE, refuse_unsupported
+from orca.gateway.errors import shown, unsupported
+
+_CALLS, _CALL_ID, _REASONING = "tool_calls", "tool_call_id", "reasoning_content"
+_SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
+
+
+def plain_messages(messages: Sequence[Message], *, short_ids: bool = False) -> list[dict[str, Any]]:
+    """Return the messages of a chat as templates expect them.
+
+    Args: short_ids: the template takes ids of calls with nine letters and digits only.
+    Raises: InvalidRequest, ApiError.
+    """
+    plain = [_plain_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    if short_ids:
+        for message in plain:
+            _shorten_ids(message)
+    return plain
+
+
+def character_count(messages: Sequence[Message]) -> int:
+    """Return the length of the texts of a chat, which are checked later."""
+    count = 0
+    for message in messages:
+        parts = message.content if isinstance(message.content, list) else [message.content]
+        for part in parts:
+            text = part.get("text") if isinstance(part, dict) else part
+            count += len(text) if isinstance(text, str) else 0
+    return count
+
+
+def _plain_message(message: Message, where: str) -> dict[str, Any]:
+    extra = message.model_extra or {}
+    refuse_unsupported(extra, MESSAGE, f"{where}.")
+    if message.role == "user" and message.content is None:
+        raise InvalidRequest(f"{where}.content: is required in a user's message", param=f"{where}.content")
+    given = {key: value for key, value in extra.items() if key not in MESSAGE and value is not None}
+    plain = {"role": message.role, "content": _text_of(message.content, f"{where}.content"), **given}
+    if message.role != "assistant" or not plain.get(_CALLS):
+        plain.pop(_CALLS, None)
+    else:
+        plain[_CALLS] = _plain_calls(plain[_CALLS], f"{where}.{_CALLS}")
+    if _CALL_ID in plain:
+        _text(plain[_CALL_ID], f"{where}.{_CALL_ID}")
+    reasoning = plain.pop("reasoning", None)
+    if message.role == "assistant" and isinstance(reasoning, str):
+        # Both names stand in our answers.
+        plain.setdefault(_REASONING, reasoning)
+    return plain
+
+
+def _text_of(content: Any, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{where}: must be text or a list of parts, not {shown(content)}", param=where)
+    texts = []
+    for i, part in enumerate(content):
+        name = f"{where}[{i}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise unsupported(name, f"must be a part of type text, not {shown(kind)}: no other type is supported")
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise InvalidRequest(f"{name}: must be an object with type text and a text", param=name)
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _plain_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise InvalidRequest(f"{where}: must be a list, not {shown(calls)}", param=where)
+    return [_plain_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
+
+
+def _plain_call(call: Any, where: str) -> dict[str, Any]:
+    kind = call.get("type", "function") if isinstance(call, dict) else None
+    if isinstance(kind, str) and kind != "function":
+        raise unsupported(f"{where}.type", f"must be function, not {shown(kind)}: no other calls are supported")
+    function = call.get("function") if isinstance(call, dict) else None
+    if kind != "function" or not isinstance(function, dict):
+        raise InvalidRequest(f"{where}: must be an object with type function and a function", param=where)
+    name = _text(function.get("name"), f"{where}.function.name")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = _object_of(arguments)
+    elif arguments is not None and not isinstance(arguments, dict):
+        param = f"{where}.function.arguments"
+        raise InvalidRequest(f"{param}: must be the text of a JSON object, not {shown(arguments)}", param=param)
+    plain = {"type": "function", "function": {"name": name, "arguments": {} if arguments is None else arguments}}
+    return plain if call.get("id") is None else {"id": _text(call["id"], f"{where}.id"), **plain}
+
+
+def _object_of(arguments: str) -> Any:
+    """Return the object of a text. A model may have written a text that is none: it stays a text."""
+    if not arguments.strip():
+        return {}
+    try:
+        found = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return arguments
+    return found if isinstance(found, dict) else arguments
+
+
+def _text(value: Any, param: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidRequest(f"{param}: must be a text, not {shown(value)}", param=param)
+    return value
+
+
+def _shorten_ids(message: dict[str, Any]) -> None:
+    for call in message.get(_CALLS, ()):
+        if "id" in call:
+            call["id"] = _short_id(call["id"])
+    if _CALL_ID in message:
+        message[_CALL_ID] = _short_id(message[_CALL_ID])
+
+
+def _short_id(call_id: str) -> str:
+    """Return an id of nine letters and digits, the same for the same id."""
+    return call_id if _SHORT_ID.fullmatch(call_id) else hashlib.sha256(call_id.encode()).hexdigest()[:9]

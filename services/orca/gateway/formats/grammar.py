@@ -1,0 +1,227 @@
+"""Writes the calls of tools as a grammar, in the model's own format.
+
+The grammar describes the whole answer: reasoning first, without a constraint; then text, calls or an answer of another
+grammar. One text of a request holds all of it (core/grammars/matching.py).
+
+llguidance takes the longest lexeme that matches. So the text before a call is one lazy lexeme with the marker, and no
+two lexemes that may begin at the same place match the same text.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import orjson
+
+from orca.core.domain.errors import InvalidRequest
+from orca.gateway.formats.readers import types_of
+from orca.gateway.formats.tables import JsonCall, ModelFormats, NamedCall, ReasoningFormat, TaggedCall, ToolFormat
+from orca.gateway.formats.tools import CallTools, Function
+from orca.gateway.grammars.fields import JSON_OPTIONS, NamedGrammar
+from orca.gateway.grammars.json_schema import check_keywords
+
+_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+_BREAK = r"/\s{0,4}/"
+"""Most white space between reasoning and what follows."""
+_STRING_VALUE = frozenset({"type", "enum", "const", "title", "description", "default", "examples"})
+"""Keywords of a string that a tagged call can obey."""
+
+
+@dataclass(slots=True)
+class AnswerGrammar:
+    """Collects the rules of one answer."""
+
+    formats: ModelFormats
+    special_ids: Mapping[str, int]  # text -> id of the tokenizer's special tokens
+    is_in_reasoning: bool  # the prompt ends in the marker with which reasoning begins
+    _rules: list[str] = field(default_factory=list)
+
+    def of_answer(self, answer: NamedGrammar) -> NamedGrammar:
+        """Return the grammar of an answer that comes after reasoning, without calls."""
+        if self.formats.reasoning is None:
+            return answer
+        self._rules.append(f"answer: {_nested(answer)}")
+        return self._whole(f"{self._thought(self.formats.reasoning)} answer", answer.param)
+
+    def of_calls(self, tools: CallTools, answer: NamedGrammar | None, *, obeys_all: bool) -> NamedGrammar:
+        """Return the grammar of an answer that may call tools.
+
+        Args:
+            answer: of an answer without calls; None if that may be any text.
+            obeys_all: the arguments obey the schemas of all functions, and not only of strict ones.
+        Raises: InvalidRequest for a schema that has no grammar.
+        """
+        table = self.formats.tool
+        assert table is not None, "the model has a format of calls"
+        for i, function in enumerate(tools.functions):
+            schema = function.schema if obeys_all or function.is_strict else _ANY_OBJECT
+            if schema is not _ANY_OBJECT:
+                check_keywords(dict(schema), function.param)
+            self._rules.append(f"call_{i}: {self._call(table, function, schema, i)}")
+        self._rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools.functions))))
+        if not tools.must_call and answer is None:
+            return self._whole(self._text_with_calls(table, is_single=tools.is_single), tools.param)
+        thought = "" if self.formats.reasoning is None else self._thought(self.formats.reasoning)
+        if tools.must_call:
+            return self._whole(f"{thought} {self._calls(table, is_single=tools.is_single)}", tools.param)
+        assert answer is not None
+        self._rules.append(f"answer: {_nested(answer)}")
+        # Without its marker a call would begin as an answer does.
+        table = replace(table, may_omit_begin=False)
+        return self._whole(f"{thought} (answer | {self._calls(table, is_single=tools.is_single)})", tools.param)
+
+    def _whole(self, start: str, param: str) -> NamedGrammar:
+        return NamedGrammar("\n".join([f"start: {start.strip()}", "TEXT: /(?s:.*)/", *self._rules]), param)
+
+    def _marker(self, marker: str) -> str:
+        """Return a marker as a rule has it: a special token is no text."""
+        token_id = self.special_ids.get(marker)
+        return _literal(marker) if token_id is None else f"<[{token_id}]>"
+
+    def _is_special(self, marker: str) -> bool:
+        return marker in self.special_ids
+
+    def _thought(self, table: ReasoningFormat) -> str:
+        """Return the reasoning before calls. It is left out only if the prompt has not begun it."""
+        if self.is_in_reasoning:
+            return f"{self._rest_of_thought(table)} {_BREAK}"
+        return f"({self._marker(table.begin)} {self._rest_of_thought(table)} {_BREAK})?"
+
+    def _rest_of_thought(self, table: ReasoningFormat) -> str:
+        if self._is_special(table.end):
+            return f"TEXT {self._marker(table.end)}"
+        self._rules.append(f"thought[lazy]: TEXT {_literal(table.end)}")
+        return "thought"
+
+    def _calls(self, table: ToolFormat, *, is_single: bool) -> str:
+        """Return one or more calls, with all that the format has around them."""
+        begin, opened = self._marker(table.begin), self._opened(table, is_single=is_single)
+        if table.may_omit_begin:
+            return f"{begin}? {opened}"
+        if is_single or table.is_list:
+            return f"{begin} {opened}"
+        separator = _literal(table.separator) if table.separator else ""
+        return f"{begin} {opened} ({separator} {begin} {opened})*"
+
+    def _opened(self, table: ToolFormat, *, is_single: bool) -> str:
+        """Return what follows the marker before calls."""
+        more = "" if is_single else f"({_literal(table.separator or ' ')} call)*"
+        if table.may_omit_begin:
+            return f"call {more}"
+        space = _literal(table.space) if table.space else ""
+        if table.is_list:
+            return f'{space}? "[" call {more} "]"'
+        return f"{space} call {space} {self._marker(table.end) if table.end else ''}"
+
+    def _text_with_calls(self, table: ToolFormat, *, is_single: bool) -> str:
+        """Return any text with calls in it: after a marker the rest of a call follows."""
+        reasoning = self.formats.reasoning
+        if table.may_omit_begin:
+            thought = self._rest_of_thought(reasoning) if reasoning and self.is_in_reasoning else ""
+            self._rules.append(r"PLAIN: /\s*[^{\s](?s:.*)/")
+            opened = self._opened(table, is_single=is_single)
+            return f"{thought} {_BREAK} ({opened} | PLAIN? ({self._marker(table.begin)} {opened})?)"
+        if reasoning is None:
+            return self._text_from("TEXT", table, is_single=is_single)
+        after = self._text_from("TEXT", table, is_single=is_single)
+        if self.is_in_reasoning:
+            return f"{self._rest_of_thought(reasoning)} {after}"
+        if self._is_special(reasoning.begin):
+            return f"({self._marker(reasoning.begin)} {self._rest_of_thought(reasoning)})? {after}"
+        begin = _expression(reasoning.begin)
+        self._rules.append(rf"PLAIN: /(?s:.*)/ & ~/\s*{begin}(?s:.*)/")
+        if self._is_special(reasoning.end):
+            self._rules.append(rf"BEGIN: /\s*{begin}/")
+            thought = f"BEGIN TEXT {self._marker(reasoning.end)}"
+        else:
+            self._rules.append(rf"whole_thought[lazy]: /\s*{begin}(?s:.*)/ {_literal(reasoning.end)}")
+            thought = "whole_thought"
+        return f"{thought} {after} | {self._text_from('PLAIN', table, is_single=is_single)}"
+
+    def _text_from(self, first: str, table: ToolFormat, *, is_single: bool) -> str:
+        """Return text with calls in it. Args: first: terminal of the text before the first call."""
+        begin, opened = self._marker(table.begin), self._opened(table, is_single=is_single)
+        if self._is_special(table.begin):
+            return f"{first} ({begin} {opened} TEXT){'?' if is_single else '*'}"
+        head = f"head_{first.lower()}"
+        self._rules.append(f"{head}[lazy]: {first} {begin}")
+        if is_single:
+            last = f"LAST_{first}"
+            marker = _expression(table.begin)
+            self._rules.append(rf"{last}: /(?s:.*)/ & ~/(?s:.*){marker}(?s:.*)/")
+            return f"({head} {opened} {last} | {first})"
+        if first == "TEXT":
+            return f"({head} {opened})* TEXT"
+        self._rules.append(f"head[lazy]: TEXT {begin}")
+        return f"({head} {opened} (head {opened})* TEXT | {first})"
+
+    def _call(self, table: ToolFormat, function: Function, schema: Mapping[str, Any], number: int) -> str:
+        """Return one call of a function."""
+        arguments = f"%json {_json_text(schema)}"
+        match table.body:
+            case JsonCall() as body:
+                # A model has learned this spacing.
+                opening = f'{{"{body.name}": "{function.name}", "{body.arguments[0]}": '
+                return f'{_literal(opening)} {arguments} "}}"'
+            case NamedCall() as body:
+                return f"{_literal(function.name)} {self._marker(body.between)} {arguments}"
+            case TaggedCall() as body:
+                opening = f"{body.function}{function.name}>\n"
+                parameters = self._parameters(body, function, schema, number)
+                return f"{_literal(opening)} {parameters} {_literal(body.function_end)}"
+
+    def _parameters(self, body: TaggedCall, function: Function, schema: Mapping[str, Any], number: int) -> str:
+        """Return the parameters of a tagged call, in the order of the schema."""
+        closing = _literal(f"\n{body.parameter_end}\n")
+        self._rules.append(f"free_{number}[lazy]: TEXT {closing}")
+        properties = schema.get("properties")
+        if not isinstance(properties, dict):
+            name = r"/[a-zA-Z0-9_.-]{1,64}/"
+            return f'({_literal(body.parameter)} {name} ">\\n" free_{number})*'
+        required = schema.get("required") or []
+        parts = []
+        for name, declared in properties.items():
+            value = _tagged_value(name, declared, schema, function)
+            value = f"free_{number}" if value is None else f"({value}) {closing}"
+            part = f"{_literal(f'{body.parameter}{name}>' + chr(10))} {value}"
+            parts.append(part if name in required else f"({part})?")
+        return " ".join(parts)
+
+
+def _tagged_value(name: str, declared: Any, schema: Mapping[str, Any], function: Function) -> str | None:
+    """Return the value of a parameter; None for any text. Raises: InvalidRequest for a string with other keywords."""
+    types = types_of(declared, schema)
+    if types and "string" not in types:
+        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        return f"%json {_json_text({**definitions, **declared})}"
+    found = declared if isinstance(declared, dict) else {}
+    values = found.get("enum", [found["const"]] if "const" in found else None)
+    if isinstance(values, list) and values and all(isinstance(value, str) and value for value in values):
+        return " | ".join(map(_literal, values))
+    unknown = set(found) - _STRING_VALUE if function.is_strict and types == {"string"} else set()
+    if unknown:
+        keyword = min(unknown)
+        raise InvalidRequest(
+            f"{function.param}: the parameter {name!r} is a string with the keyword {keyword!r}, which the model's "
+            "format of calls cannot obey; leave strict or the keyword out",
+            param=function.param,
+        )
+    return None
+
+
+def _json_text(schema: Mapping[str, Any]) -> str:
+    return orjson.dumps({"x-guidance": JSON_OPTIONS, **schema}).decode()
+
+
+def _literal(text: str) -> str:
+    return orjson.dumps(text).decode()
+
+
+def _expression(text: str) -> str:
+    """Return a regular expression that matches a text."""
+    return re.escape(text).replace("/", r"\/")
+
+
+def _nested(answer: NamedGrammar) -> str:
+    return f"%lark {{\n{answer.rules}\n}}"

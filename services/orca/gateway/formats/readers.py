@@ -1,0 +1,355 @@
+"""Readers of one call: they take its text as the model writes it, and give its name and the pieces of its arguments.
+
+A reader takes no more than its call. It is done at the last character of the call, and it fails at the first character
+that cannot be a part of one. The arguments of JSON calls are exactly the model's text.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import orjson
+
+from orca.gateway.formats.tables import JsonCall, NamedCall, TaggedCall
+
+_SPACE = " \t\r\n"
+
+
+class CallReader(Protocol):
+    """One call that is being read."""
+
+    is_done: bool
+    has_failed: bool
+
+    @property
+    def name(self) -> str | None:
+        """The name of the function; None until it is known that this is a call."""
+        ...
+
+    def read(self, text: str) -> int:
+        """Take the next text. Returns: the number of its characters that the reader has taken for good.
+
+        Args: text: begins after the characters that were taken before.
+        """
+        ...
+
+    def take_arguments(self) -> str:
+        """Return the arguments' text since the last time."""
+        ...
+
+
+class _Nesting:
+    """Follows the brackets of a JSON text; those in its strings do not count."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.is_in_string = False
+        self._is_escaped = False
+
+    def push(self, character: str) -> None:
+        if self.is_in_string:
+            if self._is_escaped:
+                self._is_escaped = False
+            elif character == "\\":
+                self._is_escaped = True
+            elif character == '"':
+                self.is_in_string = False
+        elif character == '"':
+            self.is_in_string = True
+        elif character in "{[":
+            self.depth += 1
+        elif character in "}]":
+            self.depth -= 1
+
+
+class _Arguments:
+    """A JSON object that is handed on while it is read."""
+
+    def __init__(self) -> None:
+        self._nesting = _Nesting()
+        self._new: list[str] = []
+        self._all: list[str] = []
+        self.is_done = False
+        self.has_failed = False
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._all)
+
+    def push(self, character: str) -> None:
+        """Take a character; white space before the object is no part of it."""
+        if not self._all and character != "{":
+            self.has_failed = character not in _SPACE
+            return
+        self._nesting.push(character)
+        self._new.append(character)
+        self._all.append(character)
+        if not self._nesting.depth:
+            self.is_done = True
+            self.has_failed = not isinstance(_json("".join(self._all)), dict)
+
+    def take(self) -> str:
+        text = "".join(self._new)
+        self._new.clear()
+        return text
+
+
+class JsonCallReader:
+    """Reads an object with a name and arguments. Other members are passed over."""
+
+    def __init__(self, body: JsonCall) -> None:
+        self._body = body
+        self._nesting = _Nesting()
+        self._text: list[str] = []
+        self._member: list[str] = []  # of the outer object, up to its colon or its end
+        self._key: Any = None
+        self._arguments: _Arguments | None = None
+        self._found: str | None = None
+        self.is_done = False
+        self.has_failed = False
+
+    @property
+    def name(self) -> str | None:
+        """The name, when the arguments have begun."""
+        return self._found if self._arguments is not None and self._arguments.has_begun else None
+
+    def read(self, text: str) -> int:
+        for count, character in enumerate(text, 1):
+            self._push(character)
+            if self.is_done or self.has_failed:
+                return count
+        return len(text)
+
+    def take_arguments(self) -> str:
+        return "" if self.name is None or self._arguments is None else self._arguments.take()
+
+    def _push(self, character: str) -> None:
+        if not self._text and character != "{":
+            self.has_failed = character not in _SPACE
+            return
+        self._text.append(character)
+        was_in_string, depth = self._nesting.is_in_string, self._nesting.depth
+        self._nesting.push(character)
+        if self._is_in_arguments:
+            assert self._arguments is not None
+            self._arguments.push(character)
+            # Arguments that are no JSON may have been handed on: the rest of the object belongs to them.
+            self.has_failed = self._arguments.has_failed and not self._arguments.has_begun
+        elif depth == 1 and not was_in_string and character in ":,}":
+            self._end_of_part(character)
+        elif depth:
+            self._member.append(character)
+        if not self._nesting.depth:
+            self.is_done = True
+            self.has_failed = self.name is None or not isinstance(_json("".join(self._text)), dict)
+
+    @property
+    def _is_in_arguments(self) -> bool:
+        return self._arguments is not None and not self._arguments.is_done
+
+    def _end_of_part(self, character: str) -> None:
+        """Take the part of a member that a colon, a comma or the last bracket has ended."""
+        part = "".join(self._member)
+        self._member.clear()
+        if character == ":":
+            self._key = _json(part)
+            if self._key in self._body.arguments:
+                self.has_failed = self._arguments is not None
+                self._arguments = _Arguments()
+        elif self._key == self._body.name:
+            name = _json(part)
+            self.has_failed = not isinstance(name, str) or not name or self._found is not None
+            self._found = name
+            self._key = None
+
+
+class NamedCallReader:
+    """Reads a name and an object. The marker between them may be missing, as in older releases of the format."""
+
+    def __init__(self, body: NamedCall) -> None:
+        self._between = body.between
+        self._arguments = _Arguments()
+        self._found: str | None = None
+        self.is_done = False
+        self.has_failed = False
+
+    @property
+    def name(self) -> str | None:
+        """The name, when the arguments have begun."""
+        return self._found if self._arguments.has_begun else None
+
+    def read(self, text: str) -> int:
+        taken = 0
+        if self._found is None:
+            taken = self._read_name(text)
+            if self._found is None:
+                return taken
+        for count, character in enumerate(text[taken:], taken + 1):
+            self._arguments.push(character)
+            self.is_done, self.has_failed = self._arguments.is_done, self._arguments.has_failed
+            if self.is_done or self.has_failed:
+                return count
+        return len(text)
+
+    def take_arguments(self) -> str:
+        return self._arguments.take()
+
+    def _read_name(self, text: str) -> int:
+        """Read up to the arguments. Returns: 0 until the whole name is there."""
+        for end in (self._between, "{"):
+            name, found, _ = text.partition(end)
+            if found and name.strip() and not any(character in _SPACE for character in name.strip()):
+                self._found = name.strip()
+                return len(name) + (0 if end == "{" else len(end))
+        self.has_failed = "{" in text or any(character in _SPACE for character in text.strip())
+        return 0
+
+
+class TaggedCallReader:
+    """Reads tags, and writes a JSON member when a parameter closes, typed by the schema of the tool."""
+
+    def __init__(self, body: TaggedCall, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+        """Args: schemas: of the parameters, by the name of the tool."""
+        self._body = body
+        self._schemas = schemas
+        self._new = ""
+        self._members: set[str] = set()
+        self._found: str | None = None
+        self.is_done = False
+        self.has_failed = False
+
+    @property
+    def name(self) -> str | None:
+        return self._found
+
+    def read(self, text: str) -> int:
+        taken = 0
+        while not (self.is_done or self.has_failed):
+            step = self._read_function(text[taken:]) if self._found is None else self._read_parameter(text[taken:])
+            if not step:
+                return taken
+            taken += step
+        return taken
+
+    def take_arguments(self) -> str:
+        text, self._new = self._new, ""
+        return text
+
+    def _read_function(self, text: str) -> int:
+        """Return the length of the opening tag; 0 while it is not whole."""
+        rest = text.lstrip(_SPACE)
+        name, found, _ = rest.removeprefix(self._body.function).partition(">")
+        if not self._begins(rest, self._body.function):
+            return 0
+        if not found:
+            self.has_failed = "\n" in rest
+            return 0
+        if not name:
+            self.has_failed = True
+            return 0
+        self._found = name
+        self._new = "{"
+        return len(text) - len(rest) + len(self._body.function) + len(name) + 1
+
+    def _read_parameter(self, text: str) -> int:
+        """Return the length of a whole parameter, or of the closing tag; 0 while neither is whole."""
+        rest = text.lstrip(_SPACE)
+        space = len(text) - len(rest)
+        if rest.startswith(self._body.function_end):
+            self._new += "}"
+            self.is_done = True
+            return space + len(self._body.function_end)
+        if not self._begins(rest, self._body.parameter, self._body.function_end):
+            return 0
+        tag, found, _ = rest.partition(self._body.parameter_end)
+        name, opened, value = tag.removeprefix(self._body.parameter).partition(">")
+        if not found:
+            return 0
+        if not opened or not name or name in self._members:
+            self.has_failed = True
+            return 0
+        self._members.add(name)
+        self._new += ", " if len(self._members) > 1 else ""
+        self._new += f"{orjson.dumps(name).decode()}: {self._typed(name, _without_breaks(value))}"
+        return space + len(tag) + len(found)
+
+    def _begins(self, rest: str, *tags: str) -> bool:
+        """Return whether a text begins with one of the tags. It fails if it never will."""
+        if any(rest.startswith(tag) for tag in tags):
+            return True
+        self.has_failed = not any(tag.startswith(rest) for tag in tags)
+        return False
+
+    def _typed(self, name: str, value: str) -> str:
+        """Return a value as JSON: the text itself if the schema allows what it means, otherwise a string."""
+        schema = self._schemas.get(self._found or "", {})
+        properties = schema.get("properties")
+        declared = properties.get(name) if isinstance(properties, dict) else None
+        types = types_of(declared, schema)
+        text = value.strip()
+        found = _json(_PYTHON.get(text, text))
+        kind = _kind(found)
+        if kind == "integer" and "number" in types:
+            kind = "number"
+        is_meant = kind in types and not ("string" in types and kind != "null")
+        return _PYTHON.get(text, text) if is_meant else orjson.dumps(value).decode()
+
+
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+"""Words of Python that models write for JSON's."""
+
+_NOTHING = object()
+
+
+def _json(text: str) -> Any:
+    """Return the value of a JSON text, or an object of no JSON type."""
+    try:
+        return orjson.loads(text.encode(errors="surrogatepass"))
+    except orjson.JSONDecodeError:
+        return _NOTHING
+
+
+def _kind(value: Any) -> str:
+    """Return the name of a value's type in JSON Schema."""
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", list: "array"}
+    return "null" if value is None else kinds.get(type(value), "")
+
+
+_TYPES_MAX = 16
+"""Alternatives and references that are followed to find the types of a parameter."""
+
+
+def types_of(declared: Any, schema: Mapping[str, Any]) -> set[str]:
+    """Return the types that a parameter's schema allows. Without any, a value is a string.
+
+    Args: schema: of all parameters, with the definitions that a reference may name.
+    """
+    types: set[str] = set()
+    waiting = [declared]
+    for _ in range(_TYPES_MAX):
+        found = waiting.pop() if waiting else None
+        if not isinstance(found, dict):
+            continue
+        named = found.get("type")
+        types.update(each for each in (named if isinstance(named, list) else [named]) if isinstance(each, str))
+        values = found.get("enum")
+        types.update(map(_kind, values if isinstance(values, list) else []))
+        if "const" in found:
+            types.add(_kind(found["const"]))
+        for name in ("anyOf", "oneOf", "allOf"):
+            waiting += found[name] if isinstance(found.get(name), list) else []
+        reference = found.get("$ref")
+        if isinstance(reference, str):
+            waiting.append(_referenced(reference, schema))
+    return types
+
+
+def _referenced(reference: str, schema: Mapping[str, Any]) -> Any:
+    found: Any = schema
+    for part in reference.removeprefix("#/").split("/"):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _without_breaks(value: str) -> str:
+    """Remove the line breaks that the format puts around a value."""
+    return value.removeprefix("\n").removesuffix("\n")

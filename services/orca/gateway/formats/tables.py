@@ -1,0 +1,171 @@
+"""The formats in which models write calls of tools, and their reasoning: a table for each, without code of its own.
+
+A model learned one format from the chats of its training. Its chat template writes earlier calls in the same format, so
+texts in the template tell which table is the model's.
+
+A marker may be a special token of the tokenizer (Mistral's `[TOOL_CALLS]`) or ordinary text (Qwen's `<tool_call>`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from orca.core.answer_formats import AUTO_FORMAT, NO_FORMAT
+from orca.core.domain.text import Tokenizer
+
+Table = TypeVar("Table", "ToolFormat", "ReasoningFormat")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonCall:
+    """A call is an object: `{"name": "get_weather", "arguments": {"city": "Paris"}}`."""
+
+    name: str = "name"
+    arguments: tuple[str, ...] = ("arguments",)  # names of the member; the first one is the model's own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedCall:
+    """A call is a name and an object: `get_weather[ARGS]{"city": "Paris"}`."""
+
+    between: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaggedCall:
+    """A call is a text of tags with one for each argument. A line break surrounds each value and each tag."""
+
+    function: str = "<function="
+    function_end: str = "</function>"
+    parameter: str = "<parameter="
+    parameter_end: str = "</parameter>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """The way in which a model writes its calls: `begin call end`, several times, or `begin [call, call] end`."""
+
+    name: str
+    hints: tuple[str, ...]  # texts that the chat template of such a model has, all of them
+    body: JsonCall | NamedCall | TaggedCall
+    begin: str
+    end: str = ""
+    space: str = ""  # after `begin`, and before `end`
+    is_list: bool = False  # one pair of markers encloses all calls, which are the items of a JSON array
+    separator: str = ""  # between two calls
+    # The model may leave `begin` out in an answer that is nothing but calls.
+    may_omit_begin: bool = False
+    short_ids: bool = False  # the template takes ids of nine letters and digits only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningFormat:
+    """The markers around the reasoning with which an answer begins. The prompt may already end in the first one."""
+
+    name: str
+    hints: tuple[str, ...]
+    begin: str
+    end: str
+
+
+# The order counts: a template of Qwen3-Coder has the texts of `hermes`, too.
+TOOL_FORMATS: Mapping[str, ToolFormat] = {
+    table.name: table
+    for table in (
+        ToolFormat(
+            name="qwen3_xml",
+            hints=("<tool_call>", "<function=", "<parameter="),
+            body=TaggedCall(),
+            begin="<tool_call>",
+            end="</tool_call>",
+            space="\n",
+            separator="\n",
+        ),
+        ToolFormat(
+            name="hermes",
+            hints=("<tool_call>", "</tool_call>"),
+            body=JsonCall(),
+            begin="<tool_call>",
+            end="</tool_call>",
+            space="\n",
+            separator="\n",
+        ),
+        ToolFormat(
+            name="mistral_args",
+            hints=("[TOOL_CALLS]", "[ARGS]"),
+            body=NamedCall(between="[ARGS]"),
+            begin="[TOOL_CALLS]",
+            short_ids=True,
+        ),
+        ToolFormat(
+            name="mistral",
+            hints=("[TOOL_CALLS]",),
+            body=JsonCall(),
+            begin="[TOOL_CALLS]",
+            space=" ",
+            is_list=True,
+            separator=", ",
+            short_ids=True,
+        ),
+        ToolFormat(
+            name="llama3_json",
+            hints=('"parameters": dictionary',),
+            body=JsonCall(arguments=("parameters", "arguments")),
+            begin="<|python_tag|>",
+            separator="; ",
+            may_omit_begin=True,
+        ),
+    )
+}
+
+REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
+    table.name: table
+    for table in (ReasoningFormat(name="think", hints=("</think>",), begin="<think>", end="</think>"),)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFormats:
+    """The tables of one model."""
+
+    tool: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+
+    @property
+    def tool_name(self) -> str | None:
+        return None if self.tool is None else self.tool.name
+
+    @property
+    def reasoning_name(self) -> str | None:
+        return None if self.reasoning is None else self.reasoning.name
+
+
+def choose_formats(
+    chat_template: str | None, *, tool_format: str = AUTO_FORMAT, reasoning_format: str = AUTO_FORMAT
+) -> ModelFormats:
+    """Return the tables of a model.
+
+    Args:
+        chat_template: Jinja source; None for a model without one.
+        tool_format: one of `core.answer_formats.TOOL_FORMATS`.
+        reasoning_format: one of `REASONING_FORMATS` there.
+    """
+    source = chat_template or ""
+    return ModelFormats(
+        _chosen(TOOL_FORMATS, source, tool_format), _chosen(REASONING_FORMATS, source, reasoning_format)
+    )
+
+
+_LAST_TOKENS = 16
+"""Tokens at the end of a prompt that hold a marker and white space after it."""
+
+
+def begins_reasoning(table: ReasoningFormat, tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
+    """Return whether a prompt ends in the marker with which reasoning begins."""
+    return tokenizer.decode(prompt[-_LAST_TOKENS:], skip_special_tokens=False).rstrip().endswith(table.begin)
+
+
+def _chosen(tables: Mapping[str, Table], source: str, name: str) -> Table | None:
+    if name != AUTO_FORMAT:
+        return None if name == NO_FORMAT else tables[name]
+    return next((table for table in tables.values() if all(hint in source for hint in table.hints)), None)
