@@ -275,6 +275,7 @@ async def rig(
     others: Sequence[ServedModel] = (),
     chat_template: str | None = TEMPLATE,
     schedules: bool = True,
+    slots: int = SLOTS,
     runs_tasks: bool = True,
     make_scheduler: Callable[[RequestPool], FakeScheduler] = FakeScheduler,
     tracing: Tracing | None = None,
@@ -282,6 +283,7 @@ async def rig(
     """A gateway and, unless `schedules` is off, a scheduler behind it.
 
     Args:
+        slots: that the pool promises to one request.
         newest: what the gateway serves, in place of `model` with `chat_template`.
         make_scheduler: makes the scheduler for the gateway's pool.
         runs_tasks: off where a server runs the application with its lifespan.
@@ -289,7 +291,7 @@ async def rig(
     pool = pool or MemoryPool(WallClock(), pool_settings)
     if schedules:
         await pool.set_revision(model.revision, 0)
-        await pool.promise_slots(model.revision, SLOTS)
+        await pool.promise_slots(model.revision, slots)
     # A grammar may take a busy machine long to build.
     settings = settings or GatewaySettings(model="tiny", grammar_seconds_max=60.0)
     newest = newest or ServedModel.of(model, tokenizer(chat_template), settings)

@@ -9,7 +9,7 @@ two lexemes that may begin at the same place match the same text.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -67,9 +67,11 @@ class AnswerGrammar:
             return self._whole(f"{thought} {self._calls(table, is_single=tools.is_single)}", tools.param)
         assert answer is not None
         self._rules.append(f"answer: {_nested(answer)}")
-        # Without its marker a call would begin as an answer does.
-        table = replace(table, may_omit_begin=False)
-        return self._whole(f"{thought} (answer | {self._calls(table, is_single=tools.is_single)})", tools.param)
+        calls = self._calls(table, is_single=tools.is_single)
+        if table.may_omit_begin:
+            # Without its marker a call would begin as an answer does.
+            calls = f"{self._marker(table.begin)} {self._opened(table, is_single=tools.is_single)}"
+        return self._whole(f"{thought} (answer | {calls})", tools.param)
 
     def _whole(self, start: str, param: str) -> NamedGrammar:
         return NamedGrammar("\n".join([f"start: {start.strip()}", "TEXT: /(?s:.*)/", *self._rules]), param)

@@ -298,7 +298,8 @@ class AnswerParser:
         return is_over
 
     def _announce(self, call: CallReader, name: str) -> None:
-        arguments = call.take_arguments()
+        # A special token inside of a call has no text there either.
+        arguments, name = self._markers.visible(call.take_arguments()), self._markers.visible(name)
         if not self._is_announced:
             self._is_announced = True
             self._delta.calls.append(CallDelta(self.calls, name, arguments))

@@ -140,7 +140,8 @@ class JsonCallReader:
             self._member.append(character)
         if not self._nesting.depth:
             self.is_done = True
-            self.has_failed = self.name is None or not isinstance(_json("".join(self._text)), dict)
+            is_call = self.name is not None and isinstance(_json("".join(self._text)), dict)
+            self.has_failed = self.has_failed or not is_call
 
     @property
     def _is_in_arguments(self) -> bool:
@@ -157,8 +158,10 @@ class JsonCallReader:
                 self._arguments = _Arguments()
         elif self._key == self._body.name:
             name = _json(part)
-            self.has_failed = not isinstance(name, str) or not name or self._found is not None
-            self._found = name
+            if isinstance(name, str) and name and self._found is None:
+                self._found = name
+            else:
+                self.has_failed = True
             self._key = None
 
 

@@ -185,8 +185,9 @@ def _chosen(tools: CallTools, choice: Any) -> CallTools | None:
             "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [_, *_] as some},
         }:
             where = "tool_choice.allowed_tools.tools"
-            allowed = dict.fromkeys(_called(tools, tool, f"{where}[{i}]") for i, tool in enumerate(some))
-            return replace(tools, functions=tuple(allowed), must_call=mode == "required", param="tool_choice")
+            named = [_called(tools, tool, f"{where}[{i}]") for i, tool in enumerate(some)]
+            allowed = {function.name: function for function in named}
+            return replace(tools, functions=(*allowed.values(),), must_call=mode == "required", param="tool_choice")
         case {"type": str() as kind} if kind not in ("function", "allowed_tools"):
             raise unsupported("tool_choice", f"must name a function, not {shown(kind)}: no other tools are supported")
     raise InvalidRequest(

@@ -39,14 +39,17 @@ class ChatParts:
         self._request_id = request.id
         self._has_short_ids = formats.tool is not None and formats.tool.short_ids
         self._has_reasoning = reasoning is not None
+        self._tokens = 0
         self.reasoning_tokens: int | None = 0 if self._has_reasoning else None
 
     def push(self, token_id: int, text: str, held: int) -> AnswerDelta:
         """Take the next token. Args: as for `AnswerParser.push`."""
         was_in_reasoning = self.parser.is_in_reasoning
         delta = self.parser.push(token_id, text, held)
-        if self.reasoning_tokens is not None and (was_in_reasoning or self.parser.is_in_reasoning):
-            self.reasoning_tokens += 1
+        self._tokens += 1
+        if was_in_reasoning or self.parser.is_in_reasoning:
+            # Reasoning begins with the answer: the tokens of the marker count, too.
+            self.reasoning_tokens = self._tokens
         return delta
 
     def delta(self, delta: AnswerDelta, *, is_first: bool) -> bytes:
