@@ -21,8 +21,8 @@ class _Times:
 class RequestPhases(Observer):
     """Observes prefill, decode and their sum when a request ends.
 
-    Only steps of the initiation phase cost time here. A request whose claim brought tokens of an earlier one is left
-    out, and so is one that the pool ended or that lost its epoch: its phases were not seen whole.
+    Only steps of the initiation phase cost time here. A request is left out if its phases were not seen whole: its
+    claim brought tokens of an earlier one, the pool ended it, or its epoch broke.
     """
 
     def __init__(self, prefill: Histogram, decode: Histogram, inference: Histogram) -> None:

@@ -1,7 +1,7 @@
 """The metrics of vLLM, and which of ours have the same meaning: one table for code, documentation and tests.
 
-Each metric of vLLM is exported by one part only, so that a query never counts twice: by gateways if it concerns the
-client or the pool, by schedulers if it concerns a group. `renamed.py` exports it, and adds no counting of its own.
+Each metric of vLLM is exported by one part only, so that a query never counts twice. Gateways export what concerns the
+client or the pool, schedulers what concerns a group. `renamed.py` exports it, and adds no counting of its own.
 
 Source: `vllm/v1/metrics/loggers.py` of vLLM 0.33.0. Counters stand without their suffix `_total`.
 """
@@ -92,7 +92,12 @@ SAME_MEANING = (
         exporter=Exporter.GATEWAY,
         note=f"{_BUCKETS}: up to 100,000 for every model",
     ),
-    SameMeaning(vllm="vllm:request_params_n", orca="orca_request_params_n", exporter=Exporter.GATEWAY),
+    SameMeaning(
+        vllm="vllm:request_params_n",
+        orca="orca_request_params_n",
+        exporter=Exporter.GATEWAY,
+        note=f"{_BUCKETS}: 50 and 100, too",
+    ),
     SameMeaning(
         vllm="vllm:request_params_max_tokens",
         orca="orca_request_params_max_tokens",
@@ -122,7 +127,8 @@ SAME_MEANING = (
         vllm="vllm:num_requests_running",
         orca="orca_num_requests_running",
         exporter=Exporter.SCHEDULER,
-        note="Requests of one group: add up the groups",
+        note="Requests of one group: add up the groups. A request that a group has claimed and not run yet is in neither"
+        " gauge, waiting or running",
     ),
     SameMeaning(
         vllm="vllm:kv_cache_usage_perc",
