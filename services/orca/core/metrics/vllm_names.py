@@ -127,8 +127,8 @@ SAME_MEANING = (
         vllm="vllm:num_requests_running",
         orca="orca_num_requests_running",
         exporter=Exporter.SCHEDULER,
-        note="Requests of one group: add up the groups. A request that a group has claimed and not run yet is neither in"
-        " this gauge nor in that of waiting requests",
+        note="Requests of one group: add up the groups. A request that a group has claimed and not run yet is neither"
+        " in this gauge nor in that of waiting requests",
     ),
     SameMeaning(
         vllm="vllm:kv_cache_usage_perc",
