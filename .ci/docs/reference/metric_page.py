@@ -4,6 +4,7 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
+from orca.core.metrics.vllm_names import MISSING, SAME_MEANING, VLLM_VERSION, SameMeaning
 from orca.gateway.metrics import GatewayMetrics
 from orca.operator.metrics import OperatorMetrics
 from orca.scheduler.metrics import SchedulerMetrics
@@ -30,7 +31,44 @@ def page() -> str:
         + "Every gateway reports the same values for the pool (`orca_pool_...`). Join them with `max`.\n\n"
         + _section("Scheduler", scheduler.registry)
         + _section("Operator", operator.registry)
+        + _vllm()
     )
+
+
+_VLLM_HEAD = f"""## Under vLLM's names
+
+With `--metric-names orca,vllm`, gateways and schedulers also export metrics of equal meaning under the names of vLLM
+{VLLM_VERSION}. These have vLLM's labels: `model_name`, and `engine`, which is `0` at a gateway and the group's name at
+a scheduler. Each name comes from one part only, so scrape both parts.
+
+"""
+
+
+def _vllm() -> str:
+    # Schedulers have no counter under a name of vLLM.
+    counters = {metric.name for metric in GatewayMetrics("model").registry.collect() if metric.type == "counter"}
+    same = [
+        [
+            code(_series(row.vllm, row, counters)),
+            f"{row.exporter}\n{code(_series(row.orca, row, counters))}",
+            sentence(row.note),
+        ]
+        for row in SAME_MEANING
+    ]
+    missing = [[", ".join(map(code, row.names)), sentence(row.reason)] for row in MISSING]
+    return (
+        _VLLM_HEAD
+        + table(["vLLM", "Part and Orca's name", "Differences"], same)
+        + "Metrics of vLLM that Orca does not export:\n\n"
+        + table(["vLLM", "Reason"], missing)
+        + "Metrics of vLLM's speculative decoding and of its connectors are missing, too. Names that vLLM itself has"
+        " removed, such as\n`vllm:gpu_cache_usage_perc` and `vllm:time_per_output_token_seconds`, are not exported.\n"
+    )
+
+
+def _series(name: str, row: SameMeaning, counters: set[str]) -> str:
+    """Return one of the row's names as queries have it: that of a counter ends with _total."""
+    return name + ("_total" if row.orca in counters else "")
 
 
 def _section(title: str, registry: CollectorRegistry) -> str:

@@ -9,6 +9,7 @@ from orca.cli import keys, pool
 from orca.cli.fetch import settings as fetch
 from orca.cli.main import COMMANDS
 from orca.cli.up.settings import KEYS_FILE_VARIABLE, KEYS_VARIABLE, UpSettings
+from orca.core.process.settings import show_default
 from orca.gateway import settings as gateway
 from orca.operator import settings as operator
 from orca.pool import settings as pool_settings
@@ -97,7 +98,7 @@ def _row(field: "dataclasses.Field[Any]", prefix: str) -> tuple[str, str, str]:
 
 
 def _shown(default: object) -> object:
-    return str(default).lower() if isinstance(default, bool) else default
+    return str(default).lower() if isinstance(default, bool) else show_default(default)
 
 
 def _pool_rows() -> list[tuple[str, str, str]]:

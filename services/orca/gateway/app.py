@@ -71,7 +71,7 @@ def create_app(
         models=models,
         settings=settings,
         clock_ms=clock_ms,
-        metrics=GatewayMetrics(models.newest.info.name),
+        metrics=GatewayMetrics(models.newest.info.name, settings.metric_names),
         tracing=tracing or Tracing.from_environment(),
         watcher=LogWatcher(pool),
         readers=Readers(pool, settings.round_seconds, lease_s=pool.reader_lease_s),

@@ -1,15 +1,25 @@
 """Prometheus metrics of a gateway. Names follow those in common use for LLM servers, with our prefix."""
 
 import itertools
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from orca.core.domain.request import FinishReason
+from orca.core.metrics.renamed import MetricNames, VllmNames
+from orca.core.metrics.vllm_names import Exporter
+from orca.core.process.settings import DEFAULT_METRIC_NAMES
 from orca.gateway.latency_goals import Goal, GoalOutcome
 from orca.pool.records import PoolStats
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+_CHOICES = (1, 2, 5, 10, 20, 50, 100)
+
+ENGINE = "0"
+"""vLLM's label `engine` of a gateway's metrics. Behind one address clients see one engine."""
 
 _POOL_GAUGES = {
     "up": "1 when the pool answers.",
@@ -28,7 +38,8 @@ _POOL_GAUGES = {
 class GatewayMetrics:
     """The metrics of one application. Each has its own registry, so that several can exist in one process."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, names: Sequence[str] = DEFAULT_METRIC_NAMES) -> None:
+        """Args: model: name by which clients call it; names: see `metric_names_setting`."""
         self.registry = CollectorRegistry()
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -44,6 +55,20 @@ class GatewayMetrics:
         self.e2e_latency = histogram("orca_e2e_request_latency_seconds", "Time from a call to its end.", _SECONDS)
         self.prompt_tokens = histogram("orca_request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
         self.generation_tokens = histogram("orca_request_generation_tokens", "Generated tokens of a request.", _TOKENS)
+        self.time_per_output_token = histogram(
+            "orca_request_time_per_output_token_seconds",
+            "Mean time between two tokens of a request of at least two tokens, as they are sent.",
+            _TOKEN_SECONDS,
+        )
+        self.max_generation_tokens = histogram(
+            "orca_request_max_num_generation_tokens",
+            "Generated tokens of the longest of a prompt's n choices.",
+            _TOKENS,
+        )
+        self.params_n = histogram("orca_request_params_n", "Choices that a call wants for each prompt (n).", _CHOICES)
+        self.params_max_tokens = histogram(
+            "orca_request_params_max_tokens", "Most tokens that a request may generate (max_tokens).", _TOKENS
+        )
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=self.registry)
@@ -77,6 +102,9 @@ class GatewayMetrics:
             "model_name",
             "finished_reason",
         )
+        for reason in FinishReason:
+            # Created at the start, so that a rate shows the first end.
+            self._success.labels(model, reason)
         self._goals = counter(
             "orca_request_slo",
             "Requests that met or missed a latency goal of their call.",
@@ -104,6 +132,12 @@ class GatewayMetrics:
         self.disconnects = counter("orca_client_disconnects", "Clients that left before the end of their answer.")
         self._pool = {name: gauge(f"orca_pool_{name}", text) for name, text in _POOL_GAUGES.items()}
         self._model = model
+        vllm = VllmNames(self.registry, Exporter.GATEWAY, model, lambda _: ENGINE)
+        self._names = MetricNames(self.registry, names, vllm)
+
+    def page(self) -> bytes:
+        """Return the page that a scrape reads."""
+        return self._names.page()
 
     def count_end(self, reason: str) -> None:
         self._success.labels(self._model, reason).inc()

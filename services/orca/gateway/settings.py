@@ -11,6 +11,7 @@ from orca.core.process.settings import (
     check_bounds,
     log_format_setting,
     log_level_setting,
+    metric_names_setting,
     read_settings,
     require,
     required,
@@ -93,6 +94,7 @@ class GatewaySettings:
     metrics_port: int | None = setting(
         None, "separate port for /metrics; unset serves it on the API's port; 0 means any free port", least=0
     )
+    metric_names: tuple[str, ...] = metric_names_setting()
     # Each is an open file: the usual limit of a process is 1,024 or, in containers, far more.
     connections_max: int = setting(4096, "most connections at a time; further ones are answered 503", least=1)
     # Unset, because behind a load balancer all clients have its address.

@@ -1,19 +1,24 @@
 """Prometheus metrics of a scheduler. The names follow common names of LLM servers, with our prefix.
 
-Gauges are computed when they are scraped, so that a step costs only two counters and two histograms.
+Gauges are computed when they are scraped, so that a step costs only two counters and two histograms, and a little
+more for each row of a prompt.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from orca.core.domain.request import FinishReason, Request
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, FinishReason, Request
 from orca.core.domain.step import Epoch, Part
+from orca.core.metrics.renamed import MetricNames, VllmNames
+from orca.core.metrics.vllm_names import Exporter
 from orca.core.process.internal_port import Page
+from orca.core.process.settings import DEFAULT_METRIC_NAMES
 from orca.pool.records import CommitAnswer
 from orca.scheduler.observer import IterationRecord, Observer, SchedulerLoad
+from orca.scheduler.request_phases import RequestPhases
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -26,12 +31,29 @@ class SchedulerMetrics(Observer):
     Args:
         group: label of every metric.
         wall_ms: the wall clock, for the time in the queue.
+        model_name: name by which clients call the model, for vLLM's names.
+        names: see `metric_names_setting`.
+        block_tokens: slots in a KV block.
+        dtype: number format of the KV cache.
     """
 
-    def __init__(self, group: str, wall_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        group: str,
+        wall_ms: Callable[[], int],
+        *,
+        model_name: str = "",
+        names: Sequence[str] = DEFAULT_METRIC_NAMES,
+        block_tokens: int = DEFAULT_BLOCK_TOKENS,
+        dtype: str = "float32",
+    ) -> None:
         self.registry = CollectorRegistry()
         self._group = group
         self._wall_ms = wall_ms
+        self._block_tokens = block_tokens
+        self._dtype = dtype
+        vllm = VllmNames(self.registry, Exporter.SCHEDULER, model_name, lambda labels: labels["group"])
+        self._names = MetricNames(self.registry, names, vllm)
 
         def counter(name: str, text: str) -> Counter:
             return Counter(name, text, ["group"], registry=self.registry).labels(group)
@@ -72,6 +94,25 @@ class SchedulerMetrics(Observer):
         self._source_tokens = histogram("orca_iteration_source_tokens", text, (0, *_STEP_TOKENS))
         self._size = histogram("orca_iteration_requests", "Requests in a step.", _STEP_TOKENS[:10])
         self._time = histogram("orca_iteration_seconds", "From submit to result of a step.", _STEP_SECONDS)
+        self._phases = RequestPhases(
+            prefill=histogram(
+                "orca_request_prefill_time_seconds",
+                "From the submit of a request's first step to its first token.",
+                _SECONDS,
+            ),
+            decode=histogram("orca_request_decode_time_seconds", "From a request's first token to its last.", _SECONDS),
+            inference=histogram(
+                "orca_request_inference_time_seconds",
+                "From the submit of a request's first step to its last token.",
+                _SECONDS,
+            ),
+        )
+        self._cache = Gauge(
+            "orca_kv_cache_info",
+            "1, with the sizes of the KV cache as labels; absent while the group is not formed.",
+            ["group", "block_tokens", "blocks", "slots", "dtype"],
+            registry=self.registry,
+        )
 
     def watch(
         self,
@@ -100,13 +141,17 @@ class SchedulerMetrics(Observer):
 
     def page(self) -> Page:
         """Return the page that a scrape reads."""
-        return Page(generate_latest(self.registry), CONTENT_TYPE_LATEST)
+        return Page(self._names.page(), CONTENT_TYPE_LATEST)
 
     def formed(self, epoch: Epoch, slots: int, description: str) -> None:  # noqa: ARG002 - an observer's shape
         self._epochs.inc()
+        self._cache.clear()
+        self._cache.labels(self._group, self._block_tokens, slots // self._block_tokens, slots, self._dtype).set(1)
 
-    def broke(self, epoch: Epoch, reason: str) -> None:  # noqa: ARG002 - an observer's shape
+    def broke(self, epoch: Epoch, reason: str) -> None:
         self._broken.inc()
+        self._cache.clear()
+        self._phases.broke(epoch, reason)
 
     def claimed(self, request: Request, logged: int) -> None:
         if not logged:
@@ -120,6 +165,7 @@ class SchedulerMetrics(Observer):
         self._poisoned.inc(len(poisoned))
 
     def iterated(self, record: IterationRecord) -> None:
+        self._phases.iterated(record)
         rows = record.batch.rows
         if not rows:
             return
@@ -134,7 +180,8 @@ class SchedulerMetrics(Observer):
             self._source_tokens.observe(source_tokens)
         self._generated.inc(sum(row.sample for row in rows))
 
-    def ended(self, request: Request, reason: FinishReason, tokens: int) -> None:  # noqa: ARG002 - an observer's shape
+    def ended(self, request: Request, reason: FinishReason, tokens: int) -> None:
+        self._phases.ended(request, reason, tokens)
         self._success.labels(self._group, reason.value).inc()
 
     def answered(self, answers: Sequence[CommitAnswer]) -> None:

@@ -105,7 +105,14 @@ async def _schedule(
 ) -> None:
     """Run the loop until a signal, with metrics and iteration log around it."""
     process = f"{settings.group}-{secrets.token_hex(6)}"
-    metrics = SchedulerMetrics(settings.group, wall_ms=wall_clock_ms)
+    metrics = SchedulerMetrics(
+        settings.group,
+        wall_ms=wall_clock_ms,
+        model_name=settings.name or model.name,
+        names=settings.metric_names,
+        block_tokens=settings.block_tokens,
+        dtype=settings.dtype,
+    )
     watch = FormationWatch(settings.unformed_s, time.monotonic)
     observers: list[Observer] = [metrics, watch]
     with contextlib.ExitStack() as stack:

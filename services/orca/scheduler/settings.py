@@ -10,6 +10,7 @@ from orca.core.process.settings import (
     is_address,
     log_format_setting,
     log_level_setting,
+    metric_names_setting,
     read_settings,
     require,
     required,
@@ -128,6 +129,11 @@ class SchedulerSettings(BatchingSettings):
         "host:port of /metrics (for Prometheus), /health, and /ready, which is 200 while the group is formed; port 0"
         " uses a free port; unset serves none",
     )
+    metric_names: tuple[str, ...] = metric_names_setting()
+    name: str | None = setting(
+        None,
+        "name by which clients call the model, for metrics under vLLM's names; unset means the folder's name",
+    )
     # For a cluster: an edit of the deployment is in force without a new pod.
     bounds_file: str | None = setting(
         None,
@@ -146,6 +152,7 @@ class SchedulerSettings(BatchingSettings):
             require(is_address(address, least_port=1), self, "stages", "a list of host:port")
         require(is_address(self.listen), self, "listen", "host:port")
         require(self.metrics_listen is None or is_address(self.metrics_listen), self, "metrics_listen", "host:port")
+        require(self.name is None or bool(self.name.strip()), self, "name", "a name")
         TlsFiles.of(self)
         is_name = bool(self.group) and not set(self.group) & set(" :{}\n")
         require(is_name, self, "group", "a name without spaces, colons and braces")

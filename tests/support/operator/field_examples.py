@@ -208,6 +208,9 @@ EXAMPLES: Mapping[str, Examples] = {
     "worker.runtimeClassName": _NAME,
     "gateway.apiKeysSecret.name": _NAME,
     "gateway.apiKeysSecret.key": _KEY,
+    "metricNames": Examples(
+        valid=(["vllm"], ["orca", "vllm"]), invalid=([], ["VLLM"], ["orca", "orca"], ["orca", "vllm", "other"])
+    ),
     "gateway.corsOrigins": Examples(
         valid=(["*"], ["https://a.example", "app://obsidian.md"], [f"http://localhost:{n}" for n in range(32)]),
         invalid=(["a.example"], ["https://a.example/"], ["null"], ["*", "*"], [f"http://a:{n}" for n in range(33)]),

@@ -56,6 +56,16 @@ def test_every_stage_is_told_how_all_layers_are_divided() -> None:
     assert "--layers" not in flags_of(by_name(planned())["worker-0.0"])
 
 
+def test_gateways_and_schedulers_export_metrics_under_the_names_that_are_asked_for() -> None:
+    specs = by_name(planned("--metric-names", "orca,vllm"))
+    for name in ("gateway", "scheduler-0"):
+        assert flags_of(specs[name])["--metric-names"] == "orca,vllm"
+        assert flags_of(specs[name])["--name"] == MODEL.name
+        assert "--metric-names" not in flags_of(by_name(planned())[name])
+    with pytest.raises(SettingError, match=r"^setting --metric-names: 'sglang' is not one of orca, vllm$"):
+        parse_settings(["--metric-names", "sglang"])
+
+
 def test_a_scheduler_is_told_the_addresses_of_its_own_stages_in_order() -> None:
     specs = by_name(planned("--replicas", "2"))
     stages = flags_of(specs["scheduler-1"])["--stages"].split(",")

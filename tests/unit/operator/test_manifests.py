@@ -181,6 +181,16 @@ def test_a_gateway_allows_the_origins_of_web_pages_that_are_asked_for() -> None:
     assert "cors-origins" not in flags(pods()["gateway"])
 
 
+def test_metrics_have_the_names_that_are_asked_for_in_gateways_and_schedulers() -> None:
+    asked = pods(metricNames=["orca", "vllm"])
+    assert [flags(asked[role])["metric-names"] for role in ("gateway", "scheduler")] == ["orca,vllm"] * 2
+    assert flags(asked["scheduler"])["name"] == flags(asked["gateway"])["name"]
+    # An upgrade of the operator replaces no pod of a deployment that has the default.
+    for role in ("gateway", "scheduler"):
+        assert "metric-names" not in flags(pods()[role])
+    assert "name" not in flags(pods()["scheduler"])
+
+
 def test_a_node_with_a_single_gateway_can_be_drained_even_if_it_is_not_ready() -> None:
     budget = manifests()["PodDisruptionBudget", "shop-gateway"]["spec"]
     assert budget["maxUnavailable"] == 1

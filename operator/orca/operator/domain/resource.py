@@ -306,6 +306,7 @@ class DeploymentSpec:
     rollout: RolloutSpec
     drain_seconds: int
     startup_seconds: int
+    metric_names: tuple[str, ...]
     suspend: bool
     deletion_policy: str
     service_account: ServiceAccountSpec

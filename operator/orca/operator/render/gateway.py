@@ -8,7 +8,7 @@ from orca.operator.domain.resource import GATEWAY_LEAVE_S, Json, OrcaDeployment,
 from orca.operator.render import model, pool
 from orca.operator.render.group import LOST_NODE
 from orca.operator.render.objects import metadata, selector
-from orca.operator.render.pods import container, flags, http_probe, secret_volume, template
+from orca.operator.render.pods import container, flags, http_probe, metric_names, secret_volume, template
 from orca.operator.render.pool import PoolConnection
 
 PORT = 8000
@@ -188,6 +188,7 @@ def _settings(deployment: OrcaDeployment, keys: SecretKey | None, older: Sequenc
         "body_bytes_max": gateway.limits.body_bytes,
         "cors_origins": ",".join(gateway.cors_origins) or None,
         "slo_enforce": gateway.slo_enforce or None,
+        "metric_names": metric_names(spec.metric_names),
         "log_format": "json",
     }
 

@@ -19,7 +19,7 @@ from orca.operator.domain.pod_patches.pod_patch import merged
 from orca.operator.domain.resource import Json, OrcaDeployment
 from orca.operator.render import model, pool
 from orca.operator.render.objects import metadata, selector
-from orca.operator.render.pods import container, everywhere, flags, http_probe, secret_volume, template
+from orca.operator.render.pods import container, everywhere, flags, http_probe, metric_names, secret_volume, template
 from orca.operator.render.pool import PoolConnection
 
 STAGE_PORT = 7000
@@ -263,6 +263,9 @@ def _scheduler_pod(
         "slots": chosen.kv_slots,
         # A flag, so that no environment variable sets other blocks than those in which slots are promised.
         "block_tokens": DEFAULT_BLOCK_TOKENS,
+        "metric_names": metric_names(spec.metric_names),
+        # Only for vLLM's names.
+        "name": spec.model.name if metric_names(spec.metric_names) else None,
         **_certificate_settings(deployment),
         "log_format": "json",
     }

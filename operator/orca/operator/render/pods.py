@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orca.core.process.settings import DEFAULT_METRIC_NAMES
 from orca.operator.domain.pod_patches.pod_patch import merged, without
 from orca.operator.domain.resource import ImagesSpec, Json, ResourcesSpec
 
@@ -120,6 +121,11 @@ def flags(values: Mapping[str, object]) -> list[str]:
         if value is not None
         for argument in ("--" + name.replace("_", "-"), _text(value))
     ]
+
+
+def metric_names(chosen: tuple[str, ...]) -> str | None:
+    """Return the value of `--metric-names` for gateways and schedulers; None for the default."""
+    return None if chosen == DEFAULT_METRIC_NAMES else ",".join(chosen)
 
 
 def variable(name: str, value: object) -> Json:

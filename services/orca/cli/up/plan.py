@@ -10,6 +10,7 @@ from orca.cli.up.settings import KEYS_VARIABLE, UpSettings
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.core.domain.model import ModelInfo
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, slots_needed, slots_of_any_split
+from orca.core.process.settings import DEFAULT_METRIC_NAMES
 
 DEPLOYMENT = "local"
 """Name of this system in its pool."""
@@ -92,6 +93,7 @@ def _gateway(settings: UpSettings, model: ModelInfo, context: RuntimeContext, nu
         "deployment": DEPLOYMENT,
         "drain_seconds": DRAIN_S,
         "cors_origins": ",".join(settings.cors_origins) or None,
+        "metric_names": _metric_names(settings),
         "slo_enforce": "true" if settings.slo_enforce else None,
         "api_keys_file": None if settings.api_keys_file is None else Path(settings.api_keys_file).resolve(),
         "open_to_network": "true" if settings.open_to_network else None,
@@ -113,10 +115,12 @@ def _scheduler(settings: UpSettings, model: ModelInfo, context: RuntimeContext, 
     name = _scheduler_name(group)
     flags: dict[str, object] = {
         **_model_flags(settings, model),
+        "name": model.name,
         "group": f"group-{group}",
         "stages": ",".join(context.addresses.workers[group]),
         "listen": context.addresses.schedulers[group],
         "metrics_listen": context.addresses.metrics[group],
+        "metric_names": _metric_names(settings),
         "pool": context.redis_url,
         "deployment": DEPLOYMENT,
         "generation": context.generation,
@@ -141,6 +145,10 @@ def _scheduler(settings: UpSettings, model: ModelInfo, context: RuntimeContext, 
         environment=context.redis_login,
         restart=("--predecessor-exited",),
     )
+
+
+def _metric_names(settings: UpSettings) -> str | None:
+    return None if settings.metric_names == DEFAULT_METRIC_NAMES else ",".join(settings.metric_names)
 
 
 def _scheduler_name(group: int) -> str:

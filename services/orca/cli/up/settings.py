@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from orca.cli.small_model import CONTINUES, SMALL_MODELS
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
-from orca.core.process.settings import is_loopback, log_level_setting, read_settings, require, setting
+from orca.core.process.settings import (
+    is_loopback,
+    log_level_setting,
+    metric_names_setting,
+    read_settings,
+    require,
+    setting,
+)
 from orca.gateway.origins import ORIGINS_RULE, is_origin
 from orca.gateway.settings import PORT_MAX, reasoning_format_setting, tool_format_setting
 from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
@@ -105,6 +112,7 @@ class UpSettings(BatchingSettings):
     slo_enforce: bool = setting(
         False, "end a request that misses the latency goals of its x-slo headers; otherwise only count the misses"
     )
+    metric_names: tuple[str, ...] = metric_names_setting()
     data: str | None = setting(None, "folder for Redis data and logs; default: ~/.local/state/orca/PORT")
     redis_url: str | None = setting(None, "URL of a running Redis; default: start one")
     redis_fsync: str = setting(

@@ -24,6 +24,8 @@ from typing import Any, NoReturn, TypeVar
 from orca.core.domain.errors import BadValue, SettingError
 
 LOG_FORMATS = ("auto", "json", "text")
+METRIC_NAMES = ("orca", "vllm")
+DEFAULT_METRIC_NAMES = ("orca",)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 S = TypeVar("S")
@@ -36,7 +38,7 @@ def setting(
 
     Args:
         least: smallest value allowed; None allows any.
-        choices: the only values allowed; none for any.
+        choices: the only values allowed, of a list the only words; none for any.
         is_secret: keep the value out of the dataclass's repr.
     """
     metadata = {"help": help_text, "least": least, "choices": tuple(choices)}
@@ -56,6 +58,15 @@ def log_level_setting() -> Any:
     return setting("info", "lowest level that is logged", choices=LOG_LEVELS)
 
 
+def metric_names_setting() -> Any:
+    return setting(
+        DEFAULT_METRIC_NAMES,
+        "comma-separated names under which /metrics exports metrics: orca, vllm, or both; vllm adds vLLM's names for"
+        " metrics of equal meaning",
+        choices=METRIC_NAMES,
+    )
+
+
 def check_bounds(settings: Any) -> None:
     """Raise for the first field that is under its `least` or not one of its `choices`. Raises: BadValue."""
     for field in dataclasses.fields(settings):
@@ -66,6 +77,11 @@ def require(is_valid: bool, settings: Any, name: str, rule: str) -> None:
     """Raise BadValue "setting NAME: VALUE is not RULE" unless `is_valid`."""
     if not is_valid:
         raise _broken(name, getattr(settings, name), rule)
+
+
+def show_default(default: Any) -> Any:
+    """Return a default as a user writes it: a list is comma-separated."""
+    return ",".join(default) if isinstance(default, tuple) else default
 
 
 def read_settings(
@@ -140,8 +156,9 @@ def _check_field(field: "dataclasses.Field[Any]", value: Any) -> None:
         return
     if least is not None and not value >= least:  # so that NaN is refused
         raise _broken(field.name, value, f"{least} or more")
-    if choices and value not in choices:
-        raise _broken(field.name, value, f"one of {', '.join(choices)}")
+    for word in value if isinstance(value, tuple) else (value,):
+        if choices and word not in choices:
+            raise _broken(field.name, word, f"one of {', '.join(choices)}")
 
 
 def _broken(name: str, value: Any, rule: str) -> BadValue:
@@ -153,7 +170,7 @@ def _flag(name: str) -> str:
 
 
 def _help(field: "dataclasses.Field[Any]") -> str:
-    default = "" if field.default in (None, ()) else f" (default {field.default})"
+    default = "" if field.default in (None, ()) else f" (default {show_default(field.default)})"
     shown = " (required)" if field.default is dataclasses.MISSING else default
     return f"{field.metadata['help']}{shown}".replace("%", "%%")
 
@@ -162,7 +179,8 @@ def _argument(field: "dataclasses.Field[Any]") -> dict[str, Any]:
     """Return argparse's options for a field. A switch may have no value: `--keep` is `--keep true`."""
     if field.type is bool:
         return {"nargs": "?", "const": "true", "metavar": "true|false"}
-    return {"metavar": "|".join(field.metadata["choices"]) or _METAVARS.get(field.type)}
+    separator = "," if field.type == tuple[str, ...] else "|"
+    return {"metavar": separator.join(field.metadata["choices"]) or _METAVARS.get(field.type)}
 
 
 def _variables(kind: type[Any], environment: Mapping[str, str], prefix: str) -> dict[str, str]:

@@ -38,6 +38,27 @@ class CallTiming:
     ended: float | None = None
 
 
+class TokenTimes:
+    """The times of each request's first and last token on this connection, on the clock of `time.perf_counter`."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, float] = {}
+        self._last: dict[str, float] = {}
+
+    def record(self, request_id: str, now: float) -> None:
+        self._first.setdefault(request_id, now)
+        self._last[request_id] = now
+
+    def mean_gap(self, request_id: str, tokens: int) -> float | None:
+        """Return the mean seconds between two tokens; None for a request with fewer than two.
+
+        Args: tokens: all tokens of the request.
+        """
+        if tokens < 2 or request_id not in self._first:
+            return None
+        return (self._last[request_id] - self._first[request_id]) / (tokens - 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedCall:
     """A call that the pool has stored."""
@@ -70,6 +91,7 @@ class Delivery(Response):
         self._metrics = metrics
         self._drain = drain
         self._ends: dict[str, End] = {}
+        self._token_times = TokenTimes()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         accepted = self._accepted
@@ -109,14 +131,34 @@ class Delivery(Response):
                     self._metrics.inter_token_latency.observe(gap)
             timing.last_token = now
         for request_id, part in parts:
+            if part.tokens:
+                self._token_times.record(request_id, now)
             if part.end is not None:
                 self._ends[request_id] = part.end
                 if request_id not in self._accepted.ended_before:
                     # Count here and not after the last end, which a client that leaves never sees.
                     self._metrics.count_end(part.end.reason)
                     self._metrics.generation_tokens.observe(part.end.count)
+                    gap_s = self._token_times.mean_gap(request_id, part.end.count)
+                    # A client that comes back has seen the first token on another connection.
+                    if gap_s is not None and not self._accepted.is_resumed:
+                        self._metrics.time_per_output_token.observe(gap_s)
         if self._has_ended():
             timing.ended = now
+            self._record_prompts()
+
+    def _record_prompts(self) -> None:
+        """Record the wishes and the lengths of the call's prompts, each with its choices."""
+        accepted, size = self._accepted, self._accepted.options.choices_per_prompt
+        for first in range(0, len(accepted.requests), size):
+            choices = accepted.requests[first : first + size]
+            counted = [request for request in choices if request.id not in accepted.ended_before]
+            for request in counted:
+                self._metrics.params_max_tokens.observe(request.max_new_tokens)
+            if counted:
+                self._metrics.params_n.observe(size)
+                longest = max(self._ends[request.id].count for request in choices)
+                self._metrics.max_generation_tokens.observe(longest)
 
     def _has_ended(self) -> bool:
         return len(self._ends) == len(self._accepted.requests)

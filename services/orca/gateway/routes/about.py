@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
@@ -66,7 +65,7 @@ async def metrics(gateway: Gateway, *, is_metrics_port: bool) -> Response:
     gateway.metrics.key_file_broken.set(gateway.keys.is_file_broken)
     gateway.metrics.set_pool(await gateway.overload.backlog.counts(STATS_SECONDS))
     gateway.metrics.asyncio_tasks.set(len(asyncio.all_tasks()))
-    return Response(generate_latest(gateway.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+    return Response(gateway.metrics.page(), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 def models(gateway: Gateway) -> dict[str, Any]:
