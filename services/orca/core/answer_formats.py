@@ -1,4 +1,4 @@
-"""Names of the formats in which models write calls of tools and reasoning. The gateway has a table for each.
+"""Names of the formats in which models write tool calls and reasoning. The gateway has a table for each.
 
 Those who start gateways write these names: `--tool-format`, `--reasoning-format`, and `spec.model`.
 """

@@ -28,7 +28,7 @@ def tool_format_setting() -> Any:
     """Return the field `tool_format`, which the gateway shares with `orca up`."""
     return setting(
         AUTO_FORMAT,
-        "format in which the model writes calls of tools; auto means the one that its chat template has; none leaves"
+        "format in which the model writes tool calls; auto means the one that its chat template has; none leaves"
         " calls in the text",
         choices=TOOL_FORMATS,
     )

@@ -76,7 +76,7 @@ def tokenizer(chat_template: str) -> Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model writes, and its parts."""
+    """The text that a model writes, and its parts."""
 
     text: str
     content: str | None

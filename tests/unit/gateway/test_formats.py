@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca.core import answer_formats
-from orca.gateway.formats.parser import AnswerDelta, AnswerParser, Markers
+from orca.gateway.formats.marked_text import Markers
+from orca.gateway.formats.parser import AnswerParser
+from orca.gateway.formats.parts import AnswerDelta
 from orca.gateway.formats.tables import REASONING_FORMATS, TOOL_FORMATS, ModelFormats, choose_formats
 from support.effort import tries
 from support.gateway.chat_templates import CHAT_TEMPLATES

@@ -1,4 +1,4 @@
-"""Calls of tools as grammars: what a grammar allows, the parser reads as calls that obey their schemas."""
+"""Tool calls as grammars: what a grammar allows, the parser reads as calls that obey their schemas."""
 
 import random
 import re
@@ -13,7 +13,8 @@ import pytest
 from orca.core.domain.errors import InvalidRequest
 from orca.core.grammars.matching import GrammarVocabulary
 from orca.gateway.formats.grammar import AnswerGrammar
-from orca.gateway.formats.parser import AnswerParser, Markers
+from orca.gateway.formats.marked_text import Markers
+from orca.gateway.formats.parser import AnswerParser
 from orca.gateway.formats.tables import REASONING_FORMATS, TOOL_FORMATS, ModelFormats
 from orca.gateway.formats.tools import CallTools, tools_of
 from orca.gateway.grammars.fields import NamedGrammar, ResponseFormat, grammar_of

@@ -334,7 +334,7 @@ async def test_tools_need_a_template_with_tools() -> None:
         await one.chat(tools=TOOLS, tool_choice="none", max_tokens=5)
         status, error = await one.error(CHAT, **calling([CALL]))
         assert (status, error["param"]) == (400, "messages[1].tool_calls")
-        assert "leaves calls of tools out of the prompt" in error["message"]
+        assert "leaves tool calls out of the prompt" in error["message"]
 
 
 async def test_calls_of_an_unknown_format_are_text_and_cannot_be_forced() -> None:

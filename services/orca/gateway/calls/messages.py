@@ -1,4 +1,4 @@
-"""The messages of a chat as templates expect them: one text each, and earlier calls of tools with their arguments.
+"""The messages of a chat as templates expect them: one text each, and earlier tool calls with their arguments.
 
 Clients send the arguments of a call as a text, as the answer had them. Templates expect an object.
 """

@@ -1,4 +1,4 @@
-"""Writes the calls of tools as a grammar, in the model's own format.
+"""Writes the tool calls as a grammar, in the model's own format.
 
 The grammar describes the whole answer: reasoning first, without a constraint; then text, calls or an answer of another
 grammar. One text of a request holds all of it (core/grammars/matching.py).

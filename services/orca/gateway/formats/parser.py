@@ -1,4 +1,4 @@
-"""Divides an answer into reasoning, content and calls of tools, while it grows.
+"""Divides an answer into reasoning, content and tool calls, while it grows.
 
 The parser is a pure function of the tokens of one output, so any gateway divides an answer alike. White space next to a
 marker belongs to nobody. All other text is handed on as the model wrote it. What may still turn out to be a marker is
@@ -8,36 +8,14 @@ A call that is not written as its format wants is content, unchanged. A stream c
 first character of a call's arguments on, it stays a call, and its arguments are the model's text.
 """
 
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
 
-from orca.core.domain.text import Tokenizer
-from orca.gateway.formats.readers import CallReader, JsonCallReader, NamedCallReader, TaggedCallReader
-from orca.gateway.formats.tables import JsonCall, ModelFormats, NamedCall, TaggedCall, ToolFormat
-
-_FIRST_MARK = 0xD800
-"""Special tokens have no text. In the parser's text each marker among them is a character that no text can have."""
-
-
-@dataclass(slots=True)
-class CallDelta:
-    """More of one call."""
-
-    position: int  # among the calls of the answer, from 0
-    name: str | None  # None if an earlier delta had it
-    arguments: str
-
-
-@dataclass(slots=True)
-class AnswerDelta:
-    """The parts of an answer that one token makes available."""
-
-    reasoning: str = ""
-    content: str = ""
-    calls: list[CallDelta] = field(default_factory=list)
+from orca.gateway.formats.marked_text import MarkedText, Markers
+from orca.gateway.formats.parts import AnswerDelta, Part, PartWriter, ToolCallDelta
+from orca.gateway.formats.readers import ToolCallReader, reader_of
+from orca.gateway.formats.tables import ToolFormat
 
 
 class _State(Enum):
@@ -50,40 +28,8 @@ class _State(Enum):
     AFTER_LIST = auto()
 
 
-class Markers:
-    """The tables of a model with the markers as they stand in the parser's text."""
-
-    def __init__(self, formats: ModelFormats, tokenizer: Tokenizer) -> None:
-        self.by_token: dict[int, str] = {}
-        self._special = tokenizer.special_ids
-        tool, reasoning = formats.tool, formats.reasoning
-        if tool is not None:
-            body = tool.body
-            if isinstance(body, NamedCall):
-                body = replace(body, between=self._shown(body.between))
-            tool = replace(tool, begin=self._shown(tool.begin), end=self._shown(tool.end), body=body)
-        if reasoning is not None:
-            reasoning = replace(reasoning, begin=self._shown(reasoning.begin), end=self._shown(reasoning.end))
-        self.formats = ModelFormats(tool, reasoning)
-
-    def _shown(self, marker: str) -> str:
-        token_id = self._special.get(marker)
-        if token_id is None:
-            return marker
-        return self.by_token.setdefault(token_id, chr(_FIRST_MARK + len(self.by_token)))
-
-    def visible(self, text: str) -> str:
-        """Return a text without special tokens, which have none."""
-        for mark in self.by_token.values():
-            text = text.replace(mark, "")
-        return text
-
-
 class AnswerParser:
-    """Takes the tokens of one output, and returns what each of them adds to reasoning, content and calls.
-
-    A method for each state reads the text that is not assigned yet. This makes it longer than other classes.
-    """
+    """Takes the tokens of one output, and returns what each of them adds to reasoning, content and calls."""
 
     def __init__(
         self,
@@ -104,20 +50,23 @@ class AnswerParser:
         self._schemas = schemas or {}
         self._holds_calls = holds_calls
         self._state = _State.REASONING if is_in_reasoning else _State.START
-        self._due: deque[tuple[int, str]] = deque()  # special tokens: characters of the text before each, and the mark
-        self._length = 0  # characters of the text so far
+        self._text = MarkedText(markers)
+        self._writer = PartWriter(markers)
+        if is_in_reasoning:
+            self._writer.mark()
         self._pending = ""  # text that is not assigned yet
-        self._space = ""  # white space that nobody has if a marker follows
-        self._follows_marker = is_in_reasoning
         self._raw = ""  # the text of the call that is read, with the marker before it
-        self._call: CallReader | None = None
+        self._call: ToolCallReader | None = None
         self._is_announced = False  # the call that is read was sent
-        self._delta = AnswerDelta()
         self.calls = 0  # calls that were sent
 
     @property
     def is_in_reasoning(self) -> bool:
         return self._state is _State.REASONING
+
+    @property
+    def _part(self) -> Part:
+        return Part.REASONING if self.is_in_reasoning else Part.CONTENT
 
     def push(self, token_id: int, text: str, held: int = 0) -> AnswerDelta:
         """Take the next token.
@@ -126,14 +75,10 @@ class AnswerParser:
             text: that the token makes available.
             held: characters of the output before this token that are not available yet.
         """
-        self._delta = AnswerDelta()
-        mark = self._markers.by_token.get(token_id)
-        if mark is not None:
-            self._due.append((self._length + len(text) + held, mark))
-        self._pending += self._with_marks(text)
+        self._pending += self._text.push(token_id, text, held)
         while self._read():
             pass
-        return self._delta
+        return self._writer.take()
 
     def flush(self, text: str, *, is_cut: bool) -> AnswerDelta:
         """Return the rest at the end of the output.
@@ -142,24 +87,11 @@ class AnswerParser:
             text: that was held back.
             is_cut: the model has not ended it: its last call may be a part of one.
         """
-        self._delta = AnswerDelta()
-        self._pending += self._with_marks(text)
+        self._pending += self._text.add(text)
         while self._read():
             pass
         self._end(is_cut)
-        return self._delta
-
-    def _with_marks(self, text: str) -> str:
-        """Return new text with the special tokens that stand in it."""
-        start, self._length = self._length, self._length + len(text)
-        if not self._due:
-            return text
-        parts, taken = [], 0
-        while self._due and self._due[0][0] <= self._length:
-            offset, mark = self._due.popleft()
-            parts += [text[taken : offset - start], mark]
-            taken = offset - start
-        return "".join([*parts, text[taken:]])
+        return self._writer.take()
 
     def _read(self) -> bool:
         """Assign pending text. Returns: whether the state has changed, so that more may be assigned."""
@@ -181,7 +113,7 @@ class AnswerParser:
         reasoning, is_bare = self._reasoning, self._tool is not None and self._tool.may_omit_begin
         if reasoning is not None and text.startswith(reasoning.begin):
             self._pending = text.removeprefix(reasoning.begin)
-            self._space, self._follows_marker = "", True
+            self._writer.mark()
             self._state = _State.REASONING
         elif is_bare and text.startswith("{"):
             self._begin_call(self._pending[: -len(text)])
@@ -197,35 +129,20 @@ class AnswerParser:
         text, found, rest = (self._pending, "", "") if marker is None else self._pending.partition(marker)
         if not found:
             kept = 0 if marker is None else _overlap(self._pending, marker)
-            self._write(text[: len(text) - kept])
+            self._writer.write(self._part, text[: len(text) - kept])
             self._pending = text[len(text) - kept :]
             return False
-        self._write(text)
+        self._writer.write(self._part, text)
         self._pending = rest
+        space = self._writer.mark()
         if self._state is _State.REASONING:
             # Reasoning comes once.
             self._reasoning = None
             self._state = _State.START
         else:
-            self._raw = self._space + found
+            self._raw = space + found
             self._state = _State.BEFORE_CALLS
-        self._space, self._follows_marker = "", True
         return True
-
-    def _write(self, text: str) -> None:
-        """Hand on text of the present state, without white space next to a marker."""
-        if self._follows_marker:
-            text = text.lstrip()
-        if not text:
-            return
-        self._follows_marker = False
-        shown = text.rstrip()
-        text, self._space = (self._space + shown, text[len(shown) :]) if shown else ("", self._space + text)
-        text = self._markers.visible(text)
-        if self._state is _State.REASONING:
-            self._delta.reasoning += text
-        else:
-            self._delta.content += text
 
     def _read_between(self) -> bool:
         """Read what the format has around calls; any other text is content."""
@@ -235,7 +152,7 @@ class AnswerParser:
         if is_before and not tool.is_list:
             self._begin_call(self._raw)
             return True
-        wanted = self._wanted_between(tool)
+        wanted = _wanted_around_calls(self._state, tool)
         for part, state in wanted.items():
             if text.startswith(part):
                 self._raw += self._pending[: len(self._pending) - len(text)] + part
@@ -251,34 +168,13 @@ class AnswerParser:
         self._state = _State.CONTENT
         return True
 
-    def _wanted_between(self, tool: ToolFormat) -> Mapping[str, _State]:
-        """Return the texts that may follow, with the states after them."""
-        if self._state is _State.BEFORE_CALLS:
-            return {"[": _State.CALL}
-        ends = {tool.end: _State.CONTENT} if tool.end else {}
-        if self._state is _State.AFTER_LIST:
-            return ends
-        if tool.is_list:
-            return {",": _State.CALL, "]": _State.AFTER_LIST}
-        separator = tool.separator.strip()
-        return ends | ({separator: _State.CALL} if separator else {})
-
     def _begin_call(self, raw: str) -> None:
         """Args: raw: the text since the marker, and the marker."""
         self._raw = raw
-        self._call = self._reader()
+        assert self._tool is not None
+        self._call = reader_of(self._tool.body, self._schemas)
         self._is_announced = False
         self._state = _State.CALL
-
-    def _reader(self) -> CallReader:
-        assert self._tool is not None
-        match self._tool.body:
-            case JsonCall() as body:
-                return JsonCallReader(body)
-            case NamedCall() as body:
-                return NamedCallReader(body)
-            case TaggedCall() as body:
-                return TaggedCallReader(body, self._schemas)
 
     def _read_call(self) -> bool:
         call = self._call
@@ -293,25 +189,25 @@ class AnswerParser:
         if call.name is not None and (is_over or not self._holds_calls):
             self._announce(call, call.name)
         if is_over:
-            self._raw, self._space, self._follows_marker = "", "", True
+            self._raw = ""
+            self._writer.mark()
             self._state = _State.AFTER_CALL
         return is_over
 
-    def _announce(self, call: CallReader, name: str) -> None:
+    def _announce(self, call: ToolCallReader, name: str) -> None:
         # A special token inside of a call has no text there either.
         arguments, name = self._markers.visible(call.take_arguments()), self._markers.visible(name)
         if not self._is_announced:
             self._is_announced = True
-            self._delta.calls.append(CallDelta(self.calls, name, arguments))
+            self._writer.delta.calls.append(ToolCallDelta(self.calls, name, arguments))
             self.calls += 1
         elif arguments:
-            self._delta.calls.append(CallDelta(self.calls - 1, None, arguments))
+            self._writer.delta.calls.append(ToolCallDelta(self.calls - 1, None, arguments))
 
     def _write_broken(self) -> None:
         """Write the text of a call, which is none, as content."""
         self._state = _State.CONTENT
-        self._follows_marker = False
-        self._write(self._raw)
+        self._writer.write_unchanged(Part.CONTENT, self._raw)
         self._raw = ""
 
     def _end(self, is_cut: bool) -> None:
@@ -319,7 +215,7 @@ class AnswerParser:
         text, self._pending = self._pending, ""
         match self._state:
             case _State.START | _State.CONTENT | _State.REASONING:
-                self._write(text)
+                self._writer.write(self._part, text)
             case _State.BEFORE_CALLS:
                 self._raw += text
                 self._write_broken()
@@ -330,11 +226,20 @@ class AnswerParser:
                 elif not self._is_announced:
                     self._raw += text
                     self._write_broken()
-        if self._state is _State.REASONING:
-            self._delta.reasoning += self._space
-        else:
-            self._delta.content += self._space
-        self._space = ""
+        self._writer.end(self._part)
+
+
+def _wanted_around_calls(state: _State, tool: ToolFormat) -> Mapping[str, _State]:
+    """Return the texts that may follow around calls, with the states after them."""
+    if state is _State.BEFORE_CALLS:
+        return {"[": _State.CALL}
+    ends = {tool.end: _State.CONTENT} if tool.end else {}
+    if state is _State.AFTER_LIST:
+        return ends
+    if tool.is_list:
+        return {",": _State.CALL, "]": _State.AFTER_LIST}
+    separator = tool.separator.strip()
+    return ends | ({separator: _State.CALL} if separator else {})
 
 
 def _overlap(text: str, marker: str) -> int:

@@ -14,7 +14,7 @@ from orca.gateway.formats.tables import JsonCall, NamedCall, TaggedCall
 _SPACE = " \t\r\n"
 
 
-class CallReader(Protocol):
+class ToolCallReader(Protocol):
     """One call that is being read."""
 
     is_done: bool
@@ -295,6 +295,17 @@ class TaggedCallReader:
             kind = "number"
         is_meant = kind in types and not ("string" in types and kind != "null")
         return _PYTHON.get(text, text) if is_meant else orjson.dumps(value).decode()
+
+
+def reader_of(body: JsonCall | NamedCall | TaggedCall, schemas: Mapping[str, Mapping[str, Any]]) -> ToolCallReader:
+    """Return the reader of a tool call. Args: schemas: of the parameters of each tool, for formats without types."""
+    match body:
+        case JsonCall():
+            return JsonCallReader(body)
+        case NamedCall():
+            return NamedCallReader(body)
+        case TaggedCall():
+            return TaggedCallReader(body, schemas)
 
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}

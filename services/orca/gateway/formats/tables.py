@@ -1,4 +1,4 @@
-"""The formats in which models write calls of tools, and their reasoning: a table for each, without code of its own.
+"""The formats in which models write tool calls, and their reasoning: a table for each, without code of its own.
 
 A model learned one format from the chats of its training. Its chat template writes earlier calls in the same format, so
 texts in the template tell which table is the model's.

@@ -103,13 +103,13 @@ def takes_tools(render: Callable[..., str]) -> bool:
 
 
 def _check_calls(messages: Sequence[Message], prompt: str) -> None:
-    """Raises: InvalidRequest naming the first message whose calls of tools are not in the prompt."""
+    """Raises: InvalidRequest naming the first message whose tool calls are not in the prompt."""
     for index, message in enumerate(messages):
         for call in message.get("tool_calls", ()):
             if call["function"]["name"] not in prompt:
                 param = f"messages[{index}].tool_calls"
                 raise InvalidRequest(
-                    f"{param}: the model's chat template leaves calls of tools out of the prompt", param=param
+                    f"{param}: the model's chat template leaves tool calls out of the prompt", param=param
                 )
 
 

@@ -8,7 +8,9 @@ import orjson
 
 from orca.core.domain.request import Request
 from orca.core.domain.text import Tokenizer
-from orca.gateway.formats.parser import AnswerDelta, AnswerParser, CallDelta, Markers
+from orca.gateway.formats.marked_text import Markers
+from orca.gateway.formats.parser import AnswerParser
+from orca.gateway.formats.parts import AnswerDelta, ToolCallDelta
 from orca.gateway.formats.tables import REASONING_FORMATS, TOOL_FORMATS, ModelFormats, begins_reasoning
 
 
@@ -77,11 +79,11 @@ class ChatParts:
             message["tool_calls"] = calls
         return message
 
-    def _call(self, call: CallDelta) -> dict[str, Any]:
+    def _call(self, call: ToolCallDelta) -> dict[str, Any]:
         function = {"name": call.name, "arguments": call.arguments}
         return {"id": self._id(call.position), "type": "function", "function": function}
 
-    def _call_delta(self, call: CallDelta) -> dict[str, Any]:
+    def _call_delta(self, call: ToolCallDelta) -> dict[str, Any]:
         if call.name is None:
             return {"index": call.position, "function": {"arguments": call.arguments}}
         return {"index": call.position, **self._call(call)}

@@ -29,7 +29,7 @@ import orjson
 from orca.core.domain.request import End, EndingTokens, FinishReason, Request, Token
 from orca.core.domain.text import OutputText, Tokenizer
 from orca.gateway.errors import end_error
-from orca.gateway.formats.parser import AnswerDelta
+from orca.gateway.formats.parts import AnswerDelta
 from orca.gateway.latency_goals import NO_GOALS, LatencyGoals
 from orca.gateway.render.chat_parts import ChatParts, chat_parts
 from orca.gateway.render.logprobs import ScoredToken, Scorer, chat_logprobs, completion_logprobs
@@ -60,7 +60,7 @@ class RenderOptions:
     goals: LatencyGoals = NO_GOALS  # change no byte; stored here so that other gateways have them
 
     # Schema 3. None where they are not set.
-    tool_format: str | None = None  # name of the table by which calls of tools are read
+    tool_format: str | None = None  # name of the table by which tool calls are read
     reasoning_format: str | None = None  # the same for reasoning
     tools: str | None = None  # JSON: the schema of the parameters by the name of the tool, if the table needs types
     # Reserved: stored and given back, and nothing reads or writes them yet.

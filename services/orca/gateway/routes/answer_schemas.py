@@ -181,7 +181,7 @@ class ModelCard(AnswerSchema):
     max_target_len: int | None = Field(
         description="Tokens of an encoder-decoder model's target, its beginning included; null: no bound."
     )
-    tool_format: str | None = Field(description="Table by which calls of tools are read; null: calls stay text.")
+    tool_format: str | None = Field(description="Table by which tool calls are read; null: calls stay text.")
     reasoning_format: str | None = Field(
         description="Table by which reasoning is divided from the answer; null: it stays text."
     )

@@ -1,0 +1,78 @@
+"""The parts of an answer, and the white space between them."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from orca.gateway.formats.marked_text import Markers
+
+
+@dataclass(slots=True)
+class ToolCallDelta:
+    """More of one call."""
+
+    position: int  # among the calls of the answer, from 0
+    name: str | None  # None if an earlier delta had it
+    arguments: str
+
+
+@dataclass(slots=True)
+class AnswerDelta:
+    """The parts of an answer that one token makes available."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[ToolCallDelta] = field(default_factory=list)
+
+
+class Part(Enum):
+    """The kinds of text in an answer."""
+
+    REASONING = auto()
+    CONTENT = auto()
+
+
+class PartWriter:
+    """Writes text into deltas. It leaves out white space next to a marker, which may follow later."""
+
+    def __init__(self, markers: Markers) -> None:
+        self._markers = markers
+        self._space = ""  # white space that nobody has if a marker follows
+        self._follows_marker = False
+        self.delta = AnswerDelta()
+
+    def take(self) -> AnswerDelta:
+        """Return all that was written since the last time."""
+        delta, self.delta = self.delta, AnswerDelta()
+        return delta
+
+    def write(self, part: Part, text: str) -> None:
+        if self._follows_marker:
+            text = text.lstrip()
+        if not text:
+            return
+        self._follows_marker = False
+        shown = text.rstrip()
+        text, self._space = (self._space + shown, text[len(shown) :]) if shown else ("", self._space + text)
+        self._add(part, self._markers.visible(text))
+
+    def mark(self) -> str:
+        """Take note of a marker. Returns: the white space before it, which belongs to nobody."""
+        space, self._space = self._space, ""
+        self._follows_marker = True
+        return space
+
+    def write_unchanged(self, part: Part, text: str) -> None:
+        """Write text that has turned out to be no tool call."""
+        self._follows_marker = False
+        self.write(part, text)
+
+    def end(self, part: Part) -> None:
+        """Write white space at the end of the answer."""
+        self._add(part, self._space)
+        self._space = ""
+
+    def _add(self, part: Part, text: str) -> None:
+        if part is Part.REASONING:
+            self.delta.reasoning += text
+        else:
+            self.delta.content += text
