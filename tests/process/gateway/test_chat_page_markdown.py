@@ -35,10 +35,11 @@ BLOCKS = {
     "- a\n- b\n  - c\n\n  d": "<ul><li>a</li><li>b<ul><li>c</li></ul><p>d</p></li></ul>",
     "2. a\n3. b": '<ol start="2"><li>a</li><li>b</li></ol>',
     "- a\n1. b": '<ul><li>a</li></ul><ol start="1"><li>b</li></ol>',
+    "42.": "<p>42.</p>",
     "> a\n> > b": "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote>",
     "a\n***\nb": "<p>a</p><hr><p>b</p>",
-    "| a | b |\n|---|:-:|\n| 1 \\| 2 |": '<div class="table"><table><thead><tr><th>a</th><th>b</th></tr></thead>'
-    "<tbody><tr><td>1 | 2</td><td></td></tr></tbody></table></div>",
+    "| a | b |\n|---|:-:|\n| 1 \\| 2 |": '<div class="table"><table><thead><tr><th>a</th><th class="center">b</th></tr>'
+    '</thead><tbody><tr><td>1 | 2</td><td class="center"></td></tr></tbody></table></div>',
     "a | b\nc": "<p>a | b<br>c</p>",
 }
 INLINE = {

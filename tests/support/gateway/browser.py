@@ -23,6 +23,9 @@ PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 LIMIT_SECONDS = 60.0
 """Longer than anything takes on a busy machine."""
 
+HAS_ENDED = "!writing && !!document.querySelector('.again')"
+"""Condition of the page at `/`: the last answer is there."""
+
 MESSAGE_BYTES_MAX = 64 << 20
 
 _FLAGS = (
@@ -75,8 +78,8 @@ class Browser:
                     page.take_event(message["method"], message["params"])
 
     @contextlib.asynccontextmanager
-    async def page(self, url: str) -> AsyncIterator["Page"]:
-        """Open a page in a profile of its own, and close it after the block."""
+    async def page(self, url: str, *, width: int = 1280) -> AsyncIterator["Page"]:
+        """Open a page in a profile of its own, and close it after the block. Args: width: of the screen, CSS pixels."""
         context = (await self.command("Target.createBrowserContext"))["browserContextId"]
         target = await self.command("Target.createTarget", url="about:blank", browserContextId=context)
         attached = await self.command("Target.attachToTarget", targetId=target["targetId"], flatten=True)
@@ -84,6 +87,7 @@ class Browser:
         try:
             for domain in ("Network", "Page", "Runtime"):
                 await page.command(f"{domain}.enable")
+            await page.show_on(width=width)
             await page.command("Page.navigate", url=url)
             await page.until("document.readyState === 'complete'")
             yield page
@@ -162,6 +166,13 @@ class Page:
         )
         return [str(text) for text in found]
 
+    async def say(self, text: str, condition: str = HAS_ENDED) -> None:
+        """Send a message of the chat, and wait until it is answered, or until another condition."""
+        await self.until("!byId('chat').hidden")
+        await self.fill("#message", text)
+        await self.press_enter()
+        await self.until(condition)
+
     async def show_on(self, *, width: int, height: int = 800, is_dark: bool = False) -> None:
         """Give the page a screen of this size in CSS pixels, and light or dark colours."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
@@ -172,6 +183,12 @@ class Page:
     async def screenshot(self) -> bytes:
         """Return the page as a PNG image, for a person to look at."""
         return base64.b64decode((await self.command("Page.captureScreenshot", format="png"))["data"])
+
+
+def is_alone_with_its_server(page: Page) -> bool:
+    """Has the page asked its own server only, and has its script not failed?"""
+    assert not page.errors
+    return len({url.split("/")[2] for url in page.urls}) == 1
 
 
 @contextlib.asynccontextmanager

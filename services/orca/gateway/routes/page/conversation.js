@@ -16,7 +16,8 @@ function say(text) {
   // A message without an answer does not come twice: what follows it takes its place.
   if (turns.at(-1)?.message.role === "user") turns.pop().node.classList.add("left-out");
   const edit = make("button", {type: "button", className: "small"}, "Edit");
-  const node = make("article", {className: "user"}, make("div", {className: "text"}, text), make("p", {className: "meta"}, edit));
+  const node = make("article", {className: "user"},
+    make("div", {className: "text"}, text), make("p", {className: "meta"}, edit));
   const turn = {message: {role: "user", content: text}, node};
   edit.addEventListener("click", () => {
     takeBack(turns.indexOf(turn));
@@ -74,8 +75,8 @@ async function ask() {
   if (own === writing) writing = null;
   if (!answer.node.isConnected) return updateComposer();  // taken back meanwhile
   if (!answer.isEmpty || !error) turns.push(turn);
-  keepEnd(() => endTurn(turn, speed, error));
   updateComposer();
+  keepEnd(() => endTurn(turn, speed, error));
 }
 
 function endTurn({answer}, speed, error) {

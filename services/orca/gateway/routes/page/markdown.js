@@ -69,10 +69,12 @@ const QUOTE = /^ {0,3}> ?/;
 function readQuote(lines, start) {
   let end = start;
   while (end < lines.length && QUOTE.test(lines[end])) end += 1;
-  return end === start ? null : {kind: "quote", lines: lines.slice(start, end).map(line => line.replace(QUOTE, "")), end};
+  const inner = lines.slice(start, end).map(line => line.replace(QUOTE, ""));
+  return inner.length ? {kind: "quote", lines: inner, end} : null;
 }
 
-const ITEM = /^( {0,3})([-*+]|(\d{1,9})[.)])(?:[ \t]+|$)/;
+// A mark without text is none: "42." is an answer, and no empty list.
+const ITEM = /^( {0,3})([-*+]|(\d{1,9})[.)])[ \t]+(?=\S)/;
 function readList(lines, start) {
   const first = ITEM.exec(lines[start]);
   if (!first) return null;
@@ -80,8 +82,8 @@ function readList(lines, start) {
   let end = start;
   while (end < lines.length) {
     const item = ITEM.exec(lines[end]);
-    const isNext = item && item[1].length < outer + 2 && (item[3] !== undefined) === isOrdered && !RULE.test(lines[end]);
-    if (isNext) {
+    const isAlike = item && item[1].length < outer + 2 && (item[3] !== undefined) === isOrdered;
+    if (isAlike && !RULE.test(lines[end])) {
       items.push({width: item[0].length, lines: [lines[end].slice(item[0].length)]});
     } else if (!belongsToItem(lines, end, outer)) {
       break;
@@ -110,7 +112,8 @@ function readTable(lines, start) {
     return null;
   let end = start + 2;
   while (end < lines.length && lines[end].includes("|")) end += 1;
-  return {kind: "table", head, rows: lines.slice(start + 2, end).map(cellsOf), end};
+  const sides = dashes.map(cell => cell.endsWith(":") ? cell.startsWith(":") ? "center" : "right" : "");
+  return {kind: "table", head, sides, rows: lines.slice(start + 2, end).map(cellsOf), end};
 }
 
 function cellsOf(line) {
@@ -123,7 +126,8 @@ function cellsOf(line) {
 function readIndented(lines, start) {
   let end = start;
   while (end < lines.length && /^(?: {4}|\t)/.test(lines[end])) end += 1;
-  return end === start ? null : {kind: "code", language: "", text: lines.slice(start, end).map(line => withoutIndent(line, 4)).join("\n"), end};
+  const text = lines.slice(start, end).map(line => withoutIndent(line, 4)).join("\n");
+  return end === start ? null : {kind: "code", language: "", text, end};
 }
 
 function readParagraph(lines, start) {
@@ -185,7 +189,11 @@ function listNode(block, depth) {
 }
 
 function tableNode(block) {
-  const row = (tag, cells) => make("tr", {}, ...block.head.map((_, index) => withInline(tag, cells[index] ?? "")));
+  const row = (tag, cells) => make("tr", {}, ...block.sides.map((side, index) => {
+    const node = withInline(tag, cells[index] ?? "");
+    if (side) node.className = side;
+    return node;
+  }));
   return make("div", {className: "table"}, make("table", {},
     make("thead", {}, row("th", block.head)), make("tbody", {}, ...block.rows.map(cells => row("td", cells)))));
 }
@@ -216,7 +224,7 @@ function appendInline(node, text, depth) {
   node.append(plain);
 }
 
-// What stands here besides plain text: its node or text, the text inside it, and where it ends; null if there is nothing.
+// What begins here besides plain text: its node or text, the text inside it, and its end; null if nothing does.
 function readInline(text, at, unclosed, hasLinks) {
   switch (text[at]) {
     case "\n": return {node: make("br"), end: at + 1};
@@ -279,7 +287,9 @@ function readEmphasis(text, at, mark, tag, unclosed) {
   return null;
 }
 
-const DESTINATION = /\(\s{0,9}<?([^\s()<>]{1,2000}(?:\([^\s()<>]{0,500}\)[^\s()<>]{0,500})?)>?(?:\s{1,9}"[^"]{0,500}")?\s{0,9}\)/y;
+const DESTINATION = new RegExp(
+  /\(\s{0,9}<?([^\s()<>]{1,2000}(?:\([^\s()<>]{0,500}\)[^\s()<>]{0,500})?)>?/.source +  // one pair of brackets in it
+  /(?:\s{1,9}"[^"]{0,500}")?\s{0,9}\)/.source, "y");  // a title, which is not shown
 function readLink(text, at) {
   const isImage = text[at] === "!", start = isImage ? at + 1 : at;
   if (text[start] !== "[") return null;

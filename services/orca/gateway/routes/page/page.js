@@ -90,7 +90,8 @@ function showModel(state) {
     byId("temperature").value = "0";
     byId("prompt").value = "is mr darcy at home";
   }
-  if (!state.ready) showNotice("The server is not ready yet. It stores calls, and answers them when the model is loaded.");
+  if (!state.ready)
+    showNotice("The server is not ready yet. It stores calls, and answers them when the model is loaded.");
   showMode();
 }
 
@@ -108,7 +109,11 @@ byId("show-settings").addEventListener("click", () => byId("settings").hidden = 
 byId("hide-settings").addEventListener("click", () => byId("settings").hidden = true);
 byId("show-programs").addEventListener("click", showPrograms);
 byId("hide-programs").addEventListener("click", () => byId("programs").close());
-byId("settings").hidden = matchMedia("(max-width: 48rem)").matches;
+
+// On a narrow screen the settings cover the page, so they are closed until somebody asks for them.
+const narrow = matchMedia("(max-width: 48rem)");
+narrow.addEventListener("change", () => byId("settings").hidden = narrow.matches);
+byId("settings").hidden = narrow.matches;
 
 fetch("/ready").then(response => response.json()).then(showModel)
   .catch(() => showNotice(NO_ANSWER + " Then load this page again."));

@@ -15,11 +15,12 @@ const NO_ANSWER = "The server does not answer. Check that it runs and that this 
 function headers() {
   const key = byId("key").value.trim();
   if (/[^\x21-\x7e]/.test(key)) throw new Error("The API key has characters that a key cannot have.");
-  return {"content-type": "application/json", accept: "text/event-stream", ...(key ? {authorization: "Bearer " + key} : {})};
+  const own = key ? {authorization: "Bearer " + key} : {};
+  return {"content-type": "application/json", accept: "text/event-stream", ...own};
 }
 
-// The chunks of a call's answer. A stream that breaks goes on after its last event, at any gateway. An abort cancels the
-// call: the server would also do so by itself, but some seconds later.
+// The chunks of a call's answer. A stream that breaks goes on after its last event, at any gateway. An abort cancels
+// the call: the server would also do so by itself, but some seconds later.
 async function* chunks(path, body, signal) {
   let response = await send(path, {method: "POST", headers: headers(), body: JSON.stringify(
     {...body, stream: true, stream_options: {include_usage: true}}), signal});
@@ -35,7 +36,7 @@ async function* chunks(path, body, signal) {
           if (data === "[DONE]") return;
           const chunk = JSON.parse(data);
           if (chunk.error?.code === "gateway_draining") break;
-          if (chunk.error) throw new Error("The answer ended early: " + chunk.error.message);
+          if (chunk.error) throw new Error("The answer ended early: " + sentence(chunk.error.message));
           last = id ?? last;
           breaks = 0;
           yield chunk;
@@ -115,7 +116,8 @@ async function failure(response) {
       : "The server needs an API key. Enter yours in the settings.");
     case 429: return new Error("The server takes no more calls from you at the moment: " + why + later);
     case 503: return new Error("The server cannot answer at the moment: " + why + later);
-    default: return new Error((response.status < 500 ? "The server refused the call: " : "The server failed: ") + why + later);
+    default:
+      return new Error((response.status < 500 ? "The server refused the call: " : "The server failed: ") + why + later);
   }
 }
 
@@ -141,7 +143,8 @@ class Speed {
 
   toString() {
     if (this.first === null) return "";
-    const rate = this.tokens / Math.max(.001, (this.last - this.started) / 1000);
-    return `${this.tokens} tokens, first after ${((this.first - this.started) / 1000).toFixed(2)} s, ${rate.toFixed(1)} tokens/s`;
+    const wait = (this.first - this.started) / 1000, seconds = Math.max(.001, (this.last - this.started) / 1000);
+    const tokens = this.tokens === 1 ? "1 token" : this.tokens + " tokens";
+    return `${tokens}, first after ${wait.toFixed(2)} s, ${(this.tokens / seconds).toFixed(1)} tokens/s`;
   }
 }
