@@ -12,7 +12,7 @@ from support.gateway.scripted_chat import scripted_chat
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest_asyncio.fixture(loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def page(browser: Browser) -> AsyncIterator[Page]:
     async with scripted_chat() as chat, browser.page(chat.url) as one:
         yield one
@@ -133,12 +133,12 @@ async def test_even_a_mistake_of_the_page_could_not_make_html_of_text(page: Page
 
 LONG = (
     *(
-        piece * 20_000
+        piece * 10_000
         for piece in ("*", "*a ", "**a", "`", "``` ", "[", "[a](", "![", "_a", "~~a", "<", "h", "\\", "*`_")
     ),
-    *(piece * 20_000 + "a" for piece in ("> ", "- ", "# ", "#", "[a](" + "(", " ")),
-    *("\n".join([line] * 20_000) for line in ("a", "- a", "> a", "```", "|", "1. a", "  - a", "a\n=")),
-    "|a" * 20_000 + "\n" + "|-" * 20_000,
+    *(piece * 10_000 + "a" for piece in ("> ", "- ", "# ", "#", "[a](" + "(", " ")),
+    *("\n".join([line] * 10_000) for line in ("a", "- a", "> a", "```", "|", "1. a", "  - a", "a\n=")),
+    "|a" * 10_000 + "\n" + "|-" * 10_000,
 )
 
 

@@ -3,8 +3,7 @@
 let completing = null;  // the AbortController of the call
 
 function completionBody() {
-  const prefix = byId("prefixed").hidden ? "" : byId("prefix").value;
-  return {...settings(), ...(prefix ? {decoder_prefix: prefix} : {}), prompt: byId("prompt").value};
+  return {...settings(), prompt: byId("prompt").value};
 }
 
 function showStatus(text, isError = false) {

@@ -13,7 +13,13 @@ function settings() {
   for (const input of byId("options").querySelectorAll("[data-field]"))
     if (input.value !== "") fields[input.dataset.field] = Number(input.value);
   const stops = byId("stops").value.split("\n").filter(Boolean);
-  return {...fields, ...(stops.length ? {stop: stops} : {}), ...readJson("extra", isObject)};
+  const prefix = byId("prefixed").hidden ? "" : byId("prefix").value;
+  return {
+    ...fields,
+    ...(stops.length ? {stop: stops} : {}),
+    ...(prefix ? {decoder_prefix: prefix} : {}),
+    ...readJson("extra", isObject),
+  };
 }
 
 function chatSettings() {
