@@ -1,5 +1,6 @@
 """The page at `/` in a real browser, in front of a real gateway. Its chats, keys, errors, and what a model decides."""
 
+import asyncio
 import json
 
 import pytest
@@ -171,3 +172,8 @@ async def test_the_page_says_when_the_model_is_not_loaded_yet(browser: Browser) 
     async with served(schedules=False) as one, browser.page(one.url) as page:
         await page.until("!byId('notice').hidden")
         assert (await page.text("#notice")).startswith("The server is not ready yet.")
+        await one.rig.pool.promise_slots("r1", 160)
+        scheduler = asyncio.create_task(one.rig.scheduler.run())
+        await page.until("byId('notice').hidden")
+        scheduler.cancel()
+        await asyncio.gather(scheduler, return_exceptions=True)

@@ -1,5 +1,7 @@
 // The frame of the page: what the model can do, the mode, the settings, and the same call for a program.
 
+const READY_PAUSE_MS = 1000;
+
 let model = "";
 
 // A mistake in this page shows as itself, so that it can be reported.
@@ -96,9 +98,20 @@ function showModel(state) {
     byId("temperature").value = "0";
     byId("prompt").value = "is mr darcy at home";
   }
-  if (!state.ready)
-    showNotice("The server is not ready yet. It stores calls, and answers them when the model is loaded.");
+  if (!state.ready) waitForModel();
   showMode();
+}
+
+async function waitForModel() {
+  showNotice("The server is not ready yet. It stores calls, and answers them when the model is loaded.");
+  do {
+    await new Promise(resolve => setTimeout(resolve, READY_PAUSE_MS));
+  } while (!(await readState().catch(() => null))?.ready);
+  byId("notice").hidden = true;
+}
+
+async function readState() {
+  return (await fetch("/ready")).json();
 }
 
 function showNotice(text) {
@@ -121,5 +134,4 @@ const narrow = matchMedia("(max-width: 48rem)");
 narrow.addEventListener("change", () => byId("settings").hidden = narrow.matches);
 byId("settings").hidden = narrow.matches;
 
-fetch("/ready").then(response => response.json()).then(showModel)
-  .catch(() => showNotice(NO_ANSWER + " Then load this page again."));
+readState().then(showModel, () => showNotice(NO_ANSWER + " Then load this page again."));
