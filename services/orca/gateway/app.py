@@ -35,7 +35,7 @@ from orca.gateway.limits.middleware import HeadAsGet, HttpMetrics, RateLimitHead
 from orca.gateway.limits.overload import Overload
 from orca.gateway.metrics import GatewayMetrics
 from orca.gateway.models.models import Models
-from orca.gateway.routes import about, generation, openapi, requests
+from orca.gateway.routes import about, chat_page, generation, openapi, requests
 from orca.gateway.routes.early_refusal import EarlyRefusal
 from orca.gateway.settings import GatewaySettings
 from orca.pool.api import RequestPool
@@ -183,7 +183,7 @@ def _add_open_routes(app: FastAPI) -> None:
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return about.playground()
+        return chat_page.chat_page()
 
     @app.get("/health", **openapi.HEALTH)
     async def health() -> dict[str, Any]:

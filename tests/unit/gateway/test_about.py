@@ -1,4 +1,4 @@
-"""Models, tokens, metrics, the page, the OpenAPI document, spans and settings."""
+"""Models, tokens, metrics, the OpenAPI document, spans and settings."""
 
 import asyncio
 import os
@@ -99,17 +99,6 @@ async def test_metrics_count_calls_and_tokens() -> None:
         assert values["orca_pool_requests_waiting",] == 0
         assert values["orca_pool_requests_waiting_max",] == 1000
         assert values["orca_pool_reserved_bytes_max",] > values["orca_pool_reserved_bytes",]
-
-
-async def test_the_playground_loads_nothing_and_its_policy_allows_only_its_own_parts() -> None:
-    async with rig(schedules=False) as one:
-        response = await one.client.get("/")
-        assert response.headers["content-type"].startswith("text/html")
-        policy = response.headers["content-security-policy"]
-        assert policy.startswith("default-src 'none'")
-        assert len(re.findall(r"'sha256-[A-Za-z0-9+/]{43}='", policy)) == 2
-        assert "unsafe" not in policy
-        assert not re.search(r"https?://|\ssrc=|\shref=|\son\w+=|\sstyle=", response.text)
 
 
 async def test_the_openapi_document_describes_the_bodies() -> None:

@@ -1,10 +1,6 @@
-"""Tells about the gateway and its model: models, tokens, readiness, metrics, and the page to try the model."""
+"""Tells about the gateway and its model: models, tokens, readiness and metrics."""
 
 import asyncio
-import base64
-import hashlib
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -135,29 +131,3 @@ async def detokenize(gateway: Gateway, unread: UnreadBody) -> dict[str, Any]:
         raise InvalidRequest(f"tokens: has {len(body.tokens)} token ids, more than {tokens_max}", param="tokens")
     check_token_ids(body.tokens, current.info.vocab_size, param="tokens")
     return {"prompt": current.tokenizer.decode(body.tokens, skip_special_tokens=False)}
-
-
-@cache
-def playground() -> Response:
-    """Return the page that tries the model. It loads nothing from elsewhere.
-
-    Its policy allows exactly its own script and style, and calls to this server.
-    """
-    page = Path(__file__).with_name("playground.html").read_text(encoding="utf-8")
-    policy = (
-        f"default-src 'none'; script-src '{_hash_of(page, 'script')}'; style-src '{_hash_of(page, 'style')}'; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    headers = {
-        "content-security-policy": policy,
-        "x-content-type-options": "nosniff",
-        "referrer-policy": "no-referrer",
-        "cache-control": "no-cache",
-    }
-    return Response(page, headers=headers, media_type="text/html")
-
-
-def _hash_of(page: str, tag: str) -> str:
-    """Return the inline element's digest as a Content-Security-Policy names it."""
-    content = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
-    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
