@@ -26,7 +26,15 @@ SAMPLING = {"max_tokens": 4, "temperature": 0.5, "logit_bias": {"5": 1}, "stop":
 
 GOOD: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "the fox", "stream": True, "stream_options": {"include_usage": True}, **SAMPLING},
-    CHATS: {"messages": MESSAGES, "chat_template_kwargs": {"x": 1}, "logprobs": True, "top_logprobs": 1, **SAMPLING},
+    CHATS: {
+        "messages": MESSAGES,
+        "chat_template_kwargs": {"x": 1},
+        "logprobs": True,
+        "top_logprobs": 1,
+        **SAMPLING,
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+        "tool_choice": "none",
+    },
     TOKENIZE: {"messages": MESSAGES, "return_token_strs": True},
     DETOKENIZE: {"tokens": [1, 2, 3]},
 }
@@ -39,7 +47,9 @@ FIELDS: dict[str, list[str]] = {
 INNER: list[tuple[Any, ...]] = [
     ("messages",), ("messages", 0), ("messages", 0, "role"), ("messages", 1, "content"), ("messages", 1, "name"),
     ("messages", 1, "content", 0), ("messages", 1, "content", 0, "type"), ("messages", 1, "content", 0, "text"),
-    ("messages", 0, "tool_calls"), ("stream_options", "include_usage"), ("stop", 0), ("stop_token_ids", 0),
+    ("messages", 0, "tool_calls"), ("tools", 0), ("tools", 0, "function"), ("tools", 0, "function", "name"),
+    ("tools", 0, "function", "parameters"), ("tool_choice", "function"), ("messages", 0, "tool_calls", 0),
+    ("stream_options", "include_usage"), ("stop", 0), ("stop_token_ids", 0),
     ("logit_bias", "5"), ("logit_bias", ""), ("logit_bias", "1e2"), ("chat_template_kwargs", "messages"),
     ("chat_template_kwargs", "self"), ("tokens", 0),
 ]  # fmt: skip

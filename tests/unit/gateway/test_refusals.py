@@ -103,7 +103,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": ["hi"]}]}, "messages[0].content[0]"),
-    ({"messages": [*USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[1].tool_calls"),
+    ({"messages": [*USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[1].tool_calls[0]"),
     ({"messages": USER, "max_completion_tokens": 0}, "max_completion_tokens"),
     ({"messages": USER, "top_logprobs": 2}, "top_logprobs"),
     ({"messages": USER, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -120,8 +120,7 @@ async def test_a_bad_field_of_a_chat_is_named(body: dict[str, Any], param: str) 
 
 
 UNBUILT: list[tuple[str, str, Any]] = [
-    (CHAT, "tools", [{"type": "function", "function": {"name": "f"}}]),
-    (CHAT, "tool_choice", "required"),
+    (CHAT, "function_call", {"name": "f"}),
     (CHAT, "functions", [{"name": "f"}]),
     (CHAT, "function_call", {"name": "f"}),
     (CHAT, "modalities", ["text", "audio"]),
@@ -153,7 +152,6 @@ UNBUILT: list[tuple[str, str, Any]] = [
     (CHAT, "best_of", 2),
     (CHAT, "suffix", "end"),
     (CHAT, "response_schema", {}),
-    (CHAT, "reasoning_effort", "low"),
     (COMPLETIONS, "num_beam_groups", 2),
     (COMPLETIONS, "diversity_penalty", 0.5),
     (COMPLETIONS, "num_return_sequences", 2),
@@ -351,7 +349,7 @@ SENTENCES: list[tuple[str, dict[str, Any], str]] = [
         "messages[1].role: must be 'system', 'developer', 'user', 'assistant', 'tool' or 'function', not 'wizard'",
     ),
     (CHAT, {"messages": USER, "n": 1000}, "n: 1000 choices are more than 128 choices of one call"),
-    (CHAT, {"messages": USER, "tools": [{}]}, "Unsupported parameter: 'tools' is not supported with this model."),
+    (CHAT, {"messages": USER, "audio": {}}, "Unsupported parameter: 'audio' is not supported with this model."),
     (CHAT, {"messages": USER, "top_logprobs": 2}, "top_logprobs: needs logprobs to be true"),
 ]
 
@@ -366,7 +364,7 @@ async def test_refusals_use_the_terms_of_json_and_not_of_python(path: str, body:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        (CHAT, {"messages": USER, "tools": [{}]}),
+        (CHAT, {"messages": USER, "tools": [{"type": "web_search"}]}),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
     ],
     ids=["tools", "image"],
