@@ -101,8 +101,8 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
         (
             ["--model", "/no/such/folder"],
             (
-                "--model /no/such/folder is neither a folder nor a model that ships with Orca (orca-austen, orca-restore)"
-                " nor smollm2"
+                "--model /no/such/folder is neither a folder nor a model that ships with Orca "
+                "(orca-austen, orca-restore) nor smollm2"
             ),
         ),
         ([*OPEN, "--host", "no.such.host.invalid"], "--host no.such.host.invalid is not an address"),
