@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+from orca.cli.smollm2.folder import CHAT_TEMPLATE
+
 NOT_OF_THE_FOLDER = ("quantization_config", "_model_name_or_path", "_name_or_path")
 """Keys of the configuration that speak of the GGUF file."""
 
