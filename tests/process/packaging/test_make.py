@@ -51,6 +51,13 @@ def commands_of_e2e(context: str) -> str:
     return subprocess.run(told, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.parametrize(("arguments", "wanted"), [("", "local"), ("--model smollm2 --port 8001", "smollm2")])
+def test_make_run_installs_what_the_model_needs(arguments: str, wanted: str) -> None:
+    told = ["make", "--dry-run", f"--what-if=.lock/{wanted}.txt", "run", f"ARGS={arguments}"]
+    shown = subprocess.run(told, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines() == [f".lock/install {wanted}", f"exec .venv/bin/orca up {arguments}"]
+
+
 def test_without_a_fitting_python_the_message_names_what_to_install(checkout: Path) -> None:
     refused = install(checkout, python_that(checkout, "exit 1"))
     assert refused.returncode == 1
@@ -77,7 +84,7 @@ def test_an_environment_of_another_python_is_not_changed(checkout: Path) -> None
 
 def test_an_unknown_set_of_packages_is_refused(checkout: Path) -> None:
     refused = install(checkout, "python3", "everything")
-    assert (refused.returncode, refused.stderr) == (1, "orca: usage: .lock/install local|dev|quick\n")
+    assert (refused.returncode, refused.stderr) == (1, "orca: usage: .lock/install local|smollm2|dev|quick\n")
 
 
 def everything_on(terminal: int) -> bytes:

@@ -100,7 +100,10 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
         (["--colour", "red"], "unrecognized arguments: --colour red (--help lists the options)"),
         (
             ["--model", "/no/such/folder"],
-            "--model /no/such/folder is neither a folder nor a model that ships with Orca (orca-austen, orca-restore)",
+            (
+                "--model /no/such/folder is neither a folder nor a model that ships with Orca "
+                "(orca-austen, orca-restore) nor smollm2"
+            ),
         ),
         ([*OPEN, "--host", "no.such.host.invalid"], "--host no.such.host.invalid is not an address"),
         # Of a range kept for documentation: no machine has it.

@@ -16,7 +16,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 GROUPS = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
 ROLES = ["gateway", "scheduler", "worker", "operator", "fetch"]
 """Each is an extra and an image (services/Containerfile)."""
-LOCKS = ["dev", "local", "build", "quick", *ROLES]
+LOCKS = ["dev", "local", "smollm2", "build", "quick", *ROLES]
 PYTHONS = ["3.11", "3.12"]
 
 
@@ -61,8 +61,9 @@ def pins(lock: str, python: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("lock", "extras", "groups"),
     [
-        ("dev", ["local", "operator", "fetch", "bench"], ["dev", "build", "docs", "quick"]),
+        ("dev", ["local", "smollm2", "operator", "fetch", "bench"], ["dev", "build", "docs", "quick"]),
         ("local", ["local"], []),
+        ("smollm2", ["smollm2"], []),
         ("build", [], ["build"]),
         ("quick", ["gateway", "scheduler", "operator", "fetch", "bench"], ["build", "quick"]),
         *((role, [role], []) for role in ROLES),
@@ -104,6 +105,12 @@ def test_only_the_workers_lock_has_torch(role: str) -> None:
     heavy = {"torch", "triton", "numpy", "transformers"}
     assert heavy & pins(role, "3.11").keys() == set()
     assert "torch" in pins("worker", "3.11")
+
+
+def test_only_the_conversion_of_a_model_needs_transformers() -> None:
+    libraries = {"accelerate", "gguf", "transformers"}
+    assert libraries & pins("local", "3.11").keys() == set()
+    assert libraries <= pins("smollm2", "3.11").keys()
 
 
 def test_quick_tests_need_no_library_that_computes_models() -> None:

