@@ -145,7 +145,7 @@ def bad_calls(seed: int, count: int) -> Iterator[Call]:
         if draw.random() < 0.1:
             yield _of_a_request(draw)
             continue
-        path = draw.choices(list(GOOD), (5, 5, 2, 1))[0]
+        path = draw.choices(list(GOOD), (5, 5, 4, 2, 1))[0]
         call = Spoilt(path, copy.deepcopy(GOOD[path]))
         for spoil in draw.choices(list(WAYS), list(WAYS.values()), k=draw.choice((1, 1, 1, 2))):
             call = spoil(draw, call)

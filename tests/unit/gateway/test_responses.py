@@ -19,7 +19,10 @@ SOURCE = template("hermes", thinks=True)
 WEATHER: dict[str, Any] = {
     "type": "function",
     "name": "get_weather",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    },
 }
 NOW: dict[str, Any] = {"type": "function", "name": "now"}
 
