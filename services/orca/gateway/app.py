@@ -35,7 +35,7 @@ from orca.gateway.limits.middleware import HeadAsGet, HttpMetrics, RateLimitHead
 from orca.gateway.limits.overload import Overload
 from orca.gateway.metrics import GatewayMetrics
 from orca.gateway.models.models import Models
-from orca.gateway.routes import about, chat_page, generation, openapi, requests
+from orca.gateway.routes import about, chat_page, generation, openapi, requests, responses
 from orca.gateway.routes.early_refusal import EarlyRefusal
 from orca.gateway.settings import GatewaySettings
 from orca.pool.api import RequestPool
@@ -131,6 +131,14 @@ def _add_working_routes(app: FastAPI, check: Callable[[Request], Awaitable[None]
     add_direct(generation.COMPLETIONS, completions, **openapi.COMPLETIONS)
     add_direct(generation.CHAT, chat_completions, **openapi.CHAT_COMPLETIONS)
 
+    async def create_response(request: Request) -> Response:
+        await check(request)
+        gateway = _gateway(request)
+        call = await open_generation(gateway, request)
+        return await responses.create(gateway, call, UnreadBody.of(request))
+
+    add_direct(generation.RESPONSES, create_response, **openapi.RESPONSES)
+
     @post("/tokenize", **openapi.TOKENIZE)
     async def tokenize(request: Request) -> dict[str, Any]:
         return await about.tokenize(_gateway(request), UnreadBody.of(request))
@@ -144,6 +152,7 @@ def _add_reading_routes(app: FastAPI, has_key: Dependency) -> None:
     """Add routes that need a key, if there are keys, and only read or cancel."""
     get = functools.partial(app.get, dependencies=[has_key])
     delete = functools.partial(app.delete, dependencies=[has_key])
+    post = functools.partial(app.post, dependencies=[has_key])
 
     @get("/v1/requests/{request_id}", **openapi.REQUEST_STATE)
     async def request_state(request: Request, request_id: str) -> Response:
@@ -167,6 +176,16 @@ def _add_reading_routes(app: FastAPI, has_key: Dependency) -> None:
         `Last-Event-ID`, or `starting_after` in the query, names the last event of each choice: `0.12,1.end`.
         """
         return await requests.events(_gateway(request), open_call(request), request_id)
+
+    @get("/v1/responses/{response_id}", **openapi.RESPONSE)
+    async def retrieve_response(request: Request, response_id: str) -> Response:
+        """A response as it is now. With `stream=true`, its events, after number `starting_after`."""
+        return await responses.retrieve(_gateway(request), open_call(request), request, response_id)
+
+    @post("/v1/responses/{response_id}/cancel", **openapi.RESPONSE)
+    async def cancel_response(request: Request, response_id: str) -> Response:
+        """End a response, unless it has ended."""
+        return await responses.cancel(_gateway(request), open_call(request), response_id)
 
     @get("/v1/models", **openapi.MODELS)
     async def models(request: Request) -> dict[str, Any]:

@@ -18,9 +18,11 @@ from starlette.types import ASGIApp, Message
 
 from orca.gateway.calls.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION
+from orca.gateway.responses.bodies import UNSUPPORTED, ResponseBody
 from support.gateway.gateway_rig import MODEL
 
-COMPLETIONS, CHATS, TOKENIZE, DETOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"
+COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 MESSAGES = [{"role": "system", "content": "be"}, {"role": "user", "content": [{"type": "text", "text": "the fox"}]}]
 SAMPLING = {"max_tokens": 4, "temperature": 0.5, "logit_bias": {"5": 1}, "stop": ["x"], "stop_token_ids": [7]}
 
@@ -35,12 +37,27 @@ GOOD: dict[str, dict[str, Any]] = {
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
         "tool_choice": "none",
     },
+    RESPONSES: {
+        "input": [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "the fox"}]},
+            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
+        ],
+        "instructions": "be",
+        "stream": True,
+        "metadata": {"a": "b"},
+        "text": {"format": {"type": "text"}},
+        "reasoning": {"effort": "low"},
+        "max_output_tokens": 4,
+        "tools": [{"type": "x"}],
+        "tool_choice": "auto",
+    },
     TOKENIZE: {"messages": MESSAGES, "return_token_strs": True},
     DETOKENIZE: {"tokens": [1, 2, 3]},
 }
 FIELDS: dict[str, list[str]] = {
     COMPLETIONS: [*CompletionBody.model_fields, *COMPLETION],
     CHATS: [*ChatBody.model_fields, *CHAT],
+    RESPONSES: [*ResponseBody.model_fields, *UNSUPPORTED],
     TOKENIZE: [*TokenizeBody.model_fields],
     DETOKENIZE: [*DetokenizeBody.model_fields],
 }
@@ -50,6 +67,9 @@ INNER: list[tuple[Any, ...]] = [
     ("messages", 0, "tool_calls"), ("tools", 0), ("tools", 0, "function"), ("tools", 0, "function", "name"),
     ("tools", 0, "function", "parameters"), ("tool_choice", "function"), ("messages", 0, "tool_calls", 0),
     ("stream_options", "include_usage"), ("stop", 0), ("stop_token_ids", 0),
+    ("input", 0), ("input", 0, "type"), ("input", 0, "role"), ("input", 0, "content"), ("input", 0, "content", 0),
+    ("input", 0, "content", 0, "text"), ("input", 1, "content"), ("input", 1, "type"), ("text", "format"),
+    ("text", "format", "type"), ("text", "format", "schema"), ("reasoning", "effort"),
     ("logit_bias", "5"), ("logit_bias", ""), ("logit_bias", "1e2"), ("chat_template_kwargs", "messages"),
     ("chat_template_kwargs", "self"), ("tokens", 0),
 ]  # fmt: skip
@@ -101,7 +121,7 @@ class Call:
 
     @property
     def is_generation(self) -> bool:
-        return self.path in (COMPLETIONS, CHATS)
+        return self.path in (COMPLETIONS, CHATS, RESPONSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +145,7 @@ def bad_calls(seed: int, count: int) -> Iterator[Call]:
         if draw.random() < 0.1:
             yield _of_a_request(draw)
             continue
-        path = draw.choices(list(GOOD), (5, 5, 2, 1))[0]
+        path = draw.choices(list(GOOD), (5, 5, 4, 2, 1))[0]
         call = Spoilt(path, copy.deepcopy(GOOD[path]))
         for spoil in draw.choices(list(WAYS), list(WAYS.values()), k=draw.choice((1, 1, 1, 2))):
             call = spoil(draw, call)

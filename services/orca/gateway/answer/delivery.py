@@ -22,10 +22,22 @@ from orca.gateway.http.connection import SEND_BODY
 from orca.gateway.limits.drain import Drain, draining_error
 from orca.gateway.metrics import GatewayMetrics
 from orca.gateway.render.cursor import Cursor, ResumedChoice
-from orca.gateway.render.render import ChoiceStream, RenderModel, RenderOptions, error_event, resume_event, stream_end
+from orca.gateway.render.render import (
+    AnswerKind,
+    ChoiceStream,
+    RenderModel,
+    RenderOptions,
+    error_event,
+    resume_event,
+    stream_end,
+)
+from orca.gateway.responses.response import ResponseStream
+from orca.gateway.responses.response import error_event as response_error_event
 from orca.pool.records import LogSlice
 
 log = logging.getLogger(__name__)
+
+AnswerStream = ChoiceStream | ResumedChoice | ResponseStream
 
 
 @dataclass(slots=True)
@@ -234,11 +246,13 @@ class StreamDelivery(Delivery):
     async def _all_events(self) -> AsyncIterator[bytes]:
         accepted = self._accepted
         streams = {request.id: self._stream_of(request) for request in accepted.requests}
+        if opening := b"".join(stream.opening() for stream in streams.values()):
+            yield opening
         while len(self._ends) < len(streams):
             try:
                 parts = await accepted.subscription.next()
             except UnknownRequest as error:
-                yield error_event(api_error(error).body())
+                yield self._error_event(api_error(error), streams)
                 return
             if parts is None:
                 if self._drain.is_cut:
@@ -250,14 +264,15 @@ class StreamDelivery(Delivery):
                 if events:
                     yield events
 
-    def _stream_of(self, request: Request) -> ChoiceStream | ResumedChoice:
+    def _stream_of(self, request: Request) -> AnswerStream:
+        if self._accepted.options.kind is AnswerKind.RESPONSE:
+            last = int(self._accepted.cursor.get(request.choice, "-1"))
+            return ResponseStream(request, self._accepted.options, self._render_model, starting_after=last)
         stream = ChoiceStream(request, self._accepted.options, self._render_model)
         last_event_id = self._accepted.cursor.get(request.choice)
         return stream if last_event_id is None else ResumedChoice(stream, last_event_id)
 
-    async def _events(
-        self, parts: Sequence[tuple[str, LogSlice]], streams: Mapping[str, ChoiceStream | ResumedChoice]
-    ) -> bytes:
+    async def _events(self, parts: Sequence[tuple[str, LogSlice]], streams: Mapping[str, AnswerStream]) -> bytes:
         events: list[bytes] = []
         tokens = 0
         for request_id, part in parts:
@@ -274,15 +289,23 @@ class StreamDelivery(Delivery):
         if len(self._ends) == len(streams):
             accepted = self._accepted
             reasoning = [streams[request.id].reasoning_tokens for request in accepted.requests]
-            events.append(stream_end(accepted.requests, accepted.options, self._ends_in_order(), reasoning))
+            if accepted.options.kind is not AnswerKind.RESPONSE:
+                events.append(stream_end(accepted.requests, accepted.options, self._ends_in_order(), reasoning))
         return b"".join(events)
 
-    def _cut_event(self, streams: Mapping[str, ChoiceStream | ResumedChoice]) -> bytes:
+    def _cut_event(self, streams: Mapping[str, AnswerStream]) -> bytes:
         """Return the last event of a stream that outlives this gateway."""
         error = draining_error()
-        if not self._accepted.options.event_ids:
-            return error_event(error.body())
+        if not self._accepted.options.event_ids or self._accepted.options.kind is AnswerKind.RESPONSE:
+            return self._error_event(error, streams)
         return resume_event(error.body(), self._accepted.parent, [stream.last_event_id for stream in streams.values()])
+
+    def _error_event(self, error: ApiError, streams: Mapping[str, AnswerStream]) -> bytes:
+        """Return the event that says why a stream fails."""
+        if self._accepted.options.kind is AnswerKind.RESPONSE:
+            (stream,) = streams.values()
+            return response_error_event(error, stream.last_event_id)
+        return error_event(error.body())
 
     def _stream_headers(self) -> dict[str, str]:
         # `no-transform` and `x-accel-buffering` keep proxies from holding events back.
@@ -295,7 +318,7 @@ class StreamDelivery(Delivery):
 
 
 def _write_groups(
-    parts: Sequence[tuple[str, LogSlice]], streams: Mapping[str, ChoiceStream | ResumedChoice]
+    parts: Sequence[tuple[str, LogSlice]], streams: Mapping[str, AnswerStream]
 ) -> Iterator[Sequence[tuple[str, LogSlice]]]:
     """Yield the parts of each write. A long prompt ends one: the client takes it before the next one is rendered."""
     group = []
@@ -308,7 +331,7 @@ def _write_groups(
         yield group
 
 
-def _token_events(stream: ChoiceStream | ResumedChoice, part: LogSlice) -> list[bytes]:
+def _token_events(stream: AnswerStream, part: LogSlice) -> list[bytes]:
     """Return the events of a part's tokens that the client does not have."""
     return [event for event in map(stream.token, part.tokens) if event]
 

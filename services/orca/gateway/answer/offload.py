@@ -12,7 +12,8 @@ from functools import partial
 from typing import TypeVar
 
 from orca.core.domain.request import End, Request, Token
-from orca.gateway.render.render import RenderModel, RenderOptions, text_so_far, whole_answer, whole_choice
+from orca.gateway.render.render import AnswerKind, RenderModel, RenderOptions, text_so_far, whole_answer, whole_choice
+from orca.gateway.responses.response import write_response
 
 T = TypeVar("T")
 
@@ -29,6 +30,9 @@ async def write_answer(
     render_model: RenderModel,
 ) -> bytes:
     """Render the answer to a call that does not stream. No choice may have failed (see `end_error`)."""
+    if options.kind is AnswerKind.RESPONSE:
+        (request,), ((tokens, end),) = requests, logs
+        return await _render(len(tokens), partial(write_response, request, options, tokens, end, render_model))
     choices = [
         await _render(
             _token_count(request, options, tokens), partial(whole_choice, request, options, tokens, end, render_model)
@@ -36,6 +40,20 @@ async def write_answer(
         for request, (tokens, end) in zip(requests, logs, strict=True)
     ]
     return whole_answer(requests, options, choices, [end for _, end in logs])
+
+
+async def render_response(
+    request: Request,
+    options: RenderOptions,
+    tokens: Sequence[Token],
+    end: End | None,
+    render_model: RenderModel,
+    *,
+    status: str,
+) -> bytes:
+    """Render a response from its log. Args: status: of one without an end."""
+    write = partial(write_response, request, options, tokens, end, render_model, status=status)
+    return await _render(len(tokens), write)
 
 
 async def write_text(

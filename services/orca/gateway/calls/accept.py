@@ -31,6 +31,7 @@ from orca.gateway.http.receive import check_shape
 from orca.gateway.models.chat_template import ChatTemplate
 from orca.gateway.models.models import PromisedSlots, ServedModel
 from orca.gateway.render.render import AnswerKind, RenderOptions
+from orca.gateway.responses.bodies import ResponseChat
 from orca.gateway.settings import GatewaySettings
 from orca.pool.records import OnDisconnect, Submission
 from orca.pool.schemas import SCHEMA_OF_FORMATS
@@ -277,10 +278,17 @@ def submission(
         reader=context.reader,
         on_disconnect=_on_disconnect(body, context),
         render=options.to_json(),
-        render_names=() if options.tool_format is None else ("tools",),
+        render_names=_newer_names(options),
         owner=context.call.owner,
         digest=context.digest,
     )
+
+
+def _newer_names(options: RenderOptions) -> tuple[str, ...]:
+    """Return the fields of a call whose rendering the release before cannot read."""
+    if options.kind is AnswerKind.RESPONSE:
+        return ("input",)
+    return () if options.tool_format is None else ("tools",)
 
 
 def max_new_tokens(
@@ -368,9 +376,9 @@ def _render_options(
     tools = tokens.tools if formats.tool is not None else None
     needs_types = formats.tool is not None and isinstance(formats.tool.body, TaggedCall)
     # Gateways of the release before, which would write other bytes, run until the number is in force.
-    divides_reasoning = tools is not None or context.schema >= SCHEMA_OF_FORMATS
+    divides_reasoning = tools is not None or isinstance(body, ResponseChat) or context.schema >= SCHEMA_OF_FORMATS
     return RenderOptions(
-        kind=AnswerKind.CHAT if isinstance(body, ChatBody) else AnswerKind.COMPLETION,
+        kind=_kind(body),
         model=model.info.name,
         created=context.now_ms // 1000,
         choices_per_prompt=body.n or 1,
@@ -386,7 +394,14 @@ def _render_options(
         tool_format=None if tools is None else formats.tool_name,
         reasoning_format=formats.reasoning_name if divides_reasoning else None,
         tools=tools.schemas_json() if tools is not None and needs_types else None,
+        items=body.echo_json if isinstance(body, ResponseChat) else None,
     )
+
+
+def _kind(body: CompletionBody | ChatBody) -> AnswerKind:
+    if isinstance(body, ResponseChat):
+        return AnswerKind.RESPONSE
+    return AnswerKind.CHAT if isinstance(body, ChatBody) else AnswerKind.COMPLETION
 
 
 def _logprobs(body: CompletionBody | ChatBody) -> tuple[int | None, int | None]:

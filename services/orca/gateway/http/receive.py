@@ -101,7 +101,7 @@ def _checked(raw: bytes, body_type: type[BodyType], settings: GatewaySettings) -
     try:
         return body_type.model_validate(document)
     except ValidationError as error:
-        raise _first_problem(error) from error
+        raise first_problem(error) from error
 
 
 def _check_headers(unread: UnreadBody) -> None:
@@ -237,7 +237,7 @@ def _containers_in(value: Any) -> list[Any]:
 _CONTAINERS = frozenset((dict, list))
 
 
-def _first_problem(error: ValidationError) -> ApiError:
+def first_problem(error: ValidationError) -> ApiError:
     """Return the first problem as a sentence that begins with the field, written as in JavaScript."""
     problem = error.errors(include_url=False)[0]
     field = ""

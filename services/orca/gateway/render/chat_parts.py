@@ -1,7 +1,7 @@
 """The parts of a chat answer of a model that calls tools or reasons: deltas of a stream, and whole messages."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -78,6 +78,15 @@ class ChatParts:
         if calls:
             message["tool_calls"] = calls
         return message
+
+    def of(self, delta: str | AnswerDelta) -> AnswerDelta:
+        """Return what a log with these parts gives: always a delta."""
+        assert not isinstance(delta, str), "a log with parts divides its text"
+        return delta
+
+    def ids_of(self, delta: str | AnswerDelta) -> Iterator[str]:
+        """Yield the ids of the tool calls that begin in a delta."""
+        return (self._id(call.position) for call in self.of(delta).calls if call.name is not None)
 
     def _call(self, call: ToolCallDelta) -> dict[str, Any]:
         function = {"name": call.name, "arguments": call.arguments}

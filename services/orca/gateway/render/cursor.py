@@ -93,6 +93,9 @@ class ResumedChoice:
         self._last_event_id = last_event_id
         self._is_past = False  # the last event that the client has was passed
 
+    def opening(self) -> bytes:
+        return self._stream.opening()
+
     def token(self, token: Token) -> bytes:
         """Return the event of the log's next token; empty if the client has it."""
         return self._unless_known(self._stream.token(token))

@@ -38,6 +38,7 @@ from orca.gateway.render.logprobs import ScoredToken, Scorer, chat_logprobs, com
 class AnswerKind(StrEnum):
     COMPLETION = "completion"
     CHAT = "chat"
+    RESPONSE = "response"  # of the Responses API (gateway/responses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +64,9 @@ class RenderOptions:
     tool_format: str | None = None  # name of the table by which tool calls are read
     reasoning_format: str | None = None  # the same for reasoning
     tools: str | None = None  # JSON: the schema of the parameters by the name of the tool, if the table needs types
+    items: str | None = None  # JSON: fields of a call to the Responses API that its response repeats
     # Reserved: stored and given back, and nothing reads or writes them yet.
     text_flags: int | None = None  # bits: how the text is cut
-    items: str | None = None  # JSON: items of a Responses call
 
     def to_json(self) -> str:
         stored = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -125,6 +126,10 @@ class ChoiceStream:
             self._first_lead += b'"delta":{"role":"assistant","content":' if self._is_chat else b'"text":'
         self._close_text = b"}" if self._is_chat and self._parts is None else b""
         self._usual_tail = self._tail() if self._is_usual() else None
+
+    def opening(self) -> bytes:
+        """Return the events before the first token: none."""
+        return b""
 
     def token(self, token: Token) -> bytes:
         """Return the event of the log's next token."""

@@ -6,7 +6,7 @@ Answers have no other fields than these: tests compare real answers with the doc
 null. A field is missing only if it has a default here.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -117,6 +117,20 @@ class ChatCompletion(Generation):
     object: Literal["chat.completion"]
     prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids.")
     choices: list[ChatChoice]
+
+
+class ResponseObject(BaseModel):
+    """A response in OpenAI's shape. The fields of the call come back in it."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int = Field(description="Unix seconds.")
+    model: str
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    error: dict[str, str] | None
+    incomplete_details: dict[str, str] | None
+    output: list[dict[str, Any]] = Field(description="Items: `reasoning`, `message`, `function_call`.")
+    usage: dict[str, Any] | None = Field(description="Null until the end.")
 
 
 class ChoiceState(AnswerSchema):

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from orca.core.api_keys import ApiKey
 from orca.core.domain.request import Request
 from orca.gateway.answer.delivery import AcceptedCall, CallTiming, StreamDelivery, WholeDelivery
+from orca.gateway.answer.offload import render_response
 from orca.gateway.answer.tracing import CallSpan
 from orca.gateway.calls.accept import (
     SEEDS,
@@ -36,14 +37,14 @@ from orca.gateway.calls.target import CallTokens, begin_targets, other_ids
 from orca.gateway.gateway import Gateway
 from orca.gateway.http.receive import CallBudget, UnreadBody, receive_body
 from orca.gateway.models.models import ServedModel
-from orca.gateway.render.render import RenderModel, RenderOptions
+from orca.gateway.render.render import AnswerKind, RenderModel, RenderOptions
 from orca.gateway.routes.call_summary import summarize_call
 from orca.gateway.routes.request_state import describe, describe_new, state_answer
 from orca.pool.records import Parent, Submission
 
 log = logging.getLogger(__name__)
 
-COMPLETIONS, CHAT = PATHS = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, RESPONSES = PATHS = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 """Paths of the calls that generate."""
 
 GenerationBodyType = TypeVar("GenerationBodyType", CompletionBody, ChatBody)
@@ -53,14 +54,14 @@ async def complete(gateway: Gateway, call: OpenedCall, unread: UnreadBody) -> Re
     """Serve /v1/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
     with gateway.body_budget.for_call() as budget:
         body = await _receive(gateway, call, unread, CompletionBody, budget)
-        return await _generate(gateway, call, body, partial(_encode_prompts, gateway, body), id_prefix="cmpl")
+        return await generate(gateway, call, body, partial(_encode_prompts, gateway, body), id_prefix="cmpl-")
 
 
 async def chat(gateway: Gateway, call: OpenedCall, unread: UnreadBody) -> Response:
     """Serve /v1/chat/completions. Raises: ApiError, OrcaError; then nothing was accepted."""
     with gateway.body_budget.for_call() as budget:
         body = await _receive(gateway, call, unread, ChatBody, budget)
-        return await _generate(gateway, call, body, partial(_encode_chat, gateway, body), id_prefix="chatcmpl")
+        return await generate(gateway, call, body, partial(encode_chat, gateway, body), id_prefix="chatcmpl-")
 
 
 async def _receive(
@@ -68,9 +69,14 @@ async def _receive(
 ) -> GenerationBodyType:
     """Read and check a call's body. Raises: ApiError, also for a deadline that cannot be met."""
     body = await receive_body(unread, body_type, gateway.settings, budget)
+    await check_call(gateway, call, body)
+    return body
+
+
+async def check_call(gateway: Gateway, call: OpenedCall, body: CompletionBody | ChatBody) -> None:
+    """Check the deadline and the name of the model. Raises: ApiError, OrcaError."""
     await check_deadlines(gateway, body.deadline_ms, call.goals, call.keyed_name)
     gateway.models.check_name(body.model)
-    return body
 
 
 async def _encode_prompts(gateway: Gateway, body: CompletionBody, model: ServedModel) -> CallTokens:
@@ -89,7 +95,7 @@ async def _encode_prompts(gateway: Gateway, body: CompletionBody, model: ServedM
     return replace(tokens, grammar=await check_grammar(body, model, gateway.settings))
 
 
-async def _encode_chat(gateway: Gateway, body: ChatBody, model: ServedModel) -> CallTokens:
+async def encode_chat(gateway: Gateway, body: ChatBody, model: ServedModel) -> CallTokens:
     tools = chat_tools(body, model)
     text = await chat_prompt(body, model, gateway.settings, tools)
     # Templates write special tokens out.
@@ -100,7 +106,7 @@ async def _encode_chat(gateway: Gateway, body: ChatBody, model: ServedModel) -> 
     return replace(tokens, grammar=grammar, tools=tools)
 
 
-async def _generate(
+async def generate(
     gateway: Gateway, call: OpenedCall, body: CompletionBody | ChatBody, encode: Encode, *, id_prefix: str
 ) -> Response:
     """Accept the call inside a span of its own, which ends with the connection, or here if the call is refused."""
@@ -129,7 +135,7 @@ async def _accept(
     is_background = bool(body.background) or call.prefers_async
     context = CallContext(
         call=call,
-        parent=call.keyed_name or f"{id_prefix}-{secrets.token_hex(16)}",
+        parent=call.keyed_name or f"{id_prefix}{secrets.token_hex(16)}",
         reader=secrets.token_hex(8),
         now_ms=gateway.clock_ms(),
         seed=secrets.randbelow(SEEDS),
@@ -189,6 +195,12 @@ async def _answer_in_background(
     gateway: Gateway, call: OpenedCall, wanted: Submission, stored: Parent, render_model: RenderModel
 ) -> Response:
     """Answer 202 with the call's state. Raises: PoolUnavailable, only for a call with an Idempotency-Key."""
+    options = RenderOptions.from_json(stored.render)
+    if options.kind is AnswerKind.RESPONSE:
+        # A client of the Responses API retrieves it.
+        (request,) = stored.requests
+        body = await render_response(request, options, (), None, render_model, status="queued")
+        return Response(body, headers={"x-request-id": stored.parent}, media_type="application/json")
     if wanted.digest:
         document = await describe(gateway.pool, render_model, stored)
     else:

@@ -14,6 +14,7 @@ from pydantic.json_schema import models_json_schema
 from orca.gateway.calls.bodies import ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
 from orca.gateway.latency_goals import header_parameters
 from orca.gateway.render.cursor import HEADER, QUERY
+from orca.gateway.responses.bodies import ResponseBody
 from orca.gateway.routes import answer_schemas
 
 REFUSED_BEFORE = (
@@ -21,7 +22,7 @@ REFUSED_BEFORE = (
     "headers too large), 429 and 503 (too many connections), with errors of the same shape. HEAD is answered as GET."
 )
 
-BODIES: tuple[type[BaseModel], ...] = (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
+BODIES: tuple[type[BaseModel], ...] = (CompletionBody, ChatBody, ResponseBody, TokenizeBody, DetokenizeBody)
 
 _ERRORS = {
     400: "A field, a header or the body is invalid; `param` names it.",
@@ -94,6 +95,10 @@ def _generation(answer: type[BaseModel], body: type[BaseModel]) -> dict[str, Any
 
 COMPLETIONS = _generation(answer_schemas.Completion, CompletionBody)
 CHAT_COMPLETIONS = _generation(answer_schemas.ChatCompletion, ChatBody)
+RESPONSES = _generation(answer_schemas.ResponseObject, ResponseBody)
+del RESPONSES["responses"][202]
+RESPONSE = _responses(answer_schemas.ResponseObject, *_EVERYWHERE, 400, 404)
+RESPONSE["responses"][200]["content"] = _STREAM
 REQUEST_STATE = _responses(answer_schemas.RequestDocument, *_EVERYWHERE, 404)
 REQUEST_RESULT = _responses(None, *_EVERYWHERE, 404, 409, 504)
 REQUEST_RESULT["responses"] |= {
@@ -105,6 +110,7 @@ REQUEST_RESULT["responses"] |= {
                     "anyOf": [
                         {"$ref": "#/components/schemas/Completion"},
                         {"$ref": "#/components/schemas/ChatCompletion"},
+                        {"$ref": "#/components/schemas/ResponseObject"},
                     ]
                 }
             }

@@ -14,10 +14,10 @@ from orca.core.domain.errors import UnknownRequest
 from orca.gateway.answer.delivery import AcceptedCall, CallTiming
 from orca.gateway.answer.offload import write_answer
 from orca.gateway.calls.opened_call import OpenedCall
-from orca.gateway.errors import end_error
+from orca.gateway.errors import ApiError, end_error
 from orca.gateway.gateway import Gateway
-from orca.gateway.render.cursor import check_written, parse_cursor
-from orca.gateway.render.render import RenderOptions
+from orca.gateway.render.cursor import Cursor, check_written, parse_cursor
+from orca.gateway.render.render import AnswerKind, RenderOptions
 from orca.gateway.routes.call_summary import summarize_call
 from orca.gateway.routes.generation import stream
 from orca.gateway.routes.request_state import describe, read_logs, state_answer
@@ -32,14 +32,25 @@ async def events(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
     Raises: ApiError, OrcaError.
     """
     gateway.drain.check()
-    parent = await _own_parent(gateway, call, request_id)
-    model = gateway.models.require(parent.requests[0].revision)
+    parent = await own_parent(gateway, call, request_id)
+    gateway.models.require(parent.requests[0].revision)
     if call.position.is_at_end:
         # Tells an EventSource, which would otherwise connect again for ever, that there is no more.
         return Response(status_code=204)
+    if RenderOptions.from_json(parent.render).kind is AnswerKind.RESPONSE:
+        raise ApiError(404, f"{request_id} is a response: GET /v1/responses/{request_id}?stream=true", code="not_found")
     cursor = parse_cursor(call.position.text, len(parent.requests), source=call.position.source)
     statuses = await asyncio.gather(*(gateway.pool.status(request.id) for request in parent.requests))
     check_written(cursor, statuses, source=call.position.source)
+    return await resume(gateway, call, parent, cursor)
+
+
+async def resume(gateway: Gateway, call: OpenedCall, parent: Parent, cursor: Cursor) -> Response:
+    """Return the stream of a call after the events that its client has. Raises: ApiError, OrcaError."""
+    gateway.drain.check()
+    request_id = parent.parent
+    model = gateway.models.require(parent.requests[0].revision)
+    statuses = await asyncio.gather(*(gateway.pool.status(request.id) for request in parent.requests))
     options = replace(RenderOptions.from_json(parent.render), event_ids=True)
     reader = secrets.token_hex(8)
     await gateway.pool.attach(request_id, reader)
@@ -62,7 +73,7 @@ async def events(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
 
 async def state(gateway: Gateway, call: OpenedCall, request_id: str) -> Response:
     """Serve GET /v1/requests/{id}: its state and its text so far. Raises: OrcaError."""
-    parent = await _own_parent(gateway, call, request_id)
+    parent = await own_parent(gateway, call, request_id)
     render_model = gateway.models.require(parent.requests[0].revision).render_model
     return state_answer(await describe(gateway.pool, render_model, parent), 200)
 
@@ -72,7 +83,7 @@ async def cancel(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
 
     If only other gateways have the model, the call is cancelled all the same, and the state has no text.
     """
-    parent = await _own_parent(gateway, call, request_id)
+    parent = await own_parent(gateway, call, request_id)
     await gateway.pool.cancel(request_id)
     log.info("request cancelled by its client", extra={"request_id": request_id})
     model = gateway.models.find(parent.requests[0].revision)
@@ -85,7 +96,7 @@ async def result(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
 
     Raises: ApiError if a choice failed, OrcaError.
     """
-    parent = await _own_parent(gateway, call, request_id)
+    parent = await own_parent(gateway, call, request_id)
     render_model = gateway.models.require(parent.requests[0].revision).render_model
     logs = await read_logs(gateway.pool, parent.requests)
     ended = [(log.tokens, log.end) for request in parent.requests if (log := logs.get(request.id)) and log.end]
@@ -99,7 +110,7 @@ async def result(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
     return Response(body, headers={"x-request-id": request_id}, media_type="application/json")
 
 
-async def _own_parent(gateway: Gateway, call: OpenedCall, request_id: str) -> Parent:
+async def own_parent(gateway: Gateway, call: OpenedCall, request_id: str) -> Parent:
     """Return the caller's own call. Raises: UnknownRequest, also for another owner's call, which must stay hidden."""
     parent = await gateway.pool.parent(request_id)
     if parent.owner != call.owner:

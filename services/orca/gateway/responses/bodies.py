@@ -1,0 +1,297 @@
+"""The body of POST /v1/responses, and the chat that it stands for.
+
+A call to the Responses API becomes a chat: its items become messages, its fields those of a chat. Everything behind it
+(templates, grammars, submit, tool calls) is that of chats. Errors name the fields that the client has written.
+
+Agents send fields and tools for services that only OpenAI has. Unknown fields are ignored, and tools of other types are
+left out. Whatever would change the input of the model is refused by name.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, WithJsonSchema, field_validator
+
+from orca.core.domain.errors import InvalidRequest
+from orca.gateway.calls.bodies import Body, ChatBody, whole_number
+from orca.gateway.errors import ApiError, shown, unsupported
+from orca.gateway.http.receive import first_problem
+
+UNSUPPORTED: tuple[str, ...] = ("conversation", "prompt", "previous_response_id", "top_logprobs")
+"""Fields that would change the answer."""
+_LOGPROBS = "message.output_text.logprobs"
+
+_Input = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}],
+            "description": "Text of the user, or items: message, function_call, function_call_output, reasoning.",
+        }
+    ),
+]
+_Any = Annotated[Any, WithJsonSchema({})]
+
+
+class ResponseText(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    format: dict[str, Any] | None = Field(
+        None, description="`text`, `json_object` or `json_schema`, as OpenAI has them."
+    )
+
+
+class ResponseReasoning(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    effort: str | None = None
+
+
+class ResponseBody(Body):
+    """The fields that Orca reads; others are ignored."""
+
+    input: _Input
+    instructions: str | None = Field(None, description="A system message before the input.")
+    tools: list[dict[str, Any]] | None = Field(None, description="Functions; tools of other types are left out.")
+    tool_choice: _Any = Field(None, description="none, auto, required, a function, or allowed_tools.")
+    parallel_tool_calls: bool | None = None
+    text: ResponseText | None = None
+    reasoning: ResponseReasoning | None = None
+    max_output_tokens: int | None = Field(None, ge=1, description="Most tokens to generate, reasoning included.")
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    metadata: dict[str, str] | None = Field(None, description="Comes back with the response.")
+    store: bool | None = Field(None, description="True by default: the response can be retrieved for a while.")
+    stream: bool | None = None
+    background: bool | None = Field(None, description="Answer at once; the response is retrieved later.")
+    include: list[str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the model's chat template.")
+    deadline_ms: int | None = Field(None, ge=1, le=2**31)
+
+    _whole_number = field_validator("max_output_tokens", "seed", "deadline_ms", mode="before")(whole_number)
+
+
+class ResponseChat(ChatBody):
+    """The chat that a call to the Responses API stands for."""
+
+    _echo_json: str = PrivateAttr("{}")
+
+    @property
+    def echo_json(self) -> str:
+        """JSON: the fields of the call that its response repeats."""
+        return self._echo_json
+
+
+@dataclass(slots=True)
+class Translation:
+    """A chat, and the names that the client has for its parts."""
+
+    chat: ResponseChat
+    messages: Sequence[str]  # the field that each message was made from
+    tools: Sequence[int]  # the place that each tool had
+
+    def error(self, error: ApiError | InvalidRequest) -> ApiError | InvalidRequest:
+        """Return an error about the chat in terms of the client's call."""
+        return _in_terms_of_call(error, self.messages, self.tools)
+
+
+def is_stored(echo: str | None) -> bool:
+    """Return whether a response may be retrieved. Args: echo: `ResponseChat.echo_json`."""
+    return echo is not None and orjson.loads(echo)["store"] is True
+
+
+def translate(body: ResponseBody) -> Translation:
+    """Return the chat that a call stands for. Raises: InvalidRequest, ApiError."""
+    _check_supported(body)
+    items = _Items()
+    if body.instructions is not None:
+        items.add_message("instructions", {"role": "system", "content": body.instructions})
+    if isinstance(body.input, str):
+        items.add_message("input", {"role": "user", "content": body.input})
+    elif isinstance(body.input, list) and body.input:
+        for i, item in enumerate(body.input):
+            items.add(f"input[{i}]", item)
+    else:
+        raise InvalidRequest(f"input: must be text or a list of items, not {shown(body.input)}", param="input")
+    functions = [(i, tool) for i, tool in enumerate(body.tools or []) if tool.get("type") == "function"]
+    format_of_text = None if body.text is None else body.text.format
+    fields = {
+        "model": body.model,
+        "messages": items.messages,
+        "tools": [_tool(tool) for _, tool in functions] or None,
+        "tool_choice": _tool_choice(body.tool_choice, has_tools=bool(functions)),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "response_format": None if format_of_text is None else _response_format(format_of_text),
+        "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
+        "max_completion_tokens": body.max_output_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "seed": body.seed,
+        "stream": body.stream,
+        "background": body.background,
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "deadline_ms": body.deadline_ms,
+    }
+    places = [i for i, _ in functions]
+    try:
+        chat = ResponseChat.model_validate(fields)
+    except ValidationError as problem:
+        raise _in_terms_of_call(first_problem(problem), items.names, places) from problem
+    chat._echo_json = orjson.dumps(_echo(body)).decode()
+    return Translation(chat, items.names, places)
+
+
+def _in_terms_of_call(
+    error: ApiError | InvalidRequest, messages: Sequence[str], tools: Sequence[int]
+) -> ApiError | InvalidRequest:
+    if isinstance(error, InvalidRequest) and type(error) is not InvalidRequest:
+        return error
+    names: list[tuple[str, Callable[[re.Match[str]], str]]] = [
+        (r"messages\[(\d+)\](?:\.content)?", lambda found: messages[int(found[1])]),
+        (r"tools\[(\d+)\](?:\.function)?", lambda found: f"tools[{tools[int(found[1])]}]"),
+        (r"messages\b", lambda _: "input"),
+        (r"response_format(?:\.json_schema)?", lambda _: "text.format"),
+        (r"max_completion_tokens|max_tokens", lambda _: "max_output_tokens"),
+    ]
+    message, param = error.message if isinstance(error, ApiError) else str(error), error.param
+    for pattern, name in names:
+        message = re.sub(f"^(?:{pattern})", name, message)
+        param = None if param is None else re.sub(f"^(?:{pattern})", name, param)
+    if isinstance(error, InvalidRequest):
+        return InvalidRequest(message, param=param)
+    error.message, error.param = message, param
+    return error
+
+
+def _check_supported(body: ResponseBody) -> None:
+    for name in UNSUPPORTED:
+        if (body.model_extra or {}).get(name) not in (None, 0):
+            raise unsupported(name, "is not supported")
+    if _LOGPROBS in (body.include or []):
+        raise unsupported("include", f"{_LOGPROBS} is not supported")
+    if body.background and body.store is False:
+        raise InvalidRequest("store: a background response must be stored", param="store")
+
+
+def _echo(body: ResponseBody) -> dict[str, Any]:
+    """Return the fields that a response repeats."""
+    return {
+        "background": bool(body.background),
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
+        "store": body.store is not False,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": {"type": "text"} if body.text is None or body.text.format is None else body.text.format},
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tools": body.tools or [],
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+    }
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+
+
+def _tool_choice(choice: Any, *, has_tools: bool) -> Any:
+    match choice:
+        case {"type": "function", **rest} if "function" not in rest:
+            return {"type": "function", "function": {"name": rest.get("name")}}
+        case {"type": "allowed_tools", "mode": mode, "tools": list() as tools}:
+            named = [{"function": {"name": tool.get("name") if isinstance(tool, dict) else None}} for tool in tools]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+        case {"type": str() as kind} if kind not in ("function", "allowed_tools"):
+            raise unsupported("tool_choice", f"must name a function, not {shown(kind)}: no other tools are supported")
+    return choice if has_tools or choice != "auto" else None
+
+
+def _response_format(given: Mapping[str, Any]) -> dict[str, Any]:
+    if given.get("type") != "json_schema":
+        return dict(given)
+    return {"type": "json_schema", "json_schema": {name: value for name, value in given.items() if name != "type"}}
+
+
+@dataclass(slots=True)
+class _Items:
+    """Collects messages. What the assistant did in one turn becomes one message."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    _is_open: bool = False  # the last message is the assistant's, and more of its turn may follow
+
+    def add_message(self, name: str, message: dict[str, Any]) -> None:
+        self._is_open = False
+        self.messages.append(message)
+        self.names.append(name)
+
+    def add(self, name: str, item: Any) -> None:
+        kind = item.get("type", "message") if isinstance(item, dict) else None
+        match kind:
+            case "message":
+                self._add_text(name, item)
+            case "function_call":
+                function = {"name": item.get("name"), "arguments": item.get("arguments")}
+                call = {"id": item.get("call_id"), "type": "function", "function": function}
+                self._turn(name).setdefault("tool_calls", []).append(call)
+            case "function_call_output":
+                content = _texts(item.get("output"), f"{name}.output", ("input_text", "output_text", "text"))
+                message = {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+                self.add_message(name, message)
+            case "reasoning":
+                parts = item.get("content") or []
+                text = _texts(parts, f"{name}.content", ("reasoning_text", "text"))
+                if text:
+                    self._turn(name)["reasoning_content"] = text
+            case str():
+                raise unsupported(f"{name}.type", f"items of type {shown(kind)} are not supported")
+            case _:
+                raise InvalidRequest(f"{name}: must be an item, which is an object with a type", param=name)
+
+    def _add_text(self, name: str, item: Mapping[str, Any]) -> None:
+        role = item.get("role")
+        if role not in ("user", "assistant", "system", "developer"):
+            message = f"{name}.role: must be user, assistant, system or developer, not {shown(role)}"
+            raise InvalidRequest(message, param=f"{name}.role")
+        text = _texts(item.get("content"), f"{name}.content", ("input_text", "output_text", "text", "refusal"))
+        if role != "assistant":
+            self.add_message(name, {"role": role, "content": text})
+        elif self._is_open and not self.messages[-1]["content"] and "tool_calls" not in self.messages[-1]:
+            self.messages[-1]["content"] = text
+        else:
+            self.add_message(name, {"role": role, "content": text})
+            self._is_open = True
+
+    def _turn(self, name: str) -> dict[str, Any]:
+        """Return the assistant's message to which an item belongs."""
+        if not self._is_open:
+            self.add_message(name, {"role": "assistant", "content": ""})
+            self._is_open = True
+        return self.messages[-1]
+
+
+def _texts(content: Any, where: str, kinds: Sequence[str]) -> str:
+    """Return the text of parts. Raises: InvalidRequest, ApiError."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{where}: must be text or a list of parts, not {shown(content)}", param=where)
+    texts = []
+    for i, part in enumerate(content):
+        name = f"{where}[{i}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in kinds:
+            raise unsupported(f"{name}.type", f"parts of type {shown(kind)} are not supported; give text")
+        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
+        if kind is None or not isinstance(text, str):
+            raise InvalidRequest(f"{name}: must be an object with a type and a text", param=name)
+        texts.append(text)
+    return "\n".join(texts)
+
+
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

@@ -1,0 +1,91 @@
+"""The Responses API: create a response, retrieve it, go on with its stream, cancel it.
+
+A response is the answer of a chat in another form (gateway/responses). Its record lies in the pool like any other, so
+every gateway can retrieve it, for as long as the pool keeps it.
+"""
+
+import asyncio
+from functools import partial
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from orca.core.domain.errors import InvalidRequest, UnknownRequest
+from orca.gateway.answer.offload import render_response
+from orca.gateway.calls.opened_call import OpenedCall
+from orca.gateway.errors import ApiError
+from orca.gateway.gateway import Gateway
+from orca.gateway.http.receive import UnreadBody, receive_body
+from orca.gateway.render.render import AnswerKind, RenderOptions
+from orca.gateway.responses.bodies import ResponseBody, is_stored, translate
+from orca.gateway.routes import generation
+from orca.gateway.routes.request_state import read_logs
+from orca.gateway.routes.requests import own_parent, resume
+from orca.pool.records import OwnershipState, Parent
+
+STREAM, STARTING_AFTER = "stream", "starting_after"
+
+
+async def create(gateway: Gateway, call: OpenedCall, unread: UnreadBody) -> Response:
+    """Serve POST /v1/responses. Raises: ApiError, OrcaError; then nothing was accepted."""
+    with gateway.body_budget.for_call() as budget:
+        body = await receive_body(unread, ResponseBody, gateway.settings, budget)
+        translation = translate(body)
+        chat = translation.chat
+        await generation.check_call(gateway, call, chat)
+        encode = partial(generation.encode_chat, gateway, chat)
+        try:
+            return await generation.generate(gateway, call, chat, encode, id_prefix="resp_")
+        except (ApiError, InvalidRequest) as error:
+            raise translation.error(error) from error
+
+
+async def retrieve(gateway: Gateway, call: OpenedCall, http: HttpRequest, response_id: str) -> Response:
+    """Serve GET /v1/responses/{id}, as a stream if the query says so. Raises: ApiError, OrcaError."""
+    parent = await _own_response(gateway, call, response_id)
+    if http.query_params.get(STREAM) not in ("true", "1"):
+        return await _answer(gateway, parent)
+    text = http.query_params.get(STARTING_AFTER, "-1")
+    if not (text == "-1" or (text.isascii() and text.isdigit() and len(text) < 10)):
+        message = f"{STARTING_AFTER}: must be the number of an event, not {text[:32]!r}"
+        raise ApiError(400, message, param=STARTING_AFTER, code="invalid_cursor")
+    return await resume(gateway, call, parent, {} if text == "-1" else {0: text})
+
+
+async def cancel(gateway: Gateway, call: OpenedCall, response_id: str) -> Response:
+    """Serve POST /v1/responses/{id}/cancel: end a response that has not ended. Raises: ApiError, OrcaError."""
+    parent = await _own_response(gateway, call, response_id)
+    await gateway.pool.cancel(response_id)
+    return await _answer(gateway, parent)
+
+
+async def _answer(gateway: Gateway, parent: Parent) -> Response:
+    (request,) = parent.requests
+    model = gateway.models.require(request.revision)
+    logs, status = await asyncio.gather(read_logs(gateway.pool, parent.requests), gateway.pool.status(request.id))
+    log = logs.get(request.id)
+    body = await render_response(
+        request,
+        RenderOptions.from_json(parent.render),
+        () if log is None else log.tokens,
+        None if log is None else log.end,
+        model.render_model,
+        status="queued" if status.state is OwnershipState.QUEUED else "in_progress",
+    )
+    return Response(body, headers={"x-request-id": parent.parent}, media_type="application/json")
+
+
+async def _own_response(gateway: Gateway, call: OpenedCall, response_id: str) -> Parent:
+    """Return the caller's own response. Raises: ApiError 404 as OpenAI has it."""
+    try:
+        parent = await own_parent(gateway, call, response_id)
+    except UnknownRequest:
+        raise _unknown(response_id) from None
+    options = RenderOptions.from_json(parent.render)
+    if options.kind is not AnswerKind.RESPONSE or not is_stored(options.items):
+        raise _unknown(response_id)
+    return parent
+
+
+def _unknown(response_id: str) -> ApiError:
+    return ApiError(404, f"Response with id '{response_id}' not found.", param="id", code="not_found")
