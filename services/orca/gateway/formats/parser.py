@@ -13,7 +13,7 @@ from enum import Enum, auto
 from typing import Any
 
 from orca.gateway.formats.marked_text import MarkedText, Markers
-from orca.gateway.formats.parts import AnswerDelta, Part, PartWriter, ToolCallDelta
+from orca.gateway.formats.parts import AnswerDelta, AnswerPart, PartWriter, ToolCallDelta
 from orca.gateway.formats.readers import ToolCallReader, reader_of
 from orca.gateway.formats.tables import ToolFormat
 
@@ -65,8 +65,8 @@ class AnswerParser:
         return self._state is _State.REASONING
 
     @property
-    def _part(self) -> Part:
-        return Part.REASONING if self.is_in_reasoning else Part.CONTENT
+    def _part(self) -> AnswerPart:
+        return AnswerPart.REASONING if self.is_in_reasoning else AnswerPart.CONTENT
 
     def push(self, token_id: int, text: str, held: int = 0) -> AnswerDelta:
         """Take the next token.
@@ -207,7 +207,7 @@ class AnswerParser:
     def _write_broken(self) -> None:
         """Write the text of a call, which is none, as content."""
         self._state = _State.CONTENT
-        self._writer.write_unchanged(Part.CONTENT, self._raw)
+        self._writer.write_unchanged(AnswerPart.CONTENT, self._raw)
         self._raw = ""
 
     def _end(self, is_cut: bool) -> None:

@@ -24,7 +24,7 @@ class AnswerDelta:
     calls: list[ToolCallDelta] = field(default_factory=list)
 
 
-class Part(Enum):
+class AnswerPart(Enum):
     """The kinds of text in an answer."""
 
     REASONING = auto()
@@ -45,7 +45,7 @@ class PartWriter:
         delta, self.delta = self.delta, AnswerDelta()
         return delta
 
-    def write(self, part: Part, text: str) -> None:
+    def write(self, part: AnswerPart, text: str) -> None:
         if self._follows_marker:
             text = text.lstrip()
         if not text:
@@ -61,18 +61,18 @@ class PartWriter:
         self._follows_marker = True
         return space
 
-    def write_unchanged(self, part: Part, text: str) -> None:
+    def write_unchanged(self, part: AnswerPart, text: str) -> None:
         """Write text that has turned out to be no tool call."""
         self._follows_marker = False
         self.write(part, text)
 
-    def end(self, part: Part) -> None:
+    def end(self, part: AnswerPart) -> None:
         """Write white space at the end of the answer."""
         self._add(part, self._space)
         self._space = ""
 
-    def _add(self, part: Part, text: str) -> None:
-        if part is Part.REASONING:
+    def _add(self, part: AnswerPart, text: str) -> None:
+        if part is AnswerPart.REASONING:
             self.delta.reasoning += text
         else:
             self.delta.content += text
