@@ -3,6 +3,7 @@
 The model is random, so an answer takes any way through its grammar.
 """
 
+import itertools
 import json
 import random
 import re
@@ -16,10 +17,16 @@ import jsonschema_rs
 import pytest
 
 from orca.bench.parts.tiny_families import tiny_checkpoint
+from orca.core.domain.errors import InvalidRequest
 from orca.core.domain.model import load_model_info
 from orca.core.domain.request import FinishReason, SamplingParams
 from orca.core.domain.text import Tokenizer
 from orca.core.grammars.matching import GrammarVocabulary
+from orca.gateway.formats.grammar import AnswerGrammar
+from orca.gateway.formats.marked_text import Markers
+from orca.gateway.formats.parser import AnswerParser
+from orca.gateway.formats.tables import TOOL_FORMATS, ModelFormats, ToolFormat
+from orca.gateway.formats.tools import tools_of
 from orca.gateway.grammars.fields import StructuredOutputs, grammar_of
 from support.grammars.schemas import CORPUS, Schema, generated
 from support.system.running_group import RunningGroup, Work
@@ -45,8 +52,8 @@ GRAMMARS: dict[str, str] = {
     'start: %json {"type": "boolean"} ";" | "none"': "(true|false);|none",
 }
 
-Case = tuple[dict[str, Any], Callable[[str], bool]]
-"""Fields of `structured_outputs`, and what tells whether a text has that form."""
+Case = tuple[str, Callable[[str], bool]]
+"""A grammar, and what tells whether a text has that form."""
 
 
 def is_json_of(schema: Schema, text: str) -> bool:
@@ -65,11 +72,48 @@ def is_whole_match(regex: str, text: str) -> bool:
 
 
 def cases(schemas: Sequence[Schema]) -> list[Case]:
-    found: list[Case] = [({"json": schema}, partial(is_json_of, schema)) for schema in schemas]
+    found: list[tuple[dict[str, Any], Callable[[str], bool]]] = [
+        ({"json": schema}, partial(is_json_of, schema)) for schema in schemas
+    ]
     found += [({"regex": regex}, partial(is_whole_match, regex)) for regex in REGEXES]
     found += [({"choice": choice}, choice.__contains__) for choice in CHOICES]
     found += [({"grammar": grammar}, partial(is_whole_match, regex)) for grammar, regex in GRAMMARS.items()]
+    return [(grammar_text(fields), has_form) for fields, has_form in found]
+
+
+def grammar_text(fields: dict[str, Any]) -> str:
+    grammar = grammar_of(None, StructuredOutputs.model_validate(fields))
+    assert grammar is not None
+    return grammar.text
+
+
+def cases_of_tools(folder: Path, schemas: Sequence[Schema], formats: Sequence[ToolFormat]) -> list[Case]:
+    """Return forced calls of a strict function with each schema, in each format that can write it."""
+    tokenizer = Tokenizer.from_folder(folder)
+    found: list[Case] = []
+    for table, schema in itertools.product(formats, schemas):
+        if schema.get("type") != "object":
+            continue
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
+        tools = tools_of([tool], "required", None)
+        assert tools is not None
+        model = ModelFormats(table)
+        try:
+            grammar = AnswerGrammar(model, tokenizer.special_ids, False).of_calls(tools, None, obeys_all=True)
+        except InvalidRequest:
+            assert table.name == "qwen3_xml"
+            continue
+        found.append((grammar.text, partial(is_calls_of, Markers(model, tokenizer), schema)))
     return found
+
+
+def is_calls_of(markers: Markers, schema: Schema, text: str) -> bool:
+    """Return whether a text is tool calls whose arguments obey the schema, and nothing else."""
+    parser = AnswerParser(markers, holds_calls=True, schemas={"f": schema})
+    deltas = [parser.push(-1, text), parser.flush("", is_cut=False)]
+    calls = [call for delta in deltas for call in delta.calls]
+    is_nothing_else = not any(delta.content or delta.reasoning for delta in deltas)
+    return bool(calls) and is_nothing_else and all(is_json_of(schema, call.arguments) for call in calls)
 
 
 async def check(folder: Path, checked: Sequence[Case], answers: int, seed: int) -> int:
@@ -77,11 +121,7 @@ async def check(folder: Path, checked: Sequence[Case], answers: int, seed: int) 
     chance = random.Random(seed)
     info, tokenizer = load_model_info(folder), Tokenizer.from_folder(folder)
     vocabulary = GrammarVocabulary(tokenizer, info.vocab_size, info.eos_token_ids)
-    grammars = []
-    for fields, _ in checked:
-        grammar = grammar_of(None, StructuredOutputs.model_validate(fields))
-        assert grammar is not None
-        grammars.append(grammar.text)
+    grammars = [grammar for grammar, _ in checked]
     works = [
         Work(
             prompt=tuple(chance.randrange(2, 100) for _ in range(chance.randint(1, 9))),
@@ -100,16 +140,16 @@ async def check(folder: Path, checked: Sequence[Case], answers: int, seed: int) 
         ]
     ended = 0
     for number, output in enumerate(outputs):
-        fields, has_form = checked[number % len(checked)]
-        assert output.end.reason in (FinishReason.STOP, FinishReason.LENGTH), (fields, output.end)
+        grammar, has_form = checked[number % len(checked)]
+        assert output.end.reason in (FinishReason.STOP, FinishReason.LENGTH), (grammar, output.end)
         if output.end.reason is FinishReason.STOP:
             ended += 1
             text = tokenizer.decode(output.ids)
-            assert has_form(text), (fields, text)
+            assert has_form(text), (grammar, text)
         else:
-            matcher = vocabulary.matcher(grammars[number % len(grammars)])
+            matcher = vocabulary.matcher(grammar)
             matcher.consume(output.ids)
-            assert matcher.failure is None, (fields, output.ids)
+            assert matcher.failure is None, (grammar, output.ids)
     return ended
 
 
@@ -124,6 +164,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_answers_have_the_form_of_their_call(folder: Path, seed: int) -> None:
     checked = cases([*CORPUS, *generated(20, seed)])
     assert await check(folder, checked, 2 * len(checked), seed) > len(checked) // 4
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("seed", [3, 4])
+async def test_forced_tool_calls_obey_their_schema(folder: Path, seed: int) -> None:
+    checked = cases_of_tools(folder, generated(8, seed), [*TOOL_FORMATS.values()])
+    assert await check(folder, checked, 2 * len(checked), seed)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("table", TOOL_FORMATS.values(), ids=TOOL_FORMATS)
+async def test_five_hundred_structured_tool_calls_of_each_format(folder: Path, table: ToolFormat) -> None:
+    checked = cases_of_tools(folder, [*CORPUS, *generated(300 - len(CORPUS), 8)], [table])
+    ended = await check(folder, checked, 500, 8)
+    print(f"{ended} of 500 answers ended by themselves, of {len(checked)} schemas in the format {table.name}")
+    assert ended > 50
 
 
 @pytest.mark.prove
