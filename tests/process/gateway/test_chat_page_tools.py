@@ -5,7 +5,11 @@ import json
 
 import pytest
 
+from orca.core.domain.request import Request
+from orca.pool.api import RequestPool
 from support.gateway.browser import HAS_ENDED, Browser, Page, is_alone_with_its_server
+from support.gateway.gateway_rig import FakeScheduler
+from support.gateway.gateway_server import served
 from support.gateway.scripted_chat import (
     CALL_ID,
     DONE,
@@ -16,6 +20,8 @@ from support.gateway.scripted_chat import (
     scripted_chat,
     stream,
 )
+from support.gateway.tool_rig import ids, template
+from support.gateway.tool_rig import served as tool_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -70,6 +76,36 @@ async def test_calls_are_folded_and_their_results_continue_the_conversation(brow
         {"role": "tool", "tool_call_id": "c0", "content": "20 C"},
         {"role": "tool", "tool_call_id": "c1", "content": "30 C"},
     ]
+
+
+async def test_a_tool_turn_in_front_of_a_real_gateway(browser: Browser) -> None:
+    source = template("hermes", thinks=True)
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+    texts, asked = [f"<think>\nWhere?\n</think>\n\n{call}", "It is sunny."], []
+
+    def answer(request: Request) -> tuple[int, ...]:
+        asked.append(request)
+        return ids(source, texts[len(asked) - 1])
+
+    model = tool_model(source)
+
+    def scheduler(pool: RequestPool) -> FakeScheduler:
+        return FakeScheduler(pool, answer=answer, tokenizer=model.tokenizer)
+
+    async with (
+        served(newest=model, model=model.info, slots=2000, make_scheduler=scheduler) as one,
+        browser.page(one.url) as page,
+    ):
+        await page.fill("#tools", json.dumps(TOOLS))
+        await page.say("Weather in Bern?")
+        assert await page.texts(".call summary") == ['Call of weather: {"city": "Bern"}']
+        await page.fill(".result", "30 C")
+        await page.click(".results .primary")
+        await page.until(f"{HAS_ENDED} && document.querySelectorAll('.assistant').length === 2")
+        assert await page.text(".markdown") == "It is sunny."
+    prompt = model.tokenizer.decode(asked[1].prompt, skip_special_tokens=False)
+    assert call in prompt
+    assert "<|tool|>30 C of call_" in prompt
 
 
 async def test_a_call_that_was_cut_off_takes_no_result_and_is_not_sent_again(browser: Browser) -> None:
