@@ -268,6 +268,64 @@ async def test_unknown_fields_are_ignored() -> None:
     assert answer["output"][0]["content"][0]["text"] == "ok"
 
 
+CODEX: dict[str, Any] = {
+    "model": "tiny",
+    "instructions": "You are a coding agent.",
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Sandbox: read-only."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "List the files."}]},
+    ],
+    "tools": [
+        {
+            "type": "function",
+            "name": "shell",
+            "description": "Runs a command.",
+            "strict": False,
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "command": {"type": "array", "items": {"type": "string"}},
+                    "workdir": {"type": "string"},
+                    "timeout_ms": {"type": "number"},
+                },
+                "required": ["command"],
+                "additionalProperties": False,
+            },
+        },
+        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
+        {"type": "web_search"},
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "0198",
+    "text": {"verbosity": "medium"},
+}
+"""The fields that Codex sends."""
+
+
+async def test_codex_makes_two_turns() -> None:
+    call = '<tool_call>\n{"name": "shell", "arguments": {"command": ["ls"]}}\n</tool_call>'
+    asked: list[Request] = []
+    async with tool_rig(SOURCE, f"<think>\nhm\n</think>\n\n{call}", asked=asked) as one:
+        first = events_of((await one.post(PATH, **CODEX)).text)[-1]
+        assert first["type"] == "response.completed"
+        reasoning, called = first["response"]["output"]
+        assert (called["name"], called["arguments"]) == ("shell", '{"command": ["ls"]}')
+        output = {"type": "function_call_output", "call_id": called["call_id"], "output": '{"output": "a.py"}'}
+        # Codex keeps what the server has encrypted, and leaves the reasoning out.
+        items = [*CODEX["input"], {**reasoning, "content": None}, called, output]
+        second = events_of((await one.post(PATH, **{**CODEX, "input": items})).text)[-1]
+        assert second["type"] == "response.completed"
+    prompt = tokenizer(SOURCE).decode(asked[1].prompt, skip_special_tokens=False)
+    assert call in prompt
+    assert f'<|tool|>{{"output": "a.py"}} of {called["call_id"]}' in prompt
+    assert asked[0].sampling.grammar is not None
+
+
 async def found_nothing(response: httpx.Response) -> None:
     status, error = error_of(response)
     assert (status, error["code"]) == (404, "not_found")

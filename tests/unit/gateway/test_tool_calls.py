@@ -342,6 +342,10 @@ async def test_calls_of_an_unknown_format_are_text_and_cannot_be_forced() -> Non
     async with tool_rig(source, "CALL f()") as one:
         choice = (await one.chat(tools=TOOLS, max_tokens=50))["choices"][0]
         assert choice["message"]["content"] == "CALL f()"
+        strict = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]
+        for body in ({"parallel_tool_calls": False}, {"tools": strict}):
+            choice = (await one.chat(**{"tools": TOOLS, "max_tokens": 50, **body}))["choices"][0]
+            assert choice["message"]["content"] == "CALL f()"
         status, error = await one.error(CHAT, messages=MESSAGES, tools=TOOLS, tool_choice="required")
     assert (status, error["param"]) == (400, "tool_choice")
     assert "the format in which this model calls tools is not known" in error["message"]

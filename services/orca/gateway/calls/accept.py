@@ -162,7 +162,13 @@ async def check_grammar(
     if answer is not None:
         await model.grammars.check(answer)
     if chat is not None and chat.tools is not None:
-        return await _check_calls(chat.tools, answer, model, chat)
+        if model.formats.tool is not None:
+            return await _check_calls(chat.tools, answer, model, chat)
+        if chat.tools.must_call:
+            # Otherwise the answer is text without tool calls, which any tools allow.
+            param = chat.tools.param
+            message = "the format in which this model calls tools is not known, so that a call cannot be forced"
+            raise InvalidRequest(f"{param}: {message}", param=param)
     if answer is not None and chat is not None and model.formats.reasoning is not None:
         answer = _answer_grammar(model, chat).of_answer(answer)
         await model.grammars.check(answer)
@@ -175,12 +181,6 @@ async def _check_calls(
     """Return the grammar of answers that may call tools; None if nothing constrains them."""
     if answer is None and not tools.constrains:
         return None
-    if model.formats.tool is None:
-        message = (
-            f"{tools.param}: the format in which this model calls tools is not known, so its calls cannot be "
-            "constrained; leave tool_choice, parallel_tool_calls, strict and response_format out"
-        )
-        raise InvalidRequest(message, param=tools.param)
     try:
         grammar = _answer_grammar(model, chat).of_calls(tools, answer, obeys_all=True)
         await model.grammars.check(grammar)
