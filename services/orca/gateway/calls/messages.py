@@ -33,13 +33,15 @@ def plain_messages(messages: Sequence[Message], *, short_ids: bool = False) -> l
 
 
 def character_count(messages: Sequence[Message]) -> int:
-    """Return the length of the texts of a chat, which are checked later."""
+    """Return the length of the texts and tool calls of a chat, which are checked later."""
     count = 0
     for message in messages:
         parts = message.content if isinstance(message.content, list) else [message.content]
         for part in parts:
             text = part.get("text") if isinstance(part, dict) else part
             count += len(text) if isinstance(text, str) else 0
+        extra = message.model_extra or {}
+        count += sum(len(orjson.dumps(extra[name])) for name in (_CALLS, _REASONING, "reasoning") if extra.get(name))
     return count
 
 
