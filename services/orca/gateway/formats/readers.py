@@ -382,11 +382,12 @@ def types_of(declared: Any, schema: Mapping[str, Any]) -> set[str]:
             waiting += found[name] if isinstance(found.get(name), list) else []
         reference = found.get("$ref")
         if isinstance(reference, str):
-            waiting.append(_referenced(reference, schema))
+            waiting.append(referenced(reference, schema))
     return types
 
 
-def _referenced(reference: str, schema: Mapping[str, Any]) -> Any:
+def referenced(reference: str, schema: Mapping[str, Any]) -> Any:
+    """Return the part of a schema that a reference names; None if it has none."""
     found: Any = schema
     for part in reference.removeprefix("#/").split("/"):
         found = found.get(part) if isinstance(found, dict) else None
