@@ -204,6 +204,12 @@ def test_a_tagged_value_has_the_type_of_its_schema(declared: Any, value: str, ex
     assert found.calls == [("f", f'{{"x": {expected}}}')]
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_part_of_the_marker_after_a_call_is_text_unless_the_length_has_cut_it(is_cut: bool) -> None:
+    found = divide("hermes", '<tool_call>{"name": "f", "arguments": {}}\n</tool', is_cut=is_cut)
+    assert found.all == ("" if is_cut else "</tool", "", [("f", "{}")])
+
+
 LONG_ANSWERS: list[tuple[str, str, str]] = [
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "', "abcd"),
     ("hermes", "", "    "),

@@ -223,6 +223,10 @@ class AnswerParser:
         match self._state:
             case _State.START | _State.CONTENT | _State.REASONING:
                 self._writer.write(self._part, text)
+            case _State.AFTER_CALL | _State.AFTER_LIST:
+                if not is_cut:
+                    # It looked like the marker after a call, and is none.
+                    self._writer.write(Part.CONTENT, text)
             case _State.BEFORE_CALLS:
                 self._raw += text
                 self._write_broken()
