@@ -182,6 +182,10 @@ def test_a_corrupted_answer_never_fails_and_loses_no_letter(name: str, answer: A
         (None, "true", '"true"'),
         ({"type": "integer"}, "3", "3"),
         ({"type": "integer"}, "3.5", '"3.5"'),
+        ({"type": "integer"}, "1" * 30, "1" * 30),
+        ({"type": "number"}, "-1e400", "-1e400"),
+        ({"type": "number"}, "NaN", '"NaN"'),
+        ({"type": "object"}, '{"a": "\\ud800"}', '{"a": "\\ud800"}'),
         ({"type": "number"}, "3", "3"),
         ({"type": "boolean"}, "True", "true"),
         ({"type": ["string", "null"]}, "None", "null"),
@@ -208,6 +212,19 @@ def test_a_tagged_value_has_the_type_of_its_schema(declared: Any, value: str, ex
 def test_a_part_of_the_marker_after_a_call_is_text_unless_the_length_has_cut_it(is_cut: bool) -> None:
     found = divide("hermes", '<tool_call>{"name": "f", "arguments": {}}\n</tool', is_cut=is_cut)
     assert found.all == ("" if is_cut else "</tool", "", [("f", "{}")])
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1e400}', '{"a": "\\ud800"}', '{"a": %s}' % ("9" * 30)])
+@pytest.mark.parametrize("holds_calls", [False, True])
+def test_arguments_are_json_also_where_few_programs_read_it(arguments: str, holds_calls: bool) -> None:
+    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    assert divide("hermes", text, holds_calls=holds_calls).all == ("", "", [("f", arguments)])
+
+
+@pytest.mark.parametrize("name", ['"\\ud800"', '""', "NaN"])
+def test_a_name_that_is_no_text_makes_no_call(name: str) -> None:
+    text = f'<tool_call>{{"name": {name}, "arguments": {{}}}}</tool_call>'
+    assert divide("hermes", text).all == (text, "", [])
 
 
 LONG_ANSWERS: list[tuple[str, str, str]] = [

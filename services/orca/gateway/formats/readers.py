@@ -4,6 +4,8 @@ A reader takes no more than its call. It is done at the last character of the ca
 that cannot be a part of one. The arguments of JSON calls are exactly the model's text.
 """
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -160,7 +162,7 @@ class JsonCallReader:
                 self._arguments = _Arguments()
         elif self._key == self._body.name:
             name = _json(part)
-            if isinstance(name, str) and name and self._found is None:
+            if isinstance(name, str) and _is_visible(name) and self._found is None:
                 self._found = name
             else:
                 self.has_failed = True
@@ -320,6 +322,8 @@ class TaggedCallReader:
         text = value.strip()
         found = _json(_PYTHON.get(text, text))
         kind = _kind(found)
+        if kind == "number" and _INTEGER.fullmatch(text):
+            kind = "integer"  # which was too large for one
         if kind == "integer" and "number" in types:
             kind = "number"
         is_meant = kind in types and not ("string" in types and kind != "null")
@@ -340,15 +344,33 @@ def reader_of(body: JsonCall | NamedCall | TaggedCall, schemas: Mapping[str, Map
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 """Words of Python that models write for JSON's."""
 
+_INTEGER = re.compile("-?[0-9]+")
+
 _NOTHING = object()
 
 
 def _json(text: str) -> Any:
     """Return the value of a JSON text, or an object of no JSON type."""
     try:
-        return orjson.loads(text.encode(errors="surrogatepass"))
+        return orjson.loads(text)
     except orjson.JSONDecodeError:
+        pass
+    try:
+        # JSON has numbers and halves of characters that `orjson` refuses: 1e400, "\\ud800".
+        return json.loads(_checked(text), parse_constant=_refuse)
+    except (ValueError, RecursionError):
         return _NOTHING
+
+
+def _checked(text: str) -> str:
+    """Return a text without special tokens. Raises: ValueError if it has one."""
+    text.encode()
+    return text
+
+
+def _refuse(word: str) -> None:
+    """Raises: ValueError for a number that Python knows and JSON does not."""
+    raise ValueError(word)
 
 
 def _kind(value: Any) -> str:
