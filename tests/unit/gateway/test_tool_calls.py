@@ -303,6 +303,19 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"functions": [{"name": "f"}]}, "functions", "not supported"),
     (calling(5), "messages[1].tool_calls", "must be a list, not 5"),
+    (
+        {"messages": [{**MESSAGES[0], "tool_calls": [CALL]}]},
+        "messages[0].tool_calls",
+        "only a message of the assistant has tool calls",
+    ),
+    (
+        {
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}, "strict": True}}],
+            "tool_choice": "required",
+        },
+        "tools[0].function.parameters",
+        "must be the schema of an object, not of the type 'array'",
+    ),
     (calling([5]), "messages[1].tool_calls[0]", "must be an object with type function and a function"),
     (calling([{**CALL, "type": "custom"}]), "messages[1].tool_calls[0].type", "must be function, not 'custom'"),
     (calling([{**CALL, "id": 5}]), "messages[1].tool_calls[0].id", "must be a text, not 5"),

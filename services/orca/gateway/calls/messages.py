@@ -52,8 +52,11 @@ def _plain_message(message: Message, where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where}.content: is required in a user's message", param=f"{where}.content")
     given = {key: value for key, value in extra.items() if key not in MESSAGE and value is not None}
     plain = {"role": message.role, "content": _text_of(message.content, f"{where}.content"), **given}
-    if message.role != "assistant" or not plain.get(_CALLS):
+    if not plain.get(_CALLS):
         plain.pop(_CALLS, None)
+    elif message.role != "assistant":
+        param = f"{where}.{_CALLS}"
+        raise InvalidRequest(f"{param}: only a message of the assistant has tool calls", param=param)
     else:
         plain[_CALLS] = _plain_calls(plain[_CALLS], f"{where}.{_CALLS}")
     if _CALL_ID in plain:
