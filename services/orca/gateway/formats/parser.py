@@ -32,7 +32,10 @@ class _State(Enum):
 
 
 class AnswerParser:
-    """Takes the tokens of one output, and returns what each of them adds to reasoning, content and calls."""
+    """Takes the tokens of one output, and returns what each of them adds to reasoning, content and calls.
+
+    It has more than 200 lines, because all states share the pending text and hand it to each other.
+    """
 
     def __init__(
         self,
