@@ -176,8 +176,9 @@ def test_thousands_of_tool_calls_cost_some_passes_over_the_prompt(step: int, mon
             searches.append(self)
 
     monkeypatch.setattr(message_roles, "TextSearch", Noted)
-    calls = [{"type": "function", "function": {"name": f"f{n:04}", "arguments": {}}} for n in range(2000)]
-    prompt = "".join(call["function"]["name"] + "x" * 500 for call in calls[::step])
+    functions: list[dict[str, Any]] = [{"name": f"f{n:04}", "arguments": {}} for n in range(2000)]
+    calls = [{"type": "function", "function": function} for function in functions]
+    prompt = "".join(function["name"] + "x" * 500 for function in functions[::step])
     roles = MessageRoles("", lambda _: prompt)
     assert roles.write_prompt([{"role": "assistant", "content": "", "tool_calls": calls}], lambda _: prompt) == prompt
     assert 0 < max(search.scanned for search in searches) < (PASSES_MAX + 0.1) * len(prompt)
