@@ -6,14 +6,17 @@ from typing import Any
 
 import orjson
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca.core import answer_formats
+from orca.core.domain.text import Tokenizer
 from orca.gateway.formats.marked_text import Markers
 from orca.gateway.formats.parser import AnswerParser
 from orca.gateway.formats.parts import AnswerDelta
-from orca.gateway.formats.tables import REASONING_FORMATS, TOOL_FORMATS, ModelFormats, choose_formats
+from orca.gateway.formats.readers import NamedCallReader
+from orca.gateway.formats.tables import REASONING_FORMATS, TOOL_FORMATS, ModelFormats, NamedCall, choose_formats
 from support.effort import tries
 from support.gateway.chat_templates import CHAT_TEMPLATES
 from support.gateway.tool_rig import (
@@ -179,6 +182,10 @@ def test_a_corrupted_answer_never_fails_and_loses_no_letter(name: str, answer: A
         (None, "true", '"true"'),
         ({"type": "integer"}, "3", "3"),
         ({"type": "integer"}, "3.5", '"3.5"'),
+        ({"type": "integer"}, "1" * 30, "1" * 30),
+        ({"type": "number"}, "-1e400", "-1e400"),
+        ({"type": "number"}, "NaN", '"NaN"'),
+        ({"type": "object"}, '{"a": "\\ud800"}', '{"a": "\\ud800"}'),
         ({"type": "number"}, "3", "3"),
         ({"type": "boolean"}, "True", "true"),
         ({"type": ["string", "null"]}, "None", "null"),
@@ -199,6 +206,106 @@ def test_a_tagged_value_has_the_type_of_its_schema(declared: Any, value: str, ex
     )
     found = Divided([parser.push(-1, text), parser.flush("", is_cut=False)])
     assert found.calls == [("f", f'{{"x": {expected}}}')]
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_part_of_the_marker_after_a_call_is_text_unless_the_length_has_cut_it(is_cut: bool) -> None:
+    found = divide("hermes", '<tool_call>{"name": "f", "arguments": {}}\n</tool', is_cut=is_cut)
+    assert found.all == ("" if is_cut else "</tool", "", [("f", "{}")])
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1e400}', '{"a": "\\ud800"}', '{"a": %s}' % ("9" * 30)])
+@pytest.mark.parametrize("holds_calls", [False, True])
+def test_arguments_are_json_also_where_few_programs_read_it(arguments: str, holds_calls: bool) -> None:
+    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    assert divide("hermes", text, holds_calls=holds_calls).all == ("", "", [("f", arguments)])
+
+
+@pytest.mark.parametrize("name", ['"\\ud800"', '""', "NaN"])
+def test_a_name_that_is_no_text_makes_no_call(name: str) -> None:
+    text = f'<tool_call>{{"name": {name}, "arguments": {{}}}}</tool_call>'
+    assert divide("hermes", text).all == (text, "", [])
+
+
+LONG_ANSWERS: list[tuple[str, str, str]] = [
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "', "abcd"),
+    ("hermes", "", "    "),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}}', "    "),
+    ("llama3_json", "", "    "),
+    ("llama3_json", '{"a": "', "abcd"),
+    ("mistral", "[TOOL_CALLS]", "    "),
+    ("mistral_args", "[TOOL_CALLS]", "abcd"),
+    ("mistral_args", "[TOOL_CALLS]", "    "),
+    ("qwen3_xml", "<tool_call>\n<function=", "abcd"),
+    ("qwen3_xml", "<tool_call>\n<function=f>", "    "),
+    ("qwen3_xml", "<tool_call>\n<function=f>\n<parameter=", "abcd"),
+    ("qwen3_xml", "<tool_call>\n<function=f>\n<parameter=a>\n", "abcd"),
+]
+
+
+@pytest.mark.parametrize("holds_calls", [False, True])
+@pytest.mark.parametrize(("name", "beginning", "more"), LONG_ANSWERS)
+def test_no_answer_waits_for_text_that_grows_with_it(name: str, beginning: str, more: str, holds_calls: bool) -> None:
+    # Each token would read all of that text again.
+    formats = ModelFormats(TOOL_FORMATS[name], REASONING_FORMATS["think"])
+    parser = AnswerParser(Markers(formats, tokenizer(template("hermes"))), holds_calls=holds_calls)
+    for token_id, piece in pieces_of(beginning, (3,)):
+        parser.push(token_id, piece)
+    for _ in range(3000):
+        parser.push(-1, more)
+    assert len(parser._pending) <= 4096 + 4
+
+
+@pytest.mark.parametrize("cuts", [(1,), (7,), (64, 1000, 3)])
+def test_the_cuts_of_tokens_do_not_change_what_is_too_long(cuts: Sequence[int]) -> None:
+    for length in (1023, 1024, 1025, 1030, 1031):
+        for text in (f"[TOOL_CALLS]{'f' * length}{{}}", f"[TOOL_CALLS]{'f' * length}[ARGS]{{}}"):
+            name, arguments = "mistral_args", [("f" * length, "{}")]
+            found = divide(name, text, cuts=cuts)
+            assert found.all == divide(name, text, cuts=(5000,)).all
+            assert found.calls == (arguments if length <= 1024 else [])
+    for length in (4096, 4097):
+        text = " " * length + "<think>x</think>y"
+        assert divide("hermes", text, reasoning="think", cuts=cuts).reasoning == ("x" if length == 4096 else "")
+
+
+@pytest.mark.parametrize("text", ["f [ARGS]{}", 'f{"a":"[ARGS]{}"}', "f[A{}", "[ARGS]{}", "a b[ARGS]{}", "f[ARGS] {}"])
+def test_a_name_ends_alike_however_its_tokens_are_cut(text: str) -> None:
+    def read(length: int) -> tuple[str | None, str, bool]:
+        reader, waiting = NamedCallReader(NamedCall(between="[ARGS]")), ""
+        for place in range(0, len(text), length):
+            waiting += text[place : place + length]
+            waiting = waiting[reader.read(waiting) :]
+            if reader.has_failed or reader.is_done:
+                break
+        return reader.name, reader.take_arguments(), reader.has_failed
+
+    assert len({read(length) for length in range(1, 20)}) == 1
+
+
+SPECIAL_ANSWERS: dict[str, Any] = {
+    "<tool_call><function=f>\n<parameter=a>\nx<tool_call>y\n</parameter>\n</function></tool_call>": {"a": "xy"},
+    "<tool_call><function=f>\n<parameter=n>\n1<tool_call>2\n</parameter>\n</function></tool_call>": {"n": 12},
+    "<tool_call><function=f>\n<parameter=a<tool_call>b>\nx\n</parameter>\n</function></tool_call>": None,
+    "<tool_call><function=f<tool_call>g>\n</function></tool_call>": None,
+}
+
+
+@pytest.mark.parametrize("text", SPECIAL_ANSWERS)
+def test_a_special_token_inside_of_a_tagged_call_has_no_text(text: str) -> None:
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, []))
+    inner.add_special_tokens(["<tool_call>", "</tool_call>"])
+    special = Tokenizer(inner, decoder={"type": "Fuse"}, named_special_tokens={})
+    schemas = {"f": {"properties": {"n": {"type": "integer"}}}}
+    parser = AnswerParser(Markers(ModelFormats(TOOL_FORMATS["qwen3_xml"]), special), schemas=schemas, holds_calls=True)
+    deltas = [
+        parser.push(special.special_ids.get(part, -1), "" if part in special.special_ids else part)
+        for part in re.split("(</?tool_call>)", text)
+    ]
+    found = Divided([*deltas, parser.flush("", is_cut=False)])
+    arguments = SPECIAL_ANSWERS[text]
+    assert [orjson.loads(each) for _, each in found.calls] == ([] if arguments is None else [arguments])
+    orjson.dumps(found.content)
 
 
 @pytest.mark.parametrize("name", FORMATS)

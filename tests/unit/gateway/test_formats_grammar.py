@@ -236,6 +236,96 @@ def test_a_tagged_string_takes_no_keyword_that_it_cannot_obey() -> None:
         of_calls("qwen3_xml", tools)
 
 
+def strict(parameters: dict[str, Any], *, is_strict: bool = True) -> CallTools:
+    function = {"name": "f", "parameters": parameters, "strict": is_strict}
+    tools = tools_of([{"type": "function", "function": function}], "required", None)
+    assert tools is not None
+    return tools
+
+
+def tagged(**parameters: str) -> str:
+    values = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in parameters.items())
+    return f"<tool_call>\n<function=f>\n{values}</function>\n</tool_call>"
+
+
+X_IS_TEXT = {"properties": {"x": {"type": "string"}}}
+OPTIONAL_WORD = {"anyOf": [{"$ref": "#/$defs/W"}, {"type": "null"}]}
+WORDS = {"properties": {"x": OPTIONAL_WORD}, "required": ["x"], "$defs": {"W": {"enum": ["a", "b"], "type": "string"}}}
+
+
+@pytest.mark.parametrize("parameters", [{}, {"anyOf": [{"type": "object"}, {"type": "string"}]}, {"properties": {}}])
+@pytest.mark.parametrize("name", ["hermes", "mistral", "mistral_args", "llama3_json"])
+def test_arguments_are_an_object_whatever_the_schema_says(name: str, parameters: dict[str, Any]) -> None:
+    grammar = of_calls(name, strict(parameters))
+    one = ONE[name].replace("get_weather", "f")
+    assert is_allowed(grammar, one.replace(ARGUMENTS, "{}"))
+    for arguments in ("[1]", '"x"', "1", "null"):
+        assert not is_allowed(grammar, one.replace(ARGUMENTS, arguments))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_schema_of_other_things_than_objects_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="must be the schema of an object, not of the type 'array'"):
+        of_calls(name, strict({"type": "array"}))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"properties": {"x": {"type": ["string", "null"], "maxLength": 2}}}, "'x' is a string with .* 'maxLength'"),
+        ({"properties": {"x": {"enum": ["a", 1]}}}, "'x' is a string with the keyword 'enum'"),
+        ({"properties": {"x": {"anyOf": [{"type": "string", "maxLength": 1}, {"type": "integer"}]}}}, "'anyOf'"),
+        ({"properties": {"x": {"pattern": "^a$"}}}, "'x' is a string with the keyword 'pattern'"),
+        ({"properties": {"x": {"type": "string", "enum": [""]}}}, "the keyword 'enum'"),
+        ({"properties": {"x": False}}, "the keyword 'false'"),
+        ({"$ref": "#/$defs/A", "$defs": {"A": X_IS_TEXT}}, "has the keyword '\\$ref'"),
+        ({"additionalProperties": {"type": "integer"}}, "has the keyword 'additionalProperties'"),
+        ({**X_IS_TEXT, "minProperties": 1}, "has the keyword 'minProperties'"),
+        ({**X_IS_TEXT, "required": ["y"]}, "has the keyword 'required'"),
+    ],
+)
+def test_a_strict_schema_that_tags_cannot_obey_is_refused(parameters: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words) as error:
+        of_calls("qwen3_xml", strict(parameters))
+    assert error.value.param == "tools[0].function.parameters"
+    of_calls("qwen3_xml", strict(parameters, is_strict=False))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{**X_IS_TEXT, "required": 5}, {**X_IS_TEXT, "required": "x"}, {"properties": ["x"]}, {"properties": {"a>b": {}}}],
+)
+def test_a_schema_that_is_none_makes_no_grammar_of_tags(parameters: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=r"tools\[0\].function.parameters: (required|properties) must be"):
+        of_calls("qwen3_xml", strict(parameters, is_strict=False))
+
+
+def test_a_tagged_value_ends_at_the_first_closing_tag() -> None:
+    grammar = of_calls("qwen3_xml", strict(X_IS_TEXT))
+    assert is_allowed(grammar, tagged(x="a <b> c"))
+    assert not is_allowed(grammar, tagged(x="a</parameter> b"))
+
+
+def test_a_tagged_word_may_be_declared_elsewhere_and_be_null() -> None:
+    grammar = of_calls("qwen3_xml", strict(WORDS))
+    assert [is_allowed(grammar, tagged(x=text)) for text in ("a", "b", "null", "c")] == [True, True, True, False]
+    turning = {"properties": {"x": {"$ref": "#/$defs/W"}}, "$defs": {"W": {"anyOf": [{"$ref": "#/$defs/W"}] * 9}}}
+    of_calls("qwen3_xml", strict(turning, is_strict=False))
+
+
+def test_tags_without_declared_parameters_may_be_forbidden() -> None:
+    assert not is_allowed(of_calls("qwen3_xml", strict({"additionalProperties": False})), tagged(x="a"))
+    assert is_allowed(of_calls("qwen3_xml", strict({})), tagged(x="a"))
+
+
+def test_a_call_without_a_marker_is_sound_also_after_reasoning() -> None:
+    grammar = of_calls("llama3_json", chosen("auto"), thinks=True)
+    for thought in ("", "<think>a</think>\n", " <think>a</think>"):
+        assert is_allowed(grammar, thought + ONE["llama3_json"])
+        assert not is_allowed(grammar, thought + WRONG["llama3_json"])
+        assert is_allowed(grammar, thought + "Hello <think>")
+
+
 def test_plain_tools_need_no_grammar() -> None:
     tools = tools_of([{"type": "function", "function": {"name": "f"}}], None, None)
     assert tools is not None

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from orca.core.domain.errors import InvalidRequest
+from orca.gateway.models import message_roles
 from orca.gateway.models.chat_template import ChatTemplate
-from orca.gateway.models.message_roles import PASSES_MAX, ROLES, TextSearch
+from orca.gateway.models.message_roles import PASSES_MAX, ROLES, MessageRoles, TextSearch
 from support.gateway.chat_templates import CHAT_TEMPLATES
 from support.gateway.gateway_rig import rig, tokenizer
 
@@ -163,6 +164,24 @@ def test_no_order_of_texts_costs_more_than_some_passes_over_the_prompt(order: st
     lengths, has_all = scanned(prompt, texts)
     assert lengths < PASSES_MAX + 0.1
     assert not has_all  # the budget is spent
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_thousands_of_tool_calls_cost_some_passes_over_the_prompt(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    searches: list[TextSearch] = []
+
+    class Noted(TextSearch):
+        def __init__(self, prompt: str) -> None:
+            super().__init__(prompt)
+            searches.append(self)
+
+    monkeypatch.setattr(message_roles, "TextSearch", Noted)
+    functions: list[dict[str, Any]] = [{"name": f"f{n:04}", "arguments": {}} for n in range(2000)]
+    calls = [{"type": "function", "function": function} for function in functions]
+    prompt = "".join(function["name"] + "x" * 500 for function in functions[::step])
+    roles = MessageRoles("", lambda _: prompt)
+    assert roles.write_prompt([{"role": "assistant", "content": "", "tool_calls": calls}], lambda _: prompt) == prompt
+    assert 0 < max(search.scanned for search in searches) < (PASSES_MAX + 0.1) * len(prompt)
 
 
 @pytest.mark.parametrize("variable", ["messages", "tools", "add_generation_prompt", "bos_token"])

@@ -1,5 +1,6 @@
 """Tool calls and reasoning over HTTP: whole answers, streams from every index, history, and clear errors."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,7 @@ import orjson
 import pytest
 
 from orca.core.domain.request import Request
+from orca.gateway.models.chat_template import ChatTemplate
 from orca.pool.memory.pool import MemoryPool
 from support.gateway.gateway_rig import WallClock, error_of, events
 from support.gateway.tool_rig import (
@@ -301,6 +303,19 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"functions": [{"name": "f"}]}, "functions", "not supported"),
     (calling(5), "messages[1].tool_calls", "must be a list, not 5"),
+    (
+        {"messages": [{**MESSAGES[0], "tool_calls": [CALL]}]},
+        "messages[0].tool_calls",
+        "only a message of the assistant has tool calls",
+    ),
+    (
+        {
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}, "strict": True}}],
+            "tool_choice": "required",
+        },
+        "tools[0].function.parameters",
+        "must be the schema of an object, not of the type 'array'",
+    ),
     (calling([5]), "messages[1].tool_calls[0]", "must be an object with type function and a function"),
     (calling([{**CALL, "type": "custom"}]), "messages[1].tool_calls[0].type", "must be function, not 'custom'"),
     (calling([{**CALL, "id": 5}]), "messages[1].tool_calls[0].id", "must be a text, not 5"),
@@ -370,3 +385,32 @@ async def test_tokenize_counts_the_tools() -> None:
         with_tools = (await one.post("/tokenize", messages=MESSAGES, tools=TOOLS)).json()["count"]
         without = (await one.post("/tokenize", messages=MESSAGES)).json()["count"]
     assert with_tools > without
+
+
+LONG = "x" * 200_000
+LONG_CHATS: dict[str, dict[str, Any]] = {
+    "calls": {
+        "messages": [
+            *MESSAGES,
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": f'{{"a": "{LONG}"}}'}}]},
+        ]
+    },
+    "reasoning": {"messages": [*MESSAGES, {"role": "assistant", "content": "x", "reasoning_content": LONG}]},
+    "tools": {"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "f", "description": LONG}}]},
+}
+
+
+@pytest.mark.parametrize("name", LONG_CHATS)
+async def test_long_tool_calls_and_tools_are_rendered_in_a_thread(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with tool_rig(template("hermes"), schedules=False) as one:
+        await one.post("/tokenize", messages=MESSAGES, tools=TOOLS)  # tries the template
+        render, threads = ChatTemplate.render, []
+
+        def noting(*words: Any, **named: Any) -> str:
+            threads.append(threading.current_thread())
+            return render(*words, **named)
+
+        monkeypatch.setattr(ChatTemplate, "render", noting)
+        await one.post("/tokenize", **LONG_CHATS[name])
+    assert threads
+    assert threading.current_thread() not in threads

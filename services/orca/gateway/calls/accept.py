@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from orca.core.domain.errors import InvalidRequest
 from orca.core.domain.request import SCHEMA, Request, SamplingParams
 from orca.gateway.calls.bodies import ChatBody, CompletionBody, GenerationBody, TokenizeBody
@@ -97,7 +99,8 @@ async def chat_prompt(
 ) -> str:
     """Render a chat by the model's template. Args: tools: from `chat_tools`. Raises: InvalidRequest, ApiError."""
     messages = body.messages or []
-    if len(messages) > settings.inline_messages_max or character_count(messages) > settings.inline_chat_characters_max:
+    characters = character_count(messages) + (0 if tools is None else len(orjson.dumps(tools.given)))
+    if len(messages) > settings.inline_messages_max or characters > settings.inline_chat_characters_max:
         return await asyncio.to_thread(_chat_prompt, body, model, settings, tools)
     return _chat_prompt(body, model, settings, tools)
 

@@ -33,13 +33,15 @@ def plain_messages(messages: Sequence[Message], *, short_ids: bool = False) -> l
 
 
 def character_count(messages: Sequence[Message]) -> int:
-    """Return the length of the texts of a chat, which are checked later."""
+    """Return the length of the texts and tool calls of a chat, which are checked later."""
     count = 0
     for message in messages:
         parts = message.content if isinstance(message.content, list) else [message.content]
         for part in parts:
             text = part.get("text") if isinstance(part, dict) else part
             count += len(text) if isinstance(text, str) else 0
+        extra = message.model_extra or {}
+        count += sum(len(orjson.dumps(extra[name])) for name in (_CALLS, _REASONING, "reasoning") if extra.get(name))
     return count
 
 
@@ -50,8 +52,11 @@ def _plain_message(message: Message, where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where}.content: is required in a user's message", param=f"{where}.content")
     given = {key: value for key, value in extra.items() if key not in MESSAGE and value is not None}
     plain = {"role": message.role, "content": _text_of(message.content, f"{where}.content"), **given}
-    if message.role != "assistant" or not plain.get(_CALLS):
+    if not plain.get(_CALLS):
         plain.pop(_CALLS, None)
+    elif message.role != "assistant":
+        param = f"{where}.{_CALLS}"
+        raise InvalidRequest(f"{param}: only a message of the assistant has tool calls", param=param)
     else:
         plain[_CALLS] = _plain_calls(plain[_CALLS], f"{where}.{_CALLS}")
     if _CALL_ID in plain:

@@ -15,7 +15,8 @@ from typing import Any
 import orjson
 
 from orca.core.domain.errors import InvalidRequest
-from orca.gateway.formats.readers import types_of
+from orca.gateway.errors import shown
+from orca.gateway.formats.readers import referenced, types_of
 from orca.gateway.formats.tables import JsonCall, ModelFormats, NamedCall, ReasoningFormat, TaggedCall, ToolFormat
 from orca.gateway.formats.tools import CallTools, Function
 from orca.gateway.grammars.fields import JSON_OPTIONS, NamedGrammar
@@ -24,8 +25,14 @@ from orca.gateway.grammars.json_schema import check_keywords
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _BREAK = r"/\s{0,4}/"
 """Most white space between reasoning and what follows."""
-_STRING_VALUE = frozenset({"type", "enum", "const", "title", "description", "default", "examples"})
-"""Keywords of a string that a tagged call can obey."""
+_ANNOTATIONS = frozenset({"title", "description", "default", "examples", "$comment", "deprecated"})
+"""Keywords that allow and forbid nothing."""
+_TAGGED_OBJECT = _ANNOTATIONS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+_TAGGED_OBJECT |= {"$schema", "$id", "id"}
+"""Keywords of an object that a tagged call can obey."""
+_ALTERNATIVES_MAX = 64
+"""Alternatives and references that are followed to find the words of a parameter."""
+_TAG_NAME = re.compile(r"[^\s>]([^\n>]*[^\s>])?")
 
 
 @dataclass(slots=True)
@@ -120,8 +127,14 @@ class AnswerGrammar:
         """Return any text with calls in it: after a marker the rest of a call follows."""
         reasoning = self.formats.reasoning
         if table.may_omit_begin:
-            thought = self._rest_of_thought(reasoning) if reasoning and self.is_in_reasoning else ""
-            self._rules.append(r"PLAIN: /\s*[^{\s](?s:.*)/")
+            thought, plain = "", r"PLAIN: /\s*[^{\s](?s:.*)/"
+            if reasoning is not None and self.is_in_reasoning:
+                thought = self._rest_of_thought(reasoning)
+            elif reasoning is not None:
+                # Text that begins as reasoning is reasoning: after it a call may come without a marker.
+                thought = f"({self._begun_thought(reasoning)})?"
+                plain += rf" & ~/\s*{_expression(reasoning.begin)}(?s:.*)/"
+            self._rules.append(plain)
             opened = self._opened(table, is_single=is_single)
             return f"{thought} {_BREAK} ({opened} | PLAIN? ({self._marker(table.begin)} {opened})?)"
         if reasoning is None:
@@ -129,17 +142,22 @@ class AnswerGrammar:
         after = self._text_from("TEXT", table, is_single=is_single)
         if self.is_in_reasoning:
             return f"{self._rest_of_thought(reasoning)} {after}"
+        thought = self._begun_thought(reasoning)
         if self._is_special(reasoning.begin):
-            return f"({self._marker(reasoning.begin)} {self._rest_of_thought(reasoning)})? {after}"
-        begin = _expression(reasoning.begin)
-        self._rules.append(rf"PLAIN: /(?s:.*)/ & ~/\s*{begin}(?s:.*)/")
-        if self._is_special(reasoning.end):
-            self._rules.append(rf"BEGIN: /\s*{begin}/")
-            thought = f"BEGIN TEXT {self._marker(reasoning.end)}"
-        else:
-            self._rules.append(rf"whole_thought[lazy]: /\s*{begin}(?s:.*)/ {_literal(reasoning.end)}")
-            thought = "whole_thought"
+            return f"({thought})? {after}"
+        self._rules.append(rf"PLAIN: /(?s:.*)/ & ~/\s*{_expression(reasoning.begin)}(?s:.*)/")
         return f"{thought} {after} | {self._text_from('PLAIN', table, is_single=is_single)}"
+
+    def _begun_thought(self, table: ReasoningFormat) -> str:
+        """Return reasoning that the answer begins, with white space before it."""
+        if self._is_special(table.begin):
+            return f"{self._marker(table.begin)} {self._rest_of_thought(table)}"
+        begin = _expression(table.begin)
+        if self._is_special(table.end):
+            self._rules.append(rf"BEGIN: /\s*{begin}/")
+            return f"BEGIN TEXT {self._marker(table.end)}"
+        self._rules.append(rf"whole_thought[lazy]: /\s*{begin}(?s:.*)/ {_literal(table.end)}")
+        return "whole_thought"
 
     def _text_from(self, first: str, table: ToolFormat, *, is_single: bool) -> str:
         """Return text with calls in it. Args: first: terminal of the text before the first call."""
@@ -160,13 +178,14 @@ class AnswerGrammar:
 
     def _call(self, table: ToolFormat, function: Function, schema: Mapping[str, Any], number: int) -> str:
         """Return one call of a function."""
-        arguments = f"%json {_json_text(schema)}"
         match table.body:
             case JsonCall() as body:
+                arguments = f"%json {_json_text(_of_object(schema, function))}"
                 # A model has learned this spacing.
                 opening = f'{{"{body.name}": "{function.name}", "{body.arguments[0]}": '
                 return f'{_literal(opening)} {arguments} "}}"'
             case NamedCall() as body:
+                arguments = f"%json {_json_text(_of_object(schema, function))}"
                 return f"{_literal(function.name)} {self._marker(body.between)} {arguments}"
             case TaggedCall() as body:
                 opening = f"{body.function}{function.name}>\n"
@@ -176,40 +195,120 @@ class AnswerGrammar:
     def _parameters(self, body: TaggedCall, function: Function, schema: Mapping[str, Any], number: int) -> str:
         """Return the parameters of a tagged call, in the order of the schema."""
         closing = _literal(f"\n{body.parameter_end}\n")
-        self._rules.append(f"free_{number}[lazy]: TEXT {closing}")
+        # The parser takes the first closing tag for the end of a value.
+        self._rules.append(f"free_{number}[lazy]: TEXT {_literal(body.parameter_end)}")
+        free = f"free_{number} {_literal(chr(10))}"
+        schema = _of_object(schema, function)
+        _check_tagged(schema, function)
         properties = schema.get("properties")
-        if not isinstance(properties, dict):
+        if properties is None and schema.get("additionalProperties") is not False:
             name = r"/[a-zA-Z0-9_.-]{1,64}/"
-            return f'({_literal(body.parameter)} {name} ">\\n" free_{number})*'
-        required = schema.get("required") or []
+            return f'({_literal(body.parameter)} {name} ">\\n" {free})*'
         parts = []
-        for name, declared in properties.items():
+        for name, declared in (properties or {}).items():
             value = _tagged_value(name, declared, schema, function)
-            value = f"free_{number}" if value is None else f"({value}) {closing}"
+            value = free if value is None else f"({value}) {closing}"
             part = f"{_literal(f'{body.parameter}{name}>' + chr(10))} {value}"
-            parts.append(part if name in required else f"({part})?")
+            parts.append(part if name in schema.get("required", ()) else f"({part})?")
         return " ".join(parts)
 
 
+def _of_object(schema: Mapping[str, Any], function: Function) -> Mapping[str, Any]:
+    """Return a schema that allows objects only: arguments are nothing else."""
+    types = schema.get("type", "object")
+    if types != "object" and not (isinstance(types, list) and "object" in types):
+        message = f"{function.param}: must be the schema of an object, not of the type {shown(types)}"
+        raise InvalidRequest(message, param=function.param)
+    return {**schema, "type": "object"}
+
+
+def _check_tagged(schema: Mapping[str, Any], function: Function) -> None:
+    """Raises: InvalidRequest for the schema of an object that tags cannot obey."""
+    param, properties, required = function.param, schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, dict) or not all(_TAG_NAME.fullmatch(name) for name in properties):
+        message = f"{param}: properties must be an object whose names have neither '>' nor white space at an end"
+        raise InvalidRequest(message, param=param)
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise InvalidRequest(f"{param}: required must be a list of names, not {shown(required)}", param=param)
+    others = [name for name in schema if name not in _TAGGED_OBJECT]
+    if "properties" not in schema and isinstance(schema.get("additionalProperties"), dict):
+        others.append("additionalProperties")
+    if set(required) - properties.keys():
+        others.append("required")
+    if function.is_strict and others:
+        raise InvalidRequest(
+            f"{param}: has the keyword {min(others)!r}, which the model's format of calls cannot obey; leave strict or "
+            "the keyword out, and declare all that is required in properties",
+            param=param,
+        )
+
+
 def _tagged_value(name: str, declared: Any, schema: Mapping[str, Any], function: Function) -> str | None:
-    """Return the value of a parameter; None for any text. Raises: InvalidRequest for a string with other keywords."""
+    """Return the value of a parameter; None for any text.
+
+    Raises: InvalidRequest for a strict function and a text with other keywords.
+    """
     types = types_of(declared, schema)
     if types and "string" not in types:
         definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         return f"%json {_json_text({**definitions, **declared})}"
-    found = declared if isinstance(declared, dict) else {}
-    values = found.get("enum", [found["const"]] if "const" in found else None)
-    if isinstance(values, list) and values and all(isinstance(value, str) and value for value in values):
-        return " | ".join(map(_literal, values))
-    unknown = set(found) - _STRING_VALUE if function.is_strict and types == {"string"} else set()
-    if unknown:
-        keyword = min(unknown)
+    declared = _resolved(declared, schema)
+    texts = _texts_of(declared, schema)
+    if texts is not None:
+        return " | ".join(map(_literal, texts))
+    if function.is_strict and not _takes_any_text(declared):
+        unknown = set(declared) - _ANNOTATIONS if isinstance(declared, dict) else {str(declared).lower()}
+        keyword = min(unknown - {"type"} or unknown)
         raise InvalidRequest(
             f"{function.param}: the parameter {name!r} is a string with the keyword {keyword!r}, which the model's "
             "format of calls cannot obey; leave strict or the keyword out",
             param=function.param,
         )
     return None
+
+
+def _resolved(declared: Any, schema: Mapping[str, Any]) -> Any:
+    """Return the schema to which a schema that is nothing else refers."""
+    for _ in range(_ALTERNATIVES_MAX):
+        if not isinstance(declared, dict) or set(declared) - _ANNOTATIONS != {"$ref"}:
+            break
+        declared = referenced(str(declared["$ref"]), schema)
+    return declared
+
+
+def _texts_of(declared: Any, schema: Mapping[str, Any]) -> list[str] | None:
+    """Return the texts that a schema allows, where these are few words, and null; None for other schemas."""
+    texts: list[str] = []
+    waiting = [declared]
+    for _ in range(_ALTERNATIVES_MAX):
+        if not waiting:
+            break
+        found = _resolved(waiting.pop(), schema)
+        if not isinstance(found, dict) or set(found) - _ANNOTATIONS - {"type", "enum", "const", "anyOf"}:
+            return None
+        if "anyOf" in found and isinstance(found["anyOf"], list) and not {"enum", "const"} & set(found):
+            waiting += found["anyOf"]
+            continue
+        values = [None] if found.get("type") == "null" else found.get("enum")
+        if "const" in found:
+            values = [found["const"]]
+        if not isinstance(values, list) or not all(
+            value is None or (isinstance(value, str) and value) for value in values
+        ):
+            return None
+        texts += ["null" if value is None else value for value in values]
+    return None if waiting else texts or None
+
+
+def _takes_any_text(declared: Any) -> bool:
+    """Return whether a schema allows every string."""
+    if not isinstance(declared, dict):
+        return declared is True
+    types = declared.get("type", "string")
+    has_string = "string" in (types if isinstance(types, list) else [types])
+    some = declared.get("anyOf")
+    is_any = some is None or (isinstance(some, list) and any(map(_takes_any_text, some)))
+    return has_string and is_any and not set(declared) - _ANNOTATIONS - {"type", "anyOf"}
 
 
 def _json_text(schema: Mapping[str, Any]) -> str:

@@ -14,8 +14,11 @@ from typing import Any
 
 from orca.gateway.formats.marked_text import MarkedText, Markers
 from orca.gateway.formats.parts import AnswerDelta, AnswerPart, PartWriter, ToolCallDelta
-from orca.gateway.formats.readers import ToolCallReader, reader_of
+from orca.gateway.formats.readers import ToolCallReader, overlap, reader_of
 from orca.gateway.formats.tables import ToolFormat
+
+SPACE_MAX = 4096
+"""Most characters of white space between a marker and what belongs to it. More is content."""
 
 
 class _State(Enum):
@@ -29,7 +32,10 @@ class _State(Enum):
 
 
 class AnswerParser:
-    """Takes the tokens of one output, and returns what each of them adds to reasoning, content and calls."""
+    """Takes the tokens of one output, and returns what each of them adds to reasoning, content and calls.
+
+    It has more than 200 lines, because all states share the pending text and hand it to each other.
+    """
 
     def __init__(
         self,
@@ -111,7 +117,9 @@ class AnswerParser:
     def _read_start(self) -> bool:
         text = self._pending.lstrip()
         reasoning, is_bare = self._reasoning, self._tool is not None and self._tool.may_omit_begin
-        if reasoning is not None and text.startswith(reasoning.begin):
+        if len(self._pending) - len(text) > SPACE_MAX:
+            self._state = _State.CONTENT
+        elif reasoning is not None and text.startswith(reasoning.begin):
             self._pending = text.removeprefix(reasoning.begin)
             self._writer.mark()
             self._state = _State.REASONING
@@ -128,7 +136,7 @@ class AnswerParser:
         """Write text up to a marker, and go on after it."""
         text, found, rest = (self._pending, "", "") if marker is None else self._pending.partition(marker)
         if not found:
-            kept = 0 if marker is None else _overlap(self._pending, marker)
+            kept = 0 if marker is None else overlap(self._pending, marker)
             self._writer.write(self._part, text[: len(text) - kept])
             self._pending = text[len(text) - kept :]
             return False
@@ -152,7 +160,8 @@ class AnswerParser:
         if is_before and not tool.is_list:
             self._begin_call(self._raw)
             return True
-        wanted = _wanted_around_calls(self._state, tool)
+        is_near = len(self._pending) - len(text) <= SPACE_MAX
+        wanted = _wanted_around_calls(self._state, tool) if is_near else {}
         for part, state in wanted.items():
             if text.startswith(part):
                 self._raw += self._pending[: len(self._pending) - len(text)] + part
@@ -180,7 +189,8 @@ class AnswerParser:
         call = self._call
         assert call is not None
         taken = call.read(self._pending)
-        self._raw += self._pending[:taken]
+        if not self._is_announced:
+            self._raw += self._pending[:taken]
         self._pending = self._pending[taken:]
         if call.has_failed and (self._holds_calls or call.name is None):
             self._write_broken()
@@ -216,6 +226,10 @@ class AnswerParser:
         match self._state:
             case _State.START | _State.CONTENT | _State.REASONING:
                 self._writer.write(self._part, text)
+            case _State.AFTER_CALL | _State.AFTER_LIST:
+                if not is_cut:
+                    # It looked like the marker after a call, and is none.
+                    self._writer.write(AnswerPart.CONTENT, text)
             case _State.BEFORE_CALLS:
                 self._raw += text
                 self._write_broken()
@@ -240,10 +254,3 @@ def _wanted_around_calls(state: _State, tool: ToolFormat) -> Mapping[str, _State
         return {",": _State.CALL, "]": _State.AFTER_LIST}
     separator = tool.separator.strip()
     return ends | ({separator: _State.CALL} if separator else {})
-
-
-def _overlap(text: str, marker: str) -> int:
-    """Return the length of the longest end of a text with which the marker begins."""
-    return next(
-        (length for length in range(min(len(text), len(marker) - 1), 0, -1) if marker.startswith(text[-length:])), 0
-    )

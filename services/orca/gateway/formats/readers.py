@@ -4,6 +4,8 @@ A reader takes no more than its call. It is done at the last character of the ca
 that cannot be a part of one. The arguments of JSON calls are exactly the model's text.
 """
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -12,6 +14,8 @@ import orjson
 from orca.gateway.formats.tables import JsonCall, NamedCall, TaggedCall
 
 _SPACE = " \t\r\n"
+NAME_CHARACTERS_MAX = 1024
+"""Most characters of a function's or parameter's name: no answer is searched for the end of a longer one."""
 
 
 class ToolCallReader(Protocol):
@@ -158,7 +162,7 @@ class JsonCallReader:
                 self._arguments = _Arguments()
         elif self._key == self._body.name:
             name = _json(part)
-            if isinstance(name, str) and name and self._found is None:
+            if isinstance(name, str) and _is_visible(name) and self._found is None:
                 self._found = name
             else:
                 self.has_failed = True
@@ -197,13 +201,20 @@ class NamedCallReader:
         return self._arguments.take()
 
     def _read_name(self, text: str) -> int:
-        """Read up to the arguments. Returns: 0 until the whole name is there."""
-        for end in (self._between, "{"):
-            name, found, _ = text.partition(end)
-            if found and name.strip() and not any(character in _SPACE for character in name.strip()):
-                self._found = name.strip()
-                return len(name) + (0 if end == "{" else len(end))
-        self.has_failed = "{" in text or any(character in _SPACE for character in text.strip())
+        """Read up to the arguments. Returns: 0 until the whole name is there, but for white space before it."""
+        if space := len(text) - len(text.lstrip(_SPACE)):
+            return space
+        most = NAME_CHARACTERS_MAX + len(self._between)
+        text = text[:most]
+        ends = [(text.find(end), end) for end in (self._between, "{") if end in text]
+        place, end = min(ends, default=(len(text) - overlap(text, self._between), ""))
+        name = text[:place].rstrip(_SPACE)
+        is_too_long = len(name) > NAME_CHARACTERS_MAX or (not end and len(text) == most)
+        if is_too_long or any(character in _SPACE for character in name) or (end and not _is_visible(name)):
+            self.has_failed = True
+        elif end:
+            self._found = name
+            return place + (0 if end == "{" else len(end))
         return 0
 
 
@@ -216,6 +227,8 @@ class TaggedCallReader:
         self._schemas = schemas
         self._new = ""
         self._members: set[str] = set()
+        self._open: str | None = None  # name of the parameter whose value is read
+        self._value: list[str] = []
         self._found: str | None = None
         self.is_done = False
         self.has_failed = False
@@ -227,7 +240,7 @@ class TaggedCallReader:
     def read(self, text: str) -> int:
         taken = 0
         while not (self.is_done or self.has_failed):
-            step = self._read_function(text[taken:]) if self._found is None else self._read_parameter(text[taken:])
+            step = self._read(text[taken:])
             if not step:
                 return taken
             taken += step
@@ -237,43 +250,61 @@ class TaggedCallReader:
         text, self._new = self._new, ""
         return text
 
+    def _read(self, text: str) -> int:
+        """Return the number of characters that are taken for good; 0 while more are needed."""
+        if self._open is not None:
+            return self._read_value(self._open, text)
+        if space := len(text) - len(text.lstrip(_SPACE)):
+            return space
+        return self._read_function(text) if self._found is None else self._read_parameter(text)
+
     def _read_function(self, text: str) -> int:
         """Return the length of the opening tag; 0 while it is not whole."""
-        rest = text.lstrip(_SPACE)
-        name, found, _ = rest.removeprefix(self._body.function).partition(">")
-        if not self._begins(rest, self._body.function):
+        if not self._begins(text, self._body.function):
             return 0
-        if not found:
-            self.has_failed = "\n" in rest
-            return 0
-        if not name:
-            self.has_failed = True
+        name = self._read_name(text.removeprefix(self._body.function))
+        if name is None:
             return 0
         self._found = name
         self._new = "{"
-        return len(text) - len(rest) + len(self._body.function) + len(name) + 1
+        return len(self._body.function) + len(name) + 1
 
     def _read_parameter(self, text: str) -> int:
-        """Return the length of a whole parameter, or of the closing tag; 0 while neither is whole."""
-        rest = text.lstrip(_SPACE)
-        space = len(text) - len(rest)
-        if rest.startswith(self._body.function_end):
+        """Return the length of a parameter's opening tag, or of the closing tag; 0 while neither is whole."""
+        if text.startswith(self._body.function_end):
             self._new += "}"
             self.is_done = True
-            return space + len(self._body.function_end)
-        if not self._begins(rest, self._body.parameter, self._body.function_end):
+            return len(self._body.function_end)
+        if not self._begins(text, self._body.parameter, self._body.function_end):
             return 0
-        tag, found, _ = rest.partition(self._body.parameter_end)
-        name, opened, value = tag.removeprefix(self._body.parameter).partition(">")
-        if not found:
-            return 0
-        if not opened or not name or name in self._members:
-            self.has_failed = True
+        name = self._read_name(text.removeprefix(self._body.parameter))
+        if name is None or name in self._members:
+            self.has_failed |= name is not None
             return 0
         self._members.add(name)
+        self._open = name
+        return len(self._body.parameter) + len(name) + 1
+
+    def _read_value(self, name: str, text: str) -> int:
+        """Take more of a parameter's value, and its closing tag."""
+        value, found, _ = text.partition(self._body.parameter_end)
+        if not found:
+            value = text[: len(text) - overlap(text, self._body.parameter_end)]
+            self._value.append(value)
+            return len(value)
+        whole = _without_breaks(_visible("".join([*self._value, value])))
+        self._open = None
+        self._value.clear()
         self._new += ", " if len(self._members) > 1 else ""
-        self._new += f"{orjson.dumps(name).decode()}: {self._typed(name, _without_breaks(value))}"
-        return space + len(tag) + len(found)
+        self._new += f"{orjson.dumps(name).decode()}: {self._typed(name, whole)}"
+        return len(value) + len(found)
+
+    def _read_name(self, text: str) -> str | None:
+        """Return the name in a tag; None while it is not whole. It fails if it never will be one."""
+        name, found, _ = text[: NAME_CHARACTERS_MAX + 1].partition(">")
+        is_too_long = len(name) > NAME_CHARACTERS_MAX
+        self.has_failed = "\n" in name or is_too_long or (bool(found) and not _is_visible(name))
+        return name if found and not self.has_failed else None
 
     def _begins(self, rest: str, *tags: str) -> bool:
         """Return whether a text begins with one of the tags. It fails if it never will."""
@@ -291,6 +322,8 @@ class TaggedCallReader:
         text = value.strip()
         found = _json(_PYTHON.get(text, text))
         kind = _kind(found)
+        if kind == "number" and _INTEGER.fullmatch(text):
+            kind = "integer"  # which was too large for one
         if kind == "integer" and "number" in types:
             kind = "number"
         is_meant = kind in types and not ("string" in types and kind != "null")
@@ -311,15 +344,33 @@ def reader_of(body: JsonCall | NamedCall | TaggedCall, schemas: Mapping[str, Map
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 """Words of Python that models write for JSON's."""
 
+_INTEGER = re.compile("-?[0-9]+")
+
 _NOTHING = object()
 
 
 def _json(text: str) -> Any:
     """Return the value of a JSON text, or an object of no JSON type."""
     try:
-        return orjson.loads(text.encode(errors="surrogatepass"))
+        return orjson.loads(text)
     except orjson.JSONDecodeError:
+        pass
+    try:
+        # JSON has numbers and halves of characters that `orjson` refuses: 1e400, "\\ud800".
+        return json.loads(_checked(text), parse_constant=_refuse)
+    except (ValueError, RecursionError):
         return _NOTHING
+
+
+def _checked(text: str) -> str:
+    """Return a text without special tokens. Raises: ValueError if it has one."""
+    text.encode()
+    return text
+
+
+def _refuse(word: str) -> None:
+    """Raises: ValueError for a number that Python knows and JSON does not."""
+    raise ValueError(word)
 
 
 def _kind(value: Any) -> str:
@@ -353,15 +404,33 @@ def types_of(declared: Any, schema: Mapping[str, Any]) -> set[str]:
             waiting += found[name] if isinstance(found.get(name), list) else []
         reference = found.get("$ref")
         if isinstance(reference, str):
-            waiting.append(_referenced(reference, schema))
+            waiting.append(referenced(reference, schema))
     return types
 
 
-def _referenced(reference: str, schema: Mapping[str, Any]) -> Any:
+def referenced(reference: str, schema: Mapping[str, Any]) -> Any:
+    """Return the part of a schema that a reference names; None if it has none."""
     found: Any = schema
     for part in reference.removeprefix("#/").split("/"):
         found = found.get(part) if isinstance(found, dict) else None
     return found
+
+
+def overlap(text: str, marker: str) -> int:
+    """Return the length of the longest end of a text with which the marker begins."""
+    return next(
+        (length for length in range(min(len(text), len(marker) - 1), 0, -1) if marker.startswith(text[-length:])), 0
+    )
+
+
+def _visible(text: str) -> str:
+    """Return a text without the marks of special tokens, which no JSON can have."""
+    return text.encode(errors="ignore").decode()
+
+
+def _is_visible(name: str) -> bool:
+    """Return whether a name has letters, and no special token in it."""
+    return bool(name) and name == _visible(name)
 
 
 def _without_breaks(value: str) -> str:

@@ -178,14 +178,15 @@ def _chosen(tools: CallTools, choice: Any) -> CallTools | None:
         case "required":
             return replace(tools, must_call=True, param="tool_choice")
         case {"type": "function"}:
-            functions = (_called(tools, choice, "tool_choice"),)
+            functions = (_called(_by_name(tools), choice, "tool_choice"),)
             return replace(tools, functions=functions, must_call=True, is_single=True, param="tool_choice")
         case {
             "type": "allowed_tools",
             "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [_, *_] as some},
         }:
             where = "tool_choice.allowed_tools.tools"
-            named = [_called(tools, tool, f"{where}[{i}]") for i, tool in enumerate(some)]
+            by_name = _by_name(tools)
+            named = [_called(by_name, tool, f"{where}[{i}]") for i, tool in enumerate(some)]
             allowed = {function.name: function for function in named}
             return replace(tools, functions=(*allowed.values(),), must_call=mode == "required", param="tool_choice")
         case {"type": str() as kind} if kind not in ("function", "allowed_tools"):
@@ -197,12 +198,16 @@ def _chosen(tools: CallTools, choice: Any) -> CallTools | None:
     )
 
 
-def _called(tools: CallTools, named: Any, where: str) -> Function:
+def _by_name(tools: CallTools) -> Mapping[str, Function]:
+    return {function.name: function for function in tools.functions}
+
+
+def _called(functions: Mapping[str, Function], named: Any, where: str) -> Function:
     """Return the function that a choice names."""
     function = named.get("function") if isinstance(named, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
-    found = next((each for each in tools.functions if each.name == name), None)
+    found = functions.get(name) if isinstance(name, str) else None
     if found is None:
-        known = ", ".join(each.name for each in tools.functions)
+        known = ", ".join(functions)
         raise InvalidRequest(f"{where}: names no function of tools ({known}): {shown(named)}", param=where)
     return found

@@ -104,9 +104,15 @@ def takes_tools(render: Callable[..., str]) -> bool:
 
 def _check_calls(messages: Sequence[Message], prompt: str) -> None:
     """Raises: InvalidRequest naming the first message whose tool calls are not in the prompt."""
+    search, found = TextSearch(prompt), set[str]()
     for index, message in enumerate(messages):
         for call in message.get("tool_calls", ()):
-            if call["function"]["name"] not in prompt:
+            name = call["function"]["name"]
+            if name in found:
+                continue
+            found.add(name)
+            # A search that costs too much tells nothing.
+            if not search.has(name) and not search.is_spent:
                 param = f"messages[{index}].tool_calls"
                 raise InvalidRequest(
                     f"{param}: the model's chat template leaves tool calls out of the prompt", param=param
@@ -145,6 +151,11 @@ class TextSearch:
         self._prompt = prompt
         self._scanned_max = PASSES_MAX * len(prompt)
         self._position = 0  # the end of the last text that was found
+
+    @property
+    def is_spent(self) -> bool:
+        """Return whether no more may be searched."""
+        return self.scanned >= self._scanned_max
 
     def has(self, text: str) -> bool:
         """Return whether the prompt has a text. False also if the search would cost too much."""
