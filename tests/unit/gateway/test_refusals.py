@@ -136,7 +136,6 @@ UNBUILT: list[tuple[str, str, Any]] = [
     (COMPLETIONS, "length_penalty", True),
     (COMPLETIONS, "skip_special_tokens", False),
     (COMPLETIONS, "include_stop_str_in_output", True),
-    (COMPLETIONS, "bad_words", ["a"]),
     (COMPLETIONS, "truncate_prompt_tokens", 5),
     (COMPLETIONS, "priority", 1),
     (COMPLETIONS, "regex", "a+"),

@@ -241,7 +241,7 @@ def submission(
         echoed: result of `echo_texts`.
     Raises: InvalidRequest naming the field.
     """
-    sampling = _sampling(body, model, settings)
+    sampling = _sampling(body, model, settings) | tokens.limits.sampling()
     if tokens.grammar is not None:
         sampling["grammar"] = tokens.grammar.text
     choices = body.n or 1

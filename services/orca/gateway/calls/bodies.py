@@ -130,6 +130,12 @@ class GenerationBody(Body):
         None, description="The kind of text of every answer; text by default."
     )
     structured_outputs: StructuredOutputs | None = Field(None, description="What every answer matches; vLLM's field.")
+    allowed_token_ids: list[int] | None = Field(None, description="No other token is drawn.")
+    bad_words: list[str] | None = Field(
+        None,
+        description="Texts that the output does not have, with or without a space before. A text of one token is never"
+        " drawn. For a text of several, the last token is not drawn where the output ends with the others.",
+    )
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = Field(
         None, description="Add the tokenizer's special tokens; by default true for completions, false for chat."
@@ -148,9 +154,11 @@ class GenerationBody(Body):
     )
 
     _whole_number = field_validator("n", "top_k", "seed", "min_tokens", "deadline_ms", mode="before")(whole_number)
-    _whole_numbers = field_validator("stop_token_ids", "decoder_prefix", mode="before")(whole_numbers)
+    _whole_numbers = field_validator("stop_token_ids", "allowed_token_ids", "decoder_prefix", mode="before")(
+        whole_numbers
+    )
 
-    @field_validator("decoder_prefix", mode="before")
+    @field_validator("decoder_prefix", "bad_words", mode="before")
     @classmethod
     def _absent_if_empty(cls, value: Any) -> Any:
         return None if value in ("", []) else value

@@ -31,8 +31,6 @@ _GENERATION: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "guided_json_object": (False,),
     "logits_processors": ([],),
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
     "use_beam_search": (False,),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
