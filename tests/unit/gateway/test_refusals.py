@@ -127,7 +127,6 @@ UNBUILT: list[tuple[str, str, Any]] = [
     (CHAT, "modalities", ["text", "audio"]),
     (CHAT, "audio", {"voice": "a"}),
     (CHAT, "chat_template", "{{ x }}"),
-    (CHAT, "continue_final_message", True),
     (COMPLETIONS, "suffix", "end"),
     (COMPLETIONS, "guided_json", {}),
     (COMPLETIONS, "guided_choice", ["a"]),

@@ -132,12 +132,27 @@ def _chat_prompt(
     if body.reasoning_effort is not None:
         # Agents send it to every model, and few templates read it.
         variables = {"reasoning_effort": body.reasoning_effort, **(variables or {})}
+    continues = _continues_final_message(body)
     return _template(model).prompt(
         messages,
         tools=None if tools is None else tools.given,
-        add_generation_prompt=body.add_generation_prompt is not False,
+        add_generation_prompt=body.add_generation_prompt is not False and not continues,
+        continues_final_message=continues,
         variables=variables,
     )
+
+
+def _continues_final_message(body: ChatBody | TokenizeBody) -> bool:
+    """Return whether the answer continues the last message. Raises: InvalidRequest."""
+    param = "continue_final_message"
+    if not body.continue_final_message:
+        return False
+    if body.add_generation_prompt:
+        raise InvalidRequest(f"{param}: cannot be true with add_generation_prompt true", param=param)
+    last = body.messages[-1] if body.messages else None
+    if last is None or last.role != "assistant" or last.content is None:
+        raise InvalidRequest(f"{param}: needs a last message of role assistant, with a text", param=param)
+    return True
 
 
 async def check_grammar(

@@ -197,6 +197,11 @@ class ToolFields(BaseModel):
     reasoning_effort: str | None = Field(
         None, description="A variable for the model's chat template; without effect if the template has none."
     )
+    continue_final_message: bool | None = Field(
+        None,
+        description="Leave the last message, which is the assistant's, open: the answer continues its text."
+        " add_generation_prompt is then false.",
+    )
 
 
 class ChatBody(ToolFields, GenerationBody):
@@ -209,7 +214,9 @@ class ChatBody(ToolFields, GenerationBody):
     )
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    add_generation_prompt: bool | None = Field(None, description="True by default.")
+    add_generation_prompt: bool | None = Field(
+        None, description="True by default, and false with continue_final_message."
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the model's chat template.")
 
     _whole_chat_number = field_validator("max_tokens", "max_completion_tokens", "top_logprobs", mode="before")(

@@ -98,7 +98,6 @@ CHAT: dict[str, tuple[Any, ...]] = _GENERATION | {
     "web_search_options": (),
     "documents": ([],),
     "chat_template": (),
-    "continue_final_message": (False,),
     "echo": (False,),
     "best_of": (1,),
     "suffix": ("",),
