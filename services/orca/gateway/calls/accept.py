@@ -292,7 +292,7 @@ def submission(
         reader=context.reader,
         on_disconnect=_on_disconnect(body, context),
         render=options.to_json(),
-        render_names=() if options.tool_format is None else ("tools",),
+        render_names=_render_names(options),
         owner=context.call.owner,
         digest=context.digest,
     )
@@ -401,16 +401,34 @@ def _render_options(
         tool_format=None if tools is None else formats.tool_name,
         reasoning_format=formats.reasoning_name if divides_reasoning else None,
         tools=tools.schemas_json() if tools is not None and needs_types else None,
+        prompt_logprobs=_prompt_logprobs(body),
     )
+
+
+def _render_names(options: RenderOptions) -> tuple[str, ...]:
+    """Return the fields of a call that gateways of the release before cannot write the answer of."""
+    newer = {"tools": options.tool_format is not None, "prompt_logprobs": options.prompt_logprobs is not None}
+    return tuple(name for name, is_set in newer.items() if is_set)
 
 
 def _logprobs(body: CompletionBody | ChatBody) -> tuple[int | None, int | None]:
     """Return the numbers of alternatives to report for output and for prompt tokens."""
+    of_prompt = _prompt_logprobs(body)
     if isinstance(body, CompletionBody):
-        return body.logprobs, body.logprobs if body.echo else None
+        if body.echo and body.logprobs is not None:
+            of_prompt = max(of_prompt or 0, body.logprobs)
+        return body.logprobs, of_prompt
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
-    return (body.top_logprobs or 0 if body.logprobs else None), None
+    return (body.top_logprobs or 0 if body.logprobs else None), of_prompt
+
+
+def _prompt_logprobs(body: GenerationBody) -> int | None:
+    """Return the number that the field asks for: a stream has no place for them. Raises: InvalidRequest."""
+    if body.stream and body.prompt_logprobs:
+        message = "prompt_logprobs: a stream has none; leave it out, or make the call without stream"
+        raise InvalidRequest(message, param="prompt_logprobs")
+    return None if body.stream else body.prompt_logprobs
 
 
 def _stop(stop: Any, settings: GatewaySettings) -> tuple[str, ...]:

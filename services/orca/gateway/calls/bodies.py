@@ -136,6 +136,13 @@ class GenerationBody(Body):
         description="Texts that the output does not have, with or without a space before. A text of one token is never"
         " drawn. For a text of several, the last token is not drawn where the output ends with the others.",
     )
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=20,
+        description="Number of alternatives to report for each token of the prompt, besides the token itself. Whole"
+        " answers have them; more than 0 is refused with stream.",
+    )
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = Field(
         None, description="Add the tokenizer's special tokens; by default true for completions, false for chat."
@@ -153,7 +160,9 @@ class GenerationBody(Body):
         None, ge=1, le=2**31, description="End the request this many ms after it was accepted, even unfinished."
     )
 
-    _whole_number = field_validator("n", "top_k", "seed", "min_tokens", "deadline_ms", mode="before")(whole_number)
+    _whole_number = field_validator(
+        "n", "top_k", "seed", "min_tokens", "prompt_logprobs", "deadline_ms", mode="before"
+    )(whole_number)
     _whole_numbers = field_validator("stop_token_ids", "allowed_token_ids", "decoder_prefix", mode="before")(
         whole_numbers
     )

@@ -43,6 +43,8 @@ def check_target_fields(body: GenerationBody, model: ServedModel) -> None:
         return
     if prefix is not None and not isinstance(prefix, str):
         check_token_ids(prefix, model.info.vocab_size, param=PREFIX)
+    if body.prompt_logprobs is not None:
+        raise unsupported("prompt_logprobs", "an encoder-decoder model does not score its prompt")
     if not isinstance(body, CompletionBody):
         return
     if body.echo:

@@ -34,7 +34,6 @@ _GENERATION: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
-    "prompt_logprobs": (),
     "return_tokens_as_token_ids": (False,),
     "truncate_prompt_tokens": (),
     "priority": (0,),

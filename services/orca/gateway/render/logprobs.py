@@ -1,4 +1,4 @@
-"""Log probabilities in OpenAI's two shapes."""
+"""Log probabilities in OpenAI's two shapes, and those of a prompt in vLLM's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -119,6 +119,34 @@ def _chat_token(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str
         "token": tokenizer.token_text(token_id),
         "logprob": _finite(logprob),
         "bytes": list(tokenizer.token_bytes(token_id)),
+    }
+
+
+def prompt_logprobs(
+    prompt: Sequence[int], logprobs: Sequence[Logprob], top: int, tokenizer: Tokenizer
+) -> list[dict[str, Any] | None]:
+    """Return vLLM's list: an object for each token of a prompt, null for the first, which nothing precedes.
+
+    An object has the token and its most likely alternatives by their ids. The rank of a token that is not among the
+    alternatives is not in the log: it is null.
+
+    Args:
+        logprobs: of tokens 1 and up.
+        top: alternatives to report; the log may have more.
+    """
+    return [None, *(_by_id(logprob, top, tokenizer) for logprob in logprobs[: len(prompt) - 1])]
+
+
+def _by_id(logprob: Logprob, top: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    ranks = {token_id: rank for rank, (token_id, _) in enumerate(logprob.top, start=1)}
+    entries = {logprob.token: logprob.logprob} | dict(logprob.top[:top])
+    return {
+        str(token_id): {
+            "logprob": _finite(value),
+            "rank": ranks.get(token_id),
+            "decoded_token": tokenizer.token_text(token_id),
+        }
+        for token_id, value in entries.items()
     }
 
 

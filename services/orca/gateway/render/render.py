@@ -20,7 +20,7 @@ there was none. Joined by commas they are the `Last-Event-ID` after which to res
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -32,7 +32,7 @@ from orca.gateway.errors import end_error
 from orca.gateway.formats.parser import AnswerDelta
 from orca.gateway.latency_goals import NO_GOALS, LatencyGoals
 from orca.gateway.render.chat_parts import ChatParts, chat_parts
-from orca.gateway.render.logprobs import ScoredToken, Scorer, chat_logprobs, completion_logprobs
+from orca.gateway.render.logprobs import ScoredToken, Scorer, chat_logprobs, completion_logprobs, prompt_logprobs
 
 
 class AnswerKind(StrEnum):
@@ -63,6 +63,7 @@ class RenderOptions:
     tool_format: str | None = None  # name of the table by which calls of tools are read
     reasoning_format: str | None = None  # the same for reasoning
     tools: str | None = None  # JSON: the schema of the parameters by the name of the tool, if the table needs types
+    prompt_logprobs: int | None = None  # a whole answer has those of the prompt, with so many alternatives
     # Reserved: stored and given back, and nothing reads or writes them yet.
     text_flags: int | None = None  # bits: how the text is cut
     items: str | None = None  # JSON: items of a Responses call
@@ -251,6 +252,7 @@ class WholeChoice:
 
     body: bytes  # JSON
     reasoning_tokens: int | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None  # of a chat, which has them beside its choices
 
 
 def whole_answer(
@@ -261,6 +263,9 @@ def whole_answer(
     No choice may have failed (see `end_error`).
     """
     head = _head(requests[0].parent, options, is_chunk=False)
+    if options.prompt_logprobs is not None and options.kind is AnswerKind.CHAT:
+        # All choices have the same prompt.
+        head += b',"prompt_logprobs":' + orjson.dumps(choices[0].prompt_logprobs)
     if options.return_token_ids and options.kind is AnswerKind.CHAT:
         head += b',"prompt_token_ids":' + orjson.dumps(requests[0].prompt)
     usage = orjson.dumps(_usage_of_all(requests, options, ends, [choice.reasoning_tokens for choice in choices]))
@@ -297,11 +302,17 @@ def whole_choice(
     choice["logprobs"] = _logprobs(scored, options.kind, render_model.tokenizer)
     choice["finish_reason"] = _finish_reason(end, parts)
     choice["stop_reason"] = end.stop
+    of_prompt = None
+    if options.prompt_logprobs is not None and tokens:
+        top = options.prompt_logprobs
+        of_prompt = prompt_logprobs(request.prompt, tokens[0].prompt_logprobs, top, render_model.tokenizer)
+    if options.prompt_logprobs is not None and options.kind is AnswerKind.COMPLETION:
+        choice["prompt_logprobs"] = of_prompt
     if options.return_token_ids:
         if options.kind is AnswerKind.COMPLETION:
             choice["prompt_token_ids"] = request.prompt
         choice["token_ids"] = [token.id for token in tokens[: end.count]]
-    return WholeChoice(orjson.dumps(choice), None if parts is None else parts.reasoning_tokens)
+    return WholeChoice(orjson.dumps(choice), None if parts is None else parts.reasoning_tokens, of_prompt)
 
 
 def _parts(
@@ -377,7 +388,10 @@ class ChoiceLog:
             text = self._tokenizer.decode(prompt, skip_special_tokens=False)
         if self._scorer is None:
             return text, []
-        return text, self._scorer.score_prompt(prompt, token.prompt_logprobs, text)
+        # The log may have more alternatives, for the answer's `prompt_logprobs`.
+        top = self._request.sampling.logprobs or 0
+        logprobs = [replace(logprob, top=logprob.top[:top]) for logprob in token.prompt_logprobs]
+        return text, self._scorer.score_prompt(prompt, logprobs, text)
 
 
 def _logprobs(scored: Sequence[ScoredToken], kind: AnswerKind, tokenizer: Tokenizer) -> dict[str, Any] | None:
