@@ -133,8 +133,6 @@ UNBUILT: list[tuple[str, str, Any]] = [
     (COMPLETIONS, "prompt_embeds", "abc"),
     (COMPLETIONS, "use_beam_search", True),
     (COMPLETIONS, "length_penalty", True),
-    (COMPLETIONS, "skip_special_tokens", False),
-    (COMPLETIONS, "include_stop_str_in_output", True),
     (COMPLETIONS, "truncate_prompt_tokens", 5),
     (COMPLETIONS, "priority", 1),
     (COMPLETIONS, "regex", "a+"),

@@ -31,6 +31,7 @@ from orca.gateway.http.receive import check_shape
 from orca.gateway.models.chat_template import ChatTemplate
 from orca.gateway.models.models import PromisedSlots, ServedModel
 from orca.gateway.render.render import AnswerKind, RenderOptions
+from orca.gateway.render.shown_text import TextFlag
 from orca.gateway.settings import GatewaySettings
 from orca.pool.records import OnDisconnect, Submission
 from orca.pool.schemas import SCHEMA_OF_FORMATS
@@ -402,12 +403,24 @@ def _render_options(
         reasoning_format=formats.reasoning_name if divides_reasoning else None,
         tools=tools.schemas_json() if tools is not None and needs_types else None,
         prompt_logprobs=_prompt_logprobs(body),
+        text_flags=_text_flags(body) or None,
     )
+
+
+def _text_flags(body: GenerationBody) -> int:
+    keeps_stop, shows_special = bool(body.include_stop_str_in_output), body.skip_special_tokens is False
+    return int(TextFlag.KEEPS_STOP * keeps_stop | TextFlag.SHOWS_SPECIAL * shows_special)
 
 
 def _render_names(options: RenderOptions) -> tuple[str, ...]:
     """Return the fields of a call that gateways of the release before cannot write the answer of."""
-    newer = {"tools": options.tool_format is not None, "prompt_logprobs": options.prompt_logprobs is not None}
+    flags = TextFlag(options.text_flags or 0)
+    newer = {
+        "tools": options.tool_format is not None,
+        "prompt_logprobs": options.prompt_logprobs is not None,
+        "include_stop_str_in_output": TextFlag.KEEPS_STOP in flags,
+        "skip_special_tokens": TextFlag.SHOWS_SPECIAL in flags,
+    }
     return tuple(name for name, is_set in newer.items() if is_set)
 
 

@@ -136,6 +136,10 @@ class GenerationBody(Body):
         description="Texts that the output does not have, with or without a space before. A text of one token is never"
         " drawn. For a text of several, the last token is not drawn where the output ends with the others.",
     )
+    include_stop_str_in_output: bool | None = Field(
+        None, description="The text ends with the stop string, or with the text of the token that ended the output."
+    )
+    skip_special_tokens: bool | None = Field(None, description="True by default; with false they have their text.")
     prompt_logprobs: int | None = Field(
         None,
         ge=0,

@@ -32,8 +32,6 @@ _GENERATION: dict[str, tuple[Any, ...]] = {
     "guided_json_object": (False,),
     "logits_processors": ([],),
     "use_beam_search": (False,),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
     "return_tokens_as_token_ids": (False,),
     "truncate_prompt_tokens": (),
     "priority": (0,),

@@ -6,6 +6,7 @@ from typing import Any
 
 from orca.core.domain.request import Logprob, Request
 from orca.core.domain.text import Detokenizer, Tokenizer
+from orca.gateway.render.shown_text import SpecialDetokenizer
 
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot write."""
@@ -23,9 +24,11 @@ class ScoredToken:
 class Scorer:
     """Finds where in the answer each token's text begins; inside a character, that is where the character begins."""
 
-    def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
+    def __init__(self, tokenizer: Tokenizer, request: Request, *, shows_special: bool = False) -> None:
+        """Args: shows_special: the text has that of special tokens."""
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer.of(tokenizer, request)
+        make = SpecialDetokenizer if shows_special else Detokenizer.of
+        self._detokenizer: Detokenizer | SpecialDetokenizer = make(tokenizer, request)
         self._offset = 0
 
     def score(self, token_id: int, logprob: Logprob | None) -> ScoredToken:

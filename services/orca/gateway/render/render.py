@@ -33,6 +33,7 @@ from orca.gateway.formats.parser import AnswerDelta
 from orca.gateway.latency_goals import NO_GOALS, LatencyGoals
 from orca.gateway.render.chat_parts import ChatParts, chat_parts
 from orca.gateway.render.logprobs import ScoredToken, Scorer, chat_logprobs, completion_logprobs, prompt_logprobs
+from orca.gateway.render.shown_text import ShownText, TextFlag
 
 
 class AnswerKind(StrEnum):
@@ -64,8 +65,8 @@ class RenderOptions:
     reasoning_format: str | None = None  # the same for reasoning
     tools: str | None = None  # JSON: the schema of the parameters by the name of the tool, if the table needs types
     prompt_logprobs: int | None = None  # a whole answer has those of the prompt, with so many alternatives
-    # Reserved: stored and given back, and nothing reads or writes them yet.
-    text_flags: int | None = None  # bits: how the text is cut
+    text_flags: int | None = None  # bits: TextFlag
+    # Reserved: stored and given back, and nothing reads or writes it yet.
     items: str | None = None  # JSON: items of a Responses call
 
     def to_json(self) -> str:
@@ -324,6 +325,7 @@ def _parts(
         tool_format=options.tool_format,
         reasoning_format=options.reasoning_format,
         tools=options.tools,
+        shows_special=TextFlag.SHOWS_SPECIAL in TextFlag(options.text_flags or 0),
         holds_calls=holds_calls,
     )
 
@@ -351,9 +353,15 @@ class ChoiceLog:
         self._has_echo = options.echo
         self._echo_text = options.echo_text(request.choice)
         self._is_echo_only = options.echo_only
-        self._output = OutputText.of(render_model.tokenizer, request)
+        self._output: OutputText | ShownText = OutputText.of(render_model.tokenizer, request)
+        if options.text_flags:
+            markers = () if parts is None else parts.marker_ids
+            self._output = ShownText(render_model.tokenizer, request, TextFlag(options.text_flags), markers)
         self._ending = EndingTokens.of(sampling, render_model.eos_ids)
-        self._scorer = Scorer(render_model.tokenizer, request) if sampling.logprobs is not None else None
+        self._scorer: Scorer | None = None
+        if sampling.logprobs is not None:
+            shows_special = TextFlag.SHOWS_SPECIAL in TextFlag(options.text_flags or 0)
+            self._scorer = Scorer(render_model.tokenizer, request, shows_special=shows_special)
         self.count = 0
 
     def push(self, token: Token) -> tuple[str | AnswerDelta, Sequence[ScoredToken]]:
@@ -366,9 +374,15 @@ class ChoiceLog:
             scored.append(self._scorer.score(token.id, token.logprob))
         is_last = self._ending.ends(token.id, self.count - 1)
         if self._parts is not None:
-            text = "" if is_last else self._output.push(token.id).text
+            text = self._text(token.id, is_last)
             return self._parts.push(token.id, text, self._output.held), scored
-        return echo if is_last else echo + self._output.push(token.id).text, scored
+        return echo + self._text(token.id, is_last), scored
+
+    def _text(self, token_id: int, is_last: bool) -> str:
+        """Return the text that a token adds. Args: is_last: it ends the output by itself."""
+        if isinstance(self._output, ShownText):
+            return self._output.push(token_id, is_last=is_last)
+        return "" if is_last else self._output.push(token_id).text
 
     @property
     def shown_count(self) -> int:

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from transformers.generation.logits_process import NoBadWordsLogitsProcessor
+from transformers.generation.logits_process import NoBadWordsLogitsProcessor, PrefixConstrainedLogitsProcessor
 
 from orca.core.domain.request import SamplingParams
 from orca.worker.masks.request_mask import ModelMasks, RequestMask
@@ -43,6 +43,14 @@ def test_sequences_forbid_what_transformers_forbids_token_by_token_and_from_a_lo
         assert allowed(again) == found
         output.append(chance.choice(few))
         grown.take(output[-1])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_allowed_tokens_are_those_that_transformers_leaves(seed: int) -> None:
+    listed = random.Random(seed).sample(range(VOCAB), 1 + 16 * seed)
+    theirs = PrefixConstrainedLogitsProcessor(lambda _batch, _tokens: listed, num_beams=1)
+    scores = theirs(torch.tensor([[EOS]]), torch.zeros(1, VOCAB))[0]
+    assert allowed(masked(allowed_token_ids=tuple(listed))) == set(torch.nonzero(scores == 0).flatten().tolist())
 
 
 def test_the_prompt_is_no_part_of_a_sequence_and_overlaps_count() -> None:
