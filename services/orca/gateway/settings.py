@@ -147,6 +147,9 @@ class GatewaySettings:
     stop_token_ids_max: int = setting(128, "most stop token ids of a call", least=0)
     logit_bias_max: int = setting(1024, "most entries of a call's logit_bias", least=0)
     # Stored with each request of the call.
+    allowed_token_ids_max: int = setting(1 << 14, "most token ids of a call's allowed_token_ids", least=1)
+    bad_words_max: int = setting(128, "most texts of a call's bad_words", least=0)
+    bad_word_characters_max: int = setting(256, "most characters of one text of bad_words", least=1)
     grammar_bytes_max: int = setting(64 << 10, "most bytes of the grammar that a call's schema makes", least=1)
     # A schema of an application takes some milliseconds.
     grammar_seconds_max: float = setting(

@@ -210,6 +210,8 @@ def _unpack_sampling(values: dict[str, Any]) -> SamplingParams:
     for name in _LISTS:
         if name in values:
             values[name] = tuple(values[name])
+    if "forbidden_sequences" in values:
+        values["forbidden_sequences"] = tuple(map(tuple, values["forbidden_sequences"]))
     return SamplingParams(**{name: value for name, value in values.items() if name in _SAMPLING_FIELDS})
 
 

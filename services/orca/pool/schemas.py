@@ -18,7 +18,7 @@ from orca.pool.records import Submission
 SCHEMA_3_FIELDS = ("decoder_prefix", "weight", "order_class", "cache_salt", "key_hash", "head_hash")
 """Fields of a request that no release before schema 3 knows: they are stored by name, and only where they are set."""
 
-SCHEMA_3_SAMPLING = ("grammar", "allowed_token_ids", "forbidden_token_ids")
+SCHEMA_3_SAMPLING = ("grammar", "allowed_token_ids", "forbidden_token_ids", "forbidden_sequences")
 """The same, of its sampling parameters."""
 
 SCHEMA_OF_TARGETS = 3

@@ -18,7 +18,12 @@ FIELDS = {
     "key_hash": "6f1e",
     "head_hash": "aa07",
 }
-SAMPLING = {"grammar": "start: /[a-z]+/\n", "allowed_token_ids": (5, 9), "forbidden_token_ids": (1,)}
+SAMPLING = {
+    "grammar": "start: /[a-z]+/\n",
+    "allowed_token_ids": (5, 9),
+    "forbidden_token_ids": (1,),
+    "forbidden_sequences": ((5, 9), (9, 9, 5)),
+}
 
 
 def test_the_table_names_every_field() -> None:

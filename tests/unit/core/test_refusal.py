@@ -29,6 +29,7 @@ WIDE = {
     "grammar": "start: /a/" + " " * 70_000,
     "allowed_token_ids": (0, 9),
     "forbidden_token_ids": (1, 8),
+    "forbidden_sequences": ((1, 2), (0, 9, 9)),
 }
 
 
@@ -93,6 +94,8 @@ def test_a_request_at_every_bound_is_not_refused_and_fits_into_a_message() -> No
         ({"stop_token_ids": (10,)}, "stop_token_ids has 10, which is outside 0 to 9"),
         ({"allowed_token_ids": (3, 10)}, "allowed_token_ids has 10, which is outside 0 to 9"),
         ({"forbidden_token_ids": (-1,)}, "forbidden_token_ids has -1, which is outside 0 to 9"),
+        ({"forbidden_sequences": ((3, 10),)}, "forbidden_sequences has 10, which is outside 0 to 9"),
+        ({"forbidden_sequences": ((3, 4), (3,))}, "forbidden_sequences has a sequence of fewer than two tokens"),
         ({"grammar": 5}, "grammar is not a text"),
         ({"min_tokens": 1, "stop_token_ids": (0, *range(2, 10))}, "min_tokens forbids every token of the vocabulary"),
     ],

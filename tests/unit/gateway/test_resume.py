@@ -68,6 +68,7 @@ ANSWERS: list[tuple[str, dict[str, Any]]] = [
             {"n": 3, "seed": 4},
             {"stop": [" and more!", "🐋."]},
             {"stop": [" and"], "n": 2},
+            {"stop": [" and more"], "include_stop_str_in_output": True, "skip_special_tokens": False},
             {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "return_token_ids": True},
         )
     ),

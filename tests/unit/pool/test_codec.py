@@ -24,6 +24,7 @@ samplings = st.builds(
     grammar=st.none() | st.text(st.characters(exclude_categories=("Cs",))),
     allowed_token_ids=st.lists(ids, max_size=3).map(tuple),
     forbidden_token_ids=st.lists(ids, max_size=3).map(tuple),
+    forbidden_sequences=st.lists(st.lists(ids, min_size=2, max_size=3).map(tuple), max_size=3).map(tuple),
 )
 requests = st.builds(
     Request,

@@ -38,6 +38,7 @@ sampling_params = st.builds(
     grammar=st.none() | st.text(min_size=1),
     allowed_token_ids=st.lists(INT32, max_size=3).map(tuple),
     forbidden_token_ids=st.lists(INT32, max_size=3).map(tuple),
+    forbidden_sequences=st.lists(st.lists(INT32, min_size=2, max_size=3).map(tuple), max_size=3).map(tuple),
 )
 new_requests = st.builds(
     NewRequest,
@@ -124,8 +125,18 @@ def test_stop_strings_are_not_sent_to_stages() -> None:
     assert arrived.sampling == replace(sampling, stop=())
 
 
-DECIDE_TOKENS = ("SamplingParams", "NewRequest", "Row", "StepMessage", "Logprob", "Sampled", "Refused", "ResultMessage")
-CONTRACTS = {1: "0f215eb45354dfa7", 2: "49aefa08a2466c0d", 3: "b20522a505700e7e"}
+DECIDE_TOKENS = (
+    "SamplingParams",
+    "TokenSequence",
+    "NewRequest",
+    "Row",
+    "StepMessage",
+    "Logprob",
+    "Sampled",
+    "Refused",
+    "ResultMessage",
+)
+CONTRACTS = {1: "0f215eb45354dfa7", 2: "49aefa08a2466c0d", 3: "fa52bb396bddf456"}
 """Digests of the messages that decide tokens, by contract number. The first change since the last release adds a
 line and raises wire.CONTRACT: a stage drops fields that it does not know, and would compute something else. A further
 change before the next release replaces the digest of the last line.

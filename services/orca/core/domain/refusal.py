@@ -66,6 +66,8 @@ def _reasons(request: Request | NewRequest, bounds: ModelBounds) -> Iterator[str
             yield f"{name} has {value}, which is outside {low} to {high}"
     if sampling.grammar is not None and not isinstance(sampling.grammar, str):
         yield "grammar is not a text"
+    if any(len(sequence) < 2 for sequence in sampling.forbidden_sequences):
+        yield "forbidden_sequences has a sequence of fewer than two tokens"
     if sampling.min_tokens > 0 and len({*bounds.eos_token_ids, *sampling.stop_token_ids}) > last:
         yield "min_tokens forbids every token of the vocabulary: all of them end the output"
 
@@ -124,3 +126,6 @@ def _numbers(sampling: SamplingParams, bounds: ModelBounds) -> Iterator[tuple[st
     for name in ("stop_token_ids", "allowed_token_ids", "forbidden_token_ids"):
         for token in getattr(sampling, name):
             yield name, token, 0, last
+    for sequence in sampling.forbidden_sequences:
+        for token in sequence:
+            yield "forbidden_sequences", token, 0, last

@@ -58,11 +58,15 @@ class SamplingParams:
     grammar: str | None = None  # the output matches it: llguidance's dialect of Lark (core.grammars)
     allowed_token_ids: tuple[int, ...] = ()  # no other token is drawn; empty allows all
     forbidden_token_ids: tuple[int, ...] = ()
+    # At least two token ids each: the last one is not drawn where the output ends with those before it.
+    forbidden_sequences: tuple[tuple[int, ...], ...] = ()
 
     @property
     def has_token_mask(self) -> bool:
         """Return whether the next token is one of a set that may change from token to token."""
-        return self.grammar is not None or bool(self.allowed_token_ids or self.forbidden_token_ids)
+        return self.grammar is not None or bool(
+            self.allowed_token_ids or self.forbidden_token_ids or self.forbidden_sequences
+        )
 
 
 @dataclass(frozen=True, slots=True)

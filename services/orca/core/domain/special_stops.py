@@ -23,6 +23,7 @@ class SpecialStop:
     stop: str
     after: int  # characters of the output's text that follow it in the newest token
     characters: int  # characters of the output's text that belong to it
+    special: int  # special tokens that belong to it
 
 
 class SpecialStops:
@@ -58,19 +59,28 @@ class SpecialStops:
         else:
             # The incomplete character is part of the text, so no stop string goes on across it.
             piece = _OTHER * cuts_character + self._marks.get(token_id, _OTHER)
-        first: tuple[int, int, str, int] | None = None
+        first: tuple[int, int, str, int] | None = None  # end, minus the length, stop string, characters of the text
         for search, stop in zip(self._searches, self._stop, strict=True):
             end = search.push(piece)
             # Of those that end at the same character, the longest counts.
             if end and (first is None or (end, -len(search.pattern)) < first[:2]):
                 first = (end, -len(search.pattern), stop, search.visible_before(len(search.pattern)))
-        return None if first is None else SpecialStop(first[2], _visible(piece[first[0] :]), first[3])
+        if first is None:
+            return None
+        end, negative_length, stop, characters = first
+        return SpecialStop(stop, _visible(piece[end:]), characters, -negative_length - characters)
 
     @property
     def held(self) -> int:
         """Characters of the text that may belong to a stop string that is not complete."""
         longest = max(self._searches, key=lambda search: search.matched)
         return longest.visible_before(longest.matched)
+
+    @property
+    def held_special(self) -> int:
+        """Special tokens that may belong to a stop string that is not complete."""
+        longest = max(self._searches, key=lambda search: search.matched)
+        return longest.matched - longest.visible_before(longest.matched)
 
     def _mark(self, token_id: int) -> str:
         # 16 strings of 1,024 characters could name more tokens than there are marks. The further ones share the last.

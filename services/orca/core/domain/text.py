@@ -29,6 +29,7 @@ class TextDelta:
 
     text: str  # empty while characters or a possible stop string are held back
     stop: str | None = None  # the stop string that this token completed; nothing follows
+    special: int = 0  # special tokens that the stop string stands for
 
 
 class OutputText:
@@ -82,11 +83,11 @@ class OutputText:
             return TextDelta("")
         text = self._held + new
         if self._count > self._min_tokens and (match := self._first_match(text, special)) is not None:
-            start, stop = match
+            start, stop, special_count = match
             self._held = ""
             # A character that a special token cuts off stays incomplete, as before any other end.
             cut = self._detokenizer.flush() if special is not None and start == len(text) else ""
-            return TextDelta(text[:start] + cut, stop)
+            return TextDelta(text[:start] + cut, stop, special_count)
         held = self._length_held(text)
         if self._special is not None:
             held = max(held, self._special.held)
@@ -98,23 +99,36 @@ class OutputText:
         """Whole characters that are held back."""
         return len(self._held)
 
+    @property
+    def held_special(self) -> int:
+        """The last special tokens that may belong to a stop string."""
+        return 0 if self._special is None else self._special.held_special
+
+    def end_with(self, token_id: int) -> str:
+        """Return all that was held back, and the text of a token that ends the output by itself."""
+        text = self._held + self._detokenizer.push(token_id) + self._detokenizer.flush()
+        self._held = ""
+        return text
+
     def flush(self) -> str:
         """Return all that was held back, when the output has ended without a stop string."""
         text = self._held + self._detokenizer.flush()
         self._held = ""
         return text
 
-    def _first_match(self, text: str, special: SpecialStop | None) -> tuple[int, str] | None:
-        """Return start and text of the stop string that ends first, among those that end in the newest token."""
-        first: tuple[int, int, str] | None = None
+    def _first_match(self, text: str, special: SpecialStop | None) -> tuple[int, str, int] | None:
+        """Return start, text and special tokens of the stop string that ends first, of those that end in the newest
+        token.
+        """
+        first: tuple[int, int, str, int] | None = None
         if special is not None:
             end = len(text) - special.after
-            first = (end, end - special.characters, special.stop)
+            first = (end, end - special.characters, special.stop, special.special)
         for stop in self._stop:
             # A stop string that ended in the held text was complete within `min_tokens`: it is skipped for good.
             start = text.find(stop, max(0, len(self._held) - len(stop) + 1))
             if start >= 0 and (first is None or (start + len(stop), start) < first[:2]):
-                first = (start + len(stop), start, stop)
+                first = (start + len(stop), start, stop, 0)
         return None if first is None else first[1:]
 
     def _length_held(self, text: str) -> int:

@@ -161,6 +161,7 @@ def _sampling_to_wire(sampling: SamplingParams) -> pb.SamplingParams:
         grammar=sampling.grammar or "",
         allowed_token_ids=sampling.allowed_token_ids,
         forbidden_token_ids=sampling.forbidden_token_ids,
+        forbidden_sequences=[pb.TokenSequence(tokens=sequence) for sequence in sampling.forbidden_sequences],
     )
 
 
@@ -183,6 +184,7 @@ def _sampling_from_wire(message: pb.SamplingParams) -> SamplingParams:
         grammar=message.grammar or None,
         allowed_token_ids=tuple(message.allowed_token_ids),
         forbidden_token_ids=tuple(message.forbidden_token_ids),
+        forbidden_sequences=tuple(tuple(sequence.tokens) for sequence in message.forbidden_sequences),
     )
 
 

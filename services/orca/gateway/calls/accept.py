@@ -33,6 +33,7 @@ from orca.gateway.http.receive import check_shape
 from orca.gateway.models.chat_template import ChatTemplate
 from orca.gateway.models.models import PromisedSlots, ServedModel
 from orca.gateway.render.render import AnswerKind, RenderOptions
+from orca.gateway.render.shown_text import TextFlag
 from orca.gateway.responses.bodies import ResponseChat
 from orca.gateway.settings import GatewaySettings
 from orca.pool.records import OnDisconnect, Submission
@@ -136,12 +137,27 @@ def _chat_prompt(
     if body.reasoning_effort is not None:
         # Agents send it to every model, and few templates read it.
         variables = {"reasoning_effort": body.reasoning_effort, **(variables or {})}
+    continues = _continues_final_message(body)
     return _template(model).prompt(
         messages,
         tools=None if tools is None else tools.given,
-        add_generation_prompt=body.add_generation_prompt is not False,
+        add_generation_prompt=body.add_generation_prompt is not False and not continues,
+        continues_final_message=continues,
         variables=variables,
     )
+
+
+def _continues_final_message(body: ChatBody | TokenizeBody) -> bool:
+    """Return whether the answer continues the last message. Raises: InvalidRequest."""
+    param = "continue_final_message"
+    if not body.continue_final_message:
+        return False
+    if body.add_generation_prompt:
+        raise InvalidRequest(f"{param}: cannot be true with add_generation_prompt true", param=param)
+    last = body.messages[-1] if body.messages else None
+    if last is None or last.role != "assistant" or last.content is None:
+        raise InvalidRequest(f"{param}: needs a last message of role assistant, with a text", param=param)
+    return True
 
 
 async def check_grammar(
@@ -245,7 +261,7 @@ def submission(
         echoed: result of `echo_texts`.
     Raises: InvalidRequest naming the field.
     """
-    sampling = _sampling(body, model, settings)
+    sampling = _sampling(body, model, settings) | tokens.limits.sampling()
     if tokens.grammar is not None:
         sampling["grammar"] = tokens.grammar.text
     choices = body.n or 1
@@ -288,10 +304,16 @@ def submission(
 
 
 def _newer_names(options: RenderOptions) -> tuple[str, ...]:
-    """Return the fields of a call whose rendering the release before cannot read."""
-    if options.kind is AnswerKind.RESPONSE:
-        return ("input",)
-    return () if options.tool_format is None else ("tools",)
+    """Return the fields of a call that gateways of the release before cannot write the answer of."""
+    flags = TextFlag(options.text_flags or 0)
+    newer = {
+        "input": options.kind is AnswerKind.RESPONSE,
+        "tools": options.tool_format is not None and options.kind is not AnswerKind.RESPONSE,
+        "prompt_logprobs": options.prompt_logprobs is not None,
+        "include_stop_str_in_output": TextFlag.KEEPS_STOP in flags,
+        "skip_special_tokens": TextFlag.SHOWS_SPECIAL in flags,
+    }
+    return tuple(name for name, is_set in newer.items() if is_set)
 
 
 def max_new_tokens(
@@ -398,6 +420,8 @@ def _render_options(
         reasoning_format=formats.reasoning_name if divides_reasoning else None,
         tools=tools.schemas_json() if tools is not None and needs_types else None,
         items=body.echo_json if isinstance(body, ResponseChat) else None,
+        prompt_logprobs=_prompt_logprobs(body),
+        text_flags=_text_flags(body) or None,
     )
 
 
@@ -407,13 +431,29 @@ def _kind(body: CompletionBody | ChatBody) -> AnswerKind:
     return AnswerKind.CHAT if isinstance(body, ChatBody) else AnswerKind.COMPLETION
 
 
+def _text_flags(body: GenerationBody) -> int:
+    keeps_stop, shows_special = bool(body.include_stop_str_in_output), body.skip_special_tokens is False
+    return int(TextFlag.KEEPS_STOP * keeps_stop | TextFlag.SHOWS_SPECIAL * shows_special)
+
+
 def _logprobs(body: CompletionBody | ChatBody) -> tuple[int | None, int | None]:
     """Return the numbers of alternatives to report for output and for prompt tokens."""
+    of_prompt = _prompt_logprobs(body)
     if isinstance(body, CompletionBody):
-        return body.logprobs, body.logprobs if body.echo else None
+        if body.echo and body.logprobs is not None:
+            of_prompt = max(of_prompt or 0, body.logprobs)
+        return body.logprobs, of_prompt
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
-    return (body.top_logprobs or 0 if body.logprobs else None), None
+    return (body.top_logprobs or 0 if body.logprobs else None), of_prompt
+
+
+def _prompt_logprobs(body: GenerationBody) -> int | None:
+    """Return the number that the field asks for: a stream has no place for them. Raises: InvalidRequest."""
+    if body.stream and body.prompt_logprobs:
+        message = "prompt_logprobs: a stream has none; leave it out, or make the call without stream"
+        raise InvalidRequest(message, param="prompt_logprobs")
+    return None if body.stream else body.prompt_logprobs
 
 
 def _stop(stop: Any, settings: GatewaySettings) -> tuple[str, ...]:

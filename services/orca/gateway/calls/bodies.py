@@ -130,6 +130,23 @@ class GenerationBody(Body):
         None, description="The kind of text of every answer; text by default."
     )
     structured_outputs: StructuredOutputs | None = Field(None, description="What every answer matches; vLLM's field.")
+    allowed_token_ids: list[int] | None = Field(None, description="No other token is drawn.")
+    bad_words: list[str] | None = Field(
+        None,
+        description="Texts that the output does not have, with or without a space before. A text of one token is never"
+        " drawn. For a text of several, the last token is not drawn where the output ends with the others.",
+    )
+    include_stop_str_in_output: bool | None = Field(
+        None, description="The text ends with the stop string, or with the text of the token that ended the output."
+    )
+    skip_special_tokens: bool | None = Field(None, description="True by default; with false they have their text.")
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=20,
+        description="Number of alternatives to report for each token of the prompt, besides the token itself. Whole"
+        " answers have them; more than 0 is refused with stream.",
+    )
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = Field(
         None, description="Add the tokenizer's special tokens; by default true for completions, false for chat."
@@ -147,10 +164,14 @@ class GenerationBody(Body):
         None, ge=1, le=2**31, description="End the request this many ms after it was accepted, even unfinished."
     )
 
-    _whole_number = field_validator("n", "top_k", "seed", "min_tokens", "deadline_ms", mode="before")(whole_number)
-    _whole_numbers = field_validator("stop_token_ids", "decoder_prefix", mode="before")(whole_numbers)
+    _whole_number = field_validator(
+        "n", "top_k", "seed", "min_tokens", "prompt_logprobs", "deadline_ms", mode="before"
+    )(whole_number)
+    _whole_numbers = field_validator("stop_token_ids", "allowed_token_ids", "decoder_prefix", mode="before")(
+        whole_numbers
+    )
 
-    @field_validator("decoder_prefix", mode="before")
+    @field_validator("decoder_prefix", "bad_words", mode="before")
     @classmethod
     def _absent_if_empty(cls, value: Any) -> Any:
         return None if value in ("", []) else value
@@ -189,6 +210,11 @@ class ToolFields(BaseModel):
     reasoning_effort: str | None = Field(
         None, description="A variable for the model's chat template; without effect if the template has none."
     )
+    continue_final_message: bool | None = Field(
+        None,
+        description="Leave the last message, which is the assistant's, open: the answer continues its text."
+        " add_generation_prompt is then false.",
+    )
 
 
 class ChatBody(ToolFields, GenerationBody):
@@ -201,7 +227,9 @@ class ChatBody(ToolFields, GenerationBody):
     )
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    add_generation_prompt: bool | None = Field(None, description="True by default.")
+    add_generation_prompt: bool | None = Field(
+        None, description="True by default, and false with continue_final_message."
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the model's chat template.")
 
     _whole_chat_number = field_validator("max_tokens", "max_completion_tokens", "top_logprobs", mode="before")(

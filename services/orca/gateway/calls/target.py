@@ -11,6 +11,7 @@ from orca.core.domain.encoder_decoder import EncoderDecoder
 from orca.core.domain.errors import InvalidRequest, NotStoredYet
 from orca.gateway.calls.bodies import CompletionBody, GenerationBody
 from orca.gateway.calls.token_ids import check_token_ids
+from orca.gateway.calls.token_limits import FIELDS, NO_LIMITS, TokenLimits
 from orca.gateway.errors import UNAVAILABLE, ApiError, unsupported
 from orca.gateway.formats.tools import CallTools
 from orca.gateway.grammars.fields import NamedGrammar
@@ -29,6 +30,7 @@ class CallTokens:
     prefix_tokens: int = 0  # those of `target` that the call gives: they count as prompt
     grammar: NamedGrammar | None = None  # of every answer
     tools: CallTools | None = None  # that every answer may call
+    limits: TokenLimits = NO_LIMITS
 
 
 def check_target_fields(body: GenerationBody, model: ServedModel) -> None:
@@ -41,6 +43,8 @@ def check_target_fields(body: GenerationBody, model: ServedModel) -> None:
         return
     if prefix is not None and not isinstance(prefix, str):
         check_token_ids(prefix, model.info.vocab_size, param=PREFIX)
+    if body.prompt_logprobs is not None:
+        raise unsupported("prompt_logprobs", "an encoder-decoder model does not score its prompt")
     if not isinstance(body, CompletionBody):
         return
     if body.echo:
@@ -94,10 +98,9 @@ def other_ids(param: str, name: str | None, model: ServedModel) -> ApiError:
 def needs_newer_schema(error: NotStoredYet, model: ServedModel, tokens: CallTokens) -> ApiError | NotStoredYet:
     """Return the error for a call that the pool cannot store yet: no call to an encoder-decoder model can change it."""
     if model.info.encoder_decoder is None:
-        if tokens.grammar is None:
-            return error
-        # The client knows the field that the grammar was made from.
-        names = (tokens.grammar.param if name == "grammar" else name for name in error.names)
+        # The client knows the fields that these were made from.
+        made_from = FIELDS if tokens.grammar is None else {**FIELDS, "grammar": tokens.grammar.param}
+        names = dict.fromkeys(made_from.get(name, name) for name in error.names)
         return NotStoredYet(tuple(names), error.in_force)
     message = (
         f"{model.info.name!r} is an encoder-decoder model. Its calls need schema {SCHEMA_OF_TARGETS} in the request "

@@ -13,8 +13,11 @@ _FIRST_MARK = 0xD800
 class Markers:
     """The tables of a model with the markers as they stand in the parser's text."""
 
-    def __init__(self, formats: ModelFormats, tokenizer: Tokenizer) -> None:
+    def __init__(self, formats: ModelFormats, tokenizer: Tokenizer, *, shows_special: bool = False) -> None:
+        """Args: shows_special: a special token that marks nothing has its text."""
         self.by_token: dict[int, str] = {}
+        self._texts: dict[str, str] = {}  # of the marks
+        self._shows_special = shows_special
         self._special = tokenizer.special_ids
         tool, reasoning = formats.tool, formats.reasoning
         if tool is not None:
@@ -30,12 +33,14 @@ class Markers:
         token_id = self._special.get(marker)
         if token_id is None:
             return marker
-        return self.by_token.setdefault(token_id, chr(_FIRST_MARK + len(self.by_token)))
+        mark = self.by_token.setdefault(token_id, chr(_FIRST_MARK + len(self.by_token)))
+        self._texts[mark] = marker if self._shows_special else ""
+        return mark
 
     def visible(self, text: str) -> str:
-        """Return a text without special tokens, which have none."""
-        for mark in self.by_token.values():
-            text = text.replace(mark, "")
+        """Return a text for the client: without special tokens, or with their texts."""
+        for mark, shown in self._texts.items():
+            text = text.replace(mark, shown)
         return text
 
 

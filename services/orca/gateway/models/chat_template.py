@@ -17,7 +17,10 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from orca.core.domain.errors import InvalidRequest, ModelError
-from orca.gateway.models.message_roles import MessageRoles, takes_tools
+from orca.gateway.models.message_roles import MessageRoles, Render, takes_tools
+
+_TEXT_END = "orcaendoftext "
+"""Marks the end of the message that is continued."""
 
 
 class ChatTemplate:
@@ -47,10 +50,14 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continues_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt of a chat, in which every message is. Args: as for `render`.
+        """Return the prompt of a chat, in which every message is.
 
+        Args:
+            continues_final_message: end with the text of the last message, as if its author went on.
+            others: as for `render`.
         Raises: InvalidRequest if the template refuses the messages or leaves one out, or for a variable that is ours.
         """
         own = self._variables(messages, tools, add_generation_prompt=add_generation_prompt)
@@ -59,6 +66,8 @@ class ChatTemplate:
                 name = f"chat_template_kwargs.{name}"
                 raise InvalidRequest(f"{name}: this variable cannot be replaced", param=name)
         render = partial(self.render, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
+        if continues_final_message:
+            render = partial(_render_open, render)
         return (self._roles if tools is None else self._tool_roles).write_prompt(messages, render)
 
     def render(
@@ -105,6 +114,22 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
+
+
+def _render_open(render: Render, messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the prompt up to the end of the last message's text, as `apply_chat_template` of transformers does.
+
+    Raises: InvalidRequest if the template changes the end of the text.
+    """
+    last = {**messages[-1], "content": messages[-1]["content"] + _TEXT_END}
+    prompt = render([*messages[:-1], last])
+    before, mark, after = prompt.partition(_TEXT_END.rstrip())
+    if not mark or mark in after:
+        param = "continue_final_message"
+        message = f"{param}: the model's chat template does not write the last message as it is"
+        raise InvalidRequest(message, param=param)
+    # A template that removes the mark's own space removes it at the end of any text.
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def _compiled(source: str) -> jinja2.Template:

@@ -24,16 +24,20 @@ class ChatParts:
         formats: ModelFormats,
         *,
         tools: str | None,
+        shows_special: bool = False,
         holds_calls: bool = False,
     ) -> None:
         """
         Args:
             tools: JSON: the schema of the parameters by the name of the tool; None if the format needs none.
+            shows_special: special tokens have their text.
             holds_calls: for a whole answer, which needs no part before its end.
         """
         reasoning = formats.reasoning
+        markers = Markers(formats, tokenizer, shows_special=shows_special)
+        self.marker_ids = markers.by_token.keys()  # special tokens that are markers
         self.parser = AnswerParser(
-            Markers(formats, tokenizer),
+            markers,
             is_in_reasoning=reasoning is not None and begins_reasoning(reasoning, tokenizer, request.prompt),
             schemas=None if tools is None else orjson.loads(tools),
             holds_calls=holds_calls,
@@ -110,6 +114,7 @@ def chat_parts(
     tool_format: str | None,
     reasoning_format: str | None,
     tools: str | None,
+    shows_special: bool = False,
     holds_calls: bool = False,
 ) -> ChatParts | None:
     """Return the parts of a choice; None if its answer is one text.
@@ -119,7 +124,7 @@ def chat_parts(
     formats = ModelFormats(TOOL_FORMATS.get(tool_format or ""), REASONING_FORMATS.get(reasoning_format or ""))
     if formats == ModelFormats():
         return None
-    return ChatParts(request, tokenizer, formats, tools=tools, holds_calls=holds_calls)
+    return ChatParts(request, tokenizer, formats, tools=tools, shows_special=shows_special, holds_calls=holds_calls)
 
 
 def _reasoning(text: str | None) -> dict[str, str | None]:

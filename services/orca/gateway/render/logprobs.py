@@ -1,4 +1,4 @@
-"""Log probabilities in OpenAI's two shapes."""
+"""Log probabilities in OpenAI's two shapes, and those of a prompt in vLLM's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from typing import Any
 
 from orca.core.domain.request import Logprob, Request
 from orca.core.domain.text import Detokenizer, Tokenizer
+from orca.gateway.render.shown_text import SpecialDetokenizer
 
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot write."""
@@ -23,9 +24,11 @@ class ScoredToken:
 class Scorer:
     """Finds where in the answer each token's text begins; inside a character, that is where the character begins."""
 
-    def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
+    def __init__(self, tokenizer: Tokenizer, request: Request, *, shows_special: bool = False) -> None:
+        """Args: shows_special: the text has that of special tokens."""
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer.of(tokenizer, request)
+        make = SpecialDetokenizer if shows_special else Detokenizer.of
+        self._detokenizer: Detokenizer | SpecialDetokenizer = make(tokenizer, request)
         self._offset = 0
 
     def score(self, token_id: int, logprob: Logprob | None) -> ScoredToken:
@@ -119,6 +122,34 @@ def _chat_token(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str
         "token": tokenizer.token_text(token_id),
         "logprob": _finite(logprob),
         "bytes": list(tokenizer.token_bytes(token_id)),
+    }
+
+
+def prompt_logprobs(
+    prompt: Sequence[int], logprobs: Sequence[Logprob], top: int, tokenizer: Tokenizer
+) -> list[dict[str, Any] | None]:
+    """Return vLLM's list: an object for each token of a prompt, null for the first, which nothing precedes.
+
+    An object has the token and its most likely alternatives by their ids. The rank of a token that is not among the
+    alternatives is not in the log: it is null.
+
+    Args:
+        logprobs: of tokens 1 and up.
+        top: alternatives to report; the log may have more.
+    """
+    return [None, *(_by_id(logprob, top, tokenizer) for logprob in logprobs[: len(prompt) - 1])]
+
+
+def _by_id(logprob: Logprob, top: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    ranks = {token_id: rank for rank, (token_id, _) in enumerate(logprob.top, start=1)}
+    entries = {logprob.token: logprob.logprob} | dict(logprob.top[:top])
+    return {
+        str(token_id): {
+            "logprob": _finite(value),
+            "rank": ranks.get(token_id),
+            "decoded_token": tokenizer.token_text(token_id),
+        }
+        for token_id, value in entries.items()
     }
 
 

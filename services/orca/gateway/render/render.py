@@ -20,7 +20,7 @@ there was none. Joined by commas they are the `Last-Event-ID` after which to res
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -32,7 +32,8 @@ from orca.gateway.errors import end_error
 from orca.gateway.formats.parts import AnswerDelta
 from orca.gateway.latency_goals import NO_GOALS, LatencyGoals
 from orca.gateway.render.chat_parts import ChatParts, chat_parts
-from orca.gateway.render.logprobs import ScoredToken, Scorer, chat_logprobs, completion_logprobs
+from orca.gateway.render.logprobs import ScoredToken, Scorer, chat_logprobs, completion_logprobs, prompt_logprobs
+from orca.gateway.render.shown_text import ShownText, TextFlag
 
 
 class AnswerKind(StrEnum):
@@ -65,8 +66,8 @@ class RenderOptions:
     reasoning_format: str | None = None  # the same for reasoning
     tools: str | None = None  # JSON: the schema of the parameters by the name of the tool, if the table needs types
     items: str | None = None  # JSON: fields of a call to the Responses API that its response repeats
-    # Reserved: stored and given back, and nothing reads or writes them yet.
-    text_flags: int | None = None  # bits: how the text is cut
+    prompt_logprobs: int | None = None  # a whole answer has those of the prompt, with so many alternatives
+    text_flags: int | None = None  # bits: TextFlag
 
     def to_json(self) -> str:
         stored = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -256,6 +257,7 @@ class WholeChoice:
 
     body: bytes  # JSON
     reasoning_tokens: int | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None  # of a chat, which has them beside its choices
 
 
 def whole_answer(
@@ -266,6 +268,9 @@ def whole_answer(
     No choice may have failed (see `end_error`).
     """
     head = _head(requests[0].parent, options, is_chunk=False)
+    if options.prompt_logprobs is not None and options.kind is AnswerKind.CHAT:
+        # All choices have the same prompt.
+        head += b',"prompt_logprobs":' + orjson.dumps(choices[0].prompt_logprobs)
     if options.return_token_ids and options.kind is AnswerKind.CHAT:
         head += b',"prompt_token_ids":' + orjson.dumps(requests[0].prompt)
     usage = orjson.dumps(_usage_of_all(requests, options, ends, [choice.reasoning_tokens for choice in choices]))
@@ -302,11 +307,17 @@ def whole_choice(
     choice["logprobs"] = _logprobs(scored, options.kind, render_model.tokenizer)
     choice["finish_reason"] = _finish_reason(end, parts)
     choice["stop_reason"] = end.stop
+    of_prompt = None
+    if options.prompt_logprobs is not None and tokens:
+        top = options.prompt_logprobs
+        of_prompt = prompt_logprobs(request.prompt, tokens[0].prompt_logprobs, top, render_model.tokenizer)
+    if options.prompt_logprobs is not None and options.kind is AnswerKind.COMPLETION:
+        choice["prompt_logprobs"] = of_prompt
     if options.return_token_ids:
         if options.kind is AnswerKind.COMPLETION:
             choice["prompt_token_ids"] = request.prompt
         choice["token_ids"] = [token.id for token in tokens[: end.count]]
-    return WholeChoice(orjson.dumps(choice), None if parts is None else parts.reasoning_tokens)
+    return WholeChoice(orjson.dumps(choice), None if parts is None else parts.reasoning_tokens, of_prompt)
 
 
 def _parts(
@@ -318,6 +329,7 @@ def _parts(
         tool_format=options.tool_format,
         reasoning_format=options.reasoning_format,
         tools=options.tools,
+        shows_special=TextFlag.SHOWS_SPECIAL in TextFlag(options.text_flags or 0),
         holds_calls=holds_calls,
     )
 
@@ -345,9 +357,15 @@ class ChoiceLog:
         self._has_echo = options.echo
         self._echo_text = options.echo_text(request.choice)
         self._is_echo_only = options.echo_only
-        self._output = OutputText.of(render_model.tokenizer, request)
+        self._output: OutputText | ShownText = OutputText.of(render_model.tokenizer, request)
+        if options.text_flags:
+            markers = () if parts is None else parts.marker_ids
+            self._output = ShownText(render_model.tokenizer, request, TextFlag(options.text_flags), markers)
         self._ending = EndingTokens.of(sampling, render_model.eos_ids)
-        self._scorer = Scorer(render_model.tokenizer, request) if sampling.logprobs is not None else None
+        self._scorer: Scorer | None = None
+        if sampling.logprobs is not None:
+            shows_special = TextFlag.SHOWS_SPECIAL in TextFlag(options.text_flags or 0)
+            self._scorer = Scorer(render_model.tokenizer, request, shows_special=shows_special)
         self.count = 0
 
     def push(self, token: Token) -> tuple[str | AnswerDelta, Sequence[ScoredToken]]:
@@ -360,9 +378,15 @@ class ChoiceLog:
             scored.append(self._scorer.score(token.id, token.logprob))
         is_last = self._ending.ends(token.id, self.count - 1)
         if self._parts is not None:
-            text = "" if is_last else self._output.push(token.id).text
+            text = self._text(token.id, is_last)
             return self._parts.push(token.id, text, self._output.held), scored
-        return echo if is_last else echo + self._output.push(token.id).text, scored
+        return echo + self._text(token.id, is_last), scored
+
+    def _text(self, token_id: int, is_last: bool) -> str:
+        """Return the text that a token adds. Args: is_last: it ends the output by itself."""
+        if isinstance(self._output, ShownText):
+            return self._output.push(token_id, is_last=is_last)
+        return "" if is_last else self._output.push(token_id).text
 
     @property
     def shown_count(self) -> int:
@@ -382,7 +406,10 @@ class ChoiceLog:
             text = self._tokenizer.decode(prompt, skip_special_tokens=False)
         if self._scorer is None:
             return text, []
-        return text, self._scorer.score_prompt(prompt, token.prompt_logprobs, text)
+        # The log may have more alternatives, for the answer's `prompt_logprobs`.
+        top = self._request.sampling.logprobs or 0
+        logprobs = [replace(logprob, top=logprob.top[:top]) for logprob in token.prompt_logprobs]
+        return text, self._scorer.score_prompt(prompt, logprobs, text)
 
 
 def _logprobs(scored: Sequence[ScoredToken], kind: AnswerKind, tokenizer: Tokenizer) -> dict[str, Any] | None:

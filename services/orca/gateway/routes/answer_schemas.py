@@ -42,6 +42,18 @@ class CompletionLogprobs(AnswerSchema):
     top_logprobs: list[dict[str, float] | None]
 
 
+class PromptLogprob(AnswerSchema):
+    logprob: float
+    rank: int | None = Field(
+        description="1 is the most likely token; null for a token of the prompt that is not among the alternatives."
+    )
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None] | None
+"""An object by token id for each token of the prompt; null for the first."""
+
+
 class Choice(AnswerSchema):
     """Fields of a choice in both APIs."""
 
@@ -63,6 +75,7 @@ class Generation(AnswerSchema):
 class CompletionChoice(Choice):
     text: str
     logprobs: CompletionLogprobs | None
+    prompt_logprobs: PromptLogprobs = Field(None, description="With prompt_logprobs.")
     prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids.")
 
 
@@ -115,6 +128,7 @@ class ChatChoice(Choice):
 
 class ChatCompletion(Generation):
     object: Literal["chat.completion"]
+    prompt_logprobs: PromptLogprobs = Field(None, description="With prompt_logprobs.")
     prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids.")
     choices: list[ChatChoice]
 

@@ -34,6 +34,7 @@ from orca.gateway.calls.idempotency import body_digest
 from orca.gateway.calls.opened_call import OpenedCall
 from orca.gateway.calls.submit import Encode, EncodedPrompts, encode_for_current, submit_to_current
 from orca.gateway.calls.target import CallTokens, begin_targets, other_ids
+from orca.gateway.calls.token_limits import token_limits
 from orca.gateway.gateway import Gateway
 from orca.gateway.http.receive import CallBudget, UnreadBody, receive_body
 from orca.gateway.models.models import ServedModel
@@ -92,7 +93,8 @@ async def _encode_prompts(gateway: Gateway, body: CompletionBody, model: ServedM
         for name, prompt in zip(names, prompts, strict=True)
     }
     tokens = await begin_targets(body, encoded, model)
-    return replace(tokens, grammar=await check_grammar(body, model, gateway.settings))
+    limits = await token_limits(body, model, gateway.settings)
+    return replace(tokens, grammar=await check_grammar(body, model, gateway.settings), limits=limits)
 
 
 async def encode_chat(gateway: Gateway, body: ChatBody, model: ServedModel) -> CallTokens:
@@ -103,7 +105,8 @@ async def encode_chat(gateway: Gateway, body: ChatBody, model: ServedModel) -> C
     prompt = await model.encoder.encode_prompt(text, param="messages", add_special_tokens=add_special_tokens)
     tokens = await begin_targets(body, {"messages": prompt}, model)
     grammar = await check_grammar(body, model, gateway.settings, Chat(prompt, tools))
-    return replace(tokens, grammar=grammar, tools=tools)
+    limits = await token_limits(body, model, gateway.settings)
+    return replace(tokens, grammar=grammar, tools=tools, limits=limits)
 
 
 async def generate(

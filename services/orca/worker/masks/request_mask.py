@@ -3,6 +3,7 @@
 A mask that cannot be computed, or leaves no token, is a failure of its request alone (core.domain.refusal).
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,11 @@ class RequestMask:
             self._listed = self._listed & mask_of(params.allowed_token_ids, shared.vocab_size)
         if params.forbidden_token_ids:
             self._listed = self._listed & ~mask_of(params.forbidden_token_ids, shared.vocab_size)
+        self._sequences: dict[int, list[tuple[int, ...]]] = {}  # forbidden, by the token before the last one
+        for sequence in params.forbidden_sequences:
+            self._sequences.setdefault(sequence[-2], []).append(sequence)
+        longest = max(map(len, params.forbidden_sequences), default=1)
+        self._end: deque[int] = deque(maxlen=longest - 1)  # of the output, as long as a sequence can follow it
         self._not_ending = shared.not_eos
         if params.stop_token_ids:
             self._not_ending = self._not_ending & ~mask_of(params.stop_token_ids, shared.vocab_size)
@@ -81,6 +87,7 @@ class RequestMask:
             return
         tokens, self._tokens = self._tokens, ()
         self._count += len(tokens)
+        self._end.extend(tokens)
         if self._grammar is None:
             self.mask[:] = self._listed
         else:
@@ -88,10 +95,21 @@ class RequestMask:
             if self.failure is not None or not (self.mask & self._shared.not_eos).any():
                 return  # a complete output may only end, whatever the other limits say
         self.mask &= self._listed
+        self._forbid_sequences()
         if self._count < self._min_tokens:
             self.mask &= self._not_ending
         if not self.mask.any():
             self.failure = _NO_TOKEN.format(index=self._count)
+
+    def _forbid_sequences(self) -> None:
+        """Take out each token that would complete a forbidden sequence."""
+        if not self._end:
+            return
+        end = tuple(self._end)
+        for sequence in self._sequences.get(end[-1], ()):
+            if end[1 - len(sequence) :] == sequence[:-1]:
+                word, bit = divmod(sequence[-1], BITS)
+                self.mask[word] &= ~np.uint32(1 << bit)
 
     def _match(self, grammar: str, tokens: Sequence[int]) -> None:
         """Give tokens to the matcher, and write its mask."""
