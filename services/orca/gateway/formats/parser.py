@@ -32,10 +32,7 @@ class _State(Enum):
 
 
 class AnswerParser:
-    """Takes the tokens of one output, and returns what each of them adds to reasoning, content and calls.
-
-    It has more than 200 lines, because all states share the pending text and hand it to each other.
-    """
+    """Takes the tokens of one output, and returns what each of them adds to reasoning, content and calls."""
 
     def __init__(
         self,
@@ -117,16 +114,15 @@ class AnswerParser:
     def _read_start(self) -> bool:
         text = self._pending.lstrip()
         reasoning, is_bare = self._reasoning, self._tool is not None and self._tool.may_omit_begin
-        if len(self._pending) - len(text) > SPACE_MAX:
-            self._state = _State.CONTENT
-        elif reasoning is not None and text.startswith(reasoning.begin):
+        is_far = len(self._pending) - len(text) > SPACE_MAX
+        if not is_far and reasoning is not None and text.startswith(reasoning.begin):
             self._pending = text.removeprefix(reasoning.begin)
             self._writer.mark()
             self._state = _State.REASONING
-        elif is_bare and text.startswith("{"):
+        elif not is_far and is_bare and text.startswith("{"):
             self._begin_call(self._pending[: -len(text)])
             self._pending = text
-        elif (reasoning is None or not reasoning.begin.startswith(text)) and (text or not is_bare):
+        elif is_far or ((reasoning is None or not reasoning.begin.startswith(text)) and (text or not is_bare)):
             self._state = _State.CONTENT
         else:
             return False
@@ -160,8 +156,7 @@ class AnswerParser:
         if is_before and not tool.is_list:
             self._begin_call(self._raw)
             return True
-        is_near = len(self._pending) - len(text) <= SPACE_MAX
-        wanted = _wanted_around_calls(self._state, tool) if is_near else {}
+        wanted = {} if len(self._pending) - len(text) > SPACE_MAX else _wanted_around_calls(self._state, tool)
         for part, state in wanted.items():
             if text.startswith(part):
                 self._raw += self._pending[: len(self._pending) - len(text)] + part
@@ -186,11 +181,9 @@ class AnswerParser:
         self._state = _State.CALL
 
     def _read_call(self) -> bool:
-        call = self._call
-        assert call is not None
+        assert (call := self._call) is not None
         taken = call.read(self._pending)
-        if not self._is_announced:
-            self._raw += self._pending[:taken]
+        self._raw += "" if self._is_announced else self._pending[:taken]
         self._pending = self._pending[taken:]
         if call.has_failed and (self._holds_calls or call.name is None):
             self._write_broken()
@@ -207,12 +200,11 @@ class AnswerParser:
     def _announce(self, call: ToolCallReader, name: str) -> None:
         # A special token inside of a call has no text there either.
         arguments, name = self._markers.visible(call.take_arguments()), self._markers.visible(name)
-        if not self._is_announced:
+        if arguments or not self._is_announced:
+            self.calls += not self._is_announced
+            shown = None if self._is_announced else name
+            self._writer.delta.calls.append(ToolCallDelta(self.calls - 1, shown, arguments))
             self._is_announced = True
-            self._writer.delta.calls.append(ToolCallDelta(self.calls, name, arguments))
-            self.calls += 1
-        elif arguments:
-            self._writer.delta.calls.append(ToolCallDelta(self.calls - 1, None, arguments))
 
     def _write_broken(self) -> None:
         """Write the text of a call, which is none, as content."""
@@ -224,12 +216,8 @@ class AnswerParser:
         """Assign what is left."""
         text, self._pending = self._pending, ""
         match self._state:
-            case _State.START | _State.CONTENT | _State.REASONING:
-                self._writer.write(self._part, text)
-            case _State.AFTER_CALL | _State.AFTER_LIST:
-                if not is_cut:
-                    # It looked like the marker after a call, and is none.
-                    self._writer.write(Part.CONTENT, text)
+            case _State.AFTER_CALL | _State.AFTER_LIST if is_cut:
+                pass  # the first part of a marker
             case _State.BEFORE_CALLS:
                 self._raw += text
                 self._write_broken()
@@ -240,6 +228,8 @@ class AnswerParser:
                 elif not self._is_announced:
                     self._raw += text
                     self._write_broken()
+            case _:
+                self._writer.write(self._part, text)
         self._writer.end(self._part)
 
 
