@@ -67,10 +67,6 @@ class AnswerParser:
     def is_in_reasoning(self) -> bool:
         return self._state is _State.REASONING
 
-    @property
-    def _part(self) -> Part:
-        return Part.REASONING if self.is_in_reasoning else Part.CONTENT
-
     def push(self, token_id: int, text: str, held: int = 0) -> AnswerDelta:
         """Take the next token.
 
@@ -133,10 +129,10 @@ class AnswerParser:
         text, found, rest = (self._pending, "", "") if marker is None else self._pending.partition(marker)
         if not found:
             kept = 0 if marker is None else overlap(self._pending, marker)
-            self._writer.write(self._part, text[: len(text) - kept])
+            self._writer.write(_part(self._state), text[: len(text) - kept])
             self._pending = text[len(text) - kept :]
             return False
-        self._writer.write(self._part, text)
+        self._writer.write(_part(self._state), text)
         self._pending = rest
         space = self._writer.mark()
         if self._state is _State.REASONING:
@@ -181,7 +177,8 @@ class AnswerParser:
         self._state = _State.CALL
 
     def _read_call(self) -> bool:
-        assert (call := self._call) is not None
+        call = self._call
+        assert call is not None
         taken = call.read(self._pending)
         self._raw += "" if self._is_announced else self._pending[:taken]
         self._pending = self._pending[taken:]
@@ -202,8 +199,8 @@ class AnswerParser:
         arguments, name = self._markers.visible(call.take_arguments()), self._markers.visible(name)
         if arguments or not self._is_announced:
             self.calls += not self._is_announced
-            shown = None if self._is_announced else name
-            self._writer.delta.calls.append(ToolCallDelta(self.calls - 1, shown, arguments))
+            new = ToolCallDelta(self.calls - 1, None if self._is_announced else name, arguments)
+            self._writer.delta.calls.append(new)
             self._is_announced = True
 
     def _write_broken(self) -> None:
@@ -216,8 +213,8 @@ class AnswerParser:
         """Assign what is left."""
         text, self._pending = self._pending, ""
         match self._state:
-            case _State.AFTER_CALL | _State.AFTER_LIST if is_cut:
-                pass  # the first part of a marker
+            case _State.AFTER_CALL | _State.AFTER_LIST if is_cut:  # the first part of a marker
+                pass
             case _State.BEFORE_CALLS:
                 self._raw += text
                 self._write_broken()
@@ -229,8 +226,12 @@ class AnswerParser:
                     self._raw += text
                     self._write_broken()
             case _:
-                self._writer.write(self._part, text)
-        self._writer.end(self._part)
+                self._writer.write(_part(self._state), text)
+        self._writer.end(_part(self._state))
+
+
+def _part(state: _State) -> Part:
+    return Part.REASONING if state is _State.REASONING else Part.CONTENT
 
 
 def _wanted_around_calls(state: _State, tool: ToolFormat) -> Mapping[str, _State]:
