@@ -47,13 +47,13 @@ def test_end_to_end_tests_on_a_named_cluster_start_and_end_none() -> None:
 
 def commands_of_e2e(context: str) -> str:
     environment = {**os.environ, "ORCA_E2E_CONTEXT": context}
-    told = ["make", "--dry-run", "--old-file=.venv/.installed-dev", "e2e"]
+    told = ["make", "--no-print-directory", "--dry-run", "--old-file=.venv/.installed-dev", "e2e"]
     return subprocess.run(told, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize(("arguments", "wanted"), [("", "local"), ("--model smollm2 --port 8001", "smollm2")])
 def test_make_run_installs_what_the_model_needs(arguments: str, wanted: str) -> None:
-    told = ["make", "--dry-run", f"--what-if=.lock/{wanted}.txt", "run", f"ARGS={arguments}"]
+    told = ["make", "--no-print-directory", "--dry-run", f"--what-if=.lock/{wanted}.txt", "run", f"ARGS={arguments}"]
     shown = subprocess.run(told, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert shown.splitlines() == [f".lock/install {wanted}", f"exec .venv/bin/orca up {arguments}"]
 

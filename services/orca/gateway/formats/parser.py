@@ -32,10 +32,7 @@ class _State(Enum):
 
 
 class AnswerParser:
-    """Takes the tokens of one output, and returns what each of them adds to reasoning, content and calls.
-
-    It has more than 200 lines, because all states share the pending text and hand it to each other.
-    """
+    """Takes the tokens of one output, and returns what each of them adds to reasoning, content and calls."""
 
     def __init__(
         self,
@@ -69,10 +66,6 @@ class AnswerParser:
     @property
     def is_in_reasoning(self) -> bool:
         return self._state is _State.REASONING
-
-    @property
-    def _part(self) -> AnswerPart:
-        return AnswerPart.REASONING if self.is_in_reasoning else AnswerPart.CONTENT
 
     def push(self, token_id: int, text: str, held: int = 0) -> AnswerDelta:
         """Take the next token.
@@ -117,16 +110,15 @@ class AnswerParser:
     def _read_start(self) -> bool:
         text = self._pending.lstrip()
         reasoning, is_bare = self._reasoning, self._tool is not None and self._tool.may_omit_begin
-        if len(self._pending) - len(text) > SPACE_MAX:
-            self._state = _State.CONTENT
-        elif reasoning is not None and text.startswith(reasoning.begin):
+        is_far = len(self._pending) - len(text) > SPACE_MAX
+        if not is_far and reasoning is not None and text.startswith(reasoning.begin):
             self._pending = text.removeprefix(reasoning.begin)
             self._writer.mark()
             self._state = _State.REASONING
-        elif is_bare and text.startswith("{"):
+        elif not is_far and is_bare and text.startswith("{"):
             self._begin_call(self._pending[: -len(text)])
             self._pending = text
-        elif (reasoning is None or not reasoning.begin.startswith(text)) and (text or not is_bare):
+        elif is_far or ((reasoning is None or not reasoning.begin.startswith(text)) and (text or not is_bare)):
             self._state = _State.CONTENT
         else:
             return False
@@ -137,10 +129,10 @@ class AnswerParser:
         text, found, rest = (self._pending, "", "") if marker is None else self._pending.partition(marker)
         if not found:
             kept = 0 if marker is None else overlap(self._pending, marker)
-            self._writer.write(self._part, text[: len(text) - kept])
+            self._writer.write(_part(self._state), text[: len(text) - kept])
             self._pending = text[len(text) - kept :]
             return False
-        self._writer.write(self._part, text)
+        self._writer.write(_part(self._state), text)
         self._pending = rest
         space = self._writer.mark()
         if self._state is _State.REASONING:
@@ -160,8 +152,7 @@ class AnswerParser:
         if is_before and not tool.is_list:
             self._begin_call(self._raw)
             return True
-        is_near = len(self._pending) - len(text) <= SPACE_MAX
-        wanted = _wanted_around_calls(self._state, tool) if is_near else {}
+        wanted = {} if len(self._pending) - len(text) > SPACE_MAX else _wanted_around_calls(self._state, tool)
         for part, state in wanted.items():
             if text.startswith(part):
                 self._raw += self._pending[: len(self._pending) - len(text)] + part
@@ -189,8 +180,7 @@ class AnswerParser:
         call = self._call
         assert call is not None
         taken = call.read(self._pending)
-        if not self._is_announced:
-            self._raw += self._pending[:taken]
+        self._raw += "" if self._is_announced else self._pending[:taken]
         self._pending = self._pending[taken:]
         if call.has_failed and (self._holds_calls or call.name is None):
             self._write_broken()
@@ -207,12 +197,11 @@ class AnswerParser:
     def _announce(self, call: ToolCallReader, name: str) -> None:
         # A special token inside of a call has no text there either.
         arguments, name = self._markers.visible(call.take_arguments()), self._markers.visible(name)
-        if not self._is_announced:
+        if arguments or not self._is_announced:
+            self.calls += not self._is_announced
+            new = ToolCallDelta(self.calls - 1, None if self._is_announced else name, arguments)
+            self._writer.delta.calls.append(new)
             self._is_announced = True
-            self._writer.delta.calls.append(ToolCallDelta(self.calls, name, arguments))
-            self.calls += 1
-        elif arguments:
-            self._writer.delta.calls.append(ToolCallDelta(self.calls - 1, None, arguments))
 
     def _write_broken(self) -> None:
         """Write the text of a call, which is none, as content."""
@@ -224,12 +213,8 @@ class AnswerParser:
         """Assign what is left."""
         text, self._pending = self._pending, ""
         match self._state:
-            case _State.START | _State.CONTENT | _State.REASONING:
-                self._writer.write(self._part, text)
-            case _State.AFTER_CALL | _State.AFTER_LIST:
-                if not is_cut:
-                    # It looked like the marker after a call, and is none.
-                    self._writer.write(AnswerPart.CONTENT, text)
+            case _State.AFTER_CALL | _State.AFTER_LIST if is_cut:  # the first part of a marker
+                pass
             case _State.BEFORE_CALLS:
                 self._raw += text
                 self._write_broken()
@@ -240,7 +225,13 @@ class AnswerParser:
                 elif not self._is_announced:
                     self._raw += text
                     self._write_broken()
-        self._writer.end(self._part)
+            case _:
+                self._writer.write(_part(self._state), text)
+        self._writer.end(_part(self._state))
+
+
+def _part(state: _State) -> AnswerPart:
+    return AnswerPart.REASONING if state is _State.REASONING else AnswerPart.CONTENT
 
 
 def _wanted_around_calls(state: _State, tool: ToolFormat) -> Mapping[str, _State]:
