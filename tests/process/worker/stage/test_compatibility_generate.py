@@ -1,6 +1,8 @@
 """Outputs under `allowed_token_ids` and forbidden sequences equal `generate` of transformers, token for token."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,10 @@ class OfOutput:
         return found
 
 
+def listed(allowed: Sequence[int], _batch: int, _ids: torch.Tensor) -> list[int]:
+    return list(allowed)
+
+
 def generated(model: Any, prompt: list[int], *processors: Any) -> list[int]:
     ids = torch.tensor([prompt])
     answer = model.generate(
@@ -58,7 +64,7 @@ def test_limited_outputs_equal_transformers(folder: Path) -> None:
             forbidden_token_ids=tuple(words[0]),
             forbidden_sequences=tuple(map(tuple, words[1:])),
         )
-        allowed = PrefixConstrainedLogitsProcessor(lambda _batch, _ids, p=params: list(p.allowed_token_ids), 1)
+        allowed = PrefixConstrainedLogitsProcessor(partial(listed, params.allowed_token_ids), 1)
         limited = generated(model, prompt, allowed, NoBadWordsLogitsProcessor(words, eos_token_id=EOS))
         assert limited != free
         expected += [free, limited, limited]
