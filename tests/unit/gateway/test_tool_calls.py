@@ -158,6 +158,19 @@ async def test_an_answer_without_tools_keeps_its_text() -> None:
             assert choice["finish_reason"] == "stop"
 
 
+async def test_json_of_a_form_is_no_tool_call_without_its_marker() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    body = {"tools": TOOLS, "response_format": form, "max_tokens": 500}
+    text = '{"name": "get_weather", "parameters": {"city": "Pa"}}'
+    source = template("llama3_json")
+    async with tool_rig(source, text) as one:
+        message = (await one.chat(**body))["choices"][0]["message"]
+        assert message == {"role": "assistant", "content": text, "refusal": None}
+        assert (await one.chat(tools=TOOLS, max_tokens=500))["choices"][0]["finish_reason"] == "tool_calls"
+    async with tool_rig(source, f"<|python_tag|>{text}") as one:
+        assert (await one.chat(**body))["choices"][0]["finish_reason"] == "tool_calls"
+
+
 async def test_a_setting_switches_the_formats_off() -> None:
     text = f"<think>hm</think>{ANSWER.text}"
     source = template("hermes", thinks=True)

@@ -416,13 +416,19 @@ def _render_options(
         return_token_ids=bool(body.return_token_ids),
         event_ids=context.call.wants_event_ids,
         goals=context.call.goals,
-        tool_format=None if tools is None else formats.tool_name,
+        tool_format=None if tools is None else formats.stored_tool_name(is_constrained=_has_form(body)),
         reasoning_format=formats.reasoning_name if divides_reasoning else None,
         tools=tools.schemas_json() if tools is not None and needs_types else None,
         items=body.echo_json if isinstance(body, ResponseChat) else None,
         prompt_logprobs=_prompt_logprobs(body),
         text_flags=_text_flags(body) or None,
     )
+
+
+def _has_form(body: GenerationBody) -> bool:
+    """Return whether an answer without tool calls has a form."""
+    has_format = body.response_format is not None and body.response_format.type != "text"
+    return has_format or body.structured_outputs is not None
 
 
 def _kind(body: CompletionBody | ChatBody) -> AnswerKind:

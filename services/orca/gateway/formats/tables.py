@@ -7,7 +7,7 @@ A marker may be a special token of the tokenizer (Mistral's `[TOOL_CALLS]`) or o
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from orca.core.answer_formats import AUTO_FORMAT, NO_FORMAT
@@ -118,6 +118,22 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     )
 }
 
+MARKED = "_marked"
+"""End of the names of tables in which each call has its marker, although the model may leave it out."""
+
+STORED_FORMATS: Mapping[str, ToolFormat] = {
+    **TOOL_FORMATS,
+    **{
+        f"{table.name}{MARKED}": replace(table, name=f"{table.name}{MARKED}", may_omit_begin=False)
+        for table in TOOL_FORMATS.values()
+        if table.may_omit_begin
+    },
+}
+"""All tables by the names that are stored with a call.
+
+Where an answer may also be JSON of another form, only a marker tells a call from it.
+"""
+
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     table.name: table
     for table in (ReasoningFormat(name="think", hints=("</think>",), begin="<think>", end="</think>"),)
@@ -130,6 +146,15 @@ class ModelFormats:
 
     tool: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
+
+    def stored_tool_name(self, *, is_constrained: bool) -> str | None:
+        """Return the name of the table by which an answer is read.
+
+        Args: is_constrained: an answer without tool calls has a form of its own.
+        """
+        if self.tool is not None and self.tool.may_omit_begin and is_constrained:
+            return f"{self.tool.name}{MARKED}"
+        return self.tool_name
 
     @property
     def tool_name(self) -> str | None:

@@ -11,7 +11,7 @@ from orca.core.domain.text import Tokenizer
 from orca.gateway.formats.marked_text import Markers
 from orca.gateway.formats.parser import AnswerParser
 from orca.gateway.formats.parts import AnswerDelta, ToolCallDelta
-from orca.gateway.formats.tables import REASONING_FORMATS, TOOL_FORMATS, ModelFormats, begins_reasoning
+from orca.gateway.formats.tables import REASONING_FORMATS, STORED_FORMATS, ModelFormats, begins_reasoning
 
 
 class ChatParts:
@@ -121,7 +121,7 @@ def chat_parts(
 
     Args: tool_format, reasoning_format: names of tables. Those of a later release, which is not known, are ignored.
     """
-    formats = ModelFormats(TOOL_FORMATS.get(tool_format or ""), REASONING_FORMATS.get(reasoning_format or ""))
+    formats = ModelFormats(STORED_FORMATS.get(tool_format or ""), REASONING_FORMATS.get(reasoning_format or ""))
     if formats == ModelFormats():
         return None
     return ChatParts(request, tokenizer, formats, tools=tools, shows_special=shows_special, holds_calls=holds_calls)

@@ -12,7 +12,7 @@ import orjson
 
 from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.gateway.errors import ApiError, end_error
-from orca.gateway.formats.tables import REASONING_FORMATS, TOOL_FORMATS, ModelFormats
+from orca.gateway.formats.tables import REASONING_FORMATS, STORED_FORMATS, ModelFormats
 from orca.gateway.render.chat_parts import ChatParts
 from orca.gateway.render.render import ChoiceLog, RenderModel, RenderOptions
 from orca.gateway.responses.items import Event, OutputItems
@@ -23,7 +23,7 @@ class ResponseAnswer:
 
     def __init__(self, request: Request, options: RenderOptions, render_model: RenderModel) -> None:
         formats = ModelFormats(
-            TOOL_FORMATS.get(options.tool_format or ""), REASONING_FORMATS.get(options.reasoning_format or "")
+            STORED_FORMATS.get(options.tool_format or ""), REASONING_FORMATS.get(options.reasoning_format or "")
         )
         self._request = request
         self._options = options
