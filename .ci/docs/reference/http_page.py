@@ -23,12 +23,12 @@ resume, repeat and cancel a call is in [Resume and idempotency](../how-to/resume
 - The key goes into `Authorization: Bearer KEY`.
 - The header `x-request-id` of an answer is the id of the call.
 - A call may leave the model out: there is one.
-- Unknown fields are ignored, as other servers do. `tools`, `best_of` above `n`, and constraints that
-  only other servers have are refused by name.
+- Unknown fields are ignored, as other servers do. `best_of` above `n`, and constraints that only
+  other servers have are refused by name.
 - A whole number may be written with a point (`5.0`), except in a prompt of token ids. null means that a field is
   absent.
 - Web pages of other origins need `--cors-origins`: [Call the API from a web page](../how-to/browsers.md).
-- There are no embeddings, no Responses API and no images.
+- There are no embeddings and no images.
 
 """
 

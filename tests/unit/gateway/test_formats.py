@@ -152,6 +152,14 @@ def test_a_call_that_the_length_has_cut_keeps_what_there_is(holds_calls: bool) -
     assert divide("hermes", text, is_cut=True, holds_calls=holds_calls).all == ("", "", [("f", '{"a": [1, ')])
 
 
+@pytest.mark.parametrize("holds_calls", [False, True])
+@pytest.mark.parametrize("length", range(4, len('<tool_call>\n{"name": "f", "arguments": ')))
+def test_a_call_that_the_length_has_cut_before_its_arguments_is_left_out(length: int, holds_calls: bool) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    found = divide("hermes", f"{call}\n{call[:length]}", is_cut=True, holds_calls=holds_calls)
+    assert found.all == ("", "", [("f", "{}")])
+
+
 @pytest.mark.parametrize(("name", "answer"), CASES)
 @FEW
 @given(data=st.data())

@@ -9,6 +9,7 @@ import pytest
 
 from orca.core.domain.request import FinishReason, Request
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.records import OnDisconnect
 from support.gateway.gateway_rig import Rig, WallClock, error_of, until
 from support.gateway.tool_rig import ANSWERS, FORMATS, template, tokenizer, tool_rig
 
@@ -135,6 +136,16 @@ async def test_a_background_response_is_polled() -> None:
         assert (done.status, done.output_text) == ("completed", "It rains.")
 
 
+async def test_a_background_response_streams_and_goes_on_without_its_reader() -> None:
+    async with tool_rig(SOURCE, "It rains.") as one:
+        stream = await client_of(one).responses.create(model="tiny", input="hi", background=True, stream=True)
+        found = [event async for event in stream]
+        assert found[-1].type == "response.completed"
+        parent = one.pool.state.parents[found[0].response.id]
+        assert parent.submission.on_disconnect is OnDisconnect.KEEP
+        assert found[0].response.background is True
+
+
 async def test_a_response_is_cancelled() -> None:
     async with tool_rig(SOURCE, "It rains.") as one:
         one.scheduler.turns_left = 2
@@ -222,7 +233,19 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type", "'input_image'"),
     ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type", "'input_file'"),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0]", "a type and a text"),
-    ({"input": [{"type": "function_call", "call_id": "1"}]}, "input[0].tool_calls[0].function.name", "must be a text"),
+    ({"input": [{"type": "function_call", "call_id": "1"}]}, "input[0].name", "must be a text"),
+    (
+        {"input": ["x", {"type": "function_call", "name": "f"}, {"type": "function_call", "name": ""}][1:]},
+        "input[1].name",
+        "must be a text",
+    ),
+    ({"input": [{"type": "function_call_output", "call_id": 5, "output": "x"}]}, "input[0].call_id", "must be a text"),
+    ({"tools": [{"name": "f"}]}, "tools[0].type", "must be text, not null"),
+    (
+        {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "g"}]}},
+        "tool_choice.tools[0]",
+        "names no function of tools (get_weather): 'g'",
+    ),
     ({"conversation": "c"}, "conversation", "is not supported"),
     ({"prompt": {"id": "p"}}, "prompt", "is not supported"),
     ({"previous_response_id": "resp_1"}, "previous_response_id", "is not supported"),
@@ -343,6 +366,9 @@ async def test_only_stored_responses_are_found() -> None:
         await found_nothing(await one.client.get(f"/v1/requests/{shown['id']}/events"))
         status, error = error_of(await one.client.get(f"{PATH}/{shown['id']}?stream=true&starting_after=x"))
         assert (status, error["param"]) == (400, "starting_after")
+        for query, param in (("stream=x", "stream"), ("starting_after=1", "starting_after")):
+            status, error = error_of(await one.client.get(f"{PATH}/{shown['id']}?{query}"))
+            assert (status, error["param"]) == (400, param)
 
 
 async def test_responses_wait_for_the_newer_schema() -> None:

@@ -306,8 +306,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ),
     (
         {"tools": [F], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
-        "tool_choice",
-        "must be none, auto or required",
+        "tool_choice.allowed_tools",
+        "must be an object with a mode",
     ),
     (
         {"tools": [F], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [5]}}},

@@ -103,6 +103,8 @@ CHAT: dict[str, tuple[Any, ...]] = _GENERATION | {
 
 _ENCODER_DECODER = "For an encoder-decoder model, begin the answer with decoder_prefix."
 _INSTEAD: dict[str, str] = {
+    "functions": "Use tools.",
+    "function_call": "Use tool_choice.",
     **dict.fromkeys(("tgt_lang", "decoder_input_ids", "forced_bos_token_id"), _ENCODER_DECODER),
     "src_lang": "For an encoder-decoder model, write the tokens of the language around the prompt, with "
     "add_special_tokens false.",

@@ -209,12 +209,20 @@ class AnswerParser:
         self._writer.write_unchanged(AnswerPart.CONTENT, self._raw)
         self._raw = ""
 
+    def _has_arguments(self) -> bool:
+        """Return whether the arguments of the present call have begun."""
+        return self._state is _State.CALL and self._call is not None and self._call.name is not None
+
     def _end(self, is_cut: bool) -> None:
         """Assign what is left."""
         text, self._pending = self._pending, ""
         match self._state:
             case _State.AFTER_CALL | _State.AFTER_LIST if is_cut:  # the first part of a marker
                 pass
+            case _State.CONTENT if is_cut and self.calls and self._tool and self._tool.begin.startswith(text.strip()):
+                pass  # the same, of the next call
+            case _State.BEFORE_CALLS | _State.CALL if is_cut and not self._has_arguments():
+                pass  # a tool call that the length has cut before its arguments
             case _State.BEFORE_CALLS:
                 self._raw += text
                 self._write_broken()

@@ -189,6 +189,10 @@ def _chosen(tools: CallTools, choice: Any) -> CallTools | None:
             named = [_called(by_name, tool, f"{where}[{i}]") for i, tool in enumerate(some)]
             allowed = {function.name: function for function in named}
             return replace(tools, functions=(*allowed.values(),), must_call=mode == "required", param="tool_choice")
+        case {"type": "allowed_tools"}:
+            param = "tool_choice.allowed_tools"
+            message = f"{param}: must be an object with a mode, which is auto or required, and a list of tools"
+            raise InvalidRequest(message, param=param)
         case {"type": str() as kind} if kind not in ("function", "allowed_tools"):
             raise unsupported("tool_choice", f"must name a function, not {shown(kind)}: no other tools are supported")
     raise InvalidRequest(
@@ -209,5 +213,5 @@ def _called(functions: Mapping[str, Function], named: Any, where: str) -> Functi
     found = functions.get(name) if isinstance(name, str) else None
     if found is None:
         known = ", ".join(functions)
-        raise InvalidRequest(f"{where}: names no function of tools ({known}): {shown(named)}", param=where)
+        raise InvalidRequest(f"{where}: names no function of tools ({known}): {shown(name)}", param=where)
     return found

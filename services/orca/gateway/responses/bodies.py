@@ -92,11 +92,12 @@ class Translation:
 
     chat: ResponseChat
     messages: Sequence[str]  # the field that each message was made from
+    calls: Mapping[str, str]  # the item that each tool call of a message was made from
     tools: Sequence[int]  # the place that each tool had
 
     def error(self, error: ApiError | InvalidRequest) -> ApiError | InvalidRequest:
         """Return an error about the chat in terms of the client's call."""
-        return _in_terms_of_call(error, self.messages, self.tools)
+        return _in_terms_of_call(error, self.messages, self.calls, self.tools)
 
 
 def is_stored(echo: str | None) -> bool:
@@ -117,6 +118,11 @@ def translate(body: ResponseBody) -> Translation:
             items.add(f"input[{i}]", item)
     else:
         raise InvalidRequest(f"input: must be text or a list of items, not {shown(body.input)}", param="input")
+    for i, tool in enumerate(body.tools or []):
+        if not isinstance(tool.get("type"), str):
+            raise InvalidRequest(
+                f"tools[{i}].type: must be text, not {shown(tool.get('type'))}", param=f"tools[{i}].type"
+            )
     functions = [(i, tool) for i, tool in enumerate(body.tools or []) if tool.get("type") == "function"]
     format_of_text = None if body.text is None else body.text.format
     fields = {
@@ -140,20 +146,23 @@ def translate(body: ResponseBody) -> Translation:
     try:
         chat = ResponseChat.model_validate(fields)
     except ValidationError as problem:
-        raise _in_terms_of_call(first_problem(problem), items.names, places) from problem
+        raise _in_terms_of_call(first_problem(problem), items.names, items.calls, places) from problem
     chat._echo_json = orjson.dumps(_echo(body)).decode()
-    return Translation(chat, items.names, places)
+    return Translation(chat, items.names, items.calls, places)
 
 
 def _in_terms_of_call(
-    error: ApiError | InvalidRequest, messages: Sequence[str], tools: Sequence[int]
+    error: ApiError | InvalidRequest, messages: Sequence[str], calls: Mapping[str, str], tools: Sequence[int]
 ) -> ApiError | InvalidRequest:
     if isinstance(error, InvalidRequest) and type(error) is not InvalidRequest:
         return error
     names: list[tuple[str, Callable[[re.Match[str]], str]]] = [
-        (r"messages\[(\d+)\](?:\.content)?", lambda found: messages[int(found[1])]),
+        (r"(messages\[\d+\]\.tool_calls\[\d+\])(?:\.function)?", lambda found: calls[found[1]]),
+        (r"messages\[(\d+)\]\.tool_call_id", lambda found: f"{messages[int(found[1])]}.call_id"),
+        (r"messages\[(\d+)\](?:\.content|\.tool_calls)?", lambda found: messages[int(found[1])]),
         (r"tools\[(\d+)\](?:\.function)?", lambda found: f"tools[{tools[int(found[1])]}]"),
         (r"messages\b", lambda _: "input"),
+        (r"tool_choice\.allowed_tools", lambda _: "tool_choice"),
         (r"response_format(?:\.json_schema)?", lambda _: "text.format"),
         (r"max_completion_tokens|max_tokens", lambda _: "max_output_tokens"),
     ]
@@ -223,6 +232,7 @@ class _Items:
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    calls: dict[str, str] = field(default_factory=dict)  # name of a tool call in the chat -> name of its item
     _is_open: bool = False  # the last message is the assistant's, and more of its turn may follow
 
     def add_message(self, name: str, message: dict[str, Any]) -> None:
@@ -238,7 +248,9 @@ class _Items:
             case "function_call":
                 function = {"name": item.get("name"), "arguments": item.get("arguments")}
                 call = {"id": item.get("call_id"), "type": "function", "function": function}
-                self._turn(name).setdefault("tool_calls", []).append(call)
+                calls = self._turn(name).setdefault("tool_calls", [])
+                self.calls[f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"] = name
+                calls.append(call)
             case "function_call_output":
                 content = _texts(item.get("output"), f"{name}.output", ("input_text", "output_text", "text"))
                 message = {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}

@@ -39,6 +39,7 @@ from orca.gateway.gateway import Gateway
 from orca.gateway.http.receive import CallBudget, UnreadBody, receive_body
 from orca.gateway.models.models import ServedModel
 from orca.gateway.render.render import AnswerKind, RenderModel, RenderOptions
+from orca.gateway.responses.bodies import ResponseChat
 from orca.gateway.routes.call_summary import summarize_call
 from orca.gateway.routes.request_state import describe, describe_new, state_answer
 from orca.pool.records import Parent, Submission
@@ -136,6 +137,8 @@ async def _accept(
 ) -> Response:
     """Submit, and only when the record is durable return the response that will answer."""
     is_background = bool(body.background) or call.prefers_async
+    # In the Responses API a background call may stream, too: it goes on when nobody reads it.
+    answers_at_once = is_background and not (isinstance(body, ResponseChat) and body.stream)
     context = CallContext(
         call=call,
         parent=call.keyed_name or f"{id_prefix}{secrets.token_hex(16)}",
@@ -151,7 +154,7 @@ async def _accept(
     _record_accepted(gateway, call.key, wanted, requests)
     stored = await _stored(gateway, wanted, requests)
     model = gateway.models.require(stored.requests[0].revision)
-    if is_background:
+    if answers_at_once:
         answer = await _answer_in_background(gateway, call, wanted, stored, model.render_model)
         gateway.tracing.finish(span, CallTiming(call.started), {"orca.request_id": context.parent})
         return answer

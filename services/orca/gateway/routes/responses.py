@@ -43,7 +43,12 @@ async def create(gateway: Gateway, call: OpenedCall, unread: UnreadBody) -> Resp
 async def retrieve(gateway: Gateway, call: OpenedCall, http: HttpRequest, response_id: str) -> Response:
     """Serve GET /v1/responses/{id}, as a stream if the query says so. Raises: ApiError, OrcaError."""
     parent = await _own_response(gateway, call, response_id)
-    if http.query_params.get(STREAM) not in ("true", "1"):
+    streams = http.query_params.get(STREAM, "false").lower()
+    if streams not in ("true", "false"):
+        raise ApiError(400, f"{STREAM}: must be true or false", param=STREAM, code="invalid_value")
+    if streams == "false":
+        if STARTING_AFTER in http.query_params:
+            raise ApiError(400, f"{STARTING_AFTER}: needs stream=true", param=STARTING_AFTER, code="invalid_cursor")
         return await _answer(gateway, parent)
     text = http.query_params.get(STARTING_AFTER, "-1")
     if not (text == "-1" or (text.isascii() and text.isdigit() and len(text) < 10)):
