@@ -181,7 +181,9 @@ async def test_an_unsupported_field_that_changes_the_answer_is_refused_by_name(
     async with rig(schedules=False) as one:
         status, error = await one.error(path, **{"prompt": "a", "messages": USER, name: value})
         assert (status, error["param"], error["code"]) == (400, name, "unsupported_parameter")
-        message, _, instead = error["message"].partition(" For an encoder-decoder model, ")
+        message, _, instead = error["message"].partition(
+            " Use " if "function" in name else " For an encoder-decoder model, "
+        )
         assert message == f"Unsupported parameter: '{name}' is not supported with this model."
         assert ("decoder_prefix" in instead) == (name in INSTEAD)
 

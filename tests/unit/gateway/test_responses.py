@@ -235,7 +235,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0]", "a type and a text"),
     ({"input": [{"type": "function_call", "call_id": "1"}]}, "input[0].name", "must be a text"),
     (
-        {"input": ["x", {"type": "function_call", "name": "f"}, {"type": "function_call", "name": ""}][1:]},
+        {"input": [{"type": "function_call", "name": "f"}, {"type": "function_call", "name": ""}]},
         "input[1].name",
         "must be a text",
     ),

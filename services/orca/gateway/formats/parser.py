@@ -209,30 +209,25 @@ class AnswerParser:
         self._writer.write_unchanged(AnswerPart.CONTENT, self._raw)
         self._raw = ""
 
-    def _has_arguments(self) -> bool:
-        """Return whether the arguments of the present call have begun."""
-        return self._state is _State.CALL and self._call is not None and self._call.name is not None
-
     def _end(self, is_cut: bool) -> None:
-        """Assign what is left."""
+        """Assign what is left. Without its end, a part of a marker or of the head of a call is nothing."""
         text, self._pending = self._pending, ""
+        call = self._call if self._state is _State.CALL else None
+        has_name = call is not None and call.name is not None
         match self._state:
-            case _State.AFTER_CALL | _State.AFTER_LIST if is_cut:  # the first part of a marker
+            case _State.AFTER_CALL | _State.AFTER_LIST if is_cut:
                 pass
             case _State.CONTENT if is_cut and self.calls and self._tool and self._tool.begin.startswith(text.strip()):
-                pass  # the same, of the next call
-            case _State.BEFORE_CALLS | _State.CALL if is_cut and not self._has_arguments():
-                pass  # a tool call that the length has cut before its arguments
-            case _State.BEFORE_CALLS:
+                pass
+            case _State.BEFORE_CALLS | _State.CALL if is_cut and not has_name:
+                pass
+            case _State.BEFORE_CALLS | _State.CALL if not has_name or (self._holds_calls and not is_cut):
                 self._raw += text
                 self._write_broken()
+            case _State.CALL if self._holds_calls and call is not None and call.name is not None:
+                self._announce(call, call.name)
             case _State.CALL:
-                call = self._call
-                if call is not None and call.name is not None and self._holds_calls and is_cut:
-                    self._announce(call, call.name)
-                elif not self._is_announced:
-                    self._raw += text
-                    self._write_broken()
+                pass  # a stream has sent it
             case _:
                 self._writer.write(_part(self._state), text)
         self._writer.end(_part(self._state))
