@@ -203,6 +203,7 @@ def test_a_corrupted_answer_never_fails_and_loses_no_letter(name: str, answer: A
         ({"enum": [1, 2]}, "2", "2"),
         ({"const": True}, "true", "true"),
         ({"type": "array"}, "[1, 2", '"[1, 2"'),
+        ({"type": "object"}, '{"a": "</parameter>\\""}', '{"a": "</parameter>\\""}'),
         ({"type": "object"}, '{\n "a": 1\n}', '{\n "a": 1\n}'),
     ],
 )

@@ -229,6 +229,7 @@ class TaggedCallReader:
         self._members: set[str] = set()
         self._open: str | None = None  # name of the parameter whose value is read
         self._value: list[str] = []
+        self._nesting: _Nesting | None = None  # of the value, if it is JSON
         self._found: str | None = None
         self.is_done = False
         self.has_failed = False
@@ -283,6 +284,8 @@ class TaggedCallReader:
             return 0
         self._members.add(name)
         self._open = name
+        types = self._types_of(name)
+        self._nesting = _Nesting() if types and "string" not in types else None
         return len(self._body.parameter) + len(name) + 1
 
     def _read_value(self, name: str, text: str) -> int:
@@ -290,14 +293,25 @@ class TaggedCallReader:
         value, found, _ = text.partition(self._body.parameter_end)
         if not found:
             value = text[: len(text) - overlap(text, self._body.parameter_end)]
-            self._value.append(value)
+            self._add(value)
             return len(value)
-        whole = _without_breaks(_visible("".join([*self._value, value])))
+        self._add(value)
+        if self._nesting is not None and self._nesting.is_in_string:
+            # The tag is a part of a string in the JSON.
+            self._add(found)
+            return len(value) + len(found)
+        whole = _without_breaks(_visible("".join(self._value)))
         self._open = None
         self._value.clear()
         self._new += ", " if len(self._members) > 1 else ""
         self._new += f"{orjson.dumps(name).decode()}: {self._typed(name, whole)}"
         return len(value) + len(found)
+
+    def _add(self, value: str) -> None:
+        self._value.append(value)
+        if self._nesting is not None:
+            for character in value:
+                self._nesting.push(character)
 
     def _read_name(self, text: str) -> str | None:
         """Return the name in a tag; None while it is not whole. It fails if it never will be one."""
@@ -313,12 +327,15 @@ class TaggedCallReader:
         self.has_failed = not any(tag.startswith(rest) for tag in tags)
         return False
 
-    def _typed(self, name: str, value: str) -> str:
-        """Return a value as JSON: the text itself if the schema allows what it means, otherwise a string."""
+    def _types_of(self, name: str) -> set[str]:
+        """Return the types that the schema of the tool allows for a parameter."""
         schema = self._schemas.get(self._found or "", {})
         properties = schema.get("properties")
-        declared = properties.get(name) if isinstance(properties, dict) else None
-        types = types_of(declared, schema)
+        return types_of(properties.get(name) if isinstance(properties, dict) else None, schema)
+
+    def _typed(self, name: str, value: str) -> str:
+        """Return a value as JSON: the text itself if the schema allows what it means, otherwise a string."""
+        types = self._types_of(name)
         text = value.strip()
         found = _json(_PYTHON.get(text, text))
         kind = _kind(found)
