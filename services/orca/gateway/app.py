@@ -23,7 +23,7 @@ from orca.core.process.wall_clock import wall_clock_ms
 from orca.gateway.answer.log_watcher import LogWatcher
 from orca.gateway.answer.readers import Readers
 from orca.gateway.answer.tracing import Tracing
-from orca.gateway.calls.opened_call import open_call, open_generation
+from orca.gateway.calls.opened_call import OpenedCall, open_call, open_generation
 from orca.gateway.errors import ApiError, api_error, error_response
 from orca.gateway.gateway import Gateway
 from orca.gateway.http.behind_proxy import ProxyPause
@@ -99,6 +99,10 @@ def create_app(
     return app
 
 
+_Serve = Callable[[Gateway, OpenedCall, UnreadBody], Awaitable[Response]]
+"""Serves a call that generates."""
+
+
 class _Direct(APIRoute):
     """A route whose function takes the request and returns the response. FastAPI only adds it to the document.
 
@@ -116,28 +120,18 @@ def _add_working_routes(app: FastAPI, check: Callable[[Request], Awaitable[None]
     post = functools.partial(app.post, dependencies=[Depends(check)])
     add_direct = functools.partial(app.router.add_api_route, methods=["POST"], route_class_override=_Direct)
 
-    async def completions(request: Request) -> Response:
-        await check(request)
-        gateway = _gateway(request)
-        call = await open_generation(gateway, request)
-        return await generation.complete(gateway, call, UnreadBody.of(request))
+    def generates(path: str, name: str, serve: _Serve, document: dict[str, Any]) -> None:
+        async def answer(request: Request) -> Response:
+            await check(request)
+            gateway = _gateway(request)
+            call = await open_generation(gateway, request)
+            return await serve(gateway, call, UnreadBody.of(request))
 
-    async def chat_completions(request: Request) -> Response:
-        await check(request)
-        gateway = _gateway(request)
-        call = await open_generation(gateway, request)
-        return await generation.chat(gateway, call, UnreadBody.of(request))
+        add_direct(path, answer, name=name, **document)
 
-    add_direct(generation.COMPLETIONS, completions, **openapi.COMPLETIONS)
-    add_direct(generation.CHAT, chat_completions, **openapi.CHAT_COMPLETIONS)
-
-    async def create_response(request: Request) -> Response:
-        await check(request)
-        gateway = _gateway(request)
-        call = await open_generation(gateway, request)
-        return await responses.create(gateway, call, UnreadBody.of(request))
-
-    add_direct(generation.RESPONSES, create_response, **openapi.RESPONSES)
+    generates(generation.COMPLETIONS, "completions", generation.complete, openapi.COMPLETIONS)
+    generates(generation.CHAT, "chat_completions", generation.chat, openapi.CHAT_COMPLETIONS)
+    generates(generation.RESPONSES, "create_response", responses.create, openapi.RESPONSES)
 
     @post("/tokenize", **openapi.TOKENIZE)
     async def tokenize(request: Request) -> dict[str, Any]:
