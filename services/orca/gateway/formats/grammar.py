@@ -12,14 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from orca.core.domain.errors import InvalidRequest
 from orca.gateway.errors import shown
 from orca.gateway.formats.readers import referenced, types_of
 from orca.gateway.formats.tables import JsonCall, ModelFormats, NamedCall, ReasoningFormat, TaggedCall, ToolFormat
 from orca.gateway.formats.tools import CallTools, Function
-from orca.gateway.grammars.fields import JSON_OPTIONS, NamedGrammar
+from orca.gateway.grammars.fields import NamedGrammar, json_rule, literal
 from orca.gateway.grammars.json_schema import check_keywords
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
@@ -86,7 +84,7 @@ class AnswerGrammar:
     def _marker(self, marker: str) -> str:
         """Return a marker as a rule has it: a special token is no text."""
         token_id = self.special_ids.get(marker)
-        return _literal(marker) if token_id is None else f"<[{token_id}]>"
+        return literal(marker) if token_id is None else f"<[{token_id}]>"
 
     def _is_special(self, marker: str) -> bool:
         return marker in self.special_ids
@@ -100,7 +98,7 @@ class AnswerGrammar:
     def _rest_of_thought(self, table: ReasoningFormat) -> str:
         if self._is_special(table.end):
             return f"TEXT {self._marker(table.end)}"
-        self._rules.append(f"thought[lazy]: TEXT {_literal(table.end)}")
+        self._rules.append(f"thought[lazy]: TEXT {literal(table.end)}")
         return "thought"
 
     def _calls(self, table: ToolFormat, *, is_single: bool) -> str:
@@ -110,15 +108,15 @@ class AnswerGrammar:
             return f"{begin}? {opened}"
         if is_single or table.is_list:
             return f"{begin} {opened}"
-        separator = _literal(table.separator) if table.separator else ""
+        separator = literal(table.separator) if table.separator else ""
         return f"{begin} {opened} ({separator} {begin} {opened})*"
 
     def _opened(self, table: ToolFormat, *, is_single: bool) -> str:
         """Return what follows the marker before calls."""
-        more = "" if is_single else f"({_literal(table.separator or ' ')} call)*"
+        more = "" if is_single else f"({literal(table.separator or ' ')} call)*"
         if table.may_omit_begin:
             return f"call {more}"
-        space = _literal(table.space) if table.space else ""
+        space = literal(table.space) if table.space else ""
         if table.is_list:
             return f'{space}? "[" call {more} "]"'
         return f"{space} call {space} {self._marker(table.end) if table.end else ''}"
@@ -156,7 +154,7 @@ class AnswerGrammar:
         if self._is_special(table.end):
             self._rules.append(rf"BEGIN: /\s*{begin}/")
             return f"BEGIN TEXT {self._marker(table.end)}"
-        self._rules.append(rf"whole_thought[lazy]: /\s*{begin}(?s:.*)/ {_literal(table.end)}")
+        self._rules.append(rf"whole_thought[lazy]: /\s*{begin}(?s:.*)/ {literal(table.end)}")
         return "whole_thought"
 
     def _text_from(self, first: str, table: ToolFormat, *, is_single: bool) -> str:
@@ -180,35 +178,35 @@ class AnswerGrammar:
         """Return one call of a function."""
         match table.body:
             case JsonCall() as body:
-                arguments = f"%json {_json_text(_of_object(schema, function))}"
+                arguments = json_rule(_of_object(schema, function))
                 # A model has learned this spacing.
                 opening = f'{{"{body.name}": "{function.name}", "{body.arguments[0]}": '
-                return f'{_literal(opening)} {arguments} "}}"'
+                return f'{literal(opening)} {arguments} "}}"'
             case NamedCall() as body:
-                arguments = f"%json {_json_text(_of_object(schema, function))}"
-                return f"{_literal(function.name)} {self._marker(body.between)} {arguments}"
+                arguments = json_rule(_of_object(schema, function))
+                return f"{literal(function.name)} {self._marker(body.between)} {arguments}"
             case TaggedCall() as body:
                 opening = f"{body.function}{function.name}>\n"
                 parameters = self._parameters(body, function, schema, number)
-                return f"{_literal(opening)} {parameters} {_literal(body.function_end)}"
+                return f"{literal(opening)} {parameters} {literal(body.function_end)}"
 
     def _parameters(self, body: TaggedCall, function: Function, schema: Mapping[str, Any], number: int) -> str:
         """Return the parameters of a tagged call, in the order of the schema."""
-        closing = _literal(f"\n{body.parameter_end}\n")
+        closing = literal(f"\n{body.parameter_end}\n")
         # The parser takes the first closing tag for the end of a value.
-        self._rules.append(f"free_{number}[lazy]: TEXT {_literal(body.parameter_end)}")
-        free = f"free_{number} {_literal(chr(10))}"
+        self._rules.append(f"free_{number}[lazy]: TEXT {literal(body.parameter_end)}")
+        free = f"free_{number} {literal(chr(10))}"
         schema = _of_object(schema, function)
         _check_tagged(schema, function)
         properties = schema.get("properties")
         if properties is None and schema.get("additionalProperties") is not False:
             name = r"/[a-zA-Z0-9_.-]{1,64}/"
-            return f'({_literal(body.parameter)} {name} ">\\n" {free})*'
+            return f'({literal(body.parameter)} {name} ">\\n" {free})*'
         parts = []
         for name, declared in (properties or {}).items():
             value = _tagged_value(name, declared, schema, function)
             value = free if value is None else f"({value}) {closing}"
-            part = f"{_literal(f'{body.parameter}{name}>' + chr(10))} {value}"
+            part = f"{literal(f'{body.parameter}{name}>' + chr(10))} {value}"
             parts.append(part if name in schema.get("required", ()) else f"({part})?")
         return " ".join(parts)
 
@@ -251,11 +249,11 @@ def _tagged_value(name: str, declared: Any, schema: Mapping[str, Any], function:
     types = types_of(declared, schema)
     if types and "string" not in types:
         definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        return f"%json {_json_text({**definitions, **declared})}"
+        return json_rule({**definitions, **declared})
     declared = _resolved(declared, schema)
     texts = _texts_of(declared, schema)
     if texts is not None:
-        return " | ".join(map(_literal, texts))
+        return " | ".join(map(literal, texts))
     if function.is_strict and not _takes_any_text(declared):
         unknown = set(declared) - _ANNOTATIONS if isinstance(declared, dict) else {str(declared).lower()}
         keyword = min(unknown - {"type"} or unknown)
@@ -309,14 +307,6 @@ def _takes_any_text(declared: Any) -> bool:
     some = declared.get("anyOf")
     is_any = some is None or (isinstance(some, list) and any(map(_takes_any_text, some)))
     return has_string and is_any and not set(declared) - _ANNOTATIONS - {"type", "anyOf"}
-
-
-def _json_text(schema: Mapping[str, Any]) -> str:
-    return orjson.dumps({"x-guidance": JSON_OPTIONS, **schema}).decode()
-
-
-def _literal(text: str) -> str:
-    return orjson.dumps(text).decode()
 
 
 def _expression(text: str) -> str:

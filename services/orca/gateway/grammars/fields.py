@@ -4,6 +4,7 @@
 becomes a grammar in llguidance's dialect of Lark (core/grammars/matching.py), which is all that the pool stores.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -121,7 +122,7 @@ def _of_structured(structured: StructuredOutputs) -> NamedGrammar | None:
             _of_schema({"type": "object"}, f"{where}.json_object") if structured.json_object else None,
             None if structured.regex is None else _of_regex(structured.regex, f"{where}.regex"),
             None if structured.choice is None else _of_choice(structured.choice, f"{where}.choice"),
-            None if structured.grammar is None else _of_lark(structured.grammar, f"{where}.grammar"),
+            None if structured.grammar is None else NamedGrammar(structured.grammar, f"{where}.grammar"),
         )
         if grammar is not None
     ]
@@ -149,8 +150,7 @@ def _of_schema(schema: Any, param: str) -> NamedGrammar:
     """Args: schema: nested no deeper than a body, which `orjson` can write."""
     schema = parse_schema(schema, param) if isinstance(schema, str) else _object(schema, param)
     check_keywords(schema, param)
-    text = orjson.dumps({"x-guidance": JSON_OPTIONS, **schema}).decode()
-    return _of_lark(f"start: %json {text}", param)
+    return NamedGrammar(f"start: {json_rule(schema)}", param)
 
 
 def _of_regex(regex: str, param: str) -> NamedGrammar:
@@ -159,15 +159,21 @@ def _of_regex(regex: str, param: str) -> NamedGrammar:
     backslashes = len(body) - len(body.rstrip("$").rstrip("\\")) - 1
     if body.endswith("$") and backslashes % 2 == 0:
         body = body[:-1]
-    return _of_lark(f"start: /{regex_to_lark(body, 'dws')}/", param)
+    return NamedGrammar(f"start: /{regex_to_lark(body, 'dws')}/", param)
 
 
 def _of_choice(choice: list[str], param: str) -> NamedGrammar:
     if "" in choice:
         raise InvalidRequest(f"{param}: has an empty text", param=param)
-    texts = " | ".join(orjson.dumps(text).decode() for text in dict.fromkeys(choice))
-    return _of_lark(f"start: {texts}", param)
+    texts = " | ".join(map(literal, dict.fromkeys(choice)))
+    return NamedGrammar(f"start: {texts}", param)
 
 
-def _of_lark(grammar: str, param: str) -> NamedGrammar:
-    return NamedGrammar(grammar, param)
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """Return the part of a rule that matches the JSON of a schema."""
+    return f"%json {orjson.dumps({'x-guidance': JSON_OPTIONS, **schema}).decode()}"
+
+
+def literal(text: str) -> str:
+    """Return the part of a rule that matches a text."""
+    return orjson.dumps(text).decode()
