@@ -6,6 +6,7 @@ The pool has everything that an answer is made of, so the gateway that took the 
 import asyncio
 import logging
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 
 from starlette.responses import Response
@@ -21,7 +22,7 @@ from orca.gateway.render.render import AnswerKind, RenderOptions
 from orca.gateway.routes.call_summary import summarize_call
 from orca.gateway.routes.generation import stream
 from orca.gateway.routes.request_state import describe, read_logs, state_answer
-from orca.pool.records import Parent
+from orca.pool.records import Parent, RequestStatus
 
 log = logging.getLogger(__name__)
 
@@ -40,17 +41,22 @@ async def events(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
     if RenderOptions.from_json(parent.render).kind is AnswerKind.RESPONSE:
         raise ApiError(404, f"{request_id} is a response: GET /v1/responses/{request_id}?stream=true", code="not_found")
     cursor = parse_cursor(call.position.text, len(parent.requests), source=call.position.source)
-    statuses = await asyncio.gather(*(gateway.pool.status(request.id) for request in parent.requests))
+    statuses = await statuses_of(gateway, parent)
     check_written(cursor, statuses, source=call.position.source)
-    return await resume(gateway, call, parent, cursor)
+    return await resume(gateway, call, parent, cursor, statuses)
 
 
-async def resume(gateway: Gateway, call: OpenedCall, parent: Parent, cursor: Cursor) -> Response:
+async def statuses_of(gateway: Gateway, parent: Parent) -> Sequence[RequestStatus]:
+    """Return the statuses of a call's requests, in order. Raises: OrcaError."""
+    return await asyncio.gather(*(gateway.pool.status(request.id) for request in parent.requests))
+
+
+async def resume(
+    gateway: Gateway, call: OpenedCall, parent: Parent, cursor: Cursor, statuses: Sequence[RequestStatus]
+) -> Response:
     """Return the stream of a call after the events that its client has. Raises: ApiError, OrcaError."""
-    gateway.drain.check()
     request_id = parent.parent
     model = gateway.models.require(parent.requests[0].revision)
-    statuses = await asyncio.gather(*(gateway.pool.status(request.id) for request in parent.requests))
     options = replace(RenderOptions.from_json(parent.render), event_ids=True)
     reader = secrets.token_hex(8)
     await gateway.pool.attach(request_id, reader)

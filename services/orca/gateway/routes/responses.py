@@ -20,7 +20,7 @@ from orca.gateway.render.render import AnswerKind, RenderOptions
 from orca.gateway.responses.bodies import ResponseBody, is_stored, translate
 from orca.gateway.routes import generation
 from orca.gateway.routes.request_state import read_logs
-from orca.gateway.routes.requests import own_parent, resume
+from orca.gateway.routes.requests import own_parent, resume, statuses_of
 from orca.pool.records import OwnershipState, Parent
 
 STREAM, STARTING_AFTER = "stream", "starting_after"
@@ -54,7 +54,9 @@ async def retrieve(gateway: Gateway, call: OpenedCall, http: HttpRequest, respon
     if not (text == "-1" or (text.isascii() and text.isdigit() and len(text) < 10)):
         message = f"{STARTING_AFTER}: must be the number of an event, not {text[:32]!r}"
         raise ApiError(400, message, param=STARTING_AFTER, code="invalid_cursor")
-    return await resume(gateway, call, parent, {} if text == "-1" else {0: text})
+    gateway.drain.check()
+    cursor = {} if text == "-1" else {0: text}
+    return await resume(gateway, call, parent, cursor, await statuses_of(gateway, parent))
 
 
 async def cancel(gateway: Gateway, call: OpenedCall, response_id: str) -> Response:
