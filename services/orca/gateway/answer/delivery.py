@@ -27,12 +27,10 @@ from orca.gateway.render.render import (
     ChoiceStream,
     RenderModel,
     RenderOptions,
-    error_event,
     resume_event,
     stream_end,
 )
 from orca.gateway.responses.response import ResponseStream
-from orca.gateway.responses.response import error_event as response_error_event
 from orca.pool.records import LogSlice
 
 log = logging.getLogger(__name__)
@@ -252,7 +250,7 @@ class StreamDelivery(Delivery):
             try:
                 parts = await accepted.subscription.next()
             except UnknownRequest as error:
-                yield self._error_event(api_error(error), streams)
+                yield next(iter(streams.values())).failure(api_error(error))
                 return
             if parts is None:
                 if self._drain.is_cut:
@@ -289,23 +287,15 @@ class StreamDelivery(Delivery):
         if len(self._ends) == len(streams):
             accepted = self._accepted
             reasoning = [streams[request.id].reasoning_tokens for request in accepted.requests]
-            if accepted.options.kind is not AnswerKind.RESPONSE:
-                events.append(stream_end(accepted.requests, accepted.options, self._ends_in_order(), reasoning))
+            events.append(stream_end(accepted.requests, accepted.options, self._ends_in_order(), reasoning))
         return b"".join(events)
 
     def _cut_event(self, streams: Mapping[str, AnswerStream]) -> bytes:
         """Return the last event of a stream that outlives this gateway."""
         error = draining_error()
         if not self._accepted.options.event_ids or self._accepted.options.kind is AnswerKind.RESPONSE:
-            return self._error_event(error, streams)
+            return next(iter(streams.values())).failure(error)
         return resume_event(error.body(), self._accepted.parent, [stream.last_event_id for stream in streams.values()])
-
-    def _error_event(self, error: ApiError, streams: Mapping[str, AnswerStream]) -> bytes:
-        """Return the event that says why a stream fails."""
-        if self._accepted.options.kind is AnswerKind.RESPONSE:
-            (stream,) = streams.values()
-            return response_error_event(error, stream.last_event_id)
-        return error_event(error.body())
 
     def _stream_headers(self) -> dict[str, str]:
         # `no-transform` and `x-accel-buffering` keep proxies from holding events back.

@@ -32,7 +32,7 @@ async def write_answer(
     """Render the answer to a call that does not stream. No choice may have failed (see `end_error`)."""
     if options.kind is AnswerKind.RESPONSE:
         (request,), ((tokens, end),) = requests, logs
-        return await _render(len(tokens), partial(write_response, request, options, tokens, end, render_model))
+        return await render_response(request, options, tokens, end, render_model)
     choices = [
         await _render(
             _token_count(request, options, tokens), partial(whole_choice, request, options, tokens, end, render_model)
@@ -49,7 +49,7 @@ async def render_response(
     end: End | None,
     render_model: RenderModel,
     *,
-    status: str,
+    status: str = "in_progress",
 ) -> bytes:
     """Render a response from its log. Args: status: of one without an end."""
     write = partial(write_response, request, options, tokens, end, render_model, status=status)

@@ -181,6 +181,11 @@ def choose_formats(
     )
 
 
+def stored_formats(tool_format: str | None, reasoning_format: str | None) -> ModelFormats:
+    """Return the tables by the names that are stored with a call. Names of a later release are ignored."""
+    return ModelFormats(STORED_FORMATS.get(tool_format or ""), REASONING_FORMATS.get(reasoning_format or ""))
+
+
 _LAST_TOKENS = 16
 """Tokens at the end of a prompt that hold a marker and white space after it."""
 

@@ -11,7 +11,7 @@ from orca.core.domain.text import Tokenizer
 from orca.gateway.formats.marked_text import Markers
 from orca.gateway.formats.parser import AnswerParser
 from orca.gateway.formats.parts import AnswerDelta, ToolCallDelta
-from orca.gateway.formats.tables import REASONING_FORMATS, STORED_FORMATS, ModelFormats, begins_reasoning
+from orca.gateway.formats.tables import ModelFormats, begins_reasoning, stored_formats
 
 
 class ChatParts:
@@ -83,14 +83,9 @@ class ChatParts:
             message["tool_calls"] = calls
         return message
 
-    def of(self, delta: str | AnswerDelta) -> AnswerDelta:
-        """Return what a log with these parts gives: always a delta."""
-        assert not isinstance(delta, str), "a log with parts divides its text"
-        return delta
-
-    def ids_of(self, delta: str | AnswerDelta) -> Iterator[str]:
+    def ids_of(self, delta: AnswerDelta) -> Iterator[str]:
         """Yield the ids of the tool calls that begin in a delta."""
-        return (self._id(call.position) for call in self.of(delta).calls if call.name is not None)
+        return (self._id(call.position) for call in delta.calls if call.name is not None)
 
     def _call(self, call: ToolCallDelta) -> dict[str, Any]:
         function = {"name": call.name, "arguments": call.arguments}
@@ -117,11 +112,8 @@ def chat_parts(
     shows_special: bool = False,
     holds_calls: bool = False,
 ) -> ChatParts | None:
-    """Return the parts of a choice; None if its answer is one text.
-
-    Args: tool_format, reasoning_format: names of tables. Those of a later release, which is not known, are ignored.
-    """
-    formats = ModelFormats(STORED_FORMATS.get(tool_format or ""), REASONING_FORMATS.get(reasoning_format or ""))
+    """Return the parts of a choice; None if its answer is one text. Args: as for `stored_formats` and `ChatParts`."""
+    formats = stored_formats(tool_format, reasoning_format)
     if formats == ModelFormats():
         return None
     return ChatParts(request, tokenizer, formats, tools=tools, shows_special=shows_special, holds_calls=holds_calls)

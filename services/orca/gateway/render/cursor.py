@@ -96,6 +96,9 @@ class ResumedChoice:
     def opening(self) -> bytes:
         return self._stream.opening()
 
+    def failure(self, error: ApiError) -> bytes:
+        return self._stream.failure(error)
+
     def token(self, token: Token) -> bytes:
         """Return the event of the log's next token; empty if the client has it."""
         return self._unless_known(self._stream.token(token))

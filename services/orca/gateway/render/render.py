@@ -28,7 +28,7 @@ import orjson
 
 from orca.core.domain.request import End, EndingTokens, FinishReason, Request, Token
 from orca.core.domain.text import OutputText, Tokenizer
-from orca.gateway.errors import end_error
+from orca.gateway.errors import ApiError, end_error
 from orca.gateway.formats.parts import AnswerDelta
 from orca.gateway.latency_goals import NO_GOALS, LatencyGoals
 from orca.gateway.render.chat_parts import ChatParts, chat_parts
@@ -132,6 +132,10 @@ class ChoiceStream:
         """Return the events before the first token: none."""
         return b""
 
+    def failure(self, error: ApiError) -> bytes:
+        """Return an event that says why the stream ends early."""
+        return error_event(error.body())
+
     def token(self, token: Token) -> bytes:
         """Return the event of the log's next token."""
         index = self._log.count
@@ -228,8 +232,12 @@ def stream_end(
 ) -> bytes:
     """Return the end of a stream: usage if asked for and `[DONE]`; nothing if a choice failed.
 
+    A response has said in its own last event that it is whole.
+
     Args: reasoning_tokens: of the choices (`ChoiceStream.reasoning_tokens`).
     """
+    if options.kind is AnswerKind.RESPONSE:
+        return b""
     if any(end_error(end) for end in ends):
         return b""
     done = b"id: end\ndata: [DONE]\n\n" if options.event_ids else b"data: [DONE]\n\n"

@@ -10,7 +10,7 @@ left out. Whatever would change the input of the model is refused by name.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, WithJsonSchema, field_validator
@@ -304,6 +304,3 @@ def _texts(content: Any, where: str, kinds: Sequence[str]) -> str:
             raise InvalidRequest(f"{name}: must be an object with a type and a text", param=name)
         texts.append(text)
     return "\n".join(texts)
-
-
-Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

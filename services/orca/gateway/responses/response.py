@@ -12,7 +12,8 @@ import orjson
 
 from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.gateway.errors import ApiError, end_error
-from orca.gateway.formats.tables import REASONING_FORMATS, STORED_FORMATS, ModelFormats
+from orca.gateway.formats.parts import AnswerDelta
+from orca.gateway.formats.tables import stored_formats
 from orca.gateway.render.chat_parts import ChatParts
 from orca.gateway.render.render import ChoiceLog, RenderModel, RenderOptions
 from orca.gateway.responses.items import Event, OutputItems
@@ -22,9 +23,7 @@ class ResponseAnswer:
     """One response while its answer grows."""
 
     def __init__(self, request: Request, options: RenderOptions, render_model: RenderModel) -> None:
-        formats = ModelFormats(
-            STORED_FORMATS.get(options.tool_format or ""), REASONING_FORMATS.get(options.reasoning_format or "")
-        )
+        formats = stored_formats(options.tool_format, options.reasoning_format)
         self._request = request
         self._options = options
         self._parts = ChatParts(request, render_model.tokenizer, formats, tools=options.tools)
@@ -33,20 +32,22 @@ class ResponseAnswer:
 
     def token(self, token: Token) -> Iterator[Event]:
         """Yield the events of the log's next token."""
-        delta, _ = self._log.push(token)
-        return self._items.add(self._parts.of(delta), self._parts.ids_of(delta))
+        return self._added(self._log.push(token)[0])
 
     def end(self, end: End) -> Iterator[Event]:
         """Yield the events after the last token, the response's own as the last one."""
         if end_error(end) is None:
-            delta = self._log.flush(end)
-            yield from self._items.add(self._parts.of(delta), self._parts.ids_of(delta))
+            yield from self._added(self._log.flush(end))
         yield from self._items.end(is_cut=end.reason is not FinishReason.STOP)
         response = self.response(end)
         yield (
             f"response.{'failed' if response['status'] == 'cancelled' else response['status']}",
             {"response": response},
         )
+
+    def _added(self, delta: str | AnswerDelta) -> Iterator[Event]:
+        assert not isinstance(delta, str), "a log with parts divides its text"
+        return self._items.add(delta, self._parts.ids_of(delta))
 
     def response(self, end: End | None = None, *, status: str = "in_progress") -> dict[str, Any]:
         """Return the response. Args: status: of one without an end."""
@@ -59,7 +60,7 @@ class ResponseAnswer:
             "created_at": self._options.created,
             "status": status,
             "error": None if error is None or status == "cancelled" else _error(error),
-            "incomplete_details": {"reason": "max_output_tokens"} if end is not None and _is_cut(end) else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": self._options.model,
             "output": self._items.items,
             "previous_response_id": None,
@@ -109,6 +110,12 @@ class ResponseStream:
     def end(self, end: End) -> bytes:
         return self._written(self._answer.end(end))
 
+    def failure(self, error: ApiError) -> bytes:
+        """Return an event that says why the stream ends early. Its number is that of the last event of the log."""
+        fields = {"code": error.code, "message": error.message, "param": error.param}
+        event = {"type": "error", **fields, "sequence_number": self._number - 1}
+        return b"event: error\ndata: %b\n\n" % orjson.dumps(event)
+
     @property
     def last_event_id(self) -> str:
         """The number of the last event."""
@@ -122,12 +129,6 @@ class ResponseStream:
                 written.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps(event)))
             self._number += 1
         return b"".join(written)
-
-
-def error_event(error: ApiError, number: str) -> bytes:
-    """Return an event that says why a stream ends before its response. Args: number: of the last event."""
-    fields = {"code": error.code, "message": error.message, "param": error.param, "sequence_number": int(number)}
-    return b"event: error\ndata: %b\n\n" % orjson.dumps({"type": "error", **fields})
 
 
 def write_response(
@@ -160,10 +161,6 @@ def _status(end: End) -> str:
             return "cancelled"
         case _:
             return "failed"
-
-
-def _is_cut(end: End) -> bool:
-    return end.reason is FinishReason.LENGTH
 
 
 def _error(error: ApiError) -> dict[str, str]:
