@@ -1,7 +1,5 @@
 """`prompt_logprobs`: vLLM's list for each prompt, from the log. Stages are compared with transformers elsewhere."""
 
-from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -9,22 +7,10 @@ import pytest
 from orca.core.domain.request import Logprob, Request
 from orca.gateway.render.logprobs import prompt_logprobs
 from orca.pool.memory.pool import MemoryPool
-from support.gateway.gateway_rig import FakeScheduler, Rig, WallClock, error_of, ids, recording, rig, tokenizer
+from support.gateway.gateway_rig import Rig, WallClock, error_of, ids, rig, tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PATHS = {COMPLETIONS: {"prompt": "the fox"}, CHAT: {"messages": [{"role": "user", "content": "hi"}]}}
-
-
-@pytest.fixture
-def accepted() -> list[Request]:
-    """The requests that the pool got."""
-    return []
-
-
-@pytest.fixture
-async def one(accepted: list[Request]) -> AsyncIterator[Rig]:
-    async with rig(make_scheduler=partial(FakeScheduler, answer=recording(accepted))) as made:
-        yield made
 
 
 async def call(one: Rig, path: str = COMPLETIONS, **fields: Any) -> Any:

@@ -1,7 +1,5 @@
 """`allowed_token_ids` and `bad_words`: the limits that stages get, and clear errors for all that is none."""
 
-from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -9,24 +7,12 @@ import pytest
 from orca.core.domain.request import Request, SamplingParams
 from orca.gateway.settings import GatewaySettings
 from orca.pool.memory.pool import MemoryPool
-from support.gateway.gateway_rig import MODEL, FakeScheduler, Rig, WallClock, error_of, ids, recording, rig
+from support.gateway.gateway_rig import MODEL, Rig, WallClock, error_of, ids, rig
 
 PATHS = {
     "/v1/completions": {"prompt": "hello"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
 }
-
-
-@pytest.fixture
-def accepted() -> list[Request]:
-    """The requests that the pool got."""
-    return []
-
-
-@pytest.fixture
-async def one(accepted: list[Request]) -> AsyncIterator[Rig]:
-    async with rig(make_scheduler=partial(FakeScheduler, answer=recording(accepted))) as made:
-        yield made
 
 
 async def call(one: Rig, path: str = "/v1/completions", **fields: Any) -> Any:

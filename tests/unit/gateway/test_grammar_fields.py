@@ -2,8 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 import orjson
@@ -16,7 +14,7 @@ from orca.gateway.grammars import checker
 from orca.gateway.grammars.fields import JSON_OPTIONS, NamedGrammar, ResponseFormat, StructuredOutputs, grammar_of
 from orca.gateway.settings import GatewaySettings
 from orca.pool.memory.pool import MemoryPool
-from support.gateway.gateway_rig import FakeScheduler, Rig, WallClock, error_of, recording, rig
+from support.gateway.gateway_rig import Rig, WallClock, error_of, rig
 
 PATHS = {
     "/v1/completions": {"prompt": "hello"},
@@ -73,18 +71,6 @@ def test_each_kind_of_constraint_becomes_a_grammar() -> None:
 )
 def test_a_regular_expression_is_of_the_whole_answer(regex: str, body: str) -> None:
     assert text_of(of_structured(regex=regex)) == f"start: /{body}/"
-
-
-@pytest.fixture
-def accepted() -> list[Request]:
-    """The requests that the pool got."""
-    return []
-
-
-@pytest.fixture
-async def one(accepted: list[Request]) -> AsyncIterator[Rig]:
-    async with rig(make_scheduler=partial(FakeScheduler, answer=recording(accepted))) as made:
-        yield made
 
 
 def with_settings(**settings: Any) -> Any:
