@@ -6,6 +6,8 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers.utils.chat_parsing import parse_response
 
 from orca.core.grammars.matching import GrammarVocabulary
@@ -13,6 +15,7 @@ from orca.gateway.formats.grammar import AnswerGrammar
 from orca.gateway.formats.response_template import read_response_template
 from orca.gateway.formats.tables import ModelFormats, stored_formats
 from orca.gateway.formats.tools import tools_of
+from support.effort import tries
 from support.gateway.gateway_rig import events
 from support.gateway.tool_rig import CITY, TOOLS, served, tokenizer, tool_rig
 
@@ -186,3 +189,30 @@ def test_what_is_not_read_is_named_once(template: Any, problem: str, caplog: pyt
     (line,) = caplog.messages
     assert problem in line
     assert "tokenizer_config.json: response_template is not read" in line
+
+
+JSON = st.recursive(
+    st.sampled_from([None, True, 5, "", "x", "json", "xml-inline", "{content}", "{name}", "(?P<name>.*)", "<a>", ">"]),
+    lambda values: (
+        st.lists(values, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(["function", "name", "arguments", "tag_pattern", "unquoted_keys", "x"]), values, max_size=3
+        )
+    ),
+    max_leaves=6,
+)
+KEYS = ("open", "open_pattern", "close", "close_pattern", "content", "content_args", "transform", "transform_each")
+FIELDS = st.dictionaries(st.sampled_from(KEYS), JSON, max_size=6) | JSON
+
+
+@settings(max_examples=tries(200), deadline=None)
+@given(
+    template=JSON
+    | st.fixed_dictionaries(
+        {"fields": st.dictionaries(st.sampled_from(["tool_calls", "reasoning", "content"]), FIELDS)}
+    )
+)
+def test_any_json_gives_tables_or_problems(template: Any) -> None:
+    formats = read_response_template(template, tokenizer(CHAT_TEMPLATE)).formats
+    stored = formats.stored_tool_name(is_constrained=False), formats.stored_reasoning_name
+    assert stored_formats(*stored) == formats

@@ -106,7 +106,7 @@ def _reasoning(declared: Mapping[str, Any]) -> ReasoningFormat:
 
 def _tool(declared: Mapping[str, Any]) -> ToolFormat:
     if declared.get("content_args") and declared.get("content") != "xml-inline":
-        raise _Unread(f"content_args with {', '.join(sorted(map(str, declared['content_args'])))}")
+        raise _Unread(f"content_args with {', '.join(sorted(_object(declared['content_args'])))}")
     opening, closing = _parts(declared, "open"), _parts(declared, "close")
     name, arguments = _transformed(declared.get("transform"))
     match declared.get("content"):
@@ -129,7 +129,7 @@ def _tool(declared: Mapping[str, Any]) -> ToolFormat:
 def _tagged(declared: Mapping[str, Any], opening: _Parts, closing: _Parts, name: tuple[str, ...]) -> ToolFormat:
     settings = _object(declared.get("content_args"))
     if set(settings) != {"tag_pattern"}:
-        raise _Unread(f"content_args must be tag_pattern alone, not {', '.join(sorted(map(str, settings)))}")
+        raise _Unread(f"content_args must be tag_pattern alone, not {', '.join(sorted(settings))}")
     tag = _parts_of(settings["tag_pattern"])
     match _words(opening), _words(closing), _words(tag):
         case (
