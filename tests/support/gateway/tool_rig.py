@@ -1,6 +1,7 @@
 """A gateway whose model calls tools and reasons: a template, a tokenizer and whole answers for each format."""
 
 import contextlib
+import copy
 import functools
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -186,11 +187,13 @@ def without_special(text: str) -> str:
     return text
 
 
-def served(chat_template: str, settings: GatewaySettings | None = None, **formats: str) -> ServedModel:
-    model = replace(MODEL, vocab_size=tokenizer(chat_template).vocab_size, max_model_len=2000)
-    return ServedModel.of(
-        model, tokenizer(chat_template), settings or GatewaySettings(model="tiny", grammar_seconds_max=60.0), **formats
-    )
+def served(
+    chat_template: str, settings: GatewaySettings | None = None, *, response_template: Any = None, **formats: str
+) -> ServedModel:
+    own = copy.copy(tokenizer(chat_template))
+    own.response_template = response_template
+    model = replace(MODEL, vocab_size=own.vocab_size, max_model_len=2000)
+    return ServedModel.of(model, own, settings or GatewaySettings(model="tiny", grammar_seconds_max=60.0), **formats)
 
 
 def ids(chat_template: str, text: str) -> tuple[int, ...]:
@@ -206,6 +209,7 @@ async def tool_rig(
     asked: list[Request] | None = None,
     pool: MemoryPool | None = None,
     schedules: bool = True,
+    response_template: Any = None,
     **formats: str,
 ) -> AsyncIterator[Rig]:
     """A gateway whose model gives one answer.
@@ -214,7 +218,7 @@ async def tool_rig(
         asked: takes the requests that the model gets.
         formats: as for `ServedModel.of`.
     """
-    newest = served(chat_template, **formats)
+    newest = served(chat_template, response_template=response_template, **formats)
 
     def written(request: Request) -> Sequence[int]:
         if asked is not None:

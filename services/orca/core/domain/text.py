@@ -239,6 +239,7 @@ class Tokenizer:
         named_special_tokens: Mapping[str, str],
         chat_template: str | None = None,
         tool_template: str | None = None,
+        response_template: Any = None,
         continues_prompts: bool = True,
         cleans_up: bool = False,
         is_bytes: bool = False,
@@ -250,6 +251,7 @@ class Tokenizer:
             named_special_tokens: bos_token, eos_token, ... -> text.
             chat_template: Jinja source.
             tool_template: the same, for chats with tools, where it is another one.
+            response_template: JSON that says how an answer is divided, as the files have it; None without one.
             continues_prompts: an output continues the text of its prompt; False for an encoder-decoder model.
             cleans_up: an output has no space before punctuation (text_clean_up.py).
             is_bytes: each token is a byte; those that make no character are left out, and EOS is never added twice.
@@ -266,6 +268,7 @@ class Tokenizer:
         self.named_special_tokens = dict(named_special_tokens)
         self.chat_template = chat_template
         self.tool_template = tool_template
+        self.response_template = response_template
         self.continues_prompts = continues_prompts
         self.cleans_up = cleans_up
         self.is_bytes = is_bytes
@@ -282,6 +285,7 @@ class Tokenizer:
                 named_special_tokens=found.special_tokens,
                 chat_template=found.chat_template,
                 tool_template=found.tool_template,
+                response_template=found.response_template,
                 continues_prompts=found.continues_prompts,
                 cleans_up=found.cleans_up,
                 is_bytes=found.is_bytes,

@@ -45,6 +45,7 @@ class FolderTokenizer:
     special_tokens: Mapping[str, str]  # bos_token, eos_token, ... -> text, also names of the model's own
     chat_template: str | None
     tool_template: str | None = None  # for chats with tools, where it is another one
+    response_template: Any = None  # JSON, as the file has it
     continues_prompts: bool = True  # False: the model is an encoder-decoder, and its outputs are texts of their own
     cleans_up: bool = False  # outputs have no space before punctuation
     is_bytes: bool = False  # each token is a byte, as in ByT5
@@ -84,6 +85,7 @@ def read_tokenizer(folder: Path) -> FolderTokenizer:
         special_tokens={name: str(token) for name, token in named.items()},
         chat_template=_chat_template(folder, settings),
         tool_template=_chat_template(folder, settings, "tool_use"),
+        response_template=settings.get("response_template"),
         continues_prompts=family is None or family.decoder_layers_key is None,
         cleans_up=_cleans_up(inner, settings),
         is_bytes=kind is not None and kind.is_bytes,

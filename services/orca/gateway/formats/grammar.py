@@ -83,11 +83,18 @@ class AnswerGrammar:
 
     def _marker(self, marker: str) -> str:
         """Return a marker as a rule has it: a special token is no text."""
-        token_id = self.special_ids.get(marker)
-        return literal(marker) if token_id is None else f"<[{token_id}]>"
+        if not self.special_ids:
+            return literal(marker)
+        special = re.compile("|".join(map(re.escape, sorted(self.special_ids, key=len, reverse=True))))
+        texts, tokens = special.split(marker), special.findall(marker)
+        rules = [literal(texts[0])] if texts[0] else []
+        for token, text in zip(tokens, texts[1:], strict=True):
+            rules += [f"<[{self.special_ids[token]}]>", *([literal(text)] if text else [])]
+        return " ".join(rules)
 
     def _is_special(self, marker: str) -> bool:
-        return marker in self.special_ids
+        """Return whether a marker begins with a special token, as it does if it has one."""
+        return any(marker.startswith(token) for token in self.special_ids)
 
     def _thought(self, table: ReasoningFormat) -> str:
         """Return the reasoning before calls. It is left out only if the prompt has not begun it."""
@@ -119,7 +126,8 @@ class AnswerGrammar:
         space = literal(table.space) if table.space else ""
         if table.is_list:
             return f'{space}? "[" call {more} "]"'
-        return f"{space} call {space} {self._marker(table.end) if table.end else ''}"
+        end_space = space if table.end_space is None else literal(table.end_space) if table.end_space else ""
+        return f"{space} call {end_space} {self._marker(table.end) if table.end else ''}"
 
     def _text_with_calls(self, table: ToolFormat, *, is_single: bool) -> str:
         """Return any text with calls in it: after a marker the rest of a call follows."""

@@ -1,5 +1,6 @@
 """The text of an answer with the markers that are special tokens, which have no text of their own."""
 
+import re
 from collections import deque
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ class Markers:
         self.by_token: dict[int, str] = {}
         self._texts: dict[str, str] = {}  # of the marks
         self._shows_special = shows_special
-        self._special = tokenizer.special_ids
+        self._special, self._pattern = tokenizer.special_ids, tokenizer.special_pattern
         tool, reasoning = formats.tool, formats.reasoning
         if tool is not None:
             body = tool.body
@@ -30,11 +31,13 @@ class Markers:
         self.formats = ModelFormats(tool, reasoning)
 
     def _shown(self, marker: str) -> str:
-        token_id = self._special.get(marker)
-        if token_id is None:
-            return marker
+        """Return a marker with a mark in the place of each special token."""
+        return marker if self._pattern is None else self._pattern.sub(self._mark, marker)
+
+    def _mark(self, found: re.Match[str]) -> str:
+        token_id = self._special[found[0]]
         mark = self.by_token.setdefault(token_id, chr(_FIRST_MARK + len(self.by_token)))
-        self._texts[mark] = marker if self._shows_special else ""
+        self._texts[mark] = found[0] if self._shows_special else ""
         return mark
 
     def visible(self, text: str) -> str:

@@ -7,8 +7,10 @@ A marker may be a special token of the tokenizer (Mistral's `[TOOL_CALLS]`) or o
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+import orjson
 
 from orca.core.answer_formats import AUTO_FORMAT, NO_FORMAT
 from orca.core.domain.text import Tokenizer
@@ -50,7 +52,8 @@ class ToolFormat:
     body: JsonCall | NamedCall | TaggedCall
     begin: str
     end: str = ""
-    space: str = ""  # after `begin`, and before `end`
+    space: str = ""  # after `begin`
+    end_space: str | None = None  # before `end`; None if it is `space`
     is_list: bool = False  # one pair of markers encloses all calls, which are the items of a JSON array
     separator: str = ""  # between two calls
     # The model may leave `begin` out in an answer that is nothing but calls.
@@ -67,6 +70,9 @@ class ReasoningFormat:
     begin: str
     end: str
 
+
+RESPONSE_TEMPLATE = "response_template"
+"""Name of tables that a checkpoint has brought (response_template.py)."""
 
 # The order counts: a template of Qwen3-Coder has the texts of `hermes`, too.
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
@@ -154,7 +160,12 @@ class ModelFormats:
         """
         if self.tool is not None and self.tool.may_omit_begin and is_constrained:
             return f"{self.tool.name}{MARKED}"
-        return self.tool_name
+        return _stored(self.tool)
+
+    @property
+    def stored_reasoning_name(self) -> str | None:
+        """The name of the table by which reasoning is read."""
+        return _stored(self.reasoning)
 
     @property
     def tool_name(self) -> str | None:
@@ -166,7 +177,11 @@ class ModelFormats:
 
 
 def choose_formats(
-    chat_template: str | None, *, tool_format: str = AUTO_FORMAT, reasoning_format: str = AUTO_FORMAT
+    chat_template: str | None,
+    *,
+    tool_format: str = AUTO_FORMAT,
+    reasoning_format: str = AUTO_FORMAT,
+    own: ModelFormats | None = None,
 ) -> ModelFormats:
     """Return the tables of a model.
 
@@ -174,16 +189,56 @@ def choose_formats(
         chat_template: Jinja source; None for a model without one.
         tool_format: one of `core.answer_formats.TOOL_FORMATS`.
         reasoning_format: one of `REASONING_FORMATS` there.
+        own: tables that the checkpoint has brought, for what no table of ours fits.
     """
     source = chat_template or ""
+    own = own or ModelFormats()
     return ModelFormats(
-        _chosen(TOOL_FORMATS, source, tool_format), _chosen(REASONING_FORMATS, source, reasoning_format)
+        _chosen(TOOL_FORMATS, source, tool_format, own.tool),
+        _chosen(REASONING_FORMATS, source, reasoning_format, own.reasoning),
     )
 
 
 def stored_formats(tool_format: str | None, reasoning_format: str | None) -> ModelFormats:
     """Return the tables by the names that are stored with a call. Names of a later release are ignored."""
-    return ModelFormats(STORED_FORMATS.get(tool_format or ""), REASONING_FORMATS.get(reasoning_format or ""))
+    tool, reasoning = tool_format or "", reasoning_format or ""
+    return ModelFormats(
+        STORED_FORMATS.get(tool) or _brought_tool(tool),
+        REASONING_FORMATS.get(reasoning) or _brought_reasoning(reasoning),
+    )
+
+
+_BODIES = {kind.__name__: kind for kind in (JsonCall, NamedCall, TaggedCall)}
+
+
+def _stored(table: ToolFormat | ReasoningFormat | None) -> str | None:
+    """Return the name that is stored for a table. One that a checkpoint has brought is stored as a whole, as JSON."""
+    if table is None or table.name != RESPONSE_TEMPLATE:
+        return None if table is None else table.name
+    fields = asdict(table)
+    if isinstance(table, ToolFormat):
+        fields["kind"] = type(table.body).__name__
+    return orjson.dumps(fields).decode()
+
+
+def _brought_tool(text: str) -> ToolFormat | None:
+    """Return the table that `_stored` has written; None for other text."""
+    try:
+        fields = orjson.loads(text)
+        kind, members = _BODIES[fields.pop("kind")], fields.pop("body")
+        body: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in members.items()
+        }
+        return ToolFormat(**{**fields, "hints": (), "body": kind(**body)})
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _brought_reasoning(text: str) -> ReasoningFormat | None:
+    try:
+        return ReasoningFormat(**{**orjson.loads(text), "hints": ()})
+    except (ValueError, TypeError):
+        return None
 
 
 _LAST_TOKENS = 16
@@ -195,7 +250,7 @@ def begins_reasoning(table: ReasoningFormat, tokenizer: Tokenizer, prompt: Seque
     return tokenizer.decode(prompt[-_LAST_TOKENS:], skip_special_tokens=False).rstrip().endswith(table.begin)
 
 
-def _chosen(tables: Mapping[str, Table], source: str, name: str) -> Table | None:
+def _chosen(tables: Mapping[str, Table], source: str, name: str, own: Table | None) -> Table | None:
     if name != AUTO_FORMAT:
         return None if name == NO_FORMAT else tables[name]
-    return next((table for table in tables.values() if all(hint in source for hint in table.hints)), None)
+    return next((table for table in tables.values() if all(hint in source for hint in table.hints)), own)

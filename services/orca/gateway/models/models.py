@@ -18,6 +18,7 @@ from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, slots_needed, tokens_
 from orca.core.domain.text import Tokenizer
 from orca.core.other_model import OtherModel
 from orca.gateway.errors import UNAVAILABLE, ApiError
+from orca.gateway.formats.response_template import read_response_template
 from orca.gateway.formats.tables import ModelFormats, choose_formats
 from orca.gateway.grammars.checker import GrammarChecker
 from orca.gateway.models.chat_template import ChatTemplate
@@ -63,6 +64,15 @@ class ServedModel:
         Raises: ModelError if the chat template is broken.
         """
         template = tokenizer.chat_template
+        own = read_response_template(tokenizer.response_template, tokenizer)
+        formats = choose_formats(
+            tokenizer.tool_template or template,
+            tool_format=tool_format,
+            reasoning_format=reasoning_format,
+            own=own.formats,
+        )
+        for problem in own.problems if None in (formats.tool, formats.reasoning) else ():
+            log.warning("%s: response_template is not read: %s", info.folder / "tokenizer_config.json", problem)
         return cls(
             info,
             tokenizer,
@@ -72,9 +82,7 @@ class ServedModel:
             else ChatTemplate(template, tokenizer.named_special_tokens, tool_source=tokenizer.tool_template),
             RenderModel(tokenizer, frozenset(info.eos_token_ids)),
             GrammarChecker(info, tokenizer, settings),
-            choose_formats(
-                tokenizer.tool_template or template, tool_format=tool_format, reasoning_format=reasoning_format
-            ),
+            formats,
             _changed_at(info.folder / "config.json"),
         )
 
