@@ -44,6 +44,7 @@ from orca.bench.options import (
 from orca.bench.sweep import ANY_VOCAB, Measure, Sweep, measure_real, run_sweep
 from orca.bench.trace import generate
 from orca.cli.model_folder import find_model
+from orca.cli.small_model import CONTINUES
 from orca.core.domain.errors import ModelError, OrcaError, SettingError
 from orca.core.domain.model import DTYPES, QUANTIZATIONS, load_model_info
 from orca.core.process.command_line import CommandLineParser
@@ -214,6 +215,8 @@ def _add_grammars_options(parser: argparse.ArgumentParser) -> None:
     add("--vocabularies", type=comma_separated(positive(int)), default=(2048, 150_000), metavar="N,N", help=shown)
     add("--tokens", type=positive(int), default=2000, metavar="N", help="tokens of its output (%(default)s)")
     add("--rounds", type=positive(int), default=5, metavar="N", help="runs of the engine on each side (%(default)s)")
+    shown = "seconds of hostile grammars beside clients of a whole Orca, and nothing else"
+    add("--hostile-s", type=positive(float), metavar="N", help=shown)
     _add_threads_option(parser)
     add_trace_options(parser, preset="small", requests=64)
     add_output_options(parser, can_plot=False)
@@ -477,6 +480,9 @@ def _encoder(options: argparse.Namespace, up_options: Sequence[str]) -> None:
 
 def _grammars(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     os.environ.update(thread_variables(options.threads))
+    if options.hostile_s is not None:
+        _hostile_grammars(options, up_options)
+        return
     from orca.bench.parts import grammars  # torch: only here
     from orca.bench.peers.compare import make_random_model
     from orca.bench.peers.workload import Workload
@@ -497,6 +503,19 @@ def _grammars(options: argparse.Namespace, up_options: Sequence[str]) -> None:
         "lengths": trace_settings(options, None)["lengths"],
     }
     write_figures(options, grammars.figures(matchers, speeds, settings))
+
+
+def _hostile_grammars(options: argparse.Namespace, up_options: Sequence[str]) -> None:
+    from orca.bench.parts import hostile_neighbours as neighbours
+
+    load = neighbours.HostileLoad(seconds=options.hostile_s)
+    model, _ = find_model(CONTINUES)
+    with TemporaryDirectory(prefix="orca-hostile-") as folder:
+        run = neighbours.measure(CONTINUES, load, Path(folder), up_options, _vocab_size(model))
+        found = asyncio.run(run)
+    print("\n".join(neighbours.lines(found)))
+    write_json(options.json, neighbours.to_json(found))
+    write_figures(options, neighbours.figures(found, {"model": CONTINUES}))
 
 
 def _chunks(options: argparse.Namespace, up_options: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from orca.bench.parts import grammars
+from orca.bench.parts import hostile_neighbours as neighbours
 from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.bench.peers.workload import Workload
 from orca.bench.trace import Range, TraceSpec, generate
@@ -28,3 +29,28 @@ def test_both_sides_of_the_engine_run_by_turns_and_are_shown(tmp_path: Path) -> 
     assert {figure.what: figure.value for figure in figures}["Time of a masked token"] == pytest.approx(20)
     assert [figure.value for figure in figures if figure.what == "Speed under a schema"] == [pytest.approx(92.5)]
     assert grammars.to_json(matchers, fixed)["free_tokens_per_s"] == [100.0, 200.0]
+
+
+def test_growth_is_the_slope_after_the_caches_are_full() -> None:
+    found = neighbours.HostileFigures(load=neighbours.HostileLoad(seconds=400))
+    found.memory_mib["rank"] += [(at, 500 + at / 3600) for at in range(100, 401, 20)]
+    found.memory_mib["gateway"] += [(50.0, 90.0), (300.0, 200.0)]
+    assert found.growth_mib_per_h("rank") == pytest.approx(1)
+    assert found.growth_mib_per_h("gateway") == 0
+
+
+@pytest.mark.slow
+async def test_clients_beside_hostile_grammars_get_their_own_tokens(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llama", tmp_path / "model", vocab_size=300, max_position_embeddings=256)
+    load = neighbours.HostileLoad(seconds=2.0, phase_s=1.0, clients=2, new_tokens=10, interval_s=0.1)
+    found = await neighbours.measure(str(folder), load, tmp_path, [], 300)
+    assert found.refusals_s
+    assert found.ratios
+    assert {role: samples[-1][1] > 20 for role, samples in found.memory_mib.items()} == {"gateway": True, "rank": True}
+    assert [line.split()[0] for line in neighbours.lines(found)][:3] == ["grammars", "p99", "ratio"]
+    assert {each.what for each in neighbours.figures(found, {"model": "tiny"})} == {
+        "Gaps between tokens beside hostile grammars",
+        "Time to refuse a hostile grammar",
+        "Growth of memory",
+    }
+    assert neighbours.to_json(found)["refused"] == len(found.refusals_s)

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from orca.bench.parts.hostile_grammars import hostile, words_of
 from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.core.domain.model import load_model_info
 from orca.core.domain.request import FinishReason, SamplingParams
@@ -17,7 +18,6 @@ from orca.gateway.models.models import ServedModel
 from orca.gateway.settings import GatewaySettings
 from orca.pool.memory.pool import MemoryPool
 from support.gateway.gateway_rig import FakeScheduler, Rig, WallClock, recording, rig
-from support.grammars.hostile import hostile, words_of
 from support.system.running_group import GREEDY, RunningGroup, Work
 
 pytestmark = pytest.mark.timeout(3000)

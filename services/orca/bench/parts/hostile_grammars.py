@@ -1,4 +1,4 @@
-"""Grammars that are made to hurt: deep, recursive, ambiguous, exponential, huge, or not valid at all."""
+"""Makes grammars that are meant to hurt: deep, recursive, ambiguous, exponential, huge, or not valid at all."""
 
 import random
 from collections.abc import Callable
@@ -142,7 +142,20 @@ def _odd_schemas(chance: random.Random) -> Structured:
         "$ref",
         "allOf",
     ]
-    values = [None, True, -1, 1e308, "é" * 60, [], {}, ["é" * 99, 1], {"a": {"b": []}}, [[[]]], "string", "#"]
+    values: list[Any] = [
+        None,
+        True,
+        -1,
+        1e308,
+        "é" * 60,
+        [],
+        {},
+        ["é" * 99, 1],
+        {"a": {"b": []}},
+        [[[]]],
+        "string",
+        "#",
+    ]
     return {"json": {chance.choice(keywords): chance.choice(values) for _ in range(chance.randint(1, 5))}}
 
 
