@@ -19,9 +19,7 @@ SYSTEM_BUFFER_BYTES = 16 << 10
 """Buffer of each socket, at both ends: the rest of a stream has to be somewhere else."""
 
 TOKEN_BYTES_MAX = 500  # of an event
-SETTINGS = GatewaySettings(model="tiny", port=0, drain_seconds=1)
-
-
+SETTINGS = GatewaySettings(model="tiny", port=0, drain_seconds=1, unread_seconds_max=30_000)
 IMPATIENT = GatewaySettings(model="tiny", port=0, drain_seconds=1, unread_seconds_max=0.5)
 
 
