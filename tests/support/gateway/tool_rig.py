@@ -206,6 +206,7 @@ async def tool_rig(
     asked: list[Request] | None = None,
     pool: MemoryPool | None = None,
     schedules: bool = True,
+    settings: GatewaySettings | None = None,
     **formats: str,
 ) -> AsyncIterator[Rig]:
     """A gateway whose model gives one answer.
@@ -225,6 +226,12 @@ async def tool_rig(
         return FakeScheduler(pool, answer=written, tokenizer=newest.tokenizer, eos_ids=(0,))
 
     async with rig(
-        model=newest.info, newest=newest, pool=pool, schedules=schedules, slots=2000, make_scheduler=scheduler
+        settings=settings,
+        model=newest.info,
+        newest=newest,
+        pool=pool,
+        schedules=schedules,
+        slots=2000,
+        make_scheduler=scheduler,
     ) as one:
         yield one

@@ -147,6 +147,12 @@ class ResponseObject(BaseModel):
     usage: dict[str, Any] | None = Field(description="Null until the end.")
 
 
+class DeletedResponse(AnswerSchema):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
 class ChoiceState(AnswerSchema):
     index: int
     status: Literal["queued", "running", "ended"]

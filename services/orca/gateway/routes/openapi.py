@@ -99,6 +99,7 @@ RESPONSES = _generation(answer_schemas.ResponseObject, ResponseBody)
 del RESPONSES["responses"][202]
 RESPONSE = _responses(answer_schemas.ResponseObject, *_EVERYWHERE, 400, 404)
 RESPONSE["responses"][200]["content"] = _STREAM
+DELETED_RESPONSE = _responses(answer_schemas.DeletedResponse, *_EVERYWHERE, 404)
 REQUEST_STATE = _responses(answer_schemas.RequestDocument, *_EVERYWHERE, 404)
 REQUEST_RESULT = _responses(None, *_EVERYWHERE, 404, 409, 504)
 REQUEST_RESULT["responses"] |= {

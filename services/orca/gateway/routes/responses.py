@@ -1,12 +1,16 @@
-"""The Responses API: create a response, retrieve it, go on with its stream, cancel it.
+"""The Responses API: create a response, retrieve it, go on with its stream, cancel it, delete it.
 
 A response is the answer of a chat in another form (gateway/responses). Its record lies in the pool like any other, so
 every gateway can retrieve it, for as long as the pool keeps it.
 """
 
 import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
 from functools import partial
 
+import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -22,6 +26,8 @@ from orca.gateway.routes import generation
 from orca.gateway.routes.request_state import read_logs
 from orca.gateway.routes.requests import own_parent, resume, statuses_of
 from orca.pool.records import OwnershipState, Parent
+
+log = logging.getLogger(__name__)
 
 STREAM, STARTING_AFTER = "stream", "starting_after"
 
@@ -56,7 +62,8 @@ async def retrieve(gateway: Gateway, call: OpenedCall, http: HttpRequest, respon
         raise ApiError(400, message, param=STARTING_AFTER, code="invalid_cursor")
     gateway.drain.check()
     cursor = {} if text == "-1" else {0: text}
-    return await resume(gateway, call, parent, cursor, await statuses_of(gateway, parent))
+    with _known(response_id):
+        return await resume(gateway, call, parent, cursor, await statuses_of(gateway, parent))
 
 
 async def cancel(gateway: Gateway, call: OpenedCall, response_id: str) -> Response:
@@ -66,10 +73,21 @@ async def cancel(gateway: Gateway, call: OpenedCall, response_id: str) -> Respon
     return await _answer(gateway, parent)
 
 
+async def delete(gateway: Gateway, call: OpenedCall, response_id: str) -> Response:
+    """Serve DELETE /v1/responses/{id}: end a response and forget all of it. Raises: ApiError, OrcaError."""
+    await _own_response(gateway, call, response_id)
+    with _known(response_id):
+        await gateway.pool.forget(response_id)
+    log.info("response deleted by its client", extra={"request_id": response_id})
+    body = orjson.dumps({"id": response_id, "object": "response", "deleted": True})
+    return Response(body, headers={"x-request-id": response_id}, media_type="application/json")
+
+
 async def _answer(gateway: Gateway, parent: Parent) -> Response:
     (request,) = parent.requests
     model = gateway.models.require(request.revision)
-    logs, status = await asyncio.gather(read_logs(gateway.pool, parent.requests), gateway.pool.status(request.id))
+    with _known(parent.parent):
+        logs, status = await asyncio.gather(read_logs(gateway.pool, parent.requests), gateway.pool.status(request.id))
     log = logs.get(request.id)
     body = await render_response(
         request,
@@ -84,14 +102,21 @@ async def _answer(gateway: Gateway, parent: Parent) -> Response:
 
 async def _own_response(gateway: Gateway, call: OpenedCall, response_id: str) -> Parent:
     """Return the caller's own response. Raises: ApiError 404 as OpenAI has it."""
-    try:
+    with _known(response_id):
         parent = await own_parent(gateway, call, response_id)
-    except UnknownRequest:
-        raise _unknown(response_id) from None
     options = RenderOptions.from_json(parent.render)
     if options.kind is not AnswerKind.RESPONSE or not is_stored(options.items):
         raise _unknown(response_id)
     return parent
+
+
+@contextlib.contextmanager
+def _known(response_id: str) -> Iterator[None]:
+    """Map the error for a record that is not there, or not there any more, to that of an unknown response."""
+    try:
+        yield
+    except UnknownRequest:
+        raise _unknown(response_id) from None
 
 
 def _unknown(response_id: str) -> ApiError:
