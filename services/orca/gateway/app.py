@@ -176,6 +176,11 @@ def _add_reading_routes(app: FastAPI, has_key: Dependency) -> None:
         """A response as it is now. With `stream=true`, its events, after number `starting_after`."""
         return await responses.retrieve(_gateway(request), open_call(request), request, response_id)
 
+    @get("/v1/responses/{response_id}/input_items", **openapi.INPUT_ITEMS)
+    async def input_items(request: Request, response_id: str) -> Response:
+        """The items from which a response was made, with those of the responses that it continued."""
+        return await responses.input_items(_gateway(request), open_call(request), request, response_id)
+
     @delete("/v1/responses/{response_id}", **openapi.DELETED_RESPONSE)
     async def delete_response(request: Request, response_id: str) -> Response:
         """End a response, unless it has ended, and delete it with all that is stored of it."""

@@ -251,7 +251,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"conversation": "c"}, "conversation", "is not supported"),
     ({"prompt": {"id": "p"}}, "prompt", "is not supported"),
-    ({"previous_response_id": "resp_1"}, "previous_response_id", "is not supported"),
+    ({"previous_response_id": 5}, "previous_response_id", "must be text, not 5"),
     ({"tool_choice": {"type": "web_search"}}, "tool_choice", "not 'web_search'"),
     ({"tool_choice": "required"}, "tool_choice", "needs tools"),
     (

@@ -19,8 +19,9 @@ from orca.core.domain.errors import InvalidRequest
 from orca.gateway.calls.bodies import Body, ChatBody, whole_number
 from orca.gateway.errors import ApiError, shown, unsupported
 from orca.gateway.http.receive import first_problem
+from orca.gateway.responses.conversation import Item, kept_items, named_items
 
-UNSUPPORTED: tuple[str, ...] = ("conversation", "prompt", "previous_response_id", "top_logprobs")
+UNSUPPORTED: tuple[str, ...] = ("conversation", "prompt", "top_logprobs")
 """Fields that would change the answer."""
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -54,7 +55,12 @@ class ResponseBody(Body):
     """The fields that Orca reads; others are ignored."""
 
     input: _Input
-    instructions: str | None = Field(None, description="A system message before the input.")
+    previous_response_id: str | None = Field(
+        None, description="A stored response that has ended: its conversation goes on with the input."
+    )
+    instructions: str | None = Field(
+        None, description="A system message before the input. A later response does not take it over."
+    )
     tools: list[dict[str, Any]] | None = Field(None, description="Functions; tools of other types are left out.")
     tool_choice: _Any = Field(None, description="none, auto, required, a function, or allowed_tools.")
     parallel_tool_calls: bool | None = None
@@ -79,6 +85,17 @@ class ResponseChat(ChatBody):
     """The chat that a call to the Responses API stands for."""
 
     _echo_json: str = PrivateAttr("{}")
+    _call: ResponseBody = PrivateAttr()
+    _items: list[Item] | None = PrivateAttr(None)
+
+    @property
+    def call(self) -> ResponseBody:
+        """The call as its client made it."""
+        return self._call
+
+    def items_json(self, parent: str) -> str | None:
+        """Return JSON: the items of the conversation up to the answer; None if the response is not stored."""
+        return None if self._items is None else orjson.dumps(named_items(self._items, parent)).decode()
 
     @property
     def echo_json(self) -> str:
@@ -105,12 +122,18 @@ def is_stored(echo: str | None) -> bool:
     return echo is not None and orjson.loads(echo)["store"] is True
 
 
-def translate(body: ResponseBody) -> Translation:
-    """Return the chat that a call stands for. Raises: InvalidRequest, ApiError."""
+def translate(body: ResponseBody, earlier: Sequence[Item] = ()) -> Translation:
+    """Return the chat that a call stands for.
+
+    Args: earlier: items of the conversation that the call continues.
+    Raises: InvalidRequest, ApiError.
+    """
     _check_supported(body)
     items = _Items()
     if body.instructions is not None:
         items.add_message("instructions", {"role": "system", "content": body.instructions})
+    for item in earlier:
+        items.add("previous_response_id", item)
     if isinstance(body.input, str):
         items.add_message("input", {"role": "user", "content": body.input})
     elif isinstance(body.input, list) and body.input:
@@ -148,6 +171,10 @@ def translate(body: ResponseBody) -> Translation:
     except ValidationError as problem:
         raise _in_terms_of_call(first_problem(problem), items.names, items.calls, places) from problem
     chat._echo_json = orjson.dumps(_echo(body)).decode()
+    chat._call = body
+    if body.store is not False:
+        text = {"role": "user", "content": body.input}
+        chat._items = [*earlier, *kept_items([text] if isinstance(body.input, str) else body.input)]
     return Translation(chat, items.names, items.calls, places)
 
 
@@ -201,7 +228,7 @@ def _echo(body: ResponseBody) -> dict[str, Any]:
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
         "tools": body.tools or [],
         "top_p": 1.0 if body.top_p is None else body.top_p,
-    }
+    } | ({} if body.previous_response_id is None else {"previous_response_id": body.previous_response_id})
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:

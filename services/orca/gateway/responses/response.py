@@ -141,6 +141,21 @@ def write_response(
     status: str = "in_progress",
 ) -> bytes:
     """Return a response from its log. Args: status: of one without an end."""
+    answer = _read(request, options, tokens, end, render_model)
+    return orjson.dumps(answer.response(end, status=status))
+
+
+def output_items(
+    request: Request, options: RenderOptions, tokens: Sequence[Token], end: End, render_model: RenderModel
+) -> list[dict[str, Any]]:
+    """Return the output items of a response that has ended, from its log."""
+    items: list[dict[str, Any]] = _read(request, options, tokens, end, render_model).response(end)["output"]
+    return items
+
+
+def _read(
+    request: Request, options: RenderOptions, tokens: Sequence[Token], end: End | None, render_model: RenderModel
+) -> ResponseAnswer:
     answer = ResponseAnswer(request, options, render_model)
     for token in tokens:
         for _ in answer.token(token):
@@ -148,7 +163,7 @@ def write_response(
     if end is not None:
         for _ in answer.end(end):
             pass
-    return orjson.dumps(answer.response(end, status=status))
+    return answer
 
 
 def _status(end: End) -> str:
