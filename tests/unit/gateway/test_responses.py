@@ -270,7 +270,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"background": True, "store": False}, "store", "must be stored"),
     ({"max_output_tokens": 0}, "max_output_tokens", "must be at least 1"),
     ({"max_output_tokens": 10**9}, "max_output_tokens", "maximum context length"),
-    ({"include": ["message.output_text.logprobs"]}, "include", "is not supported"),
 ]
 
 

@@ -21,7 +21,7 @@ from orca.gateway.errors import ApiError, shown, unsupported
 from orca.gateway.http.receive import first_problem
 from orca.gateway.responses.conversation import Item, kept_items, named_items
 
-UNSUPPORTED: tuple[str, ...] = ("conversation", "prompt", "top_logprobs")
+UNSUPPORTED: tuple[str, ...] = ("conversation", "prompt")
 """Fields that would change the answer."""
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -74,11 +74,16 @@ class ResponseBody(Body):
     store: bool | None = Field(None, description="True by default: the response can be retrieved for a while.")
     stream: bool | None = None
     background: bool | None = Field(None, description="Answer at once; the response is retrieved later.")
-    include: list[str] | None = None
+    top_logprobs: int | None = Field(
+        None, ge=0, le=20, description="Log probabilities of the message's tokens, each with so many alternatives."
+    )
+    include: list[str] | None = Field(None, description=f"`{_LOGPROBS}`; others are ignored.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the model's chat template.")
     deadline_ms: int | None = Field(None, ge=1, le=2**31)
 
-    _whole_number = field_validator("max_output_tokens", "seed", "deadline_ms", mode="before")(whole_number)
+    _whole_number = field_validator("max_output_tokens", "seed", "top_logprobs", "deadline_ms", mode="before")(
+        whole_number
+    )
 
 
 class ResponseChat(ChatBody):
@@ -160,6 +165,8 @@ def translate(body: ResponseBody, earlier: Sequence[Item] = ()) -> Translation:
         "temperature": body.temperature,
         "top_p": body.top_p,
         "seed": body.seed,
+        "logprobs": bool(body.top_logprobs) or _LOGPROBS in (body.include or []),
+        "top_logprobs": body.top_logprobs,
         "stream": body.stream,
         "background": body.background,
         "chat_template_kwargs": body.chat_template_kwargs,
@@ -207,8 +214,6 @@ def _check_supported(body: ResponseBody) -> None:
     for name in UNSUPPORTED:
         if (body.model_extra or {}).get(name) not in (None, 0):
             raise unsupported(name, "is not supported")
-    if _LOGPROBS in (body.include or []):
-        raise unsupported("include", f"{_LOGPROBS} is not supported")
     if body.background and body.store is False:
         raise InvalidRequest("store: a background response must be stored", param="store")
 
@@ -227,6 +232,7 @@ def _echo(body: ResponseBody) -> dict[str, Any]:
         "text": {"format": {"type": "text"} if body.text is None or body.text.format is None else body.text.format},
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
         "tools": body.tools or [],
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
     } | ({} if body.previous_response_id is None else {"previous_response_id": body.previous_response_id})
 
