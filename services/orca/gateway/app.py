@@ -143,7 +143,7 @@ def _add_working_routes(app: FastAPI, check: Callable[[Request], Awaitable[None]
 
 
 def _add_reading_routes(app: FastAPI, has_key: Dependency) -> None:
-    """Add routes that need a key, if there are keys, and only read or cancel."""
+    """Add routes that need a key, if there are keys, and only read, cancel or delete."""
     get = functools.partial(app.get, dependencies=[has_key])
     delete = functools.partial(app.delete, dependencies=[has_key])
     post = functools.partial(app.post, dependencies=[has_key])
@@ -175,6 +175,16 @@ def _add_reading_routes(app: FastAPI, has_key: Dependency) -> None:
     async def retrieve_response(request: Request, response_id: str) -> Response:
         """A response as it is now. With `stream=true`, its events, after number `starting_after`."""
         return await responses.retrieve(_gateway(request), open_call(request), request, response_id)
+
+    @get("/v1/responses/{response_id}/input_items", **openapi.INPUT_ITEMS)
+    async def input_items(request: Request, response_id: str) -> Response:
+        """The items from which a response was made, with those of the responses that it continued."""
+        return await responses.input_items(_gateway(request), open_call(request), request, response_id)
+
+    @delete("/v1/responses/{response_id}", **openapi.DELETED_RESPONSE)
+    async def delete_response(request: Request, response_id: str) -> Response:
+        """End a response, unless it has ended, and delete it with all that is stored of it."""
+        return await responses.delete(_gateway(request), open_call(request), response_id)
 
     @post("/v1/responses/{response_id}/cancel", **openapi.RESPONSE)
     async def cancel_response(request: Request, response_id: str) -> Response:

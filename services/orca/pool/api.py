@@ -6,15 +6,15 @@ Any method raises PoolUnavailable if the pool gave no answer: the call may have 
 its task, also when the answer comes at the same moment.
 
 Some answers may be passed on to others, so they must survive a kill of the pool's server. These are the answers of
-submit, parent, read, read_many, status, cancel, attach, commit, set_schema, set_revision, promise_slots, set_promise,
-state_block_tokens and larger_requests. Such a call answers only when its content survives a kill, and raises
-PoolUnavailable if that is not so in time. A kill may undo the latest ones of all other calls, and nothing before them.
-A scheduler notices that at its next heartbeat or commit, as it does for any claim that is over.
+submit, parent, read, read_many, status, cancel, forget, attach, commit, set_schema, set_revision, promise_slots,
+set_promise, state_block_tokens and larger_requests. Such a call answers only when its content survives a kill, and
+raises PoolUnavailable if that is not so in time. A kill may undo the latest ones of all other calls, and nothing before
+them. A scheduler notices that at its next heartbeat or commit, as it does for any claim that is over.
 
     submit                      gateway      queued, with bytes reserved and a first reader
     enter, heartbeat, leave     scheduler    the group's seat
     wait_for_work, claim, commit, give_back    scheduler    owned requests
-    cancel, attach, renew, detach, read, read_many, status, log_news    gateway
+    cancel, forget, attach, renew, detach, read, read_many, status, log_news    gateway
     sweep                       gateway and scheduler, twice a second
     set_revision, promise_slots, stats                  scheduler, gateway, operator
     state_block_tokens                                  scheduler
@@ -78,7 +78,8 @@ class RequestPool(Protocol):
 
         Returns: the requests with `arrival` and `submitted_ms` filled in; the stored ones if the parent is known.
         Raises: QueueFull, PoolFull (nothing stored); NotInForce if the revision is not the current one;
-            NeverFits if a request needs more than the promised slots; NameTaken if the parent is known under
+            NeverFits if a request needs more than the promised slots; UnknownRequest if the parent was forgotten a
+            moment ago; NameTaken if the parent is known under
             another digest; NotStoredYet if the schema number in force is below that of a field.
         """
         ...
@@ -120,6 +121,15 @@ class RequestPool(Protocol):
 
     async def cancel(self, parent: str) -> None:
         """End all requests of the parent that have not ended; harmless when there are none."""
+        ...
+
+    async def forget(self, parent: str) -> None:
+        """Forget a parent with all its records, at once; harmless when there is none.
+
+        Requests that have not ended end as by `cancel`, and whoever reads or runs one finds it unknown. A submit
+        without a digest that comes late does not bring the parent back.
+        Raises: UnknownRequest if this release cannot read the parent's record, which stays.
+        """
         ...
 
     async def attach(self, parent: str, reader: str) -> None:

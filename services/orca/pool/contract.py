@@ -11,6 +11,7 @@ from orca.core.domain.errors import (
     OrcaError,
     PoolFull,
     QueueFull,
+    UnknownRequest,
 )
 from orca.core.domain.request import FinishReason, Request, Token
 from orca.pool import codec
@@ -36,6 +37,12 @@ CLOSED_FOR_MS = 24 * 3_600_000
 before `leave` and arrive after it. A network may delay them until TCP gives up on their connection, a quarter of an
 hour. Awake time never runs faster than the wall clock, so a day is long enough, and it bounds what drains leave
 behind."""
+
+
+FORGOTTEN_FOR_MS = 60_000
+"""Awake time for which the pool remembers the name of a parent that was forgotten on demand, so that a submit that was
+sent before and comes late stores nothing. A gateway gives a call up, and its connection, within seconds. The time also
+bounds what deletions leave behind: some hundred bytes for each one of the last minute."""
 
 
 @dataclass(slots=True)
@@ -106,6 +113,8 @@ def refusal(verdict: str, bound: int | str, submission: Submission, need: int = 
     if verdict == "schema":
         names = {name: None for request in requests for name in newer_fields(request, submission)}
         return NotStoredYet(tuple(names), int(bound))
+    if verdict == "forgotten":
+        return UnknownRequest(submission.parent)
     if verdict == "taken":
         return NameTaken(f"{requests[0].parent} was submitted before with other content")
     if verdict == "queue":

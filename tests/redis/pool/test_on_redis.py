@@ -35,7 +35,7 @@ TYPES = {
     "meta": "hash", "par": "hash", "render": "string", "readers": "zset", "req": "hash", "body": "string",
     "log": "stream", "q": "zset", "own": "hash", "seat": "hash", "seats": "zset", "closed_at": "zset", "watch": "zset",
     "deadlines": "zset", "ended": "zset", "retired": "zset", "promises": "hash", "blocks": "hash",
-    "parts": "zset", "replaced": "zset",
+    "parts": "zset", "replaced": "zset", "forgotten": "zset",
 }  # fmt: skip
 
 
@@ -61,6 +61,8 @@ async def test_keys_and_types_are_those_of_the_table(redis_bed: RedisBed) -> Non
     await redis_bed.pool.set_revision("r2", 2)
     await redis_bed.pool.submit(submission("c", revision="r2"))
     await redis_bed.pool.sweep()
+    await redis_bed.pool.submit(submission("d", revision="r2"))
+    await redis_bed.pool.forget("d")
     await redis_bed.pool.give_back({})
     await redis_bed.pool.report("part")
     await redis_bed.pool.leave(Scheduler(redis_bed, "p9", "g9").caller)
@@ -111,6 +113,7 @@ GROWING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
 }
 FREEING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
     "cancel": lambda bed, _s, _o: bed.pool.cancel("a"),
+    "forget": lambda bed, _s, _o: bed.pool.forget("a"),
     "heartbeat": lambda _b, scheduler, _o: scheduler.heartbeat(),
     "give_back": lambda bed, _s, owned: bed.pool.give_back({"a.0": owned["a.0"].claim}),
     "leave": lambda bed, scheduler, _o: bed.pool.leave(scheduler.caller),
@@ -315,16 +318,18 @@ async def test_with_replicas_only_replicated_writes_are_acknowledged(
     bed, replica = replicated
     _, owned = await started(bed, "a")
     assert (await bed.pool.read("a.0", 0)).tokens == ()
+    await bed.pool.submit(submission("deleted"))
     os.kill(replica.pid, signal.SIGSTOP)
     await bed.pool.commit([entry(owned["a.0"], 0, 5)])
     # Another connection than the one that wrote: it must not take the replica's silence for a yes.
-    for refused in (bed.pool.read("a.0", 0), bed.pool.read_many({"a.0": 0}), bed.pool.submit(submission("b"))):
+    reads = bed.pool.read("a.0", 0), bed.pool.read_many({"a.0": 0})
+    for refused in (*reads, bed.pool.submit(submission("b")), bed.pool.forget("deleted")):
         # On a busy machine the answer itself may come too late: that is no yes either.
         with pytest.raises(PoolUnavailable, match=r"0 of 1 replicas|no answer in time"):
             await refused
     os.kill(replica.pid, signal.SIGCONT)
     assert [token.id for token in (await bed.pool.read("a.0", 0)).tokens] == [5]
-    assert (await bed.pool.submit(submission("b")))[0].arrival == 2
+    assert (await bed.pool.submit(submission("b")))[0].arrival == 3
 
 
 async def test_the_pool_closes_all_its_connections(own_redis: EmbeddedRedis, own_bed: RedisBed) -> None:

@@ -110,6 +110,7 @@ TOLD_ON: dict[str, Callable[[RedisPool, Claimed], Awaitable[object]]] = {
     "attach": lambda pool, _: pool.attach("a", "reader"),
     "commit": lambda pool, claimed: pool.commit([entry(claimed, 0, 5)]),
     "cancel": lambda pool, _: pool.cancel("b"),
+    "forget": lambda pool, _: pool.forget("b"),
     "set_revision": lambda pool, _: pool.set_revision(REVISION, 1),
     "promise_slots": lambda pool, _: pool.promise_slots(REVISION, 1000),
     "set_promise": lambda pool, _: pool.set_promise(REVISION, 900, expected=1000),

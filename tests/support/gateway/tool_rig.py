@@ -210,6 +210,7 @@ async def tool_rig(
     pool: MemoryPool | None = None,
     schedules: bool = True,
     response_template: Any = None,
+    settings: GatewaySettings | None = None,
     **formats: str,
 ) -> AsyncIterator[Rig]:
     """A gateway whose model gives one answer.
@@ -218,7 +219,7 @@ async def tool_rig(
         asked: takes the requests that the model gets.
         formats: as for `ServedModel.of`.
     """
-    newest = served(chat_template, response_template=response_template, **formats)
+    newest = served(chat_template, settings, response_template=response_template, **formats)
 
     def written(request: Request) -> Sequence[int]:
         if asked is not None:
@@ -229,6 +230,12 @@ async def tool_rig(
         return FakeScheduler(pool, answer=written, tokenizer=newest.tokenizer, eos_ids=(0,))
 
     async with rig(
-        model=newest.info, newest=newest, pool=pool, schedules=schedules, slots=2000, make_scheduler=scheduler
+        settings=settings,
+        model=newest.info,
+        newest=newest,
+        pool=pool,
+        schedules=schedules,
+        slots=2000,
+        make_scheduler=scheduler,
     ) as one:
         yield one

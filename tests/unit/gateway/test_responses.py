@@ -1,5 +1,7 @@
 """The Responses API: items in and out, streams that are numbered and go on at any gateway, and clear errors."""
 
+import asyncio
+import functools
 from typing import Any
 
 import httpx
@@ -8,6 +10,7 @@ import orjson
 import pytest
 
 from orca.core.domain.request import FinishReason, Request
+from orca.gateway.settings import GatewaySettings
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.records import OnDisconnect
 from support.gateway.gateway_rig import Rig, WallClock, error_of, until
@@ -248,7 +251,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"conversation": "c"}, "conversation", "is not supported"),
     ({"prompt": {"id": "p"}}, "prompt", "is not supported"),
-    ({"previous_response_id": "resp_1"}, "previous_response_id", "is not supported"),
+    ({"previous_response_id": 5}, "previous_response_id", "must be text, not 5"),
     ({"tool_choice": {"type": "web_search"}}, "tool_choice", "not 'web_search'"),
     ({"tool_choice": "required"}, "tool_choice", "needs tools"),
     (
@@ -267,7 +270,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"background": True, "store": False}, "store", "must be stored"),
     ({"max_output_tokens": 0}, "max_output_tokens", "must be at least 1"),
     ({"max_output_tokens": 10**9}, "max_output_tokens", "maximum context length"),
-    ({"include": ["message.output_text.logprobs"]}, "include", "is not supported"),
 ]
 
 
@@ -349,6 +351,69 @@ async def test_codex_makes_two_turns() -> None:
     assert asked[0].sampling.grammar is not None
 
 
+async def test_a_deleted_response_is_gone_at_every_gateway() -> None:
+    pool = MemoryPool(WallClock())
+    async with tool_rig(SOURCE, "It rains.", pool=pool) as one, tool_rig(SOURCE, pool=pool, schedules=False) as two:
+        answer = await created(one)
+        await client_of(two).responses.delete(answer["id"])
+        again = await created(one)
+        deleted = await two.client.delete(f"{PATH}/{again['id']}")
+        assert (deleted.status_code, deleted.json()) == (
+            200,
+            {"id": again["id"], "object": "response", "deleted": True},
+        )
+        assert not pool.state.parents
+        for rig in (one, two):
+            url = f"{PATH}/{answer['id']}"
+            await found_nothing(await rig.client.get(url))
+            await found_nothing(await rig.client.get(f"{url}?stream=true"))
+            await found_nothing(await rig.client.post(f"{url}/cancel"))
+            await found_nothing(await rig.client.delete(url))
+        pool.state.check()
+
+
+async def test_a_deletion_ends_the_stream_that_another_gateway_writes() -> None:
+    pool = MemoryPool(WallClock())
+    async with tool_rig(SOURCE, "It rains.", pool=pool) as one, tool_rig(SOURCE, pool=pool, schedules=False) as two:
+        one.scheduler.turns_left = 2
+        posting = asyncio.create_task(one.post(PATH, input="hi", stream=True))
+        waiting = asyncio.create_task(one.post(PATH, input="hi"))
+        await until(lambda: [len(record.log) for record in pool.state.records.values()] == [2, 2])
+        for name in list(pool.state.parents):
+            assert (await two.client.delete(f"{PATH}/{name}")).status_code == 200
+        events = events_of((await posting).text)
+        assert (events[-1]["type"], events[-1]["code"]) == ("error", "unknown_request")
+        status, error = error_of(await waiting)
+        assert (status, error["code"]) == (404, "unknown_request")
+        # The scheduler goes on with what it has, and commits in vain.
+        one.scheduler.turns_left = None
+        one.scheduler.may_run.set()
+        await until(lambda: not one.scheduler.running)
+        assert (await created(one))["status"] == "completed"
+        pool.state.check()
+
+
+async def test_only_its_owner_can_delete_a_response() -> None:
+    mine, yours = ({"authorization": f"Bearer {key}"} for key in ("a", "b"))
+    async with tool_rig(SOURCE, "ok", settings=GatewaySettings(model="tiny", api_keys=("a", "b"))) as one:
+        made = await one.client.post(PATH, json={"input": "hi"}, headers=mine)
+        url = f"{PATH}/{made.json()['id']}"
+        await found_nothing(await one.client.delete(url, headers=yours))
+        assert (await one.client.delete(url, headers=mine)).status_code == 200
+
+
+async def test_the_key_of_a_deleted_response_makes_another_one() -> None:
+    asked: list[Request] = []
+    async with tool_rig(SOURCE, "ok", asked=asked) as one:
+        make = functools.partial(one.client.post, PATH, headers={"idempotency-key": "k"})
+        first = (await make(json={"input": "hi"})).json()
+        assert (await make(json={"input": "hi"})).json() == first
+        assert len(asked) == 1
+        await one.client.delete(f"{PATH}/{first['id']}")
+        other = await make(json={"input": "something else"})
+        assert (other.status_code, other.json()["id"], len(asked)) == (200, first["id"], 2)
+
+
 async def found_nothing(response: httpx.Response) -> None:
     status, error = error_of(response)
     assert (status, error["code"]) == (404, "not_found")
@@ -362,6 +427,7 @@ async def test_only_stored_responses_are_found() -> None:
             await found_nothing(await one.client.get(f"{PATH}/{name}"))
             await found_nothing(await one.client.get(f"{PATH}/{name}?stream=true"))
             await found_nothing(await one.client.post(f"{PATH}/{name}/cancel"))
+            await found_nothing(await one.client.delete(f"{PATH}/{name}"))
         shown = await created(one)
         await found_nothing(await one.client.get(f"/v1/requests/{shown['id']}/events"))
         status, error = error_of(await one.client.get(f"{PATH}/{shown['id']}?stream=true&starting_after=x"))

@@ -11,6 +11,7 @@ from support.pool.protocol.faults import FaultSettings
 from support.pool.protocol.model import Simulation
 from support.pool.protocol.rules import (
     CALL_RULES,
+    FORGET_RULES,
     POISON_RULES,
     POOL_RULES,
     PROMISE_RULES,
@@ -70,6 +71,9 @@ REPLACEMENTS = FaultSettings(
     faults=("crash", "freeze", "double", "scale_away", "replace", "replace"), fault_rate=0.04, has_next_revision=True
 )
 PROMISES = FaultSettings(faults=("crash", "freeze", "drain", "restate", "restate"), fault_rate=0.04)
+DELETIONS = FaultSettings(
+    faults=("crash", "freeze", "double", "drain", "forget", "forget", "fail_over"), fault_rate=0.06, has_replica=True
+)
 POISON = FaultSettings(faults=("crash", "freeze", "double", "break_stage", "drain"), fault_rate=0.02, poison_rate=0.3)
 CROWDED = FaultSettings(faults=("crash", "freeze", "double", "drain"), fault_rate=0.02, large_prompt=50)
 BROKEN_FROM_OUTSIDE = FaultSettings(faults=("break_stage",), fault_rate=0.3, repeat_rate=0.0, poison_rate=0.1)
@@ -130,6 +134,18 @@ def test_no_random_walk_with_changing_slots_violates_a_guarantee(start: int) -> 
 @pytest.mark.parametrize("pool_class", PROMISE_RULES, ids=lambda rule: rule.__name__)
 def test_each_rule_of_the_promised_slots_is_needed(pool_class: type[MemoryPool]) -> None:
     assert finds_violation(pool_class, faults=PROMISES)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("start", range(0, 40, 20))
+def test_no_random_walk_with_forgotten_parents_violates_a_guarantee(start: int) -> None:
+    for seed in range(start, start + 20):
+        walk(seed, DELETIONS)
+
+
+@pytest.mark.parametrize("pool_class", FORGET_RULES, ids=lambda rule: rule.__name__)
+def test_each_rule_of_forgetting_is_needed(pool_class: type[MemoryPool]) -> None:
+    assert finds_violation(pool_class, faults=DELETIONS)
 
 
 @pytest.mark.sampled(1)

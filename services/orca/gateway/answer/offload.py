@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from orca.core.domain.request import End, Request, Token
 from orca.gateway.render.render import AnswerKind, RenderModel, RenderOptions, text_so_far, whole_answer, whole_choice
-from orca.gateway.responses.response import write_response
+from orca.gateway.responses.response import output_items, write_response
 
 T = TypeVar("T")
 
@@ -54,6 +54,13 @@ async def render_response(
     """Render a response from its log. Args: status: of one without an end."""
     write = partial(write_response, request, options, tokens, end, render_model, status=status)
     return await _render(len(tokens), write)
+
+
+async def read_output(
+    request: Request, options: RenderOptions, tokens: Sequence[Token], end: End, render_model: RenderModel
+) -> list[dict[str, Any]]:
+    """Read the output items of a response that has ended from its log."""
+    return await _render(len(tokens), partial(output_items, request, options, tokens, end, render_model))
 
 
 async def write_text(

@@ -420,6 +420,7 @@ def _render_options(
         reasoning_format=formats.stored_reasoning_name if divides_reasoning else None,
         tools=tools.schemas_json() if tools is not None and needs_types else None,
         items=body.echo_json if isinstance(body, ResponseChat) else None,
+        input_items=body.items_json(context.parent) if isinstance(body, ResponseChat) else None,
         prompt_logprobs=_prompt_logprobs(body),
         text_flags=_text_flags(body) or None,
     )

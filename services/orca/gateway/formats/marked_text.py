@@ -57,6 +57,12 @@ class MarkedText:
         self._markers = markers
         self._due: deque[tuple[int, str]] = deque()  # characters of the text before a special token, and its mark
         self._length = 0  # characters of the text so far
+        self._marks = 0  # marks in it
+
+    @property
+    def length(self) -> int:
+        """Characters that were returned, marks included."""
+        return self._length + self._marks
 
     def push(self, token_id: int, text: str, held: int) -> str:
         """Return more of the text, with the marks in it. Args: as for `AnswerParser.push`."""
@@ -75,4 +81,5 @@ class MarkedText:
             offset, mark = self._due.popleft()
             parts += [text[taken : offset - start], mark]
             taken = offset - start
+            self._marks += 1
         return "".join([*parts, text[taken:]])

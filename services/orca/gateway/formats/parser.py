@@ -54,7 +54,7 @@ class AnswerParser:
         self._holds_calls = holds_calls
         self._state = _State.REASONING if is_in_reasoning else _State.START
         self._text = MarkedText(markers)
-        self._writer = PartWriter(markers)
+        self._writer = PartWriter(markers, self._text)
         if is_in_reasoning:
             self._writer.mark()
         self._pending = ""  # text that is not assigned yet
@@ -129,10 +129,10 @@ class AnswerParser:
         text, found, rest = (self._pending, "", "") if marker is None else self._pending.partition(marker)
         if not found:
             kept = 0 if marker is None else overlap(self._pending, marker)
-            self._writer.write(_part(self._state), text[: len(text) - kept])
+            self._writer.write(_part(self._state), text[: len(text) - kept], len(self._pending))
             self._pending = text[len(text) - kept :]
             return False
-        self._writer.write(_part(self._state), text)
+        self._writer.write(_part(self._state), text, len(self._pending))
         self._pending = rest
         space = self._writer.mark()
         if self._state is _State.REASONING:
@@ -206,7 +206,7 @@ class AnswerParser:
     def _write_broken(self) -> None:
         """Write the text of a call, which is none, as content."""
         self._state = _State.CONTENT
-        self._writer.write_unchanged(AnswerPart.CONTENT, self._raw)
+        self._writer.write_unchanged(AnswerPart.CONTENT, self._raw, len(self._raw) + len(self._pending))
         self._raw = ""
 
     def _end(self, is_cut: bool) -> None:
@@ -229,7 +229,7 @@ class AnswerParser:
             case _State.CALL:
                 pass  # a stream has sent it
             case _:
-                self._writer.write(_part(self._state), text)
+                self._writer.write(_part(self._state), text, len(text))
         self._writer.end(_part(self._state))
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from orca.gateway.formats.marked_text import Markers
+from orca.gateway.formats.marked_text import MarkedText, Markers
 
 
 @dataclass(slots=True)
@@ -22,6 +22,9 @@ class AnswerDelta:
     reasoning: str = ""
     content: str = ""
     calls: list[ToolCallDelta] = field(default_factory=list)
+    # The place of the content in the text with marks: from its first character to behind its last one.
+    start: int = 0
+    end: int = 0
 
 
 class AnswerPart(Enum):
@@ -34,10 +37,13 @@ class AnswerPart(Enum):
 class PartWriter:
     """Writes text into deltas. It leaves out white space next to a marker, which may follow later."""
 
-    def __init__(self, markers: Markers) -> None:
+    def __init__(self, markers: Markers, source: MarkedText) -> None:
+        """Args: source: of all text."""
+        self._source = source
         self._markers = markers
         self._space = ""  # white space that nobody has if a marker follows
         self._follows_marker = False
+        self._at = 0  # characters of the source up to the end of the last text
         self.delta = AnswerDelta()
 
     def take(self) -> AnswerDelta:
@@ -45,7 +51,9 @@ class PartWriter:
         delta, self.delta = self.delta, AnswerDelta()
         return delta
 
-    def write(self, part: AnswerPart, text: str) -> None:
+    def write(self, part: AnswerPart, text: str, ahead: int) -> None:
+        """Write text. Args: ahead: characters of the source from the first one of the text on."""
+        self._at = self._source.length - ahead + len(text)
         if self._follows_marker:
             text = text.lstrip()
         if not text:
@@ -53,7 +61,7 @@ class PartWriter:
         self._follows_marker = False
         shown = text.rstrip()
         text, self._space = (self._space + shown, text[len(shown) :]) if shown else ("", self._space + text)
-        self._add(part, self._markers.visible(text))
+        self._add(part, text, self._at - len(self._space))
 
     def mark(self) -> str:
         """Take note of a marker. Returns: the white space before it, which belongs to nobody."""
@@ -61,18 +69,22 @@ class PartWriter:
         self._follows_marker = True
         return space
 
-    def write_unchanged(self, part: AnswerPart, text: str) -> None:
+    def write_unchanged(self, part: AnswerPart, text: str, ahead: int) -> None:
         """Write text that has turned out to be no tool call."""
         self._follows_marker = False
-        self.write(part, text)
+        self.write(part, text, ahead)
 
     def end(self, part: AnswerPart) -> None:
         """Write white space at the end of the answer."""
-        self._add(part, self._space)
+        self._add(part, self._space, self._at)
         self._space = ""
 
-    def _add(self, part: AnswerPart, text: str) -> None:
+    def _add(self, part: AnswerPart, text: str, end: int) -> None:
+        """Args: end: of the text, in the source."""
+        shown, delta = self._markers.visible(text), self.delta
         if part is AnswerPart.REASONING:
-            self.delta.reasoning += text
-        else:
-            self.delta.content += text
+            delta.reasoning += shown
+        elif shown:
+            delta.start = delta.start if delta.content else end - len(text)
+            delta.end = end
+            delta.content += shown

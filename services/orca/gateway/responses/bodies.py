@@ -19,8 +19,9 @@ from orca.core.domain.errors import InvalidRequest
 from orca.gateway.calls.bodies import Body, ChatBody, whole_number
 from orca.gateway.errors import ApiError, shown, unsupported
 from orca.gateway.http.receive import first_problem
+from orca.gateway.responses.conversation import Item, kept_items, named_items
 
-UNSUPPORTED: tuple[str, ...] = ("conversation", "prompt", "previous_response_id", "top_logprobs")
+UNSUPPORTED: tuple[str, ...] = ("conversation", "prompt")
 """Fields that would change the answer."""
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -54,7 +55,12 @@ class ResponseBody(Body):
     """The fields that Orca reads; others are ignored."""
 
     input: _Input
-    instructions: str | None = Field(None, description="A system message before the input.")
+    previous_response_id: str | None = Field(
+        None, description="A stored response that has ended: its conversation goes on with the input."
+    )
+    instructions: str | None = Field(
+        None, description="A system message before the input. A later response does not take it over."
+    )
     tools: list[dict[str, Any]] | None = Field(None, description="Functions; tools of other types are left out.")
     tool_choice: _Any = Field(None, description="none, auto, required, a function, or allowed_tools.")
     parallel_tool_calls: bool | None = None
@@ -68,17 +74,33 @@ class ResponseBody(Body):
     store: bool | None = Field(None, description="True by default: the response can be retrieved for a while.")
     stream: bool | None = None
     background: bool | None = Field(None, description="Answer at once; the response is retrieved later.")
-    include: list[str] | None = None
+    top_logprobs: int | None = Field(
+        None, ge=0, le=20, description="Log probabilities of the message's tokens, each with so many alternatives."
+    )
+    include: list[str] | None = Field(None, description=f"`{_LOGPROBS}`; others are ignored.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the model's chat template.")
     deadline_ms: int | None = Field(None, ge=1, le=2**31)
 
-    _whole_number = field_validator("max_output_tokens", "seed", "deadline_ms", mode="before")(whole_number)
+    _whole_number = field_validator("max_output_tokens", "seed", "top_logprobs", "deadline_ms", mode="before")(
+        whole_number
+    )
 
 
 class ResponseChat(ChatBody):
     """The chat that a call to the Responses API stands for."""
 
     _echo_json: str = PrivateAttr("{}")
+    _call: ResponseBody = PrivateAttr()
+    _items: list[Item] | None = PrivateAttr(None)
+
+    @property
+    def call(self) -> ResponseBody:
+        """The call as its client made it."""
+        return self._call
+
+    def items_json(self, parent: str) -> str | None:
+        """Return JSON: the items of the conversation up to the answer; None if the response is not stored."""
+        return None if self._items is None else orjson.dumps(named_items(self._items, parent)).decode()
 
     @property
     def echo_json(self) -> str:
@@ -105,12 +127,18 @@ def is_stored(echo: str | None) -> bool:
     return echo is not None and orjson.loads(echo)["store"] is True
 
 
-def translate(body: ResponseBody) -> Translation:
-    """Return the chat that a call stands for. Raises: InvalidRequest, ApiError."""
+def translate(body: ResponseBody, earlier: Sequence[Item] = ()) -> Translation:
+    """Return the chat that a call stands for.
+
+    Args: earlier: items of the conversation that the call continues.
+    Raises: InvalidRequest, ApiError.
+    """
     _check_supported(body)
     items = _Items()
     if body.instructions is not None:
         items.add_message("instructions", {"role": "system", "content": body.instructions})
+    for item in earlier:
+        items.add("previous_response_id", item)
     if isinstance(body.input, str):
         items.add_message("input", {"role": "user", "content": body.input})
     elif isinstance(body.input, list) and body.input:
@@ -137,6 +165,8 @@ def translate(body: ResponseBody) -> Translation:
         "temperature": body.temperature,
         "top_p": body.top_p,
         "seed": body.seed,
+        "logprobs": bool(body.top_logprobs) or _LOGPROBS in (body.include or []),
+        "top_logprobs": body.top_logprobs,
         "stream": body.stream,
         "background": body.background,
         "chat_template_kwargs": body.chat_template_kwargs,
@@ -148,6 +178,10 @@ def translate(body: ResponseBody) -> Translation:
     except ValidationError as problem:
         raise _in_terms_of_call(first_problem(problem), items.names, items.calls, places) from problem
     chat._echo_json = orjson.dumps(_echo(body)).decode()
+    chat._call = body
+    if body.store is not False:
+        text = {"role": "user", "content": body.input}
+        chat._items = [*earlier, *kept_items([text] if isinstance(body.input, str) else body.input)]
     return Translation(chat, items.names, items.calls, places)
 
 
@@ -180,8 +214,6 @@ def _check_supported(body: ResponseBody) -> None:
     for name in UNSUPPORTED:
         if (body.model_extra or {}).get(name) not in (None, 0):
             raise unsupported(name, "is not supported")
-    if _LOGPROBS in (body.include or []):
-        raise unsupported("include", f"{_LOGPROBS} is not supported")
     if body.background and body.store is False:
         raise InvalidRequest("store: a background response must be stored", param="store")
 
@@ -200,8 +232,9 @@ def _echo(body: ResponseBody) -> dict[str, Any]:
         "text": {"format": {"type": "text"} if body.text is None or body.text.format is None else body.text.format},
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
         "tools": body.tools or [],
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
-    }
+    } | ({} if body.previous_response_id is None else {"previous_response_id": body.previous_response_id})
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:

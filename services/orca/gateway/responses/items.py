@@ -5,13 +5,16 @@ place, so the events, the final object and any gateway name an item alike.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from orca.gateway.formats.parts import AnswerDelta, ToolCallDelta
 
 Event = tuple[str, dict[str, Any]]
 """The type of an event, and its fields besides `type` and `sequence_number`."""
+
+Logprob = dict[str, Any]
+"""A token with its log probability, as OpenAI writes it."""
 
 _IDS = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
 
@@ -24,12 +27,17 @@ class OutputItems:
         self._request_id = request_id
         self._is_open = False  # the last item has not ended
 
-    def add(self, delta: AnswerDelta, call_ids: Iterator[str]) -> Iterator[Event]:
-        """Yield the events of more of the answer. Args: call_ids: of the calls that begin in it, in order."""
+    def add(self, delta: AnswerDelta, call_ids: Iterator[str], logprobs: Sequence[Logprob] = ()) -> Iterator[Event]:
+        """Yield the events of more of the answer.
+
+        Args:
+            call_ids: of the calls that begin in it, in order.
+            logprobs: of its content.
+        """
         if delta.reasoning:
             yield from self._add_text("reasoning", "reasoning_text", delta.reasoning)
         if delta.content:
-            yield from self._add_text("message", "output_text", delta.content)
+            yield from self._add_text("message", "output_text", delta.content, logprobs)
         for call in delta.calls:
             yield from self._add_call(call, call_ids)
 
@@ -39,18 +47,21 @@ class OutputItems:
             yield from self._add_text("message", "output_text", "")
         yield from self._close("incomplete" if is_cut else "completed")
 
-    def _add_text(self, kind: str, part_type: str, text: str) -> Iterator[Event]:
+    def _add_text(self, kind: str, part_type: str, text: str, logprobs: Sequence[Logprob] = ()) -> Iterator[Event]:
         if not self._is_open or self.items[-1]["type"] != kind:
             yield from self._close()
             fields = {"summary": [], "content": []} if kind == "reasoning" else {"role": "assistant", "content": []}
             yield from self._open(kind, fields)
             part = _part(part_type)
-            yield "response.content_part.added", {**self._place(), "content_index": 0, "part": dict(part)}
+            yield "response.content_part.added", {**self._place(), "content_index": 0, "part": _copy_of_part(part)}
             self.items[-1]["content"].append(part)
-        self.items[-1]["content"][0]["text"] += text
+        part = self.items[-1]["content"][0]
+        part["text"] += text
+        if kind == "message":
+            part["logprobs"] += logprobs
         if text:
             delta = {**self._place(), "content_index": 0, "delta": text}
-            yield f"response.{part_type}.delta", delta | ({"logprobs": []} if kind == "message" else {})
+            yield f"response.{part_type}.delta", delta | ({"logprobs": logprobs} if kind == "message" else {})
 
     def _add_call(self, call: ToolCallDelta, call_ids: Iterator[str]) -> Iterator[Event]:
         if call.name is not None:
@@ -78,9 +89,9 @@ class OutputItems:
         else:
             part = item["content"][0]
             where = {**self._place(), "content_index": 0}
-            done = {"text": part["text"]} | ({"logprobs": []} if item["type"] == "message" else {})
+            done = {"text": part["text"]} | ({"logprobs": part["logprobs"]} if item["type"] == "message" else {})
             yield f"response.{part['type']}.done", {**where, **done}
-            yield "response.content_part.done", {**where, "part": dict(part)}
+            yield "response.content_part.done", {**where, "part": _copy_of_part(part)}
         yield "response.output_item.done", {"output_index": len(self.items) - 1, "item": _copy(item)}
 
     def _place(self) -> dict[str, Any]:
@@ -94,4 +105,8 @@ def _part(part_type: str) -> dict[str, Any]:
 
 def _copy(item: dict[str, Any]) -> dict[str, Any]:
     """Return an item that later text does not change."""
-    return {**item, "content": [dict(part) for part in item["content"]]} if "content" in item else dict(item)
+    return {**item, "content": list(map(_copy_of_part, item["content"]))} if "content" in item else dict(item)
+
+
+def _copy_of_part(part: dict[str, Any]) -> dict[str, Any]:
+    return {**part, "logprobs": list(part["logprobs"])} if "logprobs" in part else dict(part)

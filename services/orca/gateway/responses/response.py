@@ -17,6 +17,7 @@ from orca.gateway.formats.tables import stored_formats
 from orca.gateway.render.chat_parts import ChatParts
 from orca.gateway.render.render import ChoiceLog, RenderModel, RenderOptions
 from orca.gateway.responses.items import Event, OutputItems
+from orca.gateway.responses.logprobs import ScoredText
 
 
 class ResponseAnswer:
@@ -29,10 +30,15 @@ class ResponseAnswer:
         self._parts = ChatParts(request, render_model.tokenizer, formats, tools=options.tools)
         self._log = ChoiceLog(request, options, render_model, self._parts)
         self._items = OutputItems(request.id)
+        is_scored = request.sampling.logprobs is not None
+        self._scored = ScoredText(request, render_model.tokenizer, self._parts.marker_ids) if is_scored else None
 
     def token(self, token: Token) -> Iterator[Event]:
         """Yield the events of the log's next token."""
-        return self._added(self._log.push(token)[0])
+        delta, scored = self._log.push(token)
+        if self._scored is not None:
+            self._scored.push(scored)
+        return self._added(delta)
 
     def end(self, end: End) -> Iterator[Event]:
         """Yield the events after the last token, the response's own as the last one."""
@@ -47,7 +53,8 @@ class ResponseAnswer:
 
     def _added(self, delta: str | AnswerDelta) -> Iterator[Event]:
         assert not isinstance(delta, str), "a log with parts divides its text"
-        return self._items.add(delta, self._parts.ids_of(delta))
+        logprobs = [] if self._scored is None else self._scored.take(delta)
+        return self._items.add(delta, self._parts.ids_of(delta), logprobs)
 
     def response(self, end: End | None = None, *, status: str = "in_progress") -> dict[str, Any]:
         """Return the response. Args: status: of one without an end."""
@@ -141,6 +148,21 @@ def write_response(
     status: str = "in_progress",
 ) -> bytes:
     """Return a response from its log. Args: status: of one without an end."""
+    answer = _read(request, options, tokens, end, render_model)
+    return orjson.dumps(answer.response(end, status=status))
+
+
+def output_items(
+    request: Request, options: RenderOptions, tokens: Sequence[Token], end: End, render_model: RenderModel
+) -> list[dict[str, Any]]:
+    """Return the output items of a response that has ended, from its log."""
+    items: list[dict[str, Any]] = _read(request, options, tokens, end, render_model).response(end)["output"]
+    return items
+
+
+def _read(
+    request: Request, options: RenderOptions, tokens: Sequence[Token], end: End | None, render_model: RenderModel
+) -> ResponseAnswer:
     answer = ResponseAnswer(request, options, render_model)
     for token in tokens:
         for _ in answer.token(token):
@@ -148,7 +170,7 @@ def write_response(
     if end is not None:
         for _ in answer.end(end):
             pass
-    return orjson.dumps(answer.response(end, status=status))
+    return answer
 
 
 def _status(end: End) -> str:

@@ -147,6 +147,22 @@ class ResponseObject(BaseModel):
     usage: dict[str, Any] | None = Field(description="Null until the end.")
 
 
+class ItemList(AnswerSchema):
+    object: Literal["list"]
+    data: list[dict[str, Any]] = Field(
+        description="Items: `message`, `function_call`, `function_call_output`, `reasoning`."
+    )
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedResponse(AnswerSchema):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
 class ChoiceState(AnswerSchema):
     index: int
     status: Literal["queued", "running", "ended"]

@@ -145,7 +145,10 @@ async def _accept(
         reader=secrets.token_hex(8),
         now_ms=gateway.clock_ms(),
         seed=secrets.randbelow(SEEDS),
-        digest="" if call.keyed_name is None else body_digest(call.path, body),
+        # A repeated call is the same one also if the response that it continues is gone by now.
+        digest=""
+        if call.keyed_name is None
+        else body_digest(call.path, body.call if isinstance(body, ResponseChat) else body),
         is_kept=is_background or call.keyed_name is not None,
         traceparent=span.traceparent,
         schema=gateway.models.schema,

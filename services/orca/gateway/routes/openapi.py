@@ -15,6 +15,7 @@ from orca.gateway.calls.bodies import ChatBody, CompletionBody, DetokenizeBody, 
 from orca.gateway.latency_goals import header_parameters
 from orca.gateway.render.cursor import HEADER, QUERY
 from orca.gateway.responses.bodies import ResponseBody
+from orca.gateway.responses.conversation import PAGE_ITEMS, PAGE_ITEMS_MAX
 from orca.gateway.routes import answer_schemas
 
 REFUSED_BEFORE = (
@@ -63,6 +64,10 @@ def _header(name: str, description: str, **schema: Any) -> dict[str, Any]:
     return {"name": name, "in": "header", "required": False, "description": description, "schema": schema}
 
 
+def _query(name: str, description: str, **schema: Any) -> dict[str, Any]:
+    return {**_header(name, description, **schema), "in": "query"}
+
+
 _IDEMPOTENCY_KEY = _header(
     "Idempotency-Key",
     "Calls with the same key are one generation. Printable ASCII.",
@@ -99,6 +104,19 @@ RESPONSES = _generation(answer_schemas.ResponseObject, ResponseBody)
 del RESPONSES["responses"][202]
 RESPONSE = _responses(answer_schemas.ResponseObject, *_EVERYWHERE, 400, 404)
 RESPONSE["responses"][200]["content"] = _STREAM
+INPUT_ITEMS = _responses(
+    answer_schemas.ItemList,
+    *_EVERYWHERE,
+    400,
+    404,
+    openapi_extra=_extra(
+        None,
+        _query("limit", "Items of the page.", type="integer", minimum=1, maximum=PAGE_ITEMS_MAX, default=PAGE_ITEMS),
+        _query("order", "By age.", enum=["asc", "desc"], default="desc"),
+        _query("after", "The id of the item before the page."),
+    ),
+)
+DELETED_RESPONSE = _responses(answer_schemas.DeletedResponse, *_EVERYWHERE, 404)
 REQUEST_STATE = _responses(answer_schemas.RequestDocument, *_EVERYWHERE, 404)
 REQUEST_RESULT = _responses(None, *_EVERYWHERE, 404, 409, 504)
 REQUEST_RESULT["responses"] |= {

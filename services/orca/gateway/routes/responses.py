@@ -1,36 +1,46 @@
-"""The Responses API: create a response, retrieve it, go on with its stream, cancel it.
+"""The Responses API: create a response, retrieve it, go on with its stream, list its input, cancel it, delete it.
 
 A response is the answer of a chat in another form (gateway/responses). Its record lies in the pool like any other, so
 every gateway can retrieve it, for as long as the pool keeps it.
 """
 
 import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
 from functools import partial
 
+import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from orca.core.domain.errors import InvalidRequest, UnknownRequest
-from orca.gateway.answer.offload import render_response
+from orca.gateway.answer.offload import read_output, render_response
+from orca.gateway.calls.admission import is_stored as is_call_stored
 from orca.gateway.calls.opened_call import OpenedCall
 from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
-from orca.gateway.http.receive import UnreadBody, receive_body
+from orca.gateway.http.receive import CallBudget, UnreadBody, check_shape, receive_body
 from orca.gateway.render.render import AnswerKind, RenderOptions
 from orca.gateway.responses.bodies import ResponseBody, is_stored, translate
+from orca.gateway.responses.conversation import Item, page_of, whole_items
 from orca.gateway.routes import generation
 from orca.gateway.routes.request_state import read_logs
 from orca.gateway.routes.requests import own_parent, resume, statuses_of
+from orca.gateway.settings import GatewaySettings
 from orca.pool.records import OwnershipState, Parent
 
-STREAM, STARTING_AFTER = "stream", "starting_after"
+log = logging.getLogger(__name__)
+
+STREAM, STARTING_AFTER, PREVIOUS = "stream", "starting_after", "previous_response_id"
 
 
 async def create(gateway: Gateway, call: OpenedCall, unread: UnreadBody) -> Response:
     """Serve POST /v1/responses. Raises: ApiError, OrcaError; then nothing was accepted."""
     with gateway.body_budget.for_call() as budget:
         body = await receive_body(unread, ResponseBody, gateway.settings, budget)
-        translation = translate(body)
+        earlier = await _earlier_items(gateway, call, body.previous_response_id, budget)
+        translation = translate(body, earlier)
         chat = translation.chat
         await generation.check_call(gateway, call, chat)
         encode = partial(generation.encode_chat, gateway, chat)
@@ -56,7 +66,8 @@ async def retrieve(gateway: Gateway, call: OpenedCall, http: HttpRequest, respon
         raise ApiError(400, message, param=STARTING_AFTER, code="invalid_cursor")
     gateway.drain.check()
     cursor = {} if text == "-1" else {0: text}
-    return await resume(gateway, call, parent, cursor, await statuses_of(gateway, parent))
+    with _known(response_id):
+        return await resume(gateway, call, parent, cursor, await statuses_of(gateway, parent))
 
 
 async def cancel(gateway: Gateway, call: OpenedCall, response_id: str) -> Response:
@@ -66,10 +77,72 @@ async def cancel(gateway: Gateway, call: OpenedCall, response_id: str) -> Respon
     return await _answer(gateway, parent)
 
 
+async def input_items(gateway: Gateway, call: OpenedCall, http: HttpRequest, response_id: str) -> Response:
+    """Serve GET /v1/responses/{id}/input_items: a page of the items that a response was made from.
+
+    Raises: ApiError, OrcaError.
+    """
+    parent = await _own_response(gateway, call, response_id)
+    items = orjson.loads(RenderOptions.from_json(parent.render).input_items or "[]")
+    body = orjson.dumps(page_of(items, http.query_params))
+    return Response(body, headers={"x-request-id": response_id}, media_type="application/json")
+
+
+async def delete(gateway: Gateway, call: OpenedCall, response_id: str) -> Response:
+    """Serve DELETE /v1/responses/{id}: end a response and forget all of it. Raises: ApiError, OrcaError."""
+    await _own_response(gateway, call, response_id)
+    with _known(response_id):
+        await gateway.pool.forget(response_id)
+    log.info("response deleted by its client", extra={"request_id": response_id})
+    body = orjson.dumps({"id": response_id, "object": "response", "deleted": True})
+    return Response(body, headers={"x-request-id": response_id}, media_type="application/json")
+
+
+async def _earlier_items(
+    gateway: Gateway, call: OpenedCall, response_id: str | None, budget: CallBudget
+) -> Sequence[Item]:
+    """Return the conversation that a call continues. Raises: ApiError, OrcaError."""
+    if response_id is None:
+        return ()
+    try:
+        parent = await own_parent(gateway, call, response_id)
+        options = RenderOptions.from_json(parent.render)
+        if options.input_items is None:
+            raise UnknownRequest(response_id)
+        log = (await read_logs(gateway.pool, parent.requests)).get(parent.requests[0].id)
+    except UnknownRequest:
+        if call.keyed_name is not None and await is_call_stored(gateway.pool, call.keyed_name):
+            # The call is repeated, and the pool has its answer.
+            return ()
+        message = f"Previous response with id '{response_id}' not found."
+        raise ApiError(404, message, param=PREVIOUS, code="previous_response_not_found") from None
+    if log is None or log.end is None:
+        message = f"{PREVIOUS}: the response '{response_id}' has not ended; wait for it, or cancel it"
+        raise ApiError(400, message, param=PREVIOUS, code="invalid_value")
+    (request,) = parent.requests
+    size, most = len(options.input_items.encode()), gateway.settings.body_bytes_max
+    if size > most:
+        message = f"{PREVIOUS}: the conversation has {size} bytes, more than {most}; begin a new one"
+        raise ApiError(400, message, param=PREVIOUS, code="invalid_value")
+    budget.take(size)
+    render_model = gateway.models.require(request.revision).render_model
+    output = await read_output(request, options, log.tokens, log.end, render_model)
+    go_on = partial(_continued, options.input_items, output, gateway.settings)
+    return await asyncio.to_thread(go_on) if size > gateway.settings.inline_body_bytes_max else go_on()
+
+
+def _continued(input_items: str, output: Sequence[Item], settings: GatewaySettings) -> Sequence[Item]:
+    """Return the items of a conversation with its last answer. Raises: ApiError."""
+    items = [*orjson.loads(input_items), *whole_items(output)]
+    check_shape(items, settings, f"{PREVIOUS}: the conversation", PREVIOUS)
+    return items
+
+
 async def _answer(gateway: Gateway, parent: Parent) -> Response:
     (request,) = parent.requests
     model = gateway.models.require(request.revision)
-    logs, status = await asyncio.gather(read_logs(gateway.pool, parent.requests), gateway.pool.status(request.id))
+    with _known(parent.parent):
+        logs, status = await asyncio.gather(read_logs(gateway.pool, parent.requests), gateway.pool.status(request.id))
     log = logs.get(request.id)
     body = await render_response(
         request,
@@ -84,14 +157,21 @@ async def _answer(gateway: Gateway, parent: Parent) -> Response:
 
 async def _own_response(gateway: Gateway, call: OpenedCall, response_id: str) -> Parent:
     """Return the caller's own response. Raises: ApiError 404 as OpenAI has it."""
-    try:
+    with _known(response_id):
         parent = await own_parent(gateway, call, response_id)
-    except UnknownRequest:
-        raise _unknown(response_id) from None
     options = RenderOptions.from_json(parent.render)
     if options.kind is not AnswerKind.RESPONSE or not is_stored(options.items):
         raise _unknown(response_id)
     return parent
+
+
+@contextlib.contextmanager
+def _known(response_id: str) -> Iterator[None]:
+    """Map the error for a record that is not there, or not there any more, to that of an unknown response."""
+    try:
+        yield
+    except UnknownRequest:
+        raise _unknown(response_id) from None
 
 
 def _unknown(response_id: str) -> ApiError:

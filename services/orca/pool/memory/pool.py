@@ -16,6 +16,7 @@ from orca.pool import codec
 from orca.pool.api import RequestPool
 from orca.pool.contract import (
     CLOSED_FOR_MS,
+    FORGOTTEN_FOR_MS,
     SKIPPED_FOR_MS,
     WANTED_FOR_MS,
     ReadBudget,
@@ -80,6 +81,8 @@ class MemoryPool(RequestPool):
         self.state.begin()
         known = self.state.parents.get(submission.parent)
         if known is None:
+            if self._was_forgotten(submission):
+                raise refusal("forgotten", "", submission)
             reserved = [
                 reserved_bytes(submission, choice, codec.pack_body(request))
                 for choice, request in enumerate(submission.requests)
@@ -90,6 +93,10 @@ class MemoryPool(RequestPool):
             raise refusal("taken", "", submission)
         await self.attach(submission.parent, submission.reader)
         return known.submission.requests
+
+    def _was_forgotten(self, submission: Submission) -> bool:
+        """Return true if this submit comes late. A client that repeats a call by its key makes it again."""
+        return not submission.digest and submission.parent in self.state.forgotten
 
     def _check_bounds(self, submission: Submission, size: int) -> None:
         """Raises: the refusal of a submission that the pool does not accept now. Args: size: bytes to reserve."""
@@ -186,6 +193,17 @@ class MemoryPool(RequestPool):
     async def cancel(self, parent: str) -> None:
         self.state.begin()
         self.state.end_parent(parent, FinishReason.CANCELLED)
+
+    async def forget(self, parent: str) -> None:
+        state = self.state
+        state.begin()
+        if parent not in state.parents:
+            return
+        if not self._is_parent_readable(parent):
+            raise UnknownRequest(parent)
+        state.end_parent(parent, FinishReason.CANCELLED)
+        self._remove(parent)
+        state.forgotten[parent] = state.awake
 
     async def attach(self, parent: str, reader: str) -> None:
         self.state.begin()
@@ -457,6 +475,8 @@ class MemoryPool(RequestPool):
             self._end_if_unread(parent)
         since = state.awake - CLOSED_FOR_MS
         state.closed_at = {process: at for process, at in state.closed_at.items() if at > since}
+        since = state.awake - FORGOTTEN_FOR_MS
+        state.forgotten = {parent: at for parent, at in state.forgotten.items() if at > since}
         for request_id in state.deadlines.due(state.wall):
             if state.is_readable(state.records[request_id]):
                 state.end_now(state.records[request_id], FinishReason.DEADLINE_EXCEEDED)
@@ -486,9 +506,13 @@ class MemoryPool(RequestPool):
         if state.last_reader(parent) > state.awake or not self._is_parent_readable(parent):
             state.ended.set(parent, state.awake)
             return
-        for request in state.parents.pop(parent).submission.requests:
-            state.bytes_reserved -= state.records.pop(request.id).bytes
-        state.ended.drop(parent)
+        self._remove(parent)
+
+    def _remove(self, parent: str) -> None:
+        """FORGET: remove a parent whose requests have all ended, with its records, and release its bytes."""
+        for request in self.state.parents.pop(parent).submission.requests:
+            self.state.bytes_reserved -= self.state.records.pop(request.id).bytes
+        self.state.ended.drop(parent)
 
     def _end_if_unread(self, parent: str) -> None:
         """Cancel a parent that no reader has read for the grace, otherwise check it again later."""

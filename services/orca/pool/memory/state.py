@@ -143,6 +143,7 @@ class PoolState:
         self.generation = 0
         self.arrival = 0
         self.watch = DueTimes()  # parent -> awake ms at which it counts as unread
+        self.forgotten: dict[str, int] = {}  # parent that was forgotten on demand -> awake ms
         self.deadlines = DueTimes()  # request -> deadline in force, wall clock
         self.ended = DueTimes()  # parent -> awake ms at which its last request ended
         self.retired = DueTimes()  # revision -> awake ms at which its requests end

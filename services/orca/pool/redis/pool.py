@@ -15,6 +15,7 @@ from orca.core.domain.step import Claim, Epoch
 from orca.pool.api import RequestPool
 from orca.pool.contract import (
     CLOSED_FOR_MS,
+    FORGOTTEN_FOR_MS,
     READ_BYTES_MAX,
     READ_TOKENS_MAX,
     SKIPPED_FOR_MS,
@@ -217,6 +218,11 @@ class RedisPool(RequestPool):
     async def cancel(self, parent: str) -> None:
         await self._link.run("cancel", parent, durability=Durability.SURVIVES_KILL)
 
+    async def forget(self, parent: str) -> None:
+        # Confirmed like a submit: what was deleted must not come back with a fail-over.
+        if not await self._link.run("forget", parent, durability=Durability.SURVIVES_FAIL_OVER):
+            raise UnknownRequest(parent)
+
     async def attach(self, parent: str, reader: str) -> None:
         # Confirmed like a submit: if a fail-over forgot the reader, its request would be cancelled while it reads.
         times = self._settings.reader_lease_ms, self._settings.resume_grace_ms
@@ -327,6 +333,7 @@ class RedisPool(RequestPool):
                 WANTED_FOR_MS,
                 SKIPPED_FOR_MS,
                 CLOSED_FOR_MS,
+                FORGOTTEN_FOR_MS,
                 purpose=CallPurpose.ALL_CLIENTS,
             )
             if not has_more:

@@ -27,6 +27,7 @@ class Client:
     away_since: int = 0
     is_cancel_asked: bool = False
     is_gone: bool = False  # will not come back
+    is_forgotten: bool = False  # the pool was told to forget its parent
     deadline: str | None = None  # the field of its request that has one
 
     @property
@@ -46,6 +47,8 @@ class Guarantees:
     def forget_lost(self) -> None:
         """The pool has failed over: what its replica did not have never happened."""
         for request_id, (_, number, _) in list(self.checked.items()):
+            if self.simulation.clients[request_id].is_forgotten:
+                continue
             record = self.simulation.pool.state.records[request_id]
             self.checked[request_id] = (record.entries, min(number, record.number), record.end)
 
@@ -74,6 +77,10 @@ class Guarantees:
 
     def _check_log(self, client: Client) -> None:
         record = self.simulation.pool.state.records.get(client.request_id)
+        if client.is_forgotten:
+            if record is not None:
+                raise Violation(f"{client.request_id} was forgotten and is there")
+            return
         if record is None:
             if client.request_id in self.checked and self.checked[client.request_id][2] is not None:
                 return  # forgotten after its retention

@@ -9,6 +9,7 @@ faults stop and every request must end.
 Rules of the pool itself are left out by a subclass of MemoryPool.
 """
 
+import contextlib
 import copy
 import itertools
 from dataclasses import replace
@@ -211,8 +212,13 @@ class Simulation:
         if self.random.random() < 0.3:
             # The gateway repeats the call: its reply was lost, or the first one is still on its way.
             sender = self.groups[0].processes[0]
-            self.network.append(Message(lambda: now(self.pool.submit(submission)), sender, "-", self.next_tag()))
+            again = Message(partial(self.submit_again, submission), sender, "-", self.next_tag())
+            self.network.append(again)
         self.sync()  # the gateway accepts what the replica has confirmed
+
+    def submit_again(self, submission: Submission) -> None:
+        with contextlib.suppress(UnknownRequest):  # it was forgotten meanwhile
+            now(self.pool.submit(submission))
 
     # faults
 
@@ -336,6 +342,20 @@ class Simulation:
             client = self.random.choice(list(self.clients.values()))
             client.is_cancel_asked = True
             now(self.pool.cancel(client.parent))
+
+    def forget(self) -> None:
+        """A client deletes its parent. The gateway's call may come again; it answers when the replica has heard it."""
+        clients = [client for client in self.clients.values() if not client.is_forgotten]
+        if not clients or not self.is_pool_up:
+            return
+        client = self.random.choice(clients)
+        client.is_forgotten = client.is_gone = True
+        now(self.pool.forget(client.parent))
+        if self.random.random() < 0.3:
+            sender = self.groups[0].processes[0]
+            run = partial(lambda parent: now(self.pool.forget(parent)), client.parent)
+            self.network.append(Message(run, sender, "-", self.next_tag()))
+        self.sync()
 
     def read(self) -> None:
         """Gateways show what is in the log, with a replica only what it has too."""

@@ -368,6 +368,23 @@ class LatePromisesArePutInForce(MemoryPool):
         return None if seen is None else await super().set_promise(revision, slots, expected=seen)
 
 
+class ForgetsThatItForgot(MemoryPool):
+    """A submit that comes late stores a parent again that was forgotten."""
+
+    def _was_forgotten(self, submission: Submission) -> bool:
+        return False
+
+
+class ForgetsOnlyWhatHasEnded(MemoryPool):
+    """A parent that waits or runs stays."""
+
+    async def forget(self, parent: str) -> None:
+        known = self.state.parents.get(parent)
+        if known is None or known.left == 0:
+            await super().forget(parent)
+
+
+FORGET_RULES = [ForgetsThatItForgot, ForgetsOnlyWhatHasEnded]
 POISON_RULES = [BlamesNobody, BlamesAllOfTheGroup, CommitsAcquitNobody]
 PROMISE_RULES = [
     LoweredPromisesEndWhatWasAccepted,

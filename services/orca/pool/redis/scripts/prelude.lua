@@ -180,6 +180,23 @@ local function end_parent(parent, reason)
   end
 end
 
+-- FORGET: remove a parent whose requests have all ended, with its records, and release its bytes. Returns their number.
+local function forget_parent(parent)
+  local record = call('HMGET', par_key(parent), 'choices', 'schema')
+  local choices, released = tonumber(record[1]), 0
+  for choice = 0, choices - 1 do
+    local id = parent .. '.' .. choice
+    released = released + tonumber(call('HGET', req_key(id), 'bytes'))
+    call('UNLINK', req_key(id), body_key(id), log_key(id))
+  end
+  count('bytes', -released)
+  count('ended', -choices)
+  count('written:' .. record[2], -choices)
+  call('UNLINK', par_key(parent), render_key(parent), readers_key(parent))
+  call('ZREM', ENDED, parent)
+  return released
+end
+
 -- Counts a parent as unread from the grace after its last reader on. `at_least` is the time at which one just left, or
 -- 0.
 local function watch_readers(parent, at_least, grace_ms)

@@ -1,6 +1,7 @@
 -- sweep: carry out what is due by now, a bounded number of each kind. It begins with what frees memory and may always
 -- run.
--- ARGV: grace_ms, retention_ms, retention_least_ms, pressure_bytes, most, wanted_for_ms, skip_ms, closed_for_ms.
+-- ARGV: grace_ms, retention_ms, retention_least_ms, pressure_bytes, most, wanted_for_ms, skip_ms, closed_for_ms,
+-- forgotten_for_ms.
 -- A record that this release cannot read, after a rollback, is skipped. It is due again after skip_ms, so that it never
 -- blocks for long what is due after it.
 -- Answers 1 if more may be due, 0 if all is done.
@@ -28,19 +29,7 @@ local function forget(parent)
     if revision then call('ZADD', REPLACED, '+inf', revision) end
     return
   end
-  local record = call('HMGET', par_key(parent), 'choices', 'schema')
-  local choices = tonumber(record[1])
-  for choice = 0, choices - 1 do
-    local id = parent .. '.' .. choice
-    local bytes = tonumber(call('HGET', req_key(id), 'bytes'))
-    count('bytes', -bytes)
-    reserved = reserved - bytes
-    call('UNLINK', req_key(id), body_key(id), log_key(id))
-  end
-  count('ended', -choices)
-  count('written:' .. record[2], -choices)
-  call('UNLINK', par_key(parent), render_key(parent), readers_key(parent))
-  call('ZREM', ENDED, parent)
+  reserved = reserved - forget_parent(parent)
 end
 
 for _, parent in ipairs(due(ENDED, awake - ARGV[2])) do forget(parent) end
@@ -86,6 +75,8 @@ end
 
 -- Processes that have left are forgotten once none of their calls can still be on its way.
 call('ZREMRANGEBYSCORE', CLOSED_AT, '-inf', awake - ARGV[8])
+-- So are the names of parents that were forgotten on demand.
+call('ZREMRANGEBYSCORE', FORGOTTEN, '-inf', awake - ARGV[9])
 
 -- Retired revisions: end the waiting requests from the oldest on, at most so many, then those that its groups still
 -- run. At most as many are skipped as may wait.
