@@ -123,6 +123,10 @@ class Client:
             if progress.request_id is not None and (not gateways or progress.gateway in gateways)
         )
 
+    def waits_for_door(self, is_meant: Callable[[PlannedCall], bool]) -> bool:
+        """Is there such a call that is neither accepted nor over?"""
+        return any(progress.request_id is None and is_meant(progress.plan) for progress in self._calls.values())
+
     def idempotency_key(self, progress: CallProgress) -> str:
         """Return the Idempotency-Key of the last attempt, which is the accepted one if the call is accepted."""
         return f"{self._key_prefix}-{progress.plan.name}-{progress.attempt}"
