@@ -5,7 +5,7 @@ from dataclasses import dataclass
 FOLDER_VARIABLE = "ORCA_CHECKER_INJECT"
 MUTANT_VARIABLE = "ORCA_CHECKER_MUTANT"
 REMOTE_VARIABLE = "ORCA_CHECKER_REMOTE"
-"""If set, a scheduler sends steps to stages of its machine as it does to other machines: by gRPC, where points are."""
+"""Set for a scheduler that sends steps to stages of its machine as to other machines: by gRPC, where points are."""
 
 KILL_BEFORE = "kill before"  # the call is not made
 KILL_AFTER = "kill after"  # the call is made, but its answer is not used
