@@ -190,7 +190,7 @@ class Client:
                         # The call was accepted before this connection broke: the same key returns the same generation.
                         progress.request_id = response.headers["x-request-id"]
                         return float(response.headers["retry-after"])
-                    return self._record_refused(progress, response, code, is_resuming=cursor is not None)
+                    return self._record_refused(progress, response, code)
             is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
             self._record_answered(progress, number, response, cursor)
             progress.gateway = response.url.netloc.decode()
@@ -224,11 +224,10 @@ class Client:
         if cursor is not None:
             progress.restart_at(cursor)
 
-    def _record_refused(
-        self, progress: CallProgress, response: httpx.Response, code: str | None, *, is_resuming: bool
-    ) -> float:
+    def _record_refused(self, progress: CallProgress, response: httpx.Response, code: str | None) -> float:
         pause_s = float(response.headers["retry-after"])
-        if is_resuming:
+        if progress.request_id is not None:
+            # An accepted call keeps its key, also while no gateway reaches the pool.
             return pause_s
         self._history.add(
             Refused(
