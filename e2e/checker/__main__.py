@@ -25,6 +25,7 @@ from checker.oracles.chain_model import make_chain_model
 from checker.oracles.expectations import CHAIN_TYPES
 from checker.oracles.seq2seq_chain_model import make_seq2seq_chain_model
 from checker.points.mutants import MUTANTS
+from checker.points.names import REMOTE_VARIABLE
 from checker.rules.repairs import measure_repairs, repair_table
 from checker.rules.verdict import judge, table, tokenizer_decode
 from checker.runs.context import Disturbance, RunSettings, SystemFactory
@@ -37,6 +38,7 @@ from checker.systems.system import System
 ENVIRONMENTS = {
     # Stages as slow as those of a real model: a chain's stages are done before a late commit can arrive.
     "freezes": {"ORCA_WORKER_DELAY_MS": "40"},
+    "points": {REMOTE_VARIABLE: "1"},
     "soak": {"ORCA_POOL_MAX_QUEUED": str(QUEUE_MAX)},
 }
 

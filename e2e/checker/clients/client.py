@@ -123,6 +123,10 @@ class Client:
             if progress.request_id is not None and (not gateways or progress.gateway in gateways)
         )
 
+    def waits_for_door(self, is_meant: Callable[[PlannedCall], bool]) -> bool:
+        """Is there such a call that is neither accepted nor over?"""
+        return any(progress.request_id is None and is_meant(progress.plan) for progress in self._calls.values())
+
     def idempotency_key(self, progress: CallProgress) -> str:
         """Return the Idempotency-Key of the last attempt, which is the accepted one if the call is accepted."""
         return f"{self._key_prefix}-{progress.plan.name}-{progress.attempt}"
@@ -186,7 +190,7 @@ class Client:
                         # The call was accepted before this connection broke: the same key returns the same generation.
                         progress.request_id = response.headers["x-request-id"]
                         return float(response.headers["retry-after"])
-                    return self._record_refused(progress, response, code, is_resuming=cursor is not None)
+                    return self._record_refused(progress, response, code)
             is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
             self._record_answered(progress, number, response, cursor)
             progress.gateway = response.url.netloc.decode()
@@ -220,11 +224,10 @@ class Client:
         if cursor is not None:
             progress.restart_at(cursor)
 
-    def _record_refused(
-        self, progress: CallProgress, response: httpx.Response, code: str | None, *, is_resuming: bool
-    ) -> float:
+    def _record_refused(self, progress: CallProgress, response: httpx.Response, code: str | None) -> float:
         pause_s = float(response.headers["retry-after"])
-        if is_resuming:
+        if progress.request_id is not None:
+            # An accepted call keeps its key, also while no gateway reaches the pool.
             return pause_s
         self._history.add(
             Refused(

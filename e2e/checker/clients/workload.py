@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from checker.clients.digit_pattern import DigitPattern
+from checker.history.answers import has_grammar
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -92,6 +93,11 @@ class PlannedCall:
     sends_cancel: bool = False  # it sends a cancel before it leaves; otherwise it only closes the connection
     drop_after: int | None = None  # events before the client drops the connection and resumes
     rewind: int = 0  # number of known tokens that it requests again when it resumes
+
+    @property
+    def has_grammar(self) -> bool:
+        """Must the answer match a grammar?"""
+        return has_grammar(self.body)
 
 
 def plan_calls(

@@ -11,14 +11,17 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import httpx
+
+from checker.clients.workload import COMPLETIONS, PlannedCall
 from checker.faults.injector import PlannedFault, plan_faults
 from checker.faults.kills import inject, make_injector
 from checker.faults.replays import check_replays
 from checker.history.records import Checked, HandedOver
 from checker.runs.context import RunContext
 from checker.systems.checkouts import Release
-from checker.systems.layout import parts_of
-from checker.systems.rolling import RollingSystem
+from checker.systems.layout import GATEWAYS, parts_of
+from checker.systems.rolling import SCHEMA_OF_GRAMMARS, RollingSystem
 from checker.systems.system import poll, wait_for
 
 UNITS: tuple[tuple[str, ...], ...] = (("gateway",), parts_of(0), ("gateway-1",), parts_of(1))
@@ -29,6 +32,7 @@ FORMS_WITHIN_S = 300.0
 RAISES_WITHIN_S = 30.0
 """A part that has ended counts until the end of its lease, 3 s."""
 DRAINED_OF_NEWER_S = 240.0
+REFUSES_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +57,12 @@ class RollingUpgrade:
             for unit in UNITS:
                 await self._hand_over(context, system, unit, release, [next(faults) for _ in range(self.kills)])
                 await check_replays(context, count=self.questions)
+                await check_refused_grammars(context, system)
                 if release == releases.after:
                     await numbers.check_raise(has_older_parts=unit != UNITS[-1])
+            if numbers.has_raised and context.settings.prompt_source.constraints:
+                # Only now, between the two ways, calls have grammars.
+                await check_replays(context, count=self.questions * 4)
 
     def _faults(self, context: RunContext, ways: int) -> Iterator[PlannedFault]:
         kills = self.kills * len(UNITS) * ways
@@ -148,6 +156,40 @@ def forming_outcome(lines: str) -> str:
     return ""
 
 
+async def check_refused_grammars(context: RunContext, system: RollingSystem) -> None:
+    """Check at each gateway, while no grammar may be stored, that a call with one gets a 400 that names its field."""
+    source = context.settings.prompt_source
+    if system.takes_grammars or not source.constraints:
+        return
+    constraint = source.constraints[0]
+    body = {"model": source.model, "prompt": [5], "max_tokens": 5, **constraint}
+    for name in GATEWAYS:
+        url, found = f"http://{system.addresses[name]}{COMPLETIONS}", ""
+
+        async def is_answered(url: str = url) -> bool:
+            nonlocal found
+            try:
+                answer = await context.http.post(url, json=body)
+            except httpx.HTTPError as error:
+                found = repr(error)
+                return False
+            found = f"{answer.status_code} {answer.text}"
+            # A gateway that has just started, or lost the pool, does not know the schema in force.
+            return answer.status_code != 503
+
+        await poll(is_answered, REFUSES_WITHIN_S)
+        context.history.add(
+            Checked(
+                at=time.monotonic(),
+                rule="grammars_wait_for_schema",
+                subject=f"{name} {system.releases.name_of(system.release_of(name))}",
+                expected=f"400 that names {', '.join(constraint)}",
+                found=found,
+                is_right=found.startswith("400") and all(field in found for field in constraint),
+            )
+        )
+
+
 class SchemaNumber:
     """Checks that the schema number of the pool changes only when every living part knows the new one."""
 
@@ -155,19 +197,29 @@ class SchemaNumber:
         self._context = context
         self._system = system
         self._older, self._newer = (release.schemas[1] for release in (system.releases.before, system.releases.after))
-        self._is_raised = False
+        self.has_raised = False
 
     async def check_raise(self, *, has_older_parts: bool) -> None:
         """Request the newer number, or an unknown one if both releases have the same, and check the answer."""
         number = max(self._newer, self._older + 1)
         may_change = number == self._newer and not has_older_parts
         await self._ask(number, may_change=may_change)
-        self._is_raised = may_change
+        self.has_raised = may_change
+        self._system.takes_grammars |= may_change and number >= SCHEMA_OF_GRAMMARS
 
     async def check_lower(self) -> None:
         """Check before a rollback that the older number comes back and no record of the newer one is left."""
-        if not self._is_raised:
+        if not self.has_raised:
             return
+        self.has_raised = False
+        self._system.takes_grammars = self._older >= SCHEMA_OF_GRAMMARS
+        if not self._system.takes_grammars:
+            # A call that is sent again before it is accepted would be refused.
+            await wait_for(
+                lambda: not self._context.client.waits_for_door(_has_grammar),
+                FLOWS_WITHIN_S,
+                "the end of calls at the door",
+            )
         await self._ask(self._older, may_change=True)
 
         async def is_drained() -> bool:
@@ -202,3 +254,7 @@ class SchemaNumber:
                 is_right=is_right,
             )
         )
+
+
+def _has_grammar(plan: PlannedCall) -> bool:
+    return plan.has_grammar

@@ -41,7 +41,10 @@ class Replay:
 async def check_replays(context: RunContext, *, count: int) -> None:
     """Make `count` calls of all shapes, and check each by replays from every gateway."""
     first = sum(isinstance(record, Checked) for record in context.history.records)
-    plans = plan_questions(context.settings.prompt_source, seed=context.settings.seed, name=f"q{first}", count=count)
+    source = context.settings.prompt_source
+    if not context.system.takes_grammars:
+        source = replace(source, constraints=())
+    plans = plan_questions(source, seed=context.settings.seed, name=f"q{first}", count=count)
     if context.settings.is_chain:
         for expected in await asyncio.to_thread(chain_expectations, context.settings.model, plans, at=time.monotonic()):
             context.history.add(expected)

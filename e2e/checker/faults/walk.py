@@ -51,6 +51,11 @@ class WalkStop:
         return f"{self.point.name}: {self.action}"
 
     @property
+    def is_late(self) -> bool:
+        """Does a call come late, which its process reports?"""
+        return LATE_POINTS.get(self.point) == self.action
+
+    @property
     def kills(self) -> bool:
         return self.action not in (DROP_REPLY, COME_LATE)
 
@@ -115,7 +120,7 @@ class Walk:
             return f"no such call came within {REACHED_WITHIN_S:g} s{tokens}"
         if stop.action == COME_LATE:
             _kill_a_rank(context)
-        if stop.point in LATE_POINTS and not await _wait_for_file(context, CAME_LATE):
+        if stop.is_late and not await _wait_for_file(context, CAME_LATE):
             return f"no join or claim within {REACHED_WITHIN_S:g} s"
         return None
 

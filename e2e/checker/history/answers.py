@@ -228,6 +228,11 @@ def max_tokens_of(body: dict[str, Any]) -> int | None:
     return asked
 
 
+def has_grammar(body: dict[str, Any]) -> bool:
+    """Must the answers of a call match a grammar?"""
+    return "structured_outputs" in body or "response_format" in body
+
+
 def parse_cursor(cursor: str) -> dict[int, int | None]:
     """Parse a cursor: `0.12,1.end,2.start` -> {0: 12, 1: None}."""
     found: dict[int, int | None] = {}

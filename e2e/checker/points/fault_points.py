@@ -91,11 +91,19 @@ def install(folder: Path, part: str) -> None:
     if part == "scheduler":
         held = HeldCommits(folder)
         after_import("orca.pool.redis.pool", lambda module: _wrap_commits(module.RedisPool, trigger, held))
+        if os.environ.get(names.REMOTE_VARIABLE):
+            after_import("orca.core.transport.local_link", _open_no_link)
     after_import("orca.pool.redis.link", lambda module: _wrap_redis(module, trigger))
     after_import("orca.core.transport.grpc_links", lambda module: _wrap_stubs(module, trigger))
     late = LateCalls(folder)
     for module_name, class_name in SERVED.items():
         after_import(module_name, lambda module, name=class_name: _wrap_service(getattr(module, name), trigger, late))  # type: ignore[misc]
+
+
+def _open_no_link(module: Any) -> None:
+    """Replace `open_link` of local_link: no stage can be reached by a local socket."""
+    assert callable(module.open_link)
+    module.open_link = lambda address, epoch: None  # noqa: ARG005
 
 
 def _die() -> None:

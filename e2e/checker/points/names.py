@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 FOLDER_VARIABLE = "ORCA_CHECKER_INJECT"
 MUTANT_VARIABLE = "ORCA_CHECKER_MUTANT"
+REMOTE_VARIABLE = "ORCA_CHECKER_REMOTE"
+"""Set for a scheduler that sends steps to stages of its machine as to other machines: by gRPC, where points are."""
 
 KILL_BEFORE = "kill before"  # the call is not made
 KILL_AFTER = "kill after"  # the call is made, but its answer is not used

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from checker.history.answers import Call, gather_calls
+from checker.history.answers import Call, gather_calls, has_grammar
 from checker.history.records import Checked, Event, Fault, HandedOver, Opening, Record, to_line
 from checker.rules.content import CONTENT_RULES, EVIDENCE_RULES
 from checker.rules.evidence import Decode, Evidence, Harm, Violation, gather_evidence
@@ -31,6 +31,7 @@ class Verdict:
     resumed: int  # connections that continued a broken one
     faults: int
     unaimed: int  # faults without calls in flight, which prove nothing
+    inside_grammars: int  # faults after the first token and before the end of a stream with a grammar
     unproven: tuple[str, ...]  # rules without evidence
     harms: dict[str, int]
     offers: dict[str, int]  # commits and steps offered to pool and stages, also stale ones; empty if not recorded
@@ -83,6 +84,7 @@ def combine(first: Verdict, second: Verdict) -> Verdict:
         resumed=first.resumed + second.resumed,
         faults=first.faults + second.faults,
         unaimed=first.unaimed + second.unaimed,
+        inside_grammars=first.inside_grammars + second.inside_grammars,
         unproven=tuple(rule for rule in first.unproven if rule in second.unproven),
         harms={name: count + second.harms[name] for name, count in first.harms.items()},
         offers=first.offers or second.offers,
@@ -115,6 +117,7 @@ def _verdict(
         ),
         faults=len(faults),
         unaimed=sum(not fault.in_flight for fault in faults),
+        inside_grammars=_inside_grammars(faults, accepted),
         unproven=_unproven(evidence),
         harms={harm.value: sum(found.count for found in violations if found.harm is harm) for harm in Harm},
         offers={} if evidence.offers is None else evidence.offers.counts,
@@ -123,6 +126,18 @@ def _verdict(
         error_ends=sum(found.rule == "has_no_error" for found in violations),
         violations=tuple(_with_story(found, records) for found in violations),
     )
+
+
+def _inside_grammars(faults: Sequence[Fault], calls: Sequence[Call]) -> int:
+    """Count the faults in the middle of an answer with a grammar, as its client saw it."""
+    spans = [
+        (choice.ordered[0].record.at, choice.end.record.at)
+        for call in calls
+        if has_grammar(call.body)
+        for choice in call.choices()
+        if choice.tokens and choice.end is not None
+    ]
+    return sum(any(first <= fault.at < end for first, end in spans) for fault in faults)
 
 
 def table(verdict: Verdict) -> str:
@@ -134,6 +149,8 @@ def table(verdict: Verdict) -> str:
         f"  {counts}; error ends {verdict.error_ends}",
         f"  refused {verdict.refused}, never answered {verdict.unaccepted}, resumed {verdict.resumed}",
     ]
+    if verdict.inside_grammars:
+        lines.append(f"  {verdict.inside_grammars} faults in the middle of an answer with a grammar")
     if verdict.offers:
         lines.append("  " + ", ".join(f"{name} {count}" for name, count in sorted(verdict.offers.items())))
     if verdict.handovers:

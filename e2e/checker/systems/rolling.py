@@ -29,6 +29,8 @@ DRAINS_WITHIN_S = 60.0
 DEATHS_MAX, DEATHS_WITHIN_S = 6, 60.0
 """A part that dies this often, by itself or by faults, ends the run, as with `orca up`."""
 WATCH_S = 0.05
+SCHEMA_OF_GRAMMARS = 3
+"""The first schema number that stores grammars; each release that knows it knows grammars, too."""
 
 
 @dataclass(slots=True)
@@ -59,6 +61,8 @@ class RollingSystem(System):
         super().__init__(folder, flags, environment=environment)
         self.releases = releases
         self.layout = Layout(Path(model_of(flags)), folder)
+        # A new pool has the newest number of the first release that calls it.
+        self.takes_grammars = releases.before.schemas[1] >= SCHEMA_OF_GRAMMARS
         self._parts: dict[str, Part] = {}
         self._watch: asyncio.Task[None] | None = None
         self._broken: str | None = None

@@ -30,6 +30,7 @@ class System:
     """One system on one machine: `async with System(folder, flags) as system: system.url`."""
 
     ready_within_s = 600.0  # many processes start at once, perhaps on a shared machine
+    takes_grammars = True  # False while no call with a grammar may be sent
 
     def __init__(self, folder: Path, flags: Sequence[str], *, environment: dict[str, str] | None = None) -> None:
         """

@@ -18,7 +18,7 @@ import pytest
 
 from checker.faults.freezes import running_standby
 from checker.points.mutants import MUTANTS
-from checker.points.names import DROP_REPLY, KILL_BEFORE, POINTS
+from checker.points.names import DROP_REPLY, KILL_BEFORE, POINTS, REMOTE_VARIABLE
 
 E2E = Path(__file__).parents[3] / "e2e"
 
@@ -88,6 +88,7 @@ print(*[name for kind in served for name in fault_points.METHODS if hasattr(kind
 @pytest.mark.parametrize("part", sorted({point.part for point in POINTS}))
 def test_every_name_that_is_patched_exists(part: str, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(E2E), os.environ.get("PYTHONPATH", "")])}
+    environment |= {REMOTE_VARIABLE: "1"}
     command = [sys.executable, "-c", IMPORT_ALL, str(tmp_path), part]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert ran.returncode == 0, ran.stderr

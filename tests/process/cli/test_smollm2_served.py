@@ -199,23 +199,61 @@ async def test_fifty_greedy_chats_equal_those_of_transformers(served: Served, mo
     assert excused <= 1
 
 
-def curl_examples(page: str) -> list[dict[str, Any]]:
-    """Return the bodies of the page's calls for this model."""
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    bodies = [body for block in blocks for body in re.findall(r"-d '(\{.*?\})'\n", block, re.DOTALL)]
-    return [body for body in map(json.loads, bodies) if body.get("model") == "smollm2"]
+def blocks_of(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["docs/quickstart/laptop.md", "docs/how-to/structured-output.md"])
+def curl_examples(page: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return path and body of the page's calls that name this model or none. Streams are left out."""
+    calls = [
+        (path, json.loads(body))
+        for block in blocks_of(page, "bash")
+        for path, body in re.findall(r"curl http://127\.0\.0\.1:8000(/\S+).*?-d '(\{.*?\})'\n", block, re.DOTALL)
+    ]
+    return [(path, body) for path, body in calls if body.get("model", "smollm2") == "smollm2" and "stream" not in body]
+
+
+@pytest.mark.parametrize(
+    "page", ["docs/quickstart/laptop.md", "docs/how-to/structured-output.md", "docs/how-to/tool-calls.md"]
+)
 def test_the_examples_of_a_page_work(page: str, served: Served) -> None:
-    bodies = curl_examples(page)
-    assert bodies
-    for body in bodies:
-        answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=300)
+    calls = curl_examples(page)
+    assert calls
+    for path, body in calls:
+        answer = httpx.post(served.url + path, json=body, timeout=300)
         assert answer.status_code == 200, answer.text
         choice = answer.json()["choices"][0]
-        print(choice["message"]["content"])
-        assert choice["finish_reason"] == "stop"
-        if "response_format" in body:
-            schema = body["response_format"]["json_schema"]["schema"]
-            jsonschema_rs.validate(schema, json.loads(choice["message"]["content"]))
+        print(path, choice)
+        if "tools" in body:
+            check_tool_calls(choice, body)
+        elif "response_format" in body:
+            assert choice["finish_reason"] == "stop"
+            text = choice["message"]["content"] if "message" in choice else choice["text"]
+            jsonschema_rs.validate(body["response_format"]["json_schema"]["schema"], json.loads(text))
+        else:
+            assert choice["finish_reason"] == "stop"
+
+
+def check_tool_calls(choice: dict[str, Any], body: dict[str, Any]) -> None:
+    """Check that an answer with a forced tool is one call of it, whose arguments obey its schema."""
+    assert (body["tool_choice"], body["parallel_tool_calls"]) == ("required", False)
+    assert choice["finish_reason"] == "tool_calls"
+    [call], [tool] = choice["message"]["tool_calls"], body["tools"]
+    assert call["function"]["name"] == tool["function"]["name"]
+    jsonschema_rs.validate(tool["function"]["parameters"], json.loads(call["function"]["arguments"]))
+
+
+@pytest.mark.parametrize(
+    "page", ["docs/how-to/structured-output.md", "docs/how-to/tool-calls.md", "docs/how-to/responses.md"]
+)
+def test_the_python_examples_of_a_page_work(page: str, served: Served) -> None:
+    # Each block goes on where the one before it ends.
+    program = "".join(blocks_of(page, "python"))
+    assert program.count("http://127.0.0.1:8000") == 1
+    program = program.replace("http://127.0.0.1:8000", served.url)
+    ran = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, timeout=300, check=False)
+    print(ran.stdout)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip()
+    if "responses" in page:
+        assert ran.stdout.splitlines()[-1] in ("response.completed", "response.incomplete")

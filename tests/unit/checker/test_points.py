@@ -43,6 +43,8 @@ def test_the_walk_visits_each_point_with_each_action_and_spares_protected_parts(
     assert len(plan_walk(("gateway", "scheduler", "stage"))) == 3 * len(POINTS) + len(LATE_POINTS)
     without = plan_walk(("scheduler", "stage"))
     assert {stop.action for stop in without if stop.point.part == "gateway"} == {DROP_REPLY}
+    late = [stop.name for stop in plan_walk(("scheduler", "stage")) if stop.is_late]
+    assert late == ["worker serve.Run: come late", "scheduler pool.commit: outlive"]
     assert [stop.name for stop in plan_walk(("scheduler",), only="redis.commit: kill after")] == [
         f"scheduler redis.commit: {KILL_AFTER}"
     ]

@@ -265,7 +265,9 @@ async def test_an_accepted_call_whose_answer_was_cut_is_repeated_under_its_key(t
     answer = {"id": "cmpl-1", "choices": [choice], "usage": usage}
     seen: list[httpx.Request] = []
     whole = httpx.Response(200, headers={"x-request-id": "cmpl-1"}, json=answer)
-    records, _ = await record(tmp_path, in_turn(seen, cut, whole), plan(stream=False))
+    answers = (cut, refusal("pool_unavailable"), whole)
+    records, _ = await record(tmp_path, in_turn(seen, *answers), plan(stream=False))
+    assert len(seen) == 3
     assert len({request.headers["idempotency-key"] for request in seen}) == 1
     verdict = judge(records, lambda ids: "abc"[: len(ids)])
     assert (verdict.requests, verdict.refused, verdict.violations) == (1, 0, ())

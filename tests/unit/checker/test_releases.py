@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from checker.clients.client import CallProgress, Client
-from checker.clients.workload import PlannedCall, chain
-from checker.faults.releases import UNITS, SchemaNumber, forming_outcome
+from checker.clients.workload import PlannedCall, chain, with_patterns
+from checker.faults.releases import UNITS, SchemaNumber, check_refused_grammars, forming_outcome
 from checker.faults.replays import Replay, compare, plan_questions, replay
 from checker.history.records import Checked, HandedOver, HistoryWriter
 from checker.rules.verdict import judge, table
@@ -148,6 +148,7 @@ async def ask(folder: Path, said: str, schemas: tuple[int, int], *, has_older_pa
 
     class Pool:
         releases = Releases(Release("one", folder, (1, 1)), Release("two", folder, schemas))
+        takes_grammars = False
 
         async def pool(self, *_: object) -> str:
             return said
@@ -173,6 +174,36 @@ async def test_a_number_is_raised_when_the_older_release_has_left_and_not_before
 ) -> None:
     [check] = await ask(tmp_path, said, schemas, has_older_parts=has_older_parts)
     assert (check.rule, check.is_right) == ("number_waits_for_all", is_right)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "is_right"),
+    [
+        (400, "structured_outputs needs schema 3", True),
+        (400, "some field is unknown", False),
+        (200, "structured_outputs", False),
+    ],
+)
+async def test_a_grammar_that_is_not_refused_by_name_is_reported(
+    tmp_path: Path, status: int, text: str, is_right: bool
+) -> None:
+    releases = Releases(Release("one", tmp_path, (1, 2)), Release("two", tmp_path, (2, 3)))
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, text=text))
+    system = SimpleNamespace(
+        takes_grammars=False,
+        addresses={"gateway": "one", "gateway-1": "two"},
+        releases=releases,
+        release_of=lambda _: releases.after,
+    )
+    with HistoryWriter(tmp_path / "history") as history:
+        async with httpx.AsyncClient(transport=transport) as http:
+            settings = SimpleNamespace(prompt_source=with_patterns(chain("m", 100), seed=1))
+            scene = SimpleNamespace(history=history, http=http, settings=settings)
+            await check_refused_grammars(cast(Any, scene), cast(Any, system))
+            system.takes_grammars = True
+            await check_refused_grammars(cast(Any, scene), cast(Any, system))
+        found = [record for record in history.records if isinstance(record, Checked)]
+    assert [(one.rule, one.is_right) for one in found] == [("grammars_wait_for_schema", is_right)] * 2
 
 
 def test_a_wrong_answer_to_a_check_is_a_violation_and_handovers_are_counted() -> None:

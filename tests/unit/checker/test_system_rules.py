@@ -1,6 +1,18 @@
 """Rules for the whole system: no work is wasted, claims rise, all of it comes to rest."""
 
-from checker.history.records import Claimed, Closed, Ran, Record, Refused, Resources, Sent, Strangers, SystemEnded
+from checker.history.records import (
+    Claimed,
+    Closed,
+    Event,
+    Fault,
+    Ran,
+    Record,
+    Refused,
+    Resources,
+    Sent,
+    Strangers,
+    SystemEnded,
+)
 from checker.rules.verdict import judge, table
 from support.checker.history_builders import decode, good_call, good_history
 
@@ -84,3 +96,19 @@ def test_a_verdict_names_the_rules_without_evidence() -> None:
 def test_a_system_that_ended_by_itself_is_reported_with_its_last_log_lines() -> None:
     [found] = judge(good_history(good_call(), [SystemEnded(at=9.0, words="no such file")]), decode).violations
     assert (found.rule, found.found) == ("system_stays", "no such file")
+
+
+def test_faults_in_the_middle_of_an_answer_with_a_grammar_are_counted() -> None:
+    calls = [good_call("c0"), good_call("c1", started=100.0)]
+    first = next(record for record in calls[0] if isinstance(record, Sent))
+    first.body["structured_outputs"] = {"choice": ["a"]}
+    moments = [sorted(record.at for record in call if isinstance(record, Event)) for call in calls]
+    # In the middle of the first call, after it, and in the middle of the second, which has no grammar.
+    times = (moments[0][2], moments[0][-1] + 1, moments[1][2])
+    faults = [
+        Fault(at=at, number=number, kind="kill", targets=("redis",), pids=(1,), in_flight=("c0",))
+        for number, at in enumerate(times)
+    ]
+    verdict = judge(good_history(*calls, faults))
+    assert (verdict.faults, verdict.inside_grammars) == (3, 1)
+    assert "1 faults in the middle of an answer with a grammar" in table(verdict)
