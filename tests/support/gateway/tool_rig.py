@@ -219,7 +219,7 @@ async def tool_rig(
         asked: takes the requests that the model gets.
         formats: as for `ServedModel.of`.
     """
-    newest = served(chat_template, settings, response_template=response_template, **formats)
+    newest = served(chat_template, response_template=response_template, **formats)
 
     def written(request: Request) -> Sequence[int]:
         if asked is not None:
