@@ -50,7 +50,7 @@ class HostileLoad:
 
 @dataclass(slots=True, kw_only=True)
 class HostileFigures:
-    """What was measured. Gaps are those between two tokens of one client."""
+    """Figures of one run. Gaps are those between two tokens of one client."""
 
     load: HostileLoad
     undisturbed_p99_s: list[float] = field(default_factory=list)  # of each turn
