@@ -101,7 +101,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [*USER, {"role": "user", "content": None}]}, "messages[1].content"),
     ({"messages": USER, "stream_options": {"include_usage": True}}, "stream_options"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": ["hi"]}]}, "messages[0].content[0]"),
     ({"messages": [*USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[1].tool_calls[0]"),
     ({"messages": USER, "max_completion_tokens": 0}, "max_completion_tokens"),
@@ -377,4 +377,4 @@ async def test_a_part_of_a_message_whose_type_is_no_text_is_refused() -> None:
     async with rig(schedules=False) as one:
         part = {"type": 5, "text": "hi"}
         _, error = await one.error(CHAT, messages=[{"role": "user", "content": [part]}])
-        assert error["message"] == "messages[0].content[0]: must be an object with type text and a text"
+        assert error["message"] == "messages[0].content[0]: must be an object with a type and a text"

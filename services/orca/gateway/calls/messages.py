@@ -12,6 +12,7 @@ import orjson
 
 from orca.core.domain.errors import InvalidRequest
 from orca.gateway.calls.bodies import Message
+from orca.gateway.calls.text_parts import joined_text
 from orca.gateway.calls.unsupported_fields import MESSAGE, refuse_unsupported
 from orca.gateway.errors import shown, unsupported
 
@@ -51,7 +52,7 @@ def _plain_message(message: Message, where: str) -> dict[str, Any]:
     if message.role == "user" and message.content is None:
         raise InvalidRequest(f"{where}.content: is required in a user's message", param=f"{where}.content")
     given = {key: value for key, value in extra.items() if key not in MESSAGE and value is not None}
-    plain = {"role": message.role, "content": _text_of(message.content, f"{where}.content"), **given}
+    plain = {"role": message.role, "content": _content(message.content, f"{where}.content"), **given}
     if not plain.get(_CALLS):
         plain.pop(_CALLS, None)
     elif message.role != "assistant":
@@ -68,21 +69,8 @@ def _plain_message(message: Message, where: str) -> dict[str, Any]:
     return plain
 
 
-def _text_of(content: Any, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        raise InvalidRequest(f"{where}: must be text or a list of parts, not {shown(content)}", param=where)
-    texts = []
-    for i, part in enumerate(content):
-        name = f"{where}[{i}]"
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind != "text":
-            raise unsupported(name, f"must be a part of type text, not {shown(kind)}: no other type is supported")
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise InvalidRequest(f"{name}: must be an object with type text and a text", param=name)
-        texts.append(part["text"])
-    return "\n".join(texts)
+def _content(content: Any, where: str) -> str:
+    return "" if content is None else joined_text(content, where, {"text": "text"})
 
 
 def _plain_calls(calls: Any, where: str) -> list[dict[str, Any]]:
