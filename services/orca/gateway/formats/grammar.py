@@ -14,8 +14,8 @@ from typing import Any
 
 from orca.core.domain.errors import InvalidRequest
 from orca.gateway.errors import shown
-from orca.gateway.formats.readers import referenced, types_of
 from orca.gateway.formats.tables import JsonCall, ModelFormats, NamedCall, ReasoningFormat, TaggedCall, ToolFormat
+from orca.gateway.formats.tagged_values import check_object, value_rule
 from orca.gateway.formats.tools import CallTools, Function
 from orca.gateway.grammars.fields import NamedGrammar, json_rule, literal
 from orca.gateway.grammars.json_schema import check_keywords
@@ -23,14 +23,6 @@ from orca.gateway.grammars.json_schema import check_keywords
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _BREAK = r"/\s{0,4}/"
 """Most white space between reasoning and what follows."""
-_ANNOTATIONS = frozenset({"title", "description", "default", "examples", "$comment", "deprecated"})
-"""Keywords that allow and forbid nothing."""
-_TAGGED_OBJECT = _ANNOTATIONS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
-_TAGGED_OBJECT |= {"$schema", "$id", "id"}
-"""Keywords of an object that a tagged call can obey."""
-_ALTERNATIVES_MAX = 64
-"""Alternatives and references that are followed to find the words of a parameter."""
-_TAG_NAME = re.compile(r"[^\s>]([^\n>]*[^\s>])?")
 
 
 @dataclass(slots=True)
@@ -197,14 +189,14 @@ class AnswerGrammar:
         self._rules.append(f"free_{number}[lazy]: TEXT {literal(body.parameter_end)}")
         free = f"free_{number} {literal(chr(10))}"
         schema = _of_object(schema, function)
-        _check_tagged(schema, function)
+        check_object(schema, function)
         properties = schema.get("properties")
         if properties is None and schema.get("additionalProperties") is not False:
             name = r"/[a-zA-Z0-9_.-]{1,64}/"
             return f'({literal(body.parameter)} {name} ">\\n" {free})*'
         parts = []
         for name, declared in (properties or {}).items():
-            value = _tagged_value(name, declared, schema, function)
+            value = value_rule(name, declared, schema, function, body)
             value = free if value is None else f"({value}) {closing}"
             part = f"{literal(f'{body.parameter}{name}>' + chr(10))} {value}"
             parts.append(part if name in schema.get("required", ()) else f"({part})?")
@@ -218,95 +210,6 @@ def _of_object(schema: Mapping[str, Any], function: Function) -> Mapping[str, An
         message = f"{function.param}: must be the schema of an object, not of the type {shown(types)}"
         raise InvalidRequest(message, param=function.param)
     return {**schema, "type": "object"}
-
-
-def _check_tagged(schema: Mapping[str, Any], function: Function) -> None:
-    """Raises: InvalidRequest for the schema of an object that tags cannot obey."""
-    param, properties, required = function.param, schema.get("properties", {}), schema.get("required", [])
-    if not isinstance(properties, dict) or not all(_TAG_NAME.fullmatch(name) for name in properties):
-        message = f"{param}: properties must be an object whose names have neither '>' nor white space at an end"
-        raise InvalidRequest(message, param=param)
-    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-        raise InvalidRequest(f"{param}: required must be a list of names, not {shown(required)}", param=param)
-    others = [name for name in schema if name not in _TAGGED_OBJECT]
-    if "properties" not in schema and isinstance(schema.get("additionalProperties"), dict):
-        others.append("additionalProperties")
-    if set(required) - properties.keys():
-        others.append("required")
-    if function.is_strict and others:
-        raise InvalidRequest(
-            f"{param}: has the keyword {min(others)!r}, which the model's format of calls cannot obey; leave strict or "
-            "the keyword out, and declare all that is required in properties",
-            param=param,
-        )
-
-
-def _tagged_value(name: str, declared: Any, schema: Mapping[str, Any], function: Function) -> str | None:
-    """Return the value of a parameter; None for any text.
-
-    Raises: InvalidRequest for a strict function and a text with other keywords.
-    """
-    types = types_of(declared, schema)
-    if types and "string" not in types:
-        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        return json_rule({**definitions, **declared})
-    declared = _resolved(declared, schema)
-    texts = _texts_of(declared, schema)
-    if texts is not None:
-        return " | ".join(map(literal, texts))
-    if function.is_strict and not _takes_any_text(declared):
-        unknown = set(declared) - _ANNOTATIONS if isinstance(declared, dict) else {str(declared).lower()}
-        keyword = min(unknown - {"type"} or unknown)
-        raise InvalidRequest(
-            f"{function.param}: the parameter {name!r} is a string with the keyword {keyword!r}, which the model's "
-            "format of calls cannot obey; leave strict or the keyword out",
-            param=function.param,
-        )
-    return None
-
-
-def _resolved(declared: Any, schema: Mapping[str, Any]) -> Any:
-    """Return the schema to which a schema that is nothing else refers."""
-    for _ in range(_ALTERNATIVES_MAX):
-        if not isinstance(declared, dict) or set(declared) - _ANNOTATIONS != {"$ref"}:
-            break
-        declared = referenced(str(declared["$ref"]), schema)
-    return declared
-
-
-def _texts_of(declared: Any, schema: Mapping[str, Any]) -> list[str] | None:
-    """Return the texts that a schema allows, where these are few words, and null; None for other schemas."""
-    texts: list[str] = []
-    waiting = [declared]
-    for _ in range(_ALTERNATIVES_MAX):
-        if not waiting:
-            break
-        found = _resolved(waiting.pop(), schema)
-        if not isinstance(found, dict) or set(found) - _ANNOTATIONS - {"type", "enum", "const", "anyOf"}:
-            return None
-        if "anyOf" in found and isinstance(found["anyOf"], list) and not {"enum", "const"} & set(found):
-            waiting += found["anyOf"]
-            continue
-        values = [None] if found.get("type") == "null" else found.get("enum")
-        if "const" in found:
-            values = [found["const"]]
-        if not isinstance(values, list) or not all(
-            value is None or (isinstance(value, str) and value) for value in values
-        ):
-            return None
-        texts += ["null" if value is None else value for value in values]
-    return None if waiting else texts or None
-
-
-def _takes_any_text(declared: Any) -> bool:
-    """Return whether a schema allows every string."""
-    if not isinstance(declared, dict):
-        return declared is True
-    types = declared.get("type", "string")
-    has_string = "string" in (types if isinstance(types, list) else [types])
-    some = declared.get("anyOf")
-    is_any = some is None or (isinstance(some, list) and any(map(_takes_any_text, some)))
-    return has_string and is_any and not set(declared) - _ANNOTATIONS - {"type", "anyOf"}
 
 
 def _expression(text: str) -> str:

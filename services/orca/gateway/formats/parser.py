@@ -224,7 +224,8 @@ class AnswerParser:
             case _State.BEFORE_CALLS | _State.CALL if not has_name or (self._holds_calls and not is_cut):
                 self._raw += text
                 self._write_broken()
-            case _State.CALL if self._holds_calls and call is not None and call.name is not None:
+            case _State.CALL if is_cut and call is not None and call.name is not None:
+                call.cut()
                 self._announce(call, call.name)
             case _State.CALL:
                 pass  # a stream has sent it
