@@ -269,6 +269,64 @@ async def test_a_loose_schema_without_a_grammar_does_not_refuse_the_call() -> No
     assert "'uniqueItems'" in error["message"]
 
 
+def function(name: str, parameters: dict[str, Any], *, is_strict: bool = False) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, "strict": is_strict}}
+
+
+def with_x(**declared: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"x": declared}, "required": ["x"], "additionalProperties": False}
+
+
+def brief(name: str) -> str:
+    """Return a template that writes the names of the tools only."""
+    return template(name).replace("{{ tools | tojson }}", "{{ tools | map(attribute='function.name') | join(' ') }}")
+
+
+WORD = with_x(enum=["only-this"])
+WITHOUT_GRAMMAR = {
+    "a keyword": with_x(type="array", uniqueItems=True),
+    "no schema": with_x(type="integer", minimum="low"),
+    "a reference to nothing": with_x(**{"$ref": "#/$defs/nothing"}),
+    "more bytes than a grammar may have": with_x(enum=[f"{i:0100}" for i in range(800)]),
+}
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_xml"])
+@pytest.mark.parametrize("kind", WITHOUT_GRAMMAR)
+async def test_only_a_function_without_a_grammar_is_loosened(kind: str, name: str) -> None:
+    asked: list[Request] = []
+    tools = [function("f", WORD), function("g", WITHOUT_GRAMMAR[kind]), function("h", WORD, is_strict=True)]
+    async with tool_rig(brief(name), "", asked=asked) as one:
+        await one.chat(tools=tools, max_tokens=5, tool_choice="required")
+    grammar = asked[0].sampling.grammar
+    assert grammar is not None
+    assert grammar.count("only-this") == 2
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_xml"])
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "g"}}])
+@pytest.mark.parametrize("kind", WITHOUT_GRAMMAR)
+async def test_the_strict_function_without_a_grammar_is_named(kind: str, choice: Any, name: str) -> None:
+    tools = [function("f", WORD), function("g", WITHOUT_GRAMMAR[kind], is_strict=True)]
+    async with tool_rig(brief(name), schedules=False) as one:
+        status, error = await one.error(CHAT, messages=MESSAGES, tools=tools, tool_choice=choice)
+    assert (status, error["param"]) == (400, "tools[1].function.parameters")
+    assert error["message"].startswith("tools[1].function.parameters: ")
+
+
+async def test_functions_that_are_too_much_together_are_loosened_or_refused() -> None:
+    parameters = with_x(enum=[f"{i:0100}" for i in range(400)])
+    asked: list[Request] = []
+    async with tool_rig(brief("hermes"), "", asked=asked) as one:
+        tools = [function("f", parameters), function("g", parameters)]
+        await one.chat(tools=tools, max_tokens=5, tool_choice="required")
+        tools = [function(name, parameters, is_strict=True) for name in ("f", "g")]
+        status, error = await one.error(CHAT, messages=MESSAGES, tools=tools)
+    assert len(asked[0].sampling.grammar or "") < 1000
+    assert (status, error["param"]) == (400, "tools")
+    assert "more than 65536" in error["message"]
+
+
 F: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
 CALL: dict[str, Any] = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 

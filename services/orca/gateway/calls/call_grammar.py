@@ -1,5 +1,7 @@
 """The grammar of a call's answers: its fields and its tools become one text, which is checked before the submit."""
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,7 +47,7 @@ async def check_grammar(
         await model.grammars.check(answer)
     if chat is not None and chat.tools is not None:
         if model.formats.tool is not None:
-            return await _check_calls(chat.tools, answer, model, chat)
+            return await _check_calls(chat.tools, answer, model, settings, chat)
         if chat.tools.must_call:
             # Otherwise the answer is text without tool calls, which any tools allow.
             param = chat.tools.param
@@ -58,21 +60,66 @@ async def check_grammar(
 
 
 async def _check_calls(
-    tools: CallTools, answer: NamedGrammar | None, model: ServedModel, chat: Chat
+    tools: CallTools, answer: NamedGrammar | None, model: ServedModel, settings: GatewaySettings, chat: Chat
 ) -> NamedGrammar | None:
-    """Return the grammar of answers that may call tools; None if nothing constrains them."""
+    """Return the grammar of answers that may call tools; None if nothing constrains them.
+
+    Without `strict` a schema is a hint: one that has no grammar does not refuse the call.
+    """
     if answer is None and not tools.constrains:
         return None
-    try:
-        grammar = _answer_grammar(model, chat).of_calls(tools, answer, obeys_all=True)
-        await model.grammars.check(grammar)
-    except InvalidRequest:
-        if all(function.is_strict for function in tools.functions):
-            raise
-        # Without `strict` a schema is a hint: one that has no grammar does not refuse the call.
-        grammar = _answer_grammar(model, chat).of_calls(tools, answer, obeys_all=False)
-        await model.grammars.check(grammar)
+    loose = {function.name for function in tools.functions if not function.is_strict}
+    tried = _without_rules(tools, model, chat)
+    grammar = _answer_grammar(model, chat).of_calls(tools, answer, loosened=tried)
+    refusal = await model.grammars.refusal(grammar)
+    if refusal is not None and not refusal.is_slow:
+        found = await _without_grammar(tools, tried, model, settings, chat)
+        if found != tried:
+            grammar = _answer_grammar(model, chat).of_calls(tools, answer, loosened=found)
+            refusal, tried = await model.grammars.refusal(grammar), found
+    if refusal is not None and loose != tried:
+        # Together they are too much.
+        grammar = _answer_grammar(model, chat).of_calls(tools, answer, loosened=loose)
+        refusal = await model.grammars.refusal(grammar)
+    if refusal is not None:
+        raise refusal.error(tools.functions[0].param if len(tools.functions) == 1 else "tools")
     return grammar
+
+
+def _without_rules(tools: CallTools, model: ServedModel, chat: Chat) -> set[str]:
+    """Return the names of functions whose schemas cannot be written as a grammar. Raises: InvalidRequest if strict."""
+    names = set[str]()
+    for function in tools.functions:
+        try:
+            _answer_grammar(model, chat).of_function(function)
+        except InvalidRequest:
+            if function.is_strict:
+                raise
+            names.add(function.name)
+    return names
+
+
+async def _without_grammar(
+    tools: CallTools, known: set[str], model: ServedModel, settings: GatewaySettings, chat: Chat
+) -> set[str]:
+    """Return the names of functions whose own grammars are refused, and the known ones.
+
+    The search takes as long as one grammar may take. What it has not found by then is not among the names.
+    Raises: InvalidRequest if such a function is strict; ApiError.
+    """
+    names = set(known)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(settings.grammar_seconds_max):
+            for function in tools.functions:
+                if function.name in names:
+                    continue
+                grammar = _answer_grammar(model, chat).of_function(function)
+                refusal = await model.grammars.refusal(grammar)
+                if refusal is not None and function.is_strict:
+                    raise refusal.error(function.param)
+                if refusal is not None:
+                    names.add(function.name)
+    return names
 
 
 def _answer_grammar(model: ServedModel, chat: Chat) -> AnswerGrammar:

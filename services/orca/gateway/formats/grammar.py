@@ -8,7 +8,7 @@ two lexemes that may begin at the same place match the same text.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,18 +41,30 @@ class AnswerGrammar:
         self._rules.append(f"answer: {_nested(answer)}")
         return self._whole(f"{self._thought(self.formats.reasoning)} answer", answer.param)
 
-    def of_calls(self, tools: CallTools, answer: NamedGrammar | None, *, obeys_all: bool) -> NamedGrammar:
+    def of_function(self, function: Function) -> NamedGrammar:
+        """Return the grammar of one call, which tells whether the function's schema has one.
+
+        Raises: InvalidRequest as `of_calls`.
+        """
+        assert self.formats.tool is not None, "the model has a format of calls"
+        check_keywords(dict(function.schema), function.param)
+        self._rules.append(f"call: {self._call(self.formats.tool, function, function.schema, 0)}")
+        return self._whole("call", function.param)
+
+    def of_calls(
+        self, tools: CallTools, answer: NamedGrammar | None, *, loosened: Collection[str] = ()
+    ) -> NamedGrammar:
         """Return the grammar of an answer that may call tools.
 
         Args:
             answer: of an answer without calls; None if that may be any text.
-            obeys_all: the arguments obey the schemas of all functions, and not only of strict ones.
+            loosened: names of functions whose arguments are any object; those of the others obey their schemas.
         Raises: InvalidRequest for a schema that has no grammar.
         """
         table = self.formats.tool
         assert table is not None, "the model has a format of calls"
         for i, function in enumerate(tools.functions):
-            schema = function.schema if obeys_all or function.is_strict else _ANY_OBJECT
+            schema = _ANY_OBJECT if function.name in loosened else function.schema
             if schema is not _ANY_OBJECT:
                 check_keywords(dict(schema), function.param)
             self._rules.append(f"call_{i}: {self._call(table, function, schema, i)}")
