@@ -343,7 +343,7 @@ def _render_options(
         event_ids=context.call.wants_event_ids,
         goals=context.call.goals,
         tool_format=None if tools is None else formats.stored_tool_name(is_constrained=_has_form(body)),
-        reasoning_format=formats.reasoning_name if divides_reasoning else None,
+        reasoning_format=tokens.reasoning.name if divides_reasoning and tokens.reasoning is not None else None,
         tools=tools.schemas_json() if tools is not None and needs_types else None,
         items=body.echo_json if isinstance(body, ResponseChat) else None,
         prompt_logprobs=_prompt_logprobs(body),

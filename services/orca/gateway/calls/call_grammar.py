@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orca.core.domain.errors import InvalidRequest
-from orca.gateway.calls.bodies import GenerationBody
+from orca.gateway.calls.bodies import ChatBody, GenerationBody
+from orca.gateway.calls.messages import content_text
 from orca.gateway.calls.unsupported_fields import STRUCTURED, refuse_unsupported
 from orca.gateway.formats.grammar import AnswerGrammar
-from orca.gateway.formats.tables import begins_reasoning
+from orca.gateway.formats.tables import ModelFormats, ReasoningFormat, begins_reasoning
 from orca.gateway.formats.tools import CallTools
 from orca.gateway.grammars.fields import NamedGrammar, grammar_of, parse_schema
 from orca.gateway.http.receive import check_shape
@@ -23,6 +24,32 @@ class Chat:
 
     prompt: Sequence[int]  # token ids
     tools: CallTools | None
+    reasoning: ReasoningFormat | None  # as its answer is read
+
+
+def call_reasoning(body: ChatBody, model: ServedModel, text: str, prompt: Sequence[int]) -> ReasoningFormat | None:
+    """Return the table by which the reasoning of a chat's answer is read; None if it is not told from the answer.
+
+    Args:
+        text: of the prompt, as the template has written it.
+        prompt: its token ids.
+    """
+    table = model.formats.reasoning
+    if table is None:
+        return None
+    structured = body.structured_outputs
+    is_open = (
+        bool(body.continue_final_message)
+        and _is_inside(table, text)
+        and _is_inside(table, content_text(body.messages[-1]))
+        and not begins_reasoning(table, model.tokenizer, prompt)
+    )
+    return table.of_call(is_exact=structured is not None and structured.may_have_space_around, is_open=is_open)
+
+
+def _is_inside(table: ReasoningFormat, text: str) -> bool:
+    """Return whether a text ends in the middle of reasoning."""
+    return text.rfind(table.begin) > text.rfind(table.end)
 
 
 async def check_grammar(
@@ -53,7 +80,7 @@ async def check_grammar(
             param = chat.tools.param
             message = "the format in which this model calls tools is not known, so that a call cannot be forced"
             raise InvalidRequest(f"{param}: {message}", param=param)
-    if answer is not None and chat is not None and model.formats.reasoning is not None:
+    if answer is not None and chat is not None and chat.reasoning is not None:
         answer = _answer_grammar(model, chat).of_answer(answer)
         await model.grammars.check(answer)
     return answer
@@ -123,6 +150,6 @@ async def _without_grammar(
 
 
 def _answer_grammar(model: ServedModel, chat: Chat) -> AnswerGrammar:
-    reasoning = model.formats.reasoning
+    reasoning = chat.reasoning
     is_in_reasoning = reasoning is not None and begins_reasoning(reasoning, model.tokenizer, chat.prompt)
-    return AnswerGrammar(model.formats, model.tokenizer.special_ids, is_in_reasoning)
+    return AnswerGrammar(ModelFormats(model.formats.tool, reasoning), model.tokenizer.special_ids, is_in_reasoning)

@@ -46,13 +46,18 @@ def character_count(messages: Sequence[Message]) -> int:
     return count
 
 
+def content_text(message: Message, param: str = "content") -> str:
+    """Return the text of a message; empty if it has none. Raises: InvalidRequest, ApiError, which name the field."""
+    return "" if message.content is None else joined_text(message.content, param, {"text": "text"})
+
+
 def _plain_message(message: Message, where: str) -> dict[str, Any]:
     extra = message.model_extra or {}
     refuse_unsupported(extra, MESSAGE, f"{where}.")
     if message.role == "user" and message.content is None:
         raise InvalidRequest(f"{where}.content: is required in a user's message", param=f"{where}.content")
     given = {key: value for key, value in extra.items() if key not in MESSAGE and value is not None}
-    plain = {"role": message.role, "content": _content(message.content, f"{where}.content"), **given}
+    plain = {"role": message.role, "content": content_text(message, f"{where}.content"), **given}
     if not plain.get(_CALLS):
         plain.pop(_CALLS, None)
     elif message.role != "assistant":
@@ -67,10 +72,6 @@ def _plain_message(message: Message, where: str) -> dict[str, Any]:
         # Both names stand in our answers.
         plain.setdefault(_REASONING, reasoning)
     return plain
-
-
-def _content(content: Any, where: str) -> str:
-    return "" if content is None else joined_text(content, where, {"text": "text"})
 
 
 def _plain_calls(calls: Any, where: str) -> list[dict[str, Any]]:

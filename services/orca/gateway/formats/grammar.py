@@ -95,9 +95,10 @@ class AnswerGrammar:
 
     def _thought(self, table: ReasoningFormat) -> str:
         """Return the reasoning before calls. It is left out only if the prompt has not begun it."""
+        after = literal(table.space) if table.is_exact else _BREAK
         if self.is_in_reasoning:
-            return f"{self._rest_of_thought(table)} {_BREAK}"
-        return f"({self._marker(table.begin)} {self._rest_of_thought(table)} {_BREAK})?"
+            return f"{self._rest_of_thought(table)} {after}"
+        return f"({self._marker(table.begin)} {self._rest_of_thought(table)} {after})?"
 
     def _rest_of_thought(self, table: ReasoningFormat) -> str:
         if self._is_special(table.end):

@@ -1,8 +1,8 @@
 """Divides an answer into reasoning, content and tool calls, while it grows.
 
 The parser is a pure function of the tokens of one output, so any gateway divides an answer alike. White space next to a
-marker belongs to nobody. All other text is handed on as the model wrote it. What may still turn out to be a marker is
-held back.
+marker belongs to nobody, unless the answer has a form that may begin with some. All other text is handed on as the
+model wrote it. What may still turn out to be a marker is held back.
 
 A call that is not written as its format wants is content, unchanged. A stream cannot take back what was sent: from the
 first character of a call's arguments on, it stays a call, and its arguments are the model's text.
@@ -24,6 +24,7 @@ SPACE_MAX = 4096
 class _State(Enum):
     START = auto()  # nothing but white space yet: reasoning may begin, or calls without a marker
     REASONING = auto()
+    AFTER_REASONING = auto()  # where only one kind of white space is left out
     CONTENT = auto()
     BEFORE_CALLS = auto()  # after the marker
     CALL = auto()
@@ -55,7 +56,7 @@ class AnswerParser:
         self._state = _State.REASONING if is_in_reasoning else _State.START
         self._text = MarkedText(markers)
         self._writer = PartWriter(markers)
-        if is_in_reasoning:
+        if is_in_reasoning and not (self._reasoning is not None and self._reasoning.is_open):
             self._writer.mark()
         self._pending = ""  # text that is not assigned yet
         self._raw = ""  # the text of the call that is read, with the marker before it
@@ -100,6 +101,8 @@ class AnswerParser:
             case _State.REASONING:
                 assert self._reasoning is not None
                 return self._read_until(self._reasoning.end)
+            case _State.AFTER_REASONING:
+                return self._read_break()
             case _State.CONTENT:
                 return self._read_until(None if self._tool is None else self._tool.begin)
             case _State.CALL:
@@ -136,12 +139,25 @@ class AnswerParser:
         self._pending = rest
         space = self._writer.mark()
         if self._state is _State.REASONING:
-            # Reasoning comes once.
-            self._reasoning = None
-            self._state = _State.START
+            is_exact = self._reasoning is not None and self._reasoning.is_exact
+            self._state = _State.AFTER_REASONING if is_exact else _State.START
+            if not is_exact:
+                self._reasoning = None  # it comes once
         else:
             self._raw = space + found
             self._state = _State.BEFORE_CALLS
+        return True
+
+    def _read_break(self) -> bool:
+        """Leave out the white space that belongs between reasoning and answer. All that follows is the answer's."""
+        assert self._reasoning is not None
+        between = self._reasoning.space
+        if self._pending != between and between.startswith(self._pending):
+            return False
+        self._pending = self._pending.removeprefix(between)
+        self._writer.end_mark()
+        self._reasoning = None
+        self._state = _State.START
         return True
 
     def _read_between(self) -> bool:
@@ -215,7 +231,7 @@ class AnswerParser:
         call = self._call if self._state is _State.CALL else None
         has_name = call is not None and call.name is not None
         match self._state:
-            case _State.AFTER_CALL | _State.AFTER_LIST if is_cut:
+            case _State.AFTER_CALL | _State.AFTER_LIST | _State.AFTER_REASONING if is_cut:
                 pass
             case _State.CONTENT if is_cut and self.calls and self._tool and self._tool.begin.startswith(text.strip()):
                 pass

@@ -61,9 +61,13 @@ class PartWriter:
         self._follows_marker = True
         return space
 
+    def end_mark(self) -> None:
+        """Let white space after a marker belong to the text that follows."""
+        self._follows_marker = False
+
     def write_unchanged(self, part: AnswerPart, text: str) -> None:
         """Write text that has turned out to be no tool call."""
-        self._follows_marker = False
+        self.end_mark()
         self.write(part, text)
 
     def end(self, part: AnswerPart) -> None:

@@ -66,6 +66,14 @@ class ReasoningFormat:
     hints: tuple[str, ...]
     begin: str
     end: str
+    space: str  # after `end`, as models write it
+    is_exact: bool = False  # nothing but `space` is left out after `end`; otherwise all white space is
+    is_open: bool = False  # the prompt ends in the middle of the reasoning
+
+    def of_call(self, *, is_exact: bool, is_open: bool) -> "ReasoningFormat":
+        """Return the table by which the answer of one call is read."""
+        name = f"{self.name}{OPEN if is_open else ''}{EXACT if is_exact else ''}"
+        return replace(self, name=name, is_exact=is_exact, is_open=is_open)
 
 
 # The order counts: a template of Qwen3-Coder has the texts of `hermes`, too.
@@ -118,6 +126,9 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     )
 }
 
+EXACT, OPEN = "_exact", "_open"
+"""Ends of the names of tables for one call (`ReasoningFormat.of_call`)."""
+
 MARKED = "_marked"
 """End of the names of tables in which each call has its marker, although the model may leave it out."""
 
@@ -136,8 +147,17 @@ Where an answer may also be JSON of another form, only a marker tells a call fro
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     table.name: table
-    for table in (ReasoningFormat(name="think", hints=("</think>",), begin="<think>", end="</think>"),)
+    for table in (ReasoningFormat(name="think", hints=("</think>",), begin="<think>", end="</think>", space="\n\n"),)
 }
+
+STORED_REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
+    stored.name: stored
+    for table in REASONING_FORMATS.values()
+    for stored in (
+        table.of_call(is_exact=is_exact, is_open=is_open) for is_exact in (False, True) for is_open in (False, True)
+    )
+}
+"""All tables by the names that are stored with a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +203,7 @@ def choose_formats(
 
 def stored_formats(tool_format: str | None, reasoning_format: str | None) -> ModelFormats:
     """Return the tables by the names that are stored with a call. Names of a later release are ignored."""
-    return ModelFormats(STORED_FORMATS.get(tool_format or ""), REASONING_FORMATS.get(reasoning_format or ""))
+    return ModelFormats(STORED_FORMATS.get(tool_format or ""), STORED_REASONING_FORMATS.get(reasoning_format or ""))
 
 
 _LAST_TOKENS = 16
@@ -191,8 +211,10 @@ _LAST_TOKENS = 16
 
 
 def begins_reasoning(table: ReasoningFormat, tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
-    """Return whether a prompt ends in the marker with which reasoning begins."""
-    return tokenizer.decode(prompt[-_LAST_TOKENS:], skip_special_tokens=False).rstrip().endswith(table.begin)
+    """Return whether a prompt ends in the marker with which reasoning begins, or in the middle of reasoning."""
+    return table.is_open or tokenizer.decode(prompt[-_LAST_TOKENS:], skip_special_tokens=False).rstrip().endswith(
+        table.begin
+    )
 
 
 def _chosen(tables: Mapping[str, Table], source: str, name: str) -> Table | None:

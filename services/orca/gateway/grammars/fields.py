@@ -74,6 +74,11 @@ class StructuredOutputs(BaseModel):
         None, min_length=1, description="The answer matches this grammar, in llguidance's dialect of Lark."
     )
 
+    @property
+    def may_have_space_around(self) -> bool:
+        """Return whether an answer may begin or end with white space, which JSON never does."""
+        return any(text is not None for text in (self.regex, self.choice, self.grammar))
+
 
 @dataclass(frozen=True, slots=True)
 class NamedGrammar:
