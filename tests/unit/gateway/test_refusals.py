@@ -188,6 +188,26 @@ async def test_an_unsupported_field_that_changes_the_answer_is_refused_by_name(
         assert ("decoder_prefix" in instead) == (name in INSTEAD)
 
 
+@pytest.mark.parametrize(
+    ("path", "name", "value", "instead"),
+    [
+        (COMPLETIONS, "tools", [{"type": "function", "function": {"name": "f"}}], "Use /v1/chat/completions."),
+        (COMPLETIONS, "tool_choice", "required", "Use /v1/chat/completions."),
+        (COMPLETIONS, "continue_final_message", True, "A completion continues its prompt."),
+        (COMPLETIONS, "max_completion_tokens", 5, "Use max_tokens."),
+        (COMPLETIONS, "top_logprobs", 5, "Use logprobs."),
+        (COMPLETIONS, "messages", USER, "Use prompt, or /v1/chat/completions."),
+        (CHAT, "prompt", "a", "Use messages, or /v1/completions."),
+    ],
+)
+async def test_a_field_of_the_other_call_is_refused_by_name(path: str, name: str, value: Any, instead: str) -> None:
+    given = {"prompt": "a"} if path == COMPLETIONS else {"messages": USER}
+    async with rig(schedules=False) as one:
+        status, error = await one.error(path, **given, **{name: value})
+    assert (status, error["param"]) == (400, name)
+    assert error["message"].endswith(instead)
+
+
 async def test_tools_are_named_before_the_tool_choice_that_an_sdk_added() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     async with rig(schedules=False) as one:

@@ -389,7 +389,7 @@ def _prompt_logprobs(body: GenerationBody) -> int | None:
 
 
 def _stop(stop: Any, settings: GatewaySettings) -> tuple[str, ...]:
-    texts = [stop] if isinstance(stop, str) else stop or []
+    texts = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(texts, list):
         raise InvalidRequest(f"stop: must be text or a list of texts, not {shown(stop)}", param="stop")
     if len(texts) > settings.stop_max:

@@ -58,7 +58,9 @@ def _plain_message(message: Message, where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where}.content: is required in a user's message", param=f"{where}.content")
     given = {key: value for key, value in extra.items() if key not in MESSAGE and value is not None}
     plain = {"role": message.role, "content": content_text(message, f"{where}.content"), **given}
-    if not plain.get(_CALLS):
+    for name in (_REASONING, "reasoning", "name", "refusal"):
+        _check_text(plain.get(name), f"{where}.{name}")
+    if plain.get(_CALLS) in (None, []):
         plain.pop(_CALLS, None)
     elif message.role != "assistant":
         param = f"{where}.{_CALLS}"
@@ -68,7 +70,7 @@ def _plain_message(message: Message, where: str) -> dict[str, Any]:
     if _CALL_ID in plain:
         _text(plain[_CALL_ID], f"{where}.{_CALL_ID}")
     reasoning = plain.pop("reasoning", None)
-    if message.role == "assistant" and isinstance(reasoning, str):
+    if message.role == "assistant" and reasoning is not None:
         # Both names stand in our answers.
         plain.setdefault(_REASONING, reasoning)
     return plain
@@ -113,6 +115,12 @@ def _text(value: Any, param: str) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidRequest(f"{param}: must be a text, not {shown(value)}", param=param)
     return value
+
+
+def _check_text(value: Any, param: str) -> None:
+    """Raises: InvalidRequest for a value that is no text; null is none."""
+    if value is not None and not isinstance(value, str):
+        raise InvalidRequest(f"{param}: must be text, not {shown(value)}", param=param)
 
 
 def _shorten_ids(message: dict[str, Any]) -> None:

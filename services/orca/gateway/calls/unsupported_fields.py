@@ -85,7 +85,18 @@ _GENERATION: dict[str, tuple[Any, ...]] = {
     "response_schema": (),
 }
 
-COMPLETION: dict[str, tuple[Any, ...]] = _GENERATION | {"suffix": ("",)}
+COMPLETION: dict[str, tuple[Any, ...]] = _GENERATION | {
+    "suffix": ("",),
+    # Fields of chats
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "continue_final_message": (False,),
+    "max_completion_tokens": (),
+    "top_logprobs": (0,),
+    "messages": ([],),
+}
 
 CHAT: dict[str, tuple[Any, ...]] = _GENERATION | {
     "functions": ([],),
@@ -99,12 +110,20 @@ CHAT: dict[str, tuple[Any, ...]] = _GENERATION | {
     "best_of": (1,),
     "suffix": ("",),
     "thinking": ({"type": "disabled"},),
+    "prompt": ("", []),
 }
 
 _ENCODER_DECODER = "For an encoder-decoder model, begin the answer with decoder_prefix."
 _INSTEAD: dict[str, str] = {
-    "functions": "Use tools.",
-    "function_call": "Use tool_choice.",
+    "tools": "Use /v1/chat/completions.",
+    "tool_choice": "Use /v1/chat/completions.",
+    "functions": "Use tools of /v1/chat/completions.",
+    "function_call": "Use tool_choice of /v1/chat/completions.",
+    "continue_final_message": "A completion continues its prompt.",
+    "max_completion_tokens": "Use max_tokens.",
+    "top_logprobs": "Use logprobs.",
+    "messages": "Use prompt, or /v1/chat/completions.",
+    "prompt": "Use messages, or /v1/completions.",
     **dict.fromkeys(("tgt_lang", "decoder_input_ids", "forced_bos_token_id"), _ENCODER_DECODER),
     "src_lang": "For an encoder-decoder model, write the tokens of the language around the prompt, with "
     "add_special_tokens false.",
