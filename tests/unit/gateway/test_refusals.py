@@ -170,6 +170,14 @@ UNBUILT: list[tuple[str, str, Any]] = [
     (CHAT, "tgt_lang", "de"),
     (CHAT, "generation_config", {"num_beams": 4}),
     (CHAT, "stop_strings", ["a"]),
+    (COMPLETIONS, "logprob_token_ids", [5]),
+    (COMPLETIONS, "prompt_logprob_token_ids", [5]),
+    (COMPLETIONS, "prompt_logprob_start", 1),
+    (COMPLETIONS, "trace_decode_token_ids", [5]),
+    (COMPLETIONS, "detokenize", False),
+    (COMPLETIONS, "flat_logprobs", True),
+    (CHAT, "include_reasoning", False),
+    (CHAT, "separate_reasoning", False),
 ]
 INSTEAD = {"tgt_lang", "decoder_input_ids", "forced_bos_token_id"}
 

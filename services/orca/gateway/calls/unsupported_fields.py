@@ -40,6 +40,12 @@ _GENERATION: dict[str, tuple[Any, ...]] = {
     "thinking_token_budget": (),
     "vllm_xargs": ({},),
     "repetition_detection": (),
+    "logprob_token_ids": ([],),
+    "prompt_logprob_token_ids": ([],),
+    "prompt_logprob_start": (0,),
+    "trace_decode_token_ids": ([],),
+    "detokenize": (True,),
+    "flat_logprobs": (False,),
     # SGLang
     "regex": ("",),
     "ebnf": ("",),
@@ -110,6 +116,9 @@ CHAT: dict[str, tuple[Any, ...]] = _GENERATION | {
     "best_of": (1,),
     "suffix": ("",),
     "thinking": ({"type": "disabled"},),
+    "include_reasoning": (True,),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
     "prompt": ("", []),
 }
 
