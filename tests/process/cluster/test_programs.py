@@ -13,7 +13,7 @@ from cluster.programs.go_programs import ETCD, KUBERNETES, build_programs
 
 @pytest.fixture
 def go_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Stands in for the compiler: a script that a test writes. It needs no disk, however full that of the machine is."""
+    """Stands in for the compiler: a script that a test writes. It needs no disk, however full."""
     script = tmp_path / "bin" / "go"
     script.parent.mkdir()
     script.touch(mode=stat.S_IRWXU)
