@@ -334,7 +334,7 @@ MARKS = [
 
 @pytest.mark.parametrize("word", MARKS)
 def test_a_tagged_word_may_have_every_other_marker(word: str) -> None:
-    """What the grammar allows, the parser reads as this word."""
+    """The parser reads what the grammar allows as this word."""
     parameters = {"properties": {"x": {"enum": [word, "other"]}}, "required": ["x"]}
     text = tagged(x=word)
     assert is_allowed(of_calls("qwen3_xml", strict(parameters)), text)

@@ -25,7 +25,7 @@ _KEPT_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class GrammarRefusal:
     """The reason why a grammar is refused."""
 
     reason: str
@@ -43,7 +43,7 @@ class GrammarChecker:
         self._info = info
         self._tokenizer = tokenizer
         self._settings = settings
-        self._verdicts: OrderedDict[bytes, Refusal | None] = OrderedDict()
+        self._verdicts: OrderedDict[bytes, GrammarRefusal | None] = OrderedDict()
         self._free = asyncio.Semaphore(_THREADS)
 
     async def check(self, grammar: NamedGrammar) -> None:
@@ -52,11 +52,11 @@ class GrammarChecker:
         if refusal is not None:
             raise refusal.error(grammar.param)
 
-    async def refusal(self, grammar: NamedGrammar) -> Refusal | None:
+    async def refusal(self, grammar: NamedGrammar) -> GrammarRefusal | None:
         """Return why a grammar is refused; None if it passes. Raises: ApiError 503 as `check`."""
         encoded, most = grammar.text.encode(), self._settings.grammar_bytes_max
         if len(encoded) > most:
-            return Refusal(f"makes a grammar of {len(encoded)} bytes, more than {most}")
+            return GrammarRefusal(f"makes a grammar of {len(encoded)} bytes, more than {most}")
         digest = hashlib.sha256(encoded).digest()
         if digest not in self._verdicts:
             verdict = await self._verdict(grammar)
@@ -68,13 +68,13 @@ class GrammarChecker:
         self._verdicts.move_to_end(digest)
         return self._verdicts[digest]
 
-    async def _verdict(self, grammar: NamedGrammar) -> Refusal | None:
+    async def _verdict(self, grammar: NamedGrammar) -> GrammarRefusal | None:
         """Check a grammar in a thread. A check that takes too long keeps its thread until it ends. Raises: ApiError."""
         param, most_s = grammar.param, self._settings.grammar_seconds_max
         try:
             vocabulary = await asyncio.shield(self._vocabulary)
         except ModelError as error:
-            return Refusal(str(error))
+            return GrammarRefusal(str(error))
         try:
             async with asyncio.timeout(most_s):
                 await self._free.acquire()
@@ -85,9 +85,9 @@ class GrammarChecker:
         check.add_done_callback(lambda _: self._free.release())
         done, _ = await asyncio.wait([check], timeout=most_s)
         if not done:
-            return Refusal(f"the grammar takes longer to build than {most_s:g} s; make it simpler", is_slow=True)
+            return GrammarRefusal(f"the grammar takes longer to build than {most_s:g} s; make it simpler", is_slow=True)
         complaint = check.result()
-        return None if complaint is None else Refusal(complaint)
+        return None if complaint is None else GrammarRefusal(complaint)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
