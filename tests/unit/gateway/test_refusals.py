@@ -204,8 +204,6 @@ async def test_an_unsupported_field_that_changes_the_answer_is_refused_by_name(
         (COMPLETIONS, "continue_final_message", True, "A completion continues its prompt."),
         (COMPLETIONS, "max_completion_tokens", 5, "Use max_tokens."),
         (COMPLETIONS, "top_logprobs", 5, "Use logprobs."),
-        (COMPLETIONS, "messages", USER, "Use prompt, or /v1/chat/completions."),
-        (CHAT, "prompt", "a", "Use messages, or /v1/completions."),
     ],
 )
 async def test_a_field_of_the_other_call_is_refused_by_name(path: str, name: str, value: Any, instead: str) -> None:

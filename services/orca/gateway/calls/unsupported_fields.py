@@ -101,7 +101,6 @@ COMPLETION: dict[str, tuple[Any, ...]] = _GENERATION | {
     "continue_final_message": (False,),
     "max_completion_tokens": (),
     "top_logprobs": (0,),
-    "messages": ([],),
 }
 
 CHAT: dict[str, tuple[Any, ...]] = _GENERATION | {
@@ -119,7 +118,6 @@ CHAT: dict[str, tuple[Any, ...]] = _GENERATION | {
     "include_reasoning": (True,),
     "separate_reasoning": (True,),
     "stream_reasoning": (True,),
-    "prompt": ("", []),
 }
 
 _ENCODER_DECODER = "For an encoder-decoder model, begin the answer with decoder_prefix."
@@ -131,8 +129,6 @@ _INSTEAD: dict[str, str] = {
     "continue_final_message": "A completion continues its prompt.",
     "max_completion_tokens": "Use max_tokens.",
     "top_logprobs": "Use logprobs.",
-    "messages": "Use prompt, or /v1/chat/completions.",
-    "prompt": "Use messages, or /v1/completions.",
     **dict.fromkeys(("tgt_lang", "decoder_input_ids", "forced_bos_token_id"), _ENCODER_DECODER),
     "src_lang": "For an encoder-decoder model, write the tokens of the language around the prompt, with "
     "add_special_tokens false.",
