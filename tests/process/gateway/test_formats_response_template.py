@@ -13,7 +13,7 @@ from transformers.utils.chat_parsing import parse_response
 from orca.core.grammars.matching import GrammarVocabulary
 from orca.gateway.formats.grammar import AnswerGrammar
 from orca.gateway.formats.response_template import read_response_template
-from orca.gateway.formats.tables import ModelFormats, stored_formats
+from orca.gateway.formats.tables import ModelFormats, stored_formats, stored_name
 from orca.gateway.formats.tools import tools_of
 from support.effort import tries
 from support.gateway.gateway_rig import events
@@ -142,7 +142,7 @@ def test_an_answer_that_must_call_has_the_form_of_the_template(name: str) -> Non
 @pytest.mark.parametrize("name", TOOL_CALLS)
 def test_a_stored_table_is_whole(name: str) -> None:
     formats = formats_of(name)
-    stored = formats.stored_tool_name(is_constrained=False), formats.stored_reasoning_name
+    stored = formats.stored_tool_name(is_constrained=False), stored_name(formats.reasoning)
     assert stored_formats(*stored) == formats
     assert formats.tool_name == formats.reasoning_name == "response_template"
     for broken in ("{", "[]", "{}", '{"body": 5}', '{"name": "x", "kind": "JsonCall", "body": {"a": 1}}'):
@@ -214,5 +214,5 @@ FIELDS = st.dictionaries(st.sampled_from(KEYS), JSON, max_size=6) | JSON
 )
 def test_any_json_gives_tables_or_problems(template: Any) -> None:
     formats = read_response_template(template, tokenizer(CHAT_TEMPLATE)).formats
-    stored = formats.stored_tool_name(is_constrained=False), formats.stored_reasoning_name
+    stored = formats.stored_tool_name(is_constrained=False), stored_name(formats.reasoning)
     assert stored_formats(*stored) == formats

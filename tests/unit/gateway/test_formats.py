@@ -153,6 +153,30 @@ def test_a_call_that_the_length_has_cut_keeps_what_there_is(holds_calls: bool) -
 
 
 @pytest.mark.parametrize("holds_calls", [False, True])
+@pytest.mark.parametrize(
+    ("values", "arguments"),
+    [
+        ("", "{"),
+        ("<parameter=ci", "{"),
+        ("<parameter=city>", '{"city": "'),
+        ('<parameter=city>\nPa"ris\n', '{"city": "Pa\\"ris'),
+        ("<parameter=city>\nParis\n</param", '{"city": "Paris'),
+        ("<parameter=city>\nParis\n</parameter>\n", '{"city": "Paris"'),
+        ("<parameter=city>\nParis\n</parameter>\n<parameter=days>\n1", '{"city": "Paris", "days": 1'),
+        ("<parameter=other>\n[1, 2", '{"other": "[1, 2'),
+    ],
+)
+@FEW
+@given(cuts=CUTS)
+def test_a_tagged_call_that_the_length_has_cut_keeps_what_there_is(
+    values: str, arguments: str, holds_calls: bool, cuts: Any
+) -> None:
+    text = f"<tool_call>\n<function=get_weather>\n{values}"
+    found = divide("qwen3_xml", text, is_cut=True, holds_calls=holds_calls, cuts=cuts)
+    assert found.all == ("", "", [("get_weather", arguments)])
+
+
+@pytest.mark.parametrize("holds_calls", [False, True])
 @pytest.mark.parametrize("length", range(4, len('<tool_call>\n{"name": "f", "arguments": ')))
 def test_a_call_that_the_length_has_cut_before_its_arguments_is_left_out(length: int, holds_calls: bool) -> None:
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
@@ -200,6 +224,11 @@ def test_a_corrupted_answer_never_fails_and_loses_no_letter(name: str, answer: A
         ({"type": ["string", "null"]}, "3", '"3"'),
         ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "null", "null"),
         ({"$ref": "#/$defs/Place"}, '{"x": [1, 2]}', '{"x": [1, 2]}'),
+        ({"$ref": "#/properties/a~1b%20c~0"}, "3", "3"),
+        ({"$ref": "#/properties/either/anyOf/1"}, "[3]", "[3]"),
+        ({"anyOf": [{"$ref": "#"}, {"type": "integer"}]}, '{"x": 3}', '{"x": 3}'),
+        ({"$ref": "#/properties/either/anyOf/2"}, "3", '"3"'),
+        ({"$ref": "https://schemas.example/x"}, "3", '"3"'),
         ({"enum": [1, 2]}, "2", "2"),
         ({"const": True}, "true", "true"),
         ({"type": "array"}, "[1, 2", '"[1, 2"'),
@@ -208,7 +237,8 @@ def test_a_corrupted_answer_never_fails_and_loses_no_letter(name: str, answer: A
     ],
 )
 def test_a_tagged_value_has_the_type_of_its_schema(declared: Any, value: str, expected: str) -> None:
-    schema = {"properties": {"x": declared}, "$defs": {"Place": {"type": "object"}}}
+    others = {"a/b c~": {"type": "integer"}, "either": {"anyOf": [{"type": "string"}, {"type": "array"}]}}
+    schema = {"type": "object", "properties": {"x": declared, **others}, "$defs": {"Place": {"type": "object"}}}
     text = f"<tool_call>\n<function=f>\n<parameter=x>\n{value}\n</parameter>\n</function>\n</tool_call>"
     parser = AnswerParser(
         Markers(ModelFormats(TOOL_FORMATS["qwen3_xml"]), tokenizer(template("hermes"))), schemas={"f": schema}

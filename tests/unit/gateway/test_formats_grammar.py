@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from typing import Any
 
@@ -84,11 +84,11 @@ def of_calls(
     thinks: bool = False,
     opens: bool = False,
     answer: NamedGrammar | None = None,
-    obeys_all: bool = True,
+    loosened: Collection[str] = (),
 ) -> NamedGrammar:
     formats = ModelFormats(TOOL_FORMATS[name], REASONING_FORMATS["think"] if thinks else None)
     special_ids = tokenizer(template("hermes")).special_ids
-    return AnswerGrammar(formats, special_ids, opens).of_calls(tools, answer, obeys_all=obeys_all)
+    return AnswerGrammar(formats, special_ids, opens).of_calls(tools, answer, loosened=loosened)
 
 
 def chosen(choice: Any, *, parallel: bool | None = None) -> CallTools:
@@ -213,18 +213,12 @@ def test_calls_that_are_drawn_from_the_masks_obey_their_schemas(name: str, choic
     assert found
 
 
-def test_a_schema_without_a_grammar_is_refused_only_if_it_is_strict() -> None:
-    strict = [{"type": "function", "function": {"name": "f", "parameters": {"uniqueItems": True}, "strict": True}}]
-    tools = tools_of(strict, "required", None)
-    assert tools is not None
-    for obeys_all in (False, True):
-        with pytest.raises(InvalidRequest, match=r"tools\[0\].function.parameters: the keyword 'uniqueItems'"):
-            of_calls("hermes", tools, obeys_all=obeys_all)
-    loose = [{"type": "function", "function": {"name": "f", "parameters": {"uniqueItems": True}}}]
-    tools = tools_of(loose, "required", None)
-    assert tools is not None
-    grammar = of_calls("hermes", tools, obeys_all=False)
-    assert is_allowed(grammar, '<tool_call>\n{"name": "f", "arguments": {"any": [1]}}\n</tool_call>')
+@pytest.mark.parametrize("name", ["hermes", "mistral", "mistral_args", "llama3_json"])
+def test_a_function_may_be_loosened(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"tools\[0\].function.parameters: the keyword 'uniqueItems'"):
+        of_calls(name, strict({"uniqueItems": True}))
+    grammar = of_calls(name, strict({"uniqueItems": True}, is_strict=False), loosened=["f"])
+    assert is_allowed(grammar, ONE[name].replace("get_weather", "f").replace(ARGUMENTS, '{"any": [1]}'))
 
 
 def test_a_tagged_string_takes_no_keyword_that_it_cannot_obey() -> None:
@@ -277,6 +271,12 @@ def test_a_schema_of_other_things_than_objects_is_refused(name: str) -> None:
         ({"properties": {"x": {"anyOf": [{"type": "string", "maxLength": 1}, {"type": "integer"}]}}}, "'anyOf'"),
         ({"properties": {"x": {"pattern": "^a$"}}}, "'x' is a string with the keyword 'pattern'"),
         ({"properties": {"x": {"type": "string", "enum": [""]}}}, "the keyword 'enum'"),
+        ({"properties": {"x": {"enum": ["a", "b</parameter>c"]}}}, "the parameter 'x' has the word 'b</parameter>c'"),
+        (
+            {"properties": {"x": {"type": ["string", "null"], "enum": ["null"]}}},
+            "the parameter 'x' has the word 'null'",
+        ),
+        ({"properties": {"x": {"anyOf": [{"const": " None"}, {"type": "null"}]}}}, "has the word ' None'"),
         ({"properties": {"x": False}}, "the keyword 'false'"),
         ({"$ref": "#/$defs/A", "$defs": {"A": X_IS_TEXT}}, "has the keyword '\\$ref'"),
         ({"additionalProperties": {"type": "integer"}}, "has the keyword 'additionalProperties'"),
@@ -293,7 +293,14 @@ def test_a_strict_schema_that_tags_cannot_obey_is_refused(parameters: dict[str, 
 
 @pytest.mark.parametrize(
     "parameters",
-    [{**X_IS_TEXT, "required": 5}, {**X_IS_TEXT, "required": "x"}, {"properties": ["x"]}, {"properties": {"a>b": {}}}],
+    [
+        {**X_IS_TEXT, "required": 5},
+        {**X_IS_TEXT, "required": "x"},
+        {"properties": ["x"]},
+        {"properties": {"a>b": {}}},
+        {"properties": {"": {}}},
+        {"properties": {"a" * 1025: {}}},
+    ],
 )
 def test_a_schema_that_is_none_makes_no_grammar_of_tags(parameters: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=r"tools\[0\].function.parameters: (required|properties) must be"):
@@ -311,6 +318,65 @@ def test_a_tagged_word_may_be_declared_elsewhere_and_be_null() -> None:
     assert [is_allowed(grammar, tagged(x=text)) for text in ("a", "b", "null", "c")] == [True, True, True, False]
     turning = {"properties": {"x": {"$ref": "#/$defs/W"}}, "$defs": {"W": {"anyOf": [{"$ref": "#/$defs/W"}] * 9}}}
     of_calls("qwen3_xml", strict(turning, is_strict=False))
+
+
+MARKS = [
+    "<tool_call>",
+    "</tool_call>",
+    "<function=f>",
+    "<parameter=x>",
+    "</parameter",
+    "\n a \n",
+    "null",
+    "3",
+]
+
+
+@pytest.mark.parametrize("word", MARKS)
+def test_a_tagged_word_may_have_every_other_marker(word: str) -> None:
+    """The parser reads what the grammar allows as this word."""
+    parameters = {"properties": {"x": {"enum": [word, "other"]}}, "required": ["x"]}
+    text = tagged(x=word)
+    assert is_allowed(of_calls("qwen3_xml", strict(parameters)), text)
+    formats = ModelFormats(TOOL_FORMATS["qwen3_xml"])
+    parser = AnswerParser(Markers(formats, tokenizer(template("hermes"))), schemas={"f": parameters})
+    deltas = [*(parser.push(-1, letter) for letter in text), parser.flush("", is_cut=False)]
+    assert orjson.loads("".join(call.arguments for delta in deltas for call in delta.calls)) == {"x": word}
+
+
+PLACE = {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"], "additionalProperties": False}
+REFERENCES: list[tuple[dict[str, Any], list[str], list[str]]] = [
+    ({"properties": {"a": PLACE, "x": {"$ref": "#/properties/a"}}}, ['{"at": 1}'], ["{}", "1"]),
+    ({"properties": {"a": PLACE, "x": {"$ref": "#/properties/a/properties/at"}}}, ["1"], ['{"at": 1}']),
+    ({"properties": {"a": {"enum": ["u", "v"]}, "x": {"$ref": "#/properties/a"}}}, ["u", "v"], ["w"]),
+    (
+        {
+            "properties": {"x": {"type": "array", "items": {"$ref": "#/$defs/P"}}, "a": {"type": "boolean"}},
+            "$defs": {"P": {"$ref": "#/properties/a"}},
+        },
+        ["[true]", "[]"],
+        ["[1]"],
+    ),
+    (
+        {"properties": {"x": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "additionalProperties": False},
+        ["null", '{"x": {"x": null}}'],
+        ['{"x": 1}', '{"y": null}'],
+    ),
+    (
+        {"properties": {"x": {"items": {"enum": ["#", "#/x"]}, "type": "array"}, "y": {"$ref": "#"}}},
+        ['["#"]'],
+        ['["a"]'],
+    ),
+]
+
+
+@pytest.mark.parametrize(("parameters", "good", "bad"), REFERENCES, ids=str)
+def test_a_reference_may_name_any_part_of_the_schema(
+    parameters: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    grammar = of_calls("qwen3_xml", strict({"$schema": "https://json-schema.org/draft/2020-12/schema", **parameters}))
+    assert [is_allowed(grammar, tagged(x=text)) for text in good] == [True] * len(good)
+    assert [is_allowed(grammar, tagged(x=text)) for text in bad] == [False] * len(bad)
 
 
 def test_tags_without_declared_parameters_may_be_forbidden() -> None:

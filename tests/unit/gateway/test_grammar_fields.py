@@ -99,6 +99,21 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "response_format.json_schema.schema",
         "object",
     ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+        "response_format.json_schema.schema",
+        "is required",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": "{}"}}},
+        "response_format.json_schema.schema",
+        "must be an object",
+    ),
+    (
+        {"response_format": {"type": "text", "json_schema": {"name": "a", "schema": SCHEMA}}},
+        "response_format.json_schema",
+        "needs the type json_schema, not text",
+    ),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "JSON"),
     ({"structured_outputs": {"json": '{"items":' * 500 + "{}" + "}" * 500}}, "structured_outputs.json", "JSON"),
     (

@@ -101,7 +101,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [*USER, {"role": "user", "content": None}]}, "messages[1].content"),
     ({"messages": USER, "stream_options": {"include_usage": True}}, "stream_options"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": ["hi"]}]}, "messages[0].content[0]"),
     ({"messages": [*USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[1].tool_calls[0]"),
     ({"messages": USER, "max_completion_tokens": 0}, "max_completion_tokens"),
@@ -170,6 +170,14 @@ UNBUILT: list[tuple[str, str, Any]] = [
     (CHAT, "tgt_lang", "de"),
     (CHAT, "generation_config", {"num_beams": 4}),
     (CHAT, "stop_strings", ["a"]),
+    (COMPLETIONS, "logprob_token_ids", [5]),
+    (COMPLETIONS, "prompt_logprob_token_ids", [5]),
+    (COMPLETIONS, "prompt_logprob_start", 1),
+    (COMPLETIONS, "trace_decode_token_ids", [5]),
+    (COMPLETIONS, "detokenize", False),
+    (COMPLETIONS, "flat_logprobs", True),
+    (CHAT, "include_reasoning", False),
+    (CHAT, "separate_reasoning", False),
 ]
 INSTEAD = {"tgt_lang", "decoder_input_ids", "forced_bos_token_id"}
 
@@ -186,6 +194,24 @@ async def test_an_unsupported_field_that_changes_the_answer_is_refused_by_name(
         )
         assert message == f"Unsupported parameter: '{name}' is not supported with this model."
         assert ("decoder_prefix" in instead) == (name in INSTEAD)
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value", "instead"),
+    [
+        (COMPLETIONS, "tools", [{"type": "function", "function": {"name": "f"}}], "Use /v1/chat/completions."),
+        (COMPLETIONS, "tool_choice", "required", "Use /v1/chat/completions."),
+        (COMPLETIONS, "continue_final_message", True, "A completion continues its prompt."),
+        (COMPLETIONS, "max_completion_tokens", 5, "Use max_tokens."),
+        (COMPLETIONS, "top_logprobs", 5, "Use logprobs."),
+    ],
+)
+async def test_a_field_of_the_other_call_is_refused_by_name(path: str, name: str, value: Any, instead: str) -> None:
+    given = {"prompt": "a"} if path == COMPLETIONS else {"messages": USER}
+    async with rig(schedules=False) as one:
+        status, error = await one.error(path, **given, **{name: value})
+    assert (status, error["param"]) == (400, name)
+    assert error["message"].endswith(instead)
 
 
 async def test_tools_are_named_before_the_tool_choice_that_an_sdk_added() -> None:
@@ -377,4 +403,4 @@ async def test_a_part_of_a_message_whose_type_is_no_text_is_refused() -> None:
     async with rig(schedules=False) as one:
         part = {"type": 5, "text": "hi"}
         _, error = await one.error(CHAT, messages=[{"role": "user", "content": [part]}])
-        assert error["message"] == "messages[0].content[0]: must be an object with type text and a text"
+        assert error["message"] == "messages[0].content[0]: must be an object with a type and a text"

@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from orca.core.domain.request import Request
+from orca.core.grammars.matching import GrammarVocabulary
 from orca.gateway.models.chat_template import ChatTemplate
 from orca.pool.memory.pool import MemoryPool
 from support.gateway.gateway_rig import WallClock, error_of, events
@@ -150,6 +151,78 @@ async def test_reasoning_is_told_from_the_answer(opens: bool) -> None:
     assert models["data"][0]["tool_format"] is None
 
 
+EXACT_FORMS: list[tuple[dict[str, Any], str]] = [
+    ({"choice": [" yes\n", "no"]}, " yes\n"),
+    ({"choice": ["\n\n yes", "no"]}, "\n\n yes"),
+    ({"choice": ["\t", "\n"]}, "\t"),
+    ({"regex": r"\s{0,9}[a-z]+\s{0,9}"}, "\n\n\n  yes \n\n"),
+    ({"regex": r"[a-z]*"}, ""),
+    ({"grammar": "start: /\\s*[a-z]+\\s*/"}, " \n yes "),
+]
+
+
+@pytest.mark.parametrize("with_tools", [False, True])
+@pytest.mark.parametrize("reasons", [False, True])
+@pytest.mark.parametrize(("structured", "form"), EXACT_FORMS, ids=str)
+async def test_an_answer_of_a_form_is_exact_after_reasoning(
+    structured: dict[str, Any], form: str, reasons: bool, with_tools: bool
+) -> None:
+    source, asked = template("hermes", thinks=True), list[Request]()
+    text = f"<think>\n{THOUGHT}\n</think>\n\n{form}" if reasons else form
+    body = {"structured_outputs": structured, "max_tokens": 200} | ({"tools": TOOLS} if with_tools else {})
+    async with tool_rig(source, text, asked=asked) as one:
+        message = (await one.chat(**body))["choices"][0]["message"]
+        stream = await one.post(CHAT, messages=MESSAGES, stream=True, **body)
+    assert (message["content"] or "", message["reasoning_content"]) == (form, THOUGHT if reasons else None)
+    found = merged(stream.text)
+    assert (found["content"] or "", found.get("reasoning")) == (form, THOUGHT if reasons else None)
+    own = tokenizer(source)
+    matcher = GrammarVocabulary(own, own.vocab_size, [0]).matcher(asked[0].sampling.grammar or "")
+    for token_id in ids(source, text):
+        assert not matcher.is_complete or token_id == 0
+        if token_id:
+            matcher.consume([token_id])
+        assert matcher.failure is None
+    assert matcher.is_complete or matcher.mask()[0] & 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("given", "rest", "reasoning", "content"),
+    [
+        ("<think>\nIt", " rains.\n</think>\n\nYes.", " rains.", "Yes."),
+        ("<think>\nIt rains.", "</think>\n\nYes.", None, "Yes."),
+        ("<think>", "\nIt rains.</think>Yes.", "It rains.", "Yes."),
+        ("<think>\n", "It rains.</think>Yes.", "It rains.", "Yes."),
+        ("<think>a</think>\n\n<think>", "b</think>c", "b", "c"),
+        ("<think>\nIt rains.\n</think>\n\nYes,", " it does.", None, " it does."),
+        ("Yes,", " it does.", None, " it does."),
+    ],
+)
+async def test_an_answer_that_continues_reasoning_is_reasoning(
+    given: str, rest: str, reasoning: str | None, content: str, stream: bool
+) -> None:
+    messages = [{"role": "user", "content": "What is <think>?"}, {"role": "assistant", "content": given}]
+    body = {"messages": messages, "continue_final_message": True, "max_tokens": 200}
+    async with tool_rig(template(None, thinks=True), rest) as one:
+        if stream:
+            found = merged((await one.post(CHAT, stream=True, **body)).text)
+            assert (found.get("reasoning"), found["content"]) == (reasoning, content)
+            return
+        message = (await one.chat(**body))["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == (reasoning, content)
+
+
+async def test_a_form_comes_after_the_reasoning_that_is_continued() -> None:
+    asked: list[Request] = []
+    messages = [*MESSAGES, {"role": "assistant", "content": [{"type": "text", "text": "<think>\nIt"}]}]
+    body = {"messages": messages, "continue_final_message": True, "response_format": {"type": "json_object"}}
+    async with tool_rig(template(None, thinks=True), 'rains</think>\n{"a": 1}', asked=asked) as one:
+        message = (await one.chat(max_tokens=99, **body))["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("rains", '{"a": 1}')
+    assert "start: thought" in (asked[0].sampling.grammar or "")
+
+
 async def test_an_answer_without_tools_keeps_its_text() -> None:
     async with tool_rig(template("hermes"), ANSWER.text) as one:
         for body in ({}, {"tools": TOOLS, "tool_choice": "none"}):
@@ -267,6 +340,64 @@ async def test_a_loose_schema_without_a_grammar_does_not_refuse_the_call() -> No
     assert asked[0].sampling.grammar is not None
     assert (status, error["param"]) == (400, "tools[0].function.parameters")
     assert "'uniqueItems'" in error["message"]
+
+
+def function(name: str, parameters: dict[str, Any], *, is_strict: bool = False) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, "strict": is_strict}}
+
+
+def with_x(**declared: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"x": declared}, "required": ["x"], "additionalProperties": False}
+
+
+def brief(name: str) -> str:
+    """Return a template that writes the names of the tools only."""
+    return template(name).replace("{{ tools | tojson }}", "{{ tools | map(attribute='function.name') | join(' ') }}")
+
+
+WORD = with_x(enum=["only-this"])
+WITHOUT_GRAMMAR = {
+    "a keyword": with_x(type="array", uniqueItems=True),
+    "no schema": with_x(type="integer", minimum="low"),
+    "a reference to nothing": with_x(**{"$ref": "#/$defs/nothing"}),
+    "more bytes than a grammar may have": with_x(enum=[f"{i:0100}" for i in range(800)]),
+}
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_xml"])
+@pytest.mark.parametrize("kind", WITHOUT_GRAMMAR)
+async def test_only_a_function_without_a_grammar_is_loosened(kind: str, name: str) -> None:
+    asked: list[Request] = []
+    tools = [function("f", WORD), function("g", WITHOUT_GRAMMAR[kind]), function("h", WORD, is_strict=True)]
+    async with tool_rig(brief(name), "", asked=asked) as one:
+        await one.chat(tools=tools, max_tokens=5, tool_choice="required")
+    grammar = asked[0].sampling.grammar
+    assert grammar is not None
+    assert grammar.count("only-this") == 2
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_xml"])
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "g"}}])
+@pytest.mark.parametrize("kind", WITHOUT_GRAMMAR)
+async def test_the_strict_function_without_a_grammar_is_named(kind: str, choice: Any, name: str) -> None:
+    tools = [function("f", WORD), function("g", WITHOUT_GRAMMAR[kind], is_strict=True)]
+    async with tool_rig(brief(name), schedules=False) as one:
+        status, error = await one.error(CHAT, messages=MESSAGES, tools=tools, tool_choice=choice)
+    assert (status, error["param"]) == (400, "tools[1].function.parameters")
+    assert error["message"].startswith("tools[1].function.parameters: ")
+
+
+async def test_functions_that_are_too_much_together_are_loosened_or_refused() -> None:
+    parameters = with_x(enum=[f"{i:0100}" for i in range(400)])
+    asked: list[Request] = []
+    async with tool_rig(brief("hermes"), "", asked=asked) as one:
+        tools = [function("f", parameters), function("g", parameters)]
+        await one.chat(tools=tools, max_tokens=5, tool_choice="required")
+        tools = [function(name, parameters, is_strict=True) for name in ("f", "g")]
+        status, error = await one.error(CHAT, messages=MESSAGES, tools=tools)
+    assert len(asked[0].sampling.grammar or "") < 1000
+    assert (status, error["param"]) == (400, "tools")
+    assert "more than 65536" in error["message"]
 
 
 F: dict[str, Any] = {"type": "function", "function": {"name": "f"}}

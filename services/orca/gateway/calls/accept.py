@@ -18,18 +18,10 @@ from orca.gateway.calls.messages import character_count, plain_messages
 from orca.gateway.calls.opened_call import OpenedCall
 from orca.gateway.calls.target import CallTokens, check_target_fields
 from orca.gateway.calls.token_ids import check_token_ids, is_token_list
-from orca.gateway.calls.unsupported_fields import (
-    CHAT,
-    COMPLETION,
-    STRUCTURED,
-    refuse_unsupported,
-)
+from orca.gateway.calls.unsupported_fields import CHAT, COMPLETION, refuse_unsupported
 from orca.gateway.errors import shown
-from orca.gateway.formats.grammar import AnswerGrammar
-from orca.gateway.formats.tables import ModelFormats, TaggedCall, begins_reasoning
+from orca.gateway.formats.tables import ModelFormats, TaggedCall, stored_name
 from orca.gateway.formats.tools import CallTools, tools_of
-from orca.gateway.grammars.fields import NamedGrammar, grammar_of, parse_schema
-from orca.gateway.http.receive import check_shape
 from orca.gateway.models.chat_template import ChatTemplate
 from orca.gateway.models.models import PromisedSlots, ServedModel
 from orca.gateway.render.render import AnswerKind, RenderOptions
@@ -58,14 +50,6 @@ class CallContext:
     is_kept: bool  # unless the body says otherwise, the call goes on when nobody reads it
     traceparent: str | None  # trace context for the call's requests
     schema: int = SCHEMA  # number in force in the pool, as far as the gateway knows
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """A chat as the model gets it."""
-
-    prompt: Sequence[int]  # token ids
-    tools: CallTools | None
 
 
 def completion_prompts(body: CompletionBody, model: ServedModel, settings: GatewaySettings) -> list[str | list[int]]:
@@ -158,64 +142,6 @@ def _continues_final_message(body: ChatBody | TokenizeBody) -> bool:
     if last is None or last.role != "assistant" or last.content is None:
         raise InvalidRequest(f"{param}: needs a last message of role assistant, with a text", param=param)
     return True
-
-
-async def check_grammar(
-    body: GenerationBody, model: ServedModel, settings: GatewaySettings, chat: Chat | None = None
-) -> NamedGrammar | None:
-    """Return the grammar of a call's answers; None if it has none.
-
-    Args: chat: of a chat call.
-    Raises: InvalidRequest, ApiError.
-    """
-    structured = body.structured_outputs
-    if structured is not None:
-        refuse_unsupported(structured.model_extra or {}, STRUCTURED, "structured_outputs.")
-        if isinstance(structured.of_schema, str):
-            # A schema has the bounds of the body also as a text, whose insides nobody has seen yet.
-            param = "structured_outputs.json"
-            schema = parse_schema(structured.of_schema, param)
-            check_shape(schema, settings, f"{param}: the JSON", param)
-            structured = structured.model_copy(update={"of_schema": schema})
-    answer = grammar_of(body.response_format, structured)
-    if answer is not None:
-        await model.grammars.check(answer)
-    if chat is not None and chat.tools is not None:
-        if model.formats.tool is not None:
-            return await _check_calls(chat.tools, answer, model, chat)
-        if chat.tools.must_call:
-            # Otherwise the answer is text without tool calls, which any tools allow.
-            param = chat.tools.param
-            message = "the format in which this model calls tools is not known, so that a call cannot be forced"
-            raise InvalidRequest(f"{param}: {message}", param=param)
-    if answer is not None and chat is not None and model.formats.reasoning is not None:
-        answer = _answer_grammar(model, chat).of_answer(answer)
-        await model.grammars.check(answer)
-    return answer
-
-
-async def _check_calls(
-    tools: CallTools, answer: NamedGrammar | None, model: ServedModel, chat: Chat
-) -> NamedGrammar | None:
-    """Return the grammar of answers that may call tools; None if nothing constrains them."""
-    if answer is None and not tools.constrains:
-        return None
-    try:
-        grammar = _answer_grammar(model, chat).of_calls(tools, answer, obeys_all=True)
-        await model.grammars.check(grammar)
-    except InvalidRequest:
-        if all(function.is_strict for function in tools.functions):
-            raise
-        # Without `strict` a schema is a hint: one that has no grammar does not refuse the call.
-        grammar = _answer_grammar(model, chat).of_calls(tools, answer, obeys_all=False)
-        await model.grammars.check(grammar)
-    return grammar
-
-
-def _answer_grammar(model: ServedModel, chat: Chat) -> AnswerGrammar:
-    reasoning = model.formats.reasoning
-    is_in_reasoning = reasoning is not None and begins_reasoning(reasoning, model.tokenizer, chat.prompt)
-    return AnswerGrammar(model.formats, model.tokenizer.special_ids, is_in_reasoning)
 
 
 async def echo_texts(
@@ -417,7 +343,7 @@ def _render_options(
         event_ids=context.call.wants_event_ids,
         goals=context.call.goals,
         tool_format=None if tools is None else formats.stored_tool_name(is_constrained=_has_form(body)),
-        reasoning_format=formats.stored_reasoning_name if divides_reasoning else None,
+        reasoning_format=stored_name(tokens.reasoning) if divides_reasoning else None,
         tools=tools.schemas_json() if tools is not None and needs_types else None,
         items=body.echo_json if isinstance(body, ResponseChat) else None,
         input_items=body.items_json(context.parent) if isinstance(body, ResponseChat) else None,
@@ -464,7 +390,7 @@ def _prompt_logprobs(body: GenerationBody) -> int | None:
 
 
 def _stop(stop: Any, settings: GatewaySettings) -> tuple[str, ...]:
-    texts = [stop] if isinstance(stop, str) else stop or []
+    texts = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(texts, list):
         raise InvalidRequest(f"stop: must be text or a list of texts, not {shown(stop)}", param="stop")
     if len(texts) > settings.stop_max:

@@ -171,10 +171,15 @@ class GenerationBody(Body):
         whole_numbers
     )
 
-    @field_validator("decoder_prefix", "bad_words", mode="before")
+    @field_validator("decoder_prefix", mode="before")
     @classmethod
     def _absent_if_empty(cls, value: Any) -> Any:
         return None if value in ("", []) else value
+
+    @field_validator("bad_words", mode="before")
+    @classmethod
+    def _absent_without_words(cls, value: Any) -> Any:
+        return None if value == [] else value
 
 
 class CompletionBody(GenerationBody):

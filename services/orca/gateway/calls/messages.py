@@ -12,6 +12,7 @@ import orjson
 
 from orca.core.domain.errors import InvalidRequest
 from orca.gateway.calls.bodies import Message
+from orca.gateway.calls.text_parts import joined_text
 from orca.gateway.calls.unsupported_fields import MESSAGE, refuse_unsupported
 from orca.gateway.errors import shown, unsupported
 
@@ -45,14 +46,21 @@ def character_count(messages: Sequence[Message]) -> int:
     return count
 
 
+def content_text(message: Message, param: str = "content") -> str:
+    """Return the text of a message; empty if it has none. Raises: InvalidRequest, ApiError, which name the field."""
+    return "" if message.content is None else joined_text(message.content, param, {"text": "text"})
+
+
 def _plain_message(message: Message, where: str) -> dict[str, Any]:
     extra = message.model_extra or {}
     refuse_unsupported(extra, MESSAGE, f"{where}.")
     if message.role == "user" and message.content is None:
         raise InvalidRequest(f"{where}.content: is required in a user's message", param=f"{where}.content")
     given = {key: value for key, value in extra.items() if key not in MESSAGE and value is not None}
-    plain = {"role": message.role, "content": _text_of(message.content, f"{where}.content"), **given}
-    if not plain.get(_CALLS):
+    plain = {"role": message.role, "content": content_text(message, f"{where}.content"), **given}
+    for name in (_REASONING, "reasoning", "name", "refusal"):
+        _check_text(plain.get(name), f"{where}.{name}")
+    if plain.get(_CALLS) in (None, []):
         plain.pop(_CALLS, None)
     elif message.role != "assistant":
         param = f"{where}.{_CALLS}"
@@ -62,27 +70,10 @@ def _plain_message(message: Message, where: str) -> dict[str, Any]:
     if _CALL_ID in plain:
         _text(plain[_CALL_ID], f"{where}.{_CALL_ID}")
     reasoning = plain.pop("reasoning", None)
-    if message.role == "assistant" and isinstance(reasoning, str):
+    if message.role == "assistant" and reasoning is not None:
         # Both names stand in our answers.
         plain.setdefault(_REASONING, reasoning)
     return plain
-
-
-def _text_of(content: Any, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        raise InvalidRequest(f"{where}: must be text or a list of parts, not {shown(content)}", param=where)
-    texts = []
-    for i, part in enumerate(content):
-        name = f"{where}[{i}]"
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind != "text":
-            raise unsupported(name, f"must be a part of type text, not {shown(kind)}: no other type is supported")
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise InvalidRequest(f"{name}: must be an object with type text and a text", param=name)
-        texts.append(part["text"])
-    return "\n".join(texts)
 
 
 def _plain_calls(calls: Any, where: str) -> list[dict[str, Any]]:
@@ -124,6 +115,12 @@ def _text(value: Any, param: str) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidRequest(f"{param}: must be a text, not {shown(value)}", param=param)
     return value
+
+
+def _check_text(value: Any, param: str) -> None:
+    """Raises: InvalidRequest for a value that is no text; null is none."""
+    if value is not None and not isinstance(value, str):
+        raise InvalidRequest(f"{param}: must be text, not {shown(value)}", param=param)
 
 
 def _shorten_ids(message: dict[str, Any]) -> None:

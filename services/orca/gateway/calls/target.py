@@ -13,6 +13,7 @@ from orca.gateway.calls.bodies import CompletionBody, GenerationBody
 from orca.gateway.calls.token_ids import check_token_ids
 from orca.gateway.calls.token_limits import FIELDS, NO_LIMITS, TokenLimits
 from orca.gateway.errors import UNAVAILABLE, ApiError, unsupported
+from orca.gateway.formats.tables import ReasoningFormat
 from orca.gateway.formats.tools import CallTools
 from orca.gateway.grammars.fields import NamedGrammar
 from orca.gateway.models.models import ServedModel
@@ -31,6 +32,7 @@ class CallTokens:
     grammar: NamedGrammar | None = None  # of every answer
     tools: CallTools | None = None  # that every answer may call
     limits: TokenLimits = NO_LIMITS
+    reasoning: ReasoningFormat | None = None  # as every answer is read
 
 
 def check_target_fields(body: GenerationBody, model: ServedModel) -> None:

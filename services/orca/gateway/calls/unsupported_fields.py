@@ -40,6 +40,12 @@ _GENERATION: dict[str, tuple[Any, ...]] = {
     "thinking_token_budget": (),
     "vllm_xargs": ({},),
     "repetition_detection": (),
+    "logprob_token_ids": ([],),
+    "prompt_logprob_token_ids": ([],),
+    "prompt_logprob_start": (0,),
+    "trace_decode_token_ids": ([],),
+    "detokenize": (True,),
+    "flat_logprobs": (False,),
     # SGLang
     "regex": ("",),
     "ebnf": ("",),
@@ -85,7 +91,17 @@ _GENERATION: dict[str, tuple[Any, ...]] = {
     "response_schema": (),
 }
 
-COMPLETION: dict[str, tuple[Any, ...]] = _GENERATION | {"suffix": ("",)}
+COMPLETION: dict[str, tuple[Any, ...]] = _GENERATION | {
+    "suffix": ("",),
+    # Fields of chats
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "continue_final_message": (False,),
+    "max_completion_tokens": (),
+    "top_logprobs": (0,),
+}
 
 CHAT: dict[str, tuple[Any, ...]] = _GENERATION | {
     "functions": ([],),
@@ -99,12 +115,20 @@ CHAT: dict[str, tuple[Any, ...]] = _GENERATION | {
     "best_of": (1,),
     "suffix": ("",),
     "thinking": ({"type": "disabled"},),
+    "include_reasoning": (True,),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
 }
 
 _ENCODER_DECODER = "For an encoder-decoder model, begin the answer with decoder_prefix."
 _INSTEAD: dict[str, str] = {
-    "functions": "Use tools.",
-    "function_call": "Use tool_choice.",
+    "tools": "Use /v1/chat/completions.",
+    "tool_choice": "Use /v1/chat/completions.",
+    "functions": "Use tools of /v1/chat/completions.",
+    "function_call": "Use tool_choice of /v1/chat/completions.",
+    "continue_final_message": "A completion continues its prompt.",
+    "max_completion_tokens": "Use max_tokens.",
+    "top_logprobs": "Use logprobs.",
     **dict.fromkeys(("tgt_lang", "decoder_input_ids", "forced_bos_token_id"), _ENCODER_DECODER),
     "src_lang": "For an encoder-decoder model, write the tokens of the language around the prompt, with "
     "add_special_tokens false.",

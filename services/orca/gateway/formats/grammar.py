@@ -8,14 +8,14 @@ two lexemes that may begin at the same place match the same text.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from orca.core.domain.errors import InvalidRequest
 from orca.gateway.errors import shown
-from orca.gateway.formats.readers import referenced, types_of
 from orca.gateway.formats.tables import JsonCall, ModelFormats, NamedCall, ReasoningFormat, TaggedCall, ToolFormat
+from orca.gateway.formats.tagged_values import check_object, value_rule
 from orca.gateway.formats.tools import CallTools, Function
 from orca.gateway.grammars.fields import NamedGrammar, json_rule, literal
 from orca.gateway.grammars.json_schema import check_keywords
@@ -23,14 +23,6 @@ from orca.gateway.grammars.json_schema import check_keywords
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _BREAK = r"/\s{0,4}/"
 """Most white space between reasoning and what follows."""
-_ANNOTATIONS = frozenset({"title", "description", "default", "examples", "$comment", "deprecated"})
-"""Keywords that allow and forbid nothing."""
-_TAGGED_OBJECT = _ANNOTATIONS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
-_TAGGED_OBJECT |= {"$schema", "$id", "id"}
-"""Keywords of an object that a tagged call can obey."""
-_ALTERNATIVES_MAX = 64
-"""Alternatives and references that are followed to find the words of a parameter."""
-_TAG_NAME = re.compile(r"[^\s>]([^\n>]*[^\s>])?")
 
 
 @dataclass(slots=True)
@@ -49,18 +41,30 @@ class AnswerGrammar:
         self._rules.append(f"answer: {_nested(answer)}")
         return self._whole(f"{self._thought(self.formats.reasoning)} answer", answer.param)
 
-    def of_calls(self, tools: CallTools, answer: NamedGrammar | None, *, obeys_all: bool) -> NamedGrammar:
+    def of_function(self, function: Function) -> NamedGrammar:
+        """Return the grammar of one call, which tells whether the function's schema has one.
+
+        Raises: InvalidRequest as `of_calls`.
+        """
+        assert self.formats.tool is not None, "the model has a format of calls"
+        check_keywords(dict(function.schema), function.param)
+        self._rules.append(f"call: {self._call(self.formats.tool, function, function.schema, 0)}")
+        return self._whole("call", function.param)
+
+    def of_calls(
+        self, tools: CallTools, answer: NamedGrammar | None, *, loosened: Collection[str] = ()
+    ) -> NamedGrammar:
         """Return the grammar of an answer that may call tools.
 
         Args:
             answer: of an answer without calls; None if that may be any text.
-            obeys_all: the arguments obey the schemas of all functions, and not only of strict ones.
+            loosened: names of functions whose arguments are any object; those of the others obey their schemas.
         Raises: InvalidRequest for a schema that has no grammar.
         """
         table = self.formats.tool
         assert table is not None, "the model has a format of calls"
         for i, function in enumerate(tools.functions):
-            schema = function.schema if obeys_all or function.is_strict else _ANY_OBJECT
+            schema = _ANY_OBJECT if function.name in loosened else function.schema
             if schema is not _ANY_OBJECT:
                 check_keywords(dict(schema), function.param)
             self._rules.append(f"call_{i}: {self._call(table, function, schema, i)}")
@@ -98,9 +102,10 @@ class AnswerGrammar:
 
     def _thought(self, table: ReasoningFormat) -> str:
         """Return the reasoning before calls. It is left out only if the prompt has not begun it."""
+        after = literal(table.space) if table.is_exact else _BREAK
         if self.is_in_reasoning:
-            return f"{self._rest_of_thought(table)} {_BREAK}"
-        return f"({self._marker(table.begin)} {self._rest_of_thought(table)} {_BREAK})?"
+            return f"{self._rest_of_thought(table)} {after}"
+        return f"({self._marker(table.begin)} {self._rest_of_thought(table)} {after})?"
 
     def _rest_of_thought(self, table: ReasoningFormat) -> str:
         if self._is_special(table.end):
@@ -205,14 +210,14 @@ class AnswerGrammar:
         self._rules.append(f"free_{number}[lazy]: TEXT {literal(body.parameter_end)}")
         free = f"free_{number} {literal(chr(10))}"
         schema = _of_object(schema, function)
-        _check_tagged(schema, function)
+        check_object(schema, function)
         properties = schema.get("properties")
         if properties is None and schema.get("additionalProperties") is not False:
             name = r"/[a-zA-Z0-9_.-]{1,64}/"
             return f'({literal(body.parameter)} {name} ">\\n" {free})*'
         parts = []
         for name, declared in (properties or {}).items():
-            value = _tagged_value(name, declared, schema, function)
+            value = value_rule(name, declared, schema, function, body)
             value = free if value is None else f"({value}) {closing}"
             part = f"{literal(f'{body.parameter}{name}>' + chr(10))} {value}"
             parts.append(part if name in schema.get("required", ()) else f"({part})?")
@@ -226,95 +231,6 @@ def _of_object(schema: Mapping[str, Any], function: Function) -> Mapping[str, An
         message = f"{function.param}: must be the schema of an object, not of the type {shown(types)}"
         raise InvalidRequest(message, param=function.param)
     return {**schema, "type": "object"}
-
-
-def _check_tagged(schema: Mapping[str, Any], function: Function) -> None:
-    """Raises: InvalidRequest for the schema of an object that tags cannot obey."""
-    param, properties, required = function.param, schema.get("properties", {}), schema.get("required", [])
-    if not isinstance(properties, dict) or not all(_TAG_NAME.fullmatch(name) for name in properties):
-        message = f"{param}: properties must be an object whose names have neither '>' nor white space at an end"
-        raise InvalidRequest(message, param=param)
-    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-        raise InvalidRequest(f"{param}: required must be a list of names, not {shown(required)}", param=param)
-    others = [name for name in schema if name not in _TAGGED_OBJECT]
-    if "properties" not in schema and isinstance(schema.get("additionalProperties"), dict):
-        others.append("additionalProperties")
-    if set(required) - properties.keys():
-        others.append("required")
-    if function.is_strict and others:
-        raise InvalidRequest(
-            f"{param}: has the keyword {min(others)!r}, which the model's format of calls cannot obey; leave strict or "
-            "the keyword out, and declare all that is required in properties",
-            param=param,
-        )
-
-
-def _tagged_value(name: str, declared: Any, schema: Mapping[str, Any], function: Function) -> str | None:
-    """Return the value of a parameter; None for any text.
-
-    Raises: InvalidRequest for a strict function and a text with other keywords.
-    """
-    types = types_of(declared, schema)
-    if types and "string" not in types:
-        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        return json_rule({**definitions, **declared})
-    declared = _resolved(declared, schema)
-    texts = _texts_of(declared, schema)
-    if texts is not None:
-        return " | ".join(map(literal, texts))
-    if function.is_strict and not _takes_any_text(declared):
-        unknown = set(declared) - _ANNOTATIONS if isinstance(declared, dict) else {str(declared).lower()}
-        keyword = min(unknown - {"type"} or unknown)
-        raise InvalidRequest(
-            f"{function.param}: the parameter {name!r} is a string with the keyword {keyword!r}, which the model's "
-            "format of calls cannot obey; leave strict or the keyword out",
-            param=function.param,
-        )
-    return None
-
-
-def _resolved(declared: Any, schema: Mapping[str, Any]) -> Any:
-    """Return the schema to which a schema that is nothing else refers."""
-    for _ in range(_ALTERNATIVES_MAX):
-        if not isinstance(declared, dict) or set(declared) - _ANNOTATIONS != {"$ref"}:
-            break
-        declared = referenced(str(declared["$ref"]), schema)
-    return declared
-
-
-def _texts_of(declared: Any, schema: Mapping[str, Any]) -> list[str] | None:
-    """Return the texts that a schema allows, where these are few words, and null; None for other schemas."""
-    texts: list[str] = []
-    waiting = [declared]
-    for _ in range(_ALTERNATIVES_MAX):
-        if not waiting:
-            break
-        found = _resolved(waiting.pop(), schema)
-        if not isinstance(found, dict) or set(found) - _ANNOTATIONS - {"type", "enum", "const", "anyOf"}:
-            return None
-        if "anyOf" in found and isinstance(found["anyOf"], list) and not {"enum", "const"} & set(found):
-            waiting += found["anyOf"]
-            continue
-        values = [None] if found.get("type") == "null" else found.get("enum")
-        if "const" in found:
-            values = [found["const"]]
-        if not isinstance(values, list) or not all(
-            value is None or (isinstance(value, str) and value) for value in values
-        ):
-            return None
-        texts += ["null" if value is None else value for value in values]
-    return None if waiting else texts or None
-
-
-def _takes_any_text(declared: Any) -> bool:
-    """Return whether a schema allows every string."""
-    if not isinstance(declared, dict):
-        return declared is True
-    types = declared.get("type", "string")
-    has_string = "string" in (types if isinstance(types, list) else [types])
-    some = declared.get("anyOf")
-    is_any = some is None or (isinstance(some, list) and any(map(_takes_any_text, some)))
-    return has_string and is_any and not set(declared) - _ANNOTATIONS - {"type", "anyOf"}
 
 
 def _expression(text: str) -> str:

@@ -1,8 +1,8 @@
 """Divides an answer into reasoning, content and tool calls, while it grows.
 
 The parser is a pure function of the tokens of one output, so any gateway divides an answer alike. White space next to a
-marker belongs to nobody. All other text is handed on as the model wrote it. What may still turn out to be a marker is
-held back.
+marker belongs to nobody, unless the answer has a form that may begin with some. All other text is handed on as the
+model wrote it. What may still turn out to be a marker is held back.
 
 A call that is not written as its format wants is content, unchanged. A stream cannot take back what was sent: from the
 first character of a call's arguments on, it stays a call, and its arguments are the model's text.
@@ -13,7 +13,7 @@ from enum import Enum, auto
 from typing import Any
 
 from orca.gateway.formats.marked_text import MarkedText, Markers
-from orca.gateway.formats.parts import AnswerDelta, AnswerPart, PartWriter, ToolCallDelta
+from orca.gateway.formats.parts import AnswerDelta, AnswerPart, PartWriter
 from orca.gateway.formats.readers import ToolCallReader, overlap, reader_of
 from orca.gateway.formats.tables import ToolFormat
 
@@ -24,11 +24,16 @@ SPACE_MAX = 4096
 class _State(Enum):
     START = auto()  # nothing but white space yet: reasoning may begin, or calls without a marker
     REASONING = auto()
+    AFTER_REASONING = auto()  # before the white space between reasoning and answer
     CONTENT = auto()
     BEFORE_CALLS = auto()  # after the marker
     CALL = auto()
     AFTER_CALL = auto()
     AFTER_LIST = auto()
+
+
+_AROUND = frozenset({_State.AFTER_REASONING, _State.AFTER_CALL, _State.AFTER_LIST})
+_IN_CALL = frozenset({_State.BEFORE_CALLS, _State.CALL})
 
 
 class AnswerParser:
@@ -48,20 +53,20 @@ class AnswerParser:
             schemas: of the parameters of each tool, for formats that write no types.
             holds_calls: a call comes at its end, when it is known that all of it is as its format wants.
         """
-        self._markers = markers
         self._tool, self._reasoning = markers.formats.tool, markers.formats.reasoning
-        self._schemas = schemas or {}
-        self._holds_calls = holds_calls
+        self._schemas, self._holds_calls = schemas or {}, holds_calls
         self._state = _State.REASONING if is_in_reasoning else _State.START
         self._text = MarkedText(markers)
-        self._writer = PartWriter(markers, self._text)
-        if is_in_reasoning:
-            self._writer.mark()
+        goes_on = self._reasoning is not None and self._reasoning.is_open
+        self._writer = PartWriter(markers, self._text, follows_marker=is_in_reasoning and not goes_on)
         self._pending = ""  # text that is not assigned yet
         self._raw = ""  # the text of the call that is read, with the marker before it
         self._call: ToolCallReader | None = None
-        self._is_announced = False  # the call that is read was sent
-        self.calls = 0  # calls that were sent
+
+    @property
+    def calls(self) -> int:
+        """The calls that were sent."""
+        return self._writer.calls
 
     @property
     def is_in_reasoning(self) -> bool:
@@ -100,6 +105,8 @@ class AnswerParser:
             case _State.REASONING:
                 assert self._reasoning is not None
                 return self._read_until(self._reasoning.end)
+            case _State.AFTER_REASONING:
+                return self._read_break()
             case _State.CONTENT:
                 return self._read_until(None if self._tool is None else self._tool.begin)
             case _State.CALL:
@@ -136,12 +143,23 @@ class AnswerParser:
         self._pending = rest
         space = self._writer.mark()
         if self._state is _State.REASONING:
-            # Reasoning comes once.
-            self._reasoning = None
-            self._state = _State.START
+            self._state = _State.AFTER_REASONING
         else:
             self._raw = space + found
             self._state = _State.BEFORE_CALLS
+        return True
+
+    def _read_break(self) -> bool:
+        """Go on after reasoning, which comes once. If the answer is exact, leave out only what belongs between them."""
+        assert self._reasoning is not None
+        between = self._reasoning.space
+        if self._reasoning.is_exact:
+            if self._pending != between and between.startswith(self._pending):
+                return False
+            self._pending = self._pending.removeprefix(between)
+            self._writer.end_mark()
+        self._reasoning = None
+        self._state = _State.START
         return True
 
     def _read_between(self) -> bool:
@@ -173,59 +191,46 @@ class AnswerParser:
         self._raw = raw
         assert self._tool is not None
         self._call = reader_of(self._tool.body, self._schemas)
-        self._is_announced = False
+        self._writer.is_in_call = False
         self._state = _State.CALL
 
     def _read_call(self) -> bool:
         call = self._call
         assert call is not None
         taken = call.read(self._pending)
-        self._raw += "" if self._is_announced else self._pending[:taken]
+        self._raw += "" if self._writer.is_in_call else self._pending[:taken]
         self._pending = self._pending[taken:]
         if call.has_failed and (self._holds_calls or call.name is None):
             self._write_broken()
             return True
         is_over = call.is_done or call.has_failed
         if call.name is not None and (is_over or not self._holds_calls):
-            self._announce(call, call.name)
+            self._writer.write_call(call.name, call.take_arguments())
         if is_over:
-            self._raw = ""
             self._writer.mark()
             self._state = _State.AFTER_CALL
         return is_over
-
-    def _announce(self, call: ToolCallReader, name: str) -> None:
-        # A special token inside of a call has no text there either.
-        arguments, name = self._markers.visible(call.take_arguments()), self._markers.visible(name)
-        if arguments or not self._is_announced:
-            self.calls += not self._is_announced
-            new = ToolCallDelta(self.calls - 1, None if self._is_announced else name, arguments)
-            self._writer.delta.calls.append(new)
-            self._is_announced = True
 
     def _write_broken(self) -> None:
         """Write the text of a call, which is none, as content."""
         self._state = _State.CONTENT
         self._writer.write_unchanged(AnswerPart.CONTENT, self._raw, len(self._raw) + len(self._pending))
-        self._raw = ""
 
     def _end(self, is_cut: bool) -> None:
         """Assign what is left. Without its end, a part of a marker or of the head of a call is nothing."""
         text, self._pending = self._pending, ""
-        call = self._call if self._state is _State.CALL else None
-        has_name = call is not None and call.name is not None
+        name = self._call.name if self._call is not None and self._state is _State.CALL else None
         match self._state:
-            case _State.AFTER_CALL | _State.AFTER_LIST if is_cut:
-                pass
             case _State.CONTENT if is_cut and self.calls and self._tool and self._tool.begin.startswith(text.strip()):
                 pass
-            case _State.BEFORE_CALLS | _State.CALL if is_cut and not has_name:
+            case state if is_cut and (state in _AROUND or (state in _IN_CALL and name is None)):
                 pass
-            case _State.BEFORE_CALLS | _State.CALL if not has_name or (self._holds_calls and not is_cut):
+            case _State.BEFORE_CALLS | _State.CALL if name is None or (self._holds_calls and not is_cut):
                 self._raw += text
                 self._write_broken()
-            case _State.CALL if self._holds_calls and call is not None and call.name is not None:
-                self._announce(call, call.name)
+            case _State.CALL if is_cut and self._call is not None and name is not None:
+                self._call.cut()
+                self._writer.write_call(name, self._call.take_arguments())
             case _State.CALL:
                 pass  # a stream has sent it
             case _:

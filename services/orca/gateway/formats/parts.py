@@ -37,13 +37,19 @@ class AnswerPart(Enum):
 class PartWriter:
     """Writes text into deltas. It leaves out white space next to a marker, which may follow later."""
 
-    def __init__(self, markers: Markers, source: MarkedText) -> None:
-        """Args: source: of all text."""
+    def __init__(self, markers: Markers, source: MarkedText, *, follows_marker: bool = False) -> None:
+        """
+        Args:
+            source: of all text.
+            follows_marker: the prompt ends in a marker.
+        """
         self._source = source
         self._markers = markers
         self._space = ""  # white space that nobody has if a marker follows
-        self._follows_marker = False
+        self._follows_marker = follows_marker
         self._at = 0  # characters of the source up to the end of the last text
+        self.calls = 0  # calls that were written, or begun
+        self.is_in_call = False  # the last one may go on
         self.delta = AnswerDelta()
 
     def take(self) -> AnswerDelta:
@@ -69,10 +75,24 @@ class PartWriter:
         self._follows_marker = True
         return space
 
+    def end_mark(self) -> None:
+        """Let white space after a marker belong to the text that follows."""
+        self._follows_marker = False
+
     def write_unchanged(self, part: AnswerPart, text: str, ahead: int) -> None:
         """Write text that has turned out to be no tool call."""
-        self._follows_marker = False
+        self.end_mark()
         self.write(part, text, ahead)
+
+    def write_call(self, name: str, arguments: str) -> None:
+        """Write more of the present call: its name first, if it is a new one."""
+        # A special token inside of a call has no text there either.
+        arguments, name = self._markers.visible(arguments), self._markers.visible(name)
+        if self.is_in_call and not arguments:
+            return
+        self.calls += not self.is_in_call
+        self.delta.calls.append(ToolCallDelta(self.calls - 1, None if self.is_in_call else name, arguments))
+        self.is_in_call = True
 
     def end(self, part: AnswerPart) -> None:
         """Write white space at the end of the answer."""

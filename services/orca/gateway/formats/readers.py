@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 import orjson
 
@@ -34,6 +35,10 @@ class ToolCallReader(Protocol):
 
         Args: text: begins after the characters that were taken before.
         """
+        ...
+
+    def cut(self) -> None:
+        """Note that the call ends here, in the middle. What is known of its arguments belongs to them."""
         ...
 
     def take_arguments(self) -> str:
@@ -123,6 +128,9 @@ class JsonCallReader:
                 return count
         return len(text)
 
+    def cut(self) -> None:
+        pass  # all of the arguments was handed on
+
     def take_arguments(self) -> str:
         return "" if self.name is None or self._arguments is None else self._arguments.take()
 
@@ -197,6 +205,9 @@ class NamedCallReader:
                 return count
         return len(text)
 
+    def cut(self) -> None:
+        pass  # all of the arguments was handed on
+
     def take_arguments(self) -> str:
         return self._arguments.take()
 
@@ -246,6 +257,14 @@ class TaggedCallReader:
                 return taken
             taken += step
         return taken
+
+    def cut(self) -> None:
+        """Write the member whose value is open as far as it goes. A part of the closing tag does not belong to it."""
+        if self._open is None:
+            return
+        value, types = _without_breaks(_visible("".join(self._value))), self._types_of(self._open)
+        is_text = not types or "string" in types
+        self._add_member(self._open, orjson.dumps(value).decode()[:-1] if is_text else value)
 
     def take_arguments(self) -> str:
         text, self._new = self._new, ""
@@ -303,9 +322,12 @@ class TaggedCallReader:
         whole = _without_breaks(_visible("".join(self._value)))
         self._open = None
         self._value.clear()
-        self._new += ", " if len(self._members) > 1 else ""
-        self._new += f"{orjson.dumps(name).decode()}: {self._typed(name, whole)}"
+        self._add_member(name, _typed_text(whole, self._types_of(name)))
         return len(value) + len(found)
+
+    def _add_member(self, name: str, value: str) -> None:
+        self._new += ", " if len(self._members) > 1 else ""
+        self._new += f"{orjson.dumps(name).decode()}: {value}"
 
     def _add(self, value: str) -> None:
         self._value.append(value)
@@ -333,19 +355,6 @@ class TaggedCallReader:
         properties = schema.get("properties")
         return types_of(properties.get(name) if isinstance(properties, dict) else None, schema)
 
-    def _typed(self, name: str, value: str) -> str:
-        """Return a value as JSON: the text itself if the schema allows what it means, otherwise a string."""
-        types = self._types_of(name)
-        text = value.strip()
-        found = _json(_PYTHON.get(text, text))
-        kind = _kind(found)
-        if kind == "number" and _INTEGER.fullmatch(text):
-            kind = "integer"  # which was too large for one
-        if kind == "integer" and "number" in types:
-            kind = "number"
-        is_meant = kind in types and not ("string" in types and kind != "null")
-        return _PYTHON.get(text, text) if is_meant else orjson.dumps(value).decode()
-
 
 def reader_of(body: JsonCall | NamedCall | TaggedCall, schemas: Mapping[str, Mapping[str, Any]]) -> ToolCallReader:
     """Return the reader of a tool call. Args: schemas: of the parameters of each tool, for formats without types."""
@@ -362,6 +371,7 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 """Words of Python that models write for JSON's."""
 
 _INTEGER = re.compile("-?[0-9]+")
+_INDEX = re.compile("[0-9]{1,9}")
 
 _NOTHING = object()
 
@@ -388,6 +398,29 @@ def _checked(text: str) -> str:
 def _refuse(word: str) -> None:
     """Raises: ValueError for a number that Python knows and JSON does not."""
     raise ValueError(word)
+
+
+def typed_value(value: str, types: set[str]) -> Any:
+    """Return what the value of a parameter stands for. Args: types: that the schema allows (`types_of`)."""
+    return _json(_typed_text(value, types))
+
+
+def closes_early(value: str, body: TaggedCall) -> bool:
+    """Return whether the closing tag of a parameter is found inside its value."""
+    return body.parameter_end in value
+
+
+def _typed_text(value: str, types: set[str]) -> str:
+    """Return a value as JSON: the text itself if the schema allows what it means, otherwise a string."""
+    text = value.strip()
+    found = _json(_PYTHON.get(text, text))
+    kind = _kind(found)
+    if kind == "number" and _INTEGER.fullmatch(text):
+        kind = "integer"  # which was too large for one
+    if kind == "integer" and "number" in types:
+        kind = "number"
+    is_meant = kind in types and not ("string" in types and kind != "null")
+    return _PYTHON.get(text, text) if is_meant else orjson.dumps(value).decode()
 
 
 def _kind(value: Any) -> str:
@@ -426,10 +459,16 @@ def types_of(declared: Any, schema: Mapping[str, Any]) -> set[str]:
 
 
 def referenced(reference: str, schema: Mapping[str, Any]) -> Any:
-    """Return the part of a schema that a reference names; None if it has none."""
+    """Return the part of a schema that a reference names, as JSON pointers do; None if it has none."""
     found: Any = schema
-    for part in reference.removeprefix("#/").split("/"):
-        found = found.get(part) if isinstance(found, dict) else None
+    if reference != "#" and not reference.startswith("#/"):
+        return None
+    for part in reference.split("/")[1:]:
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            found = found[int(name)] if _INDEX.fullmatch(name) and int(name) < len(found) else None
+        else:
+            found = found.get(name) if isinstance(found, dict) else None
     return found
 
 

@@ -98,10 +98,13 @@ def _check_markers(tokenizer: Tokenizer, *markers: str) -> None:
 
 
 def _reasoning(declared: Mapping[str, Any]) -> ReasoningFormat:
-    begin, end = _text(_parts(declared, "open")), _text(_parts(declared, "close"))
+    begin, end = _text(_parts(declared, "open")), _literal(_parts(declared, "close"))
+    if not end.strip():
+        raise _Unread("a marker is missing")
     if declared.get("content", "text") != "text" or declared.get("transform") is not None:
         raise _Unread("is no text")
-    return ReasoningFormat(name=RESPONSE_TEMPLATE, hints=(), begin=begin, end=end)
+    space = end[len(end.rstrip()) :] or "\n\n"
+    return ReasoningFormat(name=RESPONSE_TEMPLATE, hints=(), begin=begin, end=end.strip(), space=space)
 
 
 def _tool(declared: Mapping[str, Any]) -> ToolFormat:

@@ -69,6 +69,14 @@ class ReasoningFormat:
     hints: tuple[str, ...]
     begin: str
     end: str
+    space: str  # after `end`, as models write it
+    is_exact: bool = False  # nothing but `space` is left out after `end`; otherwise all white space is
+    is_open: bool = False  # the prompt ends in the middle of the reasoning
+
+    def of_call(self, *, is_exact: bool, is_open: bool) -> "ReasoningFormat":
+        """Return the table by which the answer of one call is read."""
+        name = f"{self.name}{OPEN if is_open else ''}{EXACT if is_exact else ''}"
+        return replace(self, name=name, is_exact=is_exact, is_open=is_open)
 
 
 RESPONSE_TEMPLATE = "response_template"
@@ -124,6 +132,9 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     )
 }
 
+EXACT, OPEN = "_exact", "_open"
+"""Ends of the names of tables for one call (`ReasoningFormat.of_call`)."""
+
 MARKED = "_marked"
 """End of the names of tables in which each call has its marker, although the model may leave it out."""
 
@@ -142,8 +153,17 @@ Where an answer may also be JSON of another form, only a marker tells a call fro
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     table.name: table
-    for table in (ReasoningFormat(name="think", hints=("</think>",), begin="<think>", end="</think>"),)
+    for table in (ReasoningFormat(name="think", hints=("</think>",), begin="<think>", end="</think>", space="\n\n"),)
 }
+
+STORED_REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
+    stored.name: stored
+    for table in REASONING_FORMATS.values()
+    for stored in (
+        table.of_call(is_exact=is_exact, is_open=is_open) for is_exact in (False, True) for is_open in (False, True)
+    )
+}
+"""All tables by the names that are stored with a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +180,7 @@ class ModelFormats:
         """
         if self.tool is not None and self.tool.may_omit_begin and is_constrained:
             return f"{self.tool.name}{MARKED}"
-        return _stored(self.tool)
-
-    @property
-    def stored_reasoning_name(self) -> str | None:
-        """The name of the table by which reasoning is read."""
-        return _stored(self.reasoning)
+        return stored_name(self.tool)
 
     @property
     def tool_name(self) -> str | None:
@@ -204,16 +219,16 @@ def stored_formats(tool_format: str | None, reasoning_format: str | None) -> Mod
     tool, reasoning = tool_format or "", reasoning_format or ""
     return ModelFormats(
         STORED_FORMATS.get(tool) or _brought_tool(tool),
-        REASONING_FORMATS.get(reasoning) or _brought_reasoning(reasoning),
+        STORED_REASONING_FORMATS.get(reasoning) or _brought_reasoning(reasoning),
     )
 
 
 _BODIES = {kind.__name__: kind for kind in (JsonCall, NamedCall, TaggedCall)}
 
 
-def _stored(table: ToolFormat | ReasoningFormat | None) -> str | None:
+def stored_name(table: ToolFormat | ReasoningFormat | None) -> str | None:
     """Return the name that is stored for a table. One that a checkpoint has brought is stored as a whole, as JSON."""
-    if table is None or table.name != RESPONSE_TEMPLATE:
+    if table is None or not table.name.startswith(RESPONSE_TEMPLATE):
         return None if table is None else table.name
     fields = asdict(table)
     if isinstance(table, ToolFormat):
@@ -222,7 +237,7 @@ def _stored(table: ToolFormat | ReasoningFormat | None) -> str | None:
 
 
 def _brought_tool(text: str) -> ToolFormat | None:
-    """Return the table that `_stored` has written; None for other text."""
+    """Return the table that `stored_name` has written; None for other text."""
     try:
         fields = orjson.loads(text)
         kind, members = _BODIES[fields.pop("kind")], fields.pop("body")
@@ -246,8 +261,10 @@ _LAST_TOKENS = 16
 
 
 def begins_reasoning(table: ReasoningFormat, tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
-    """Return whether a prompt ends in the marker with which reasoning begins."""
-    return tokenizer.decode(prompt[-_LAST_TOKENS:], skip_special_tokens=False).rstrip().endswith(table.begin)
+    """Return whether a prompt ends in the marker with which reasoning begins, or in the middle of reasoning."""
+    return table.is_open or tokenizer.decode(prompt[-_LAST_TOKENS:], skip_special_tokens=False).rstrip().endswith(
+        table.begin
+    )
 
 
 def _chosen(tables: Mapping[str, Table], source: str, name: str, own: Table | None) -> Table | None:

@@ -145,12 +145,12 @@ def _function(tool: Any, where: str) -> Function:
     if kind != "function" or not isinstance(function, dict):
         raise InvalidRequest(f"{where}: must be an object with type function and a function", param=where)
     where = f"{where}.function"
+    _typed(function.get("description"), str, "text", f"{where}.description")
+    schema = _typed(function.get("parameters"), dict, "an object", f"{where}.parameters")
     return Function(
         name=_name(function.get("name"), f"{where}.name"),
-        schema=_NO_PARAMETERS
-        if function.get("parameters") is None
-        else _typed(function["parameters"], dict, "an object", f"{where}.parameters"),
-        is_strict=_typed(function.get("strict") or False, bool, "true or false", f"{where}.strict"),
+        schema=_NO_PARAMETERS if schema is None else schema,
+        is_strict=bool(_typed(function.get("strict"), bool, "true or false", f"{where}.strict")),
         param=f"{where}.parameters",
     )
 
@@ -163,7 +163,8 @@ def _name(name: Any, param: str) -> str:
 
 
 def _typed(value: Any, kind: type, what: str, param: str) -> Any:
-    if not isinstance(value, kind):
+    """Return a value; null stands for none. Raises: InvalidRequest for a value of another type."""
+    if value is not None and not isinstance(value, kind):
         raise InvalidRequest(f"{param}: must be {what}, not {shown(value)}", param=param)
     return value
 
@@ -208,6 +209,9 @@ def _by_name(tools: CallTools) -> Mapping[str, Function]:
 
 def _called(functions: Mapping[str, Function], named: Any, where: str) -> Function:
     """Return the function that a choice names."""
+    if isinstance(named, dict) and named.get("type", "function") != "function":
+        message = f"must be function, not {shown(named['type'])}: no other tools are supported"
+        raise unsupported(f"{where}.type", message)
     function = named.get("function") if isinstance(named, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     found = functions.get(name) if isinstance(name, str) else None

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 from orca.core.domain.errors import InvalidRequest, ModelError
@@ -23,6 +24,18 @@ _KEPT_MAX = 1024
 """Verdicts that are kept, by digest of the grammar."""
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarRefusal:
+    """The reason why a grammar is refused."""
+
+    reason: str
+    is_slow: bool = False  # it was not built in time, and might be another time
+
+    def error(self, param: str) -> InvalidRequest:
+        """Return the error that names a field."""
+        return InvalidRequest(f"{param}: {self.reason}", param=param)
+
+
 class GrammarChecker:
     """Checks the grammars of calls to one model."""
 
@@ -30,33 +43,38 @@ class GrammarChecker:
         self._info = info
         self._tokenizer = tokenizer
         self._settings = settings
-        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()  # why a grammar is refused; None: it passed
+        self._verdicts: OrderedDict[bytes, GrammarRefusal | None] = OrderedDict()
         self._free = asyncio.Semaphore(_THREADS)
 
     async def check(self, grammar: NamedGrammar) -> None:
         """Raises: InvalidRequest that names the field; ApiError 503 while other checks take all threads."""
-        encoded, param, most = grammar.text.encode(), grammar.param, self._settings.grammar_bytes_max
+        refusal = await self.refusal(grammar)
+        if refusal is not None:
+            raise refusal.error(grammar.param)
+
+    async def refusal(self, grammar: NamedGrammar) -> GrammarRefusal | None:
+        """Return why a grammar is refused; None if it passes. Raises: ApiError 503 as `check`."""
+        encoded, most = grammar.text.encode(), self._settings.grammar_bytes_max
         if len(encoded) > most:
-            raise InvalidRequest(f"{param}: makes a grammar of {len(encoded)} bytes, more than {most}", param=param)
+            return GrammarRefusal(f"makes a grammar of {len(encoded)} bytes, more than {most}")
         digest = hashlib.sha256(encoded).digest()
         if digest not in self._verdicts:
-            self._verdicts[digest] = await self._verdict(grammar)
+            verdict = await self._verdict(grammar)
+            if verdict is not None and verdict.is_slow:
+                return verdict
+            self._verdicts[digest] = verdict
             if len(self._verdicts) > _KEPT_MAX:
                 self._verdicts.popitem(last=False)
         self._verdicts.move_to_end(digest)
-        if (complaint := self._verdicts[digest]) is not None:
-            raise InvalidRequest(f"{param}: {complaint}", param=param)
+        return self._verdicts[digest]
 
-    async def _verdict(self, grammar: NamedGrammar) -> str | None:
-        """Check a grammar in a thread, and return why it is refused; None if it passes.
-
-        A check that takes too long keeps its thread until it ends. Raises: InvalidRequest after that time, ApiError.
-        """
+    async def _verdict(self, grammar: NamedGrammar) -> GrammarRefusal | None:
+        """Check a grammar in a thread. A check that takes too long keeps its thread until it ends. Raises: ApiError."""
         param, most_s = grammar.param, self._settings.grammar_seconds_max
         try:
             vocabulary = await asyncio.shield(self._vocabulary)
         except ModelError as error:
-            raise InvalidRequest(f"{param}: {error}", param=param) from error
+            return GrammarRefusal(str(error))
         try:
             async with asyncio.timeout(most_s):
                 await self._free.acquire()
@@ -67,9 +85,9 @@ class GrammarChecker:
         check.add_done_callback(lambda _: self._free.release())
         done, _ = await asyncio.wait([check], timeout=most_s)
         if not done:
-            message = f"{param}: the grammar takes longer to build than {most_s:g} s; make it simpler"
-            raise InvalidRequest(message, param=param)
-        return check.result()
+            return GrammarRefusal(f"the grammar takes longer to build than {most_s:g} s; make it simpler", is_slow=True)
+        complaint = check.result()
+        return None if complaint is None else GrammarRefusal(complaint)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:

@@ -22,9 +22,7 @@ JSON_OPTIONS = {"whitespace_pattern": r"( |\r?\n( {0,64}|\t{0,32}))"}
 Without a bound a model may write spaces until its answer is cut by length.
 """
 
-_Schema = Annotated[
-    Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}], "description": "A JSON Schema."})
-]
+_Schema = Annotated[Any, WithJsonSchema({"type": "object", "description": "A JSON Schema; {} allows any JSON."})]
 _SchemaOrText = Annotated[
     Any,
     WithJsonSchema(
@@ -44,7 +42,7 @@ class JsonSchemaFormat(BaseModel):
     name: str = Field(pattern="^[a-zA-Z0-9_-]{1,64}$", description="Any name; it is not used.")
     description: str | None = None
     # Pydantic has a method `schema`.
-    of_answer: _Schema = Field(None, alias="schema")
+    of_answer: _Schema = Field(alias="schema")
     strict: bool | None = Field(None, description="Not used: the schema always holds.")
 
 
@@ -74,6 +72,11 @@ class StructuredOutputs(BaseModel):
         None, min_length=1, description="The answer matches this grammar, in llguidance's dialect of Lark."
     )
 
+    @property
+    def may_have_space_around(self) -> bool:
+        """Return whether an answer may begin or end with white space, which JSON never does."""
+        return any(text is not None for text in (self.regex, self.choice, self.grammar))
+
 
 @dataclass(frozen=True, slots=True)
 class NamedGrammar:
@@ -100,6 +103,9 @@ def grammar_of(response_format: ResponseFormat | None, structured: StructuredOut
 
 
 def _of_format(response_format: ResponseFormat) -> NamedGrammar | None:
+    param = "response_format.json_schema"
+    if response_format.json_schema is not None and response_format.type != "json_schema":
+        raise InvalidRequest(f"{param}: needs the type json_schema, not {response_format.type}", param=param)
     match response_format.type:
         case "text":
             return None
@@ -107,10 +113,9 @@ def _of_format(response_format: ResponseFormat) -> NamedGrammar | None:
             return _of_schema({"type": "object"}, "response_format")
         case "json_schema":
             if response_format.json_schema is None:
-                param = "response_format.json_schema"
                 raise InvalidRequest(f"{param}: is required with the type json_schema", param=param)
-            schema = response_format.json_schema.of_answer
-            return _of_schema({} if schema is None else schema, "response_format.json_schema.schema")
+            param = f"{param}.schema"
+            return _of_schema(_object(response_format.json_schema.of_answer, param), param)
 
 
 def _of_structured(structured: StructuredOutputs) -> NamedGrammar | None:

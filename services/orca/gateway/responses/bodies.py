@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from orca.core.domain.errors import InvalidRequest
 from orca.gateway.calls.bodies import Body, ChatBody, whole_number
+from orca.gateway.calls.text_parts import joined_text
 from orca.gateway.errors import ApiError, shown, unsupported
 from orca.gateway.http.receive import first_problem
 from orca.gateway.responses.conversation import Item, kept_items, named_items
@@ -24,6 +25,11 @@ from orca.gateway.responses.conversation import Item, kept_items, named_items
 UNSUPPORTED: tuple[str, ...] = ("conversation", "prompt")
 """Fields that would change the answer."""
 _LOGPROBS = "message.output_text.logprobs"
+
+# The types of parts -> the field with their text.
+_OUTPUT_PARTS = {"input_text": "text", "output_text": "text", "text": "text"}
+_MESSAGE_PARTS = {**_OUTPUT_PARTS, "refusal": "refusal"}
+_REASONING_PARTS = {"reasoning_text": "text", "text": "text"}
 
 _Input = Annotated[
     Any,
@@ -285,12 +291,12 @@ class _Items:
                 self.calls[f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"] = name
                 calls.append(call)
             case "function_call_output":
-                content = _texts(item.get("output"), f"{name}.output", ("input_text", "output_text", "text"))
+                content = joined_text(item.get("output"), f"{name}.output", _OUTPUT_PARTS)
                 message = {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
                 self.add_message(name, message)
             case "reasoning":
                 parts = item.get("content") or []
-                text = _texts(parts, f"{name}.content", ("reasoning_text", "text"))
+                text = joined_text(parts, f"{name}.content", _REASONING_PARTS)
                 if text:
                     self._turn(name)["reasoning_content"] = text
             case str():
@@ -303,7 +309,7 @@ class _Items:
         if role not in ("user", "assistant", "system", "developer"):
             message = f"{name}.role: must be user, assistant, system or developer, not {shown(role)}"
             raise InvalidRequest(message, param=f"{name}.role")
-        text = _texts(item.get("content"), f"{name}.content", ("input_text", "output_text", "text", "refusal"))
+        text = joined_text(item.get("content"), f"{name}.content", _MESSAGE_PARTS)
         if role != "assistant":
             self.add_message(name, {"role": role, "content": text})
         elif self._is_open and not self.messages[-1]["content"] and "tool_calls" not in self.messages[-1]:
@@ -318,22 +324,3 @@ class _Items:
             self.add_message(name, {"role": "assistant", "content": ""})
             self._is_open = True
         return self.messages[-1]
-
-
-def _texts(content: Any, where: str, kinds: Sequence[str]) -> str:
-    """Return the text of parts. Raises: InvalidRequest, ApiError."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise InvalidRequest(f"{where}: must be text or a list of parts, not {shown(content)}", param=where)
-    texts = []
-    for i, part in enumerate(content):
-        name = f"{where}[{i}]"
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in kinds:
-            raise unsupported(f"{name}.type", f"parts of type {shown(kind)} are not supported; give text")
-        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
-        if kind is None or not isinstance(text, str):
-            raise InvalidRequest(f"{name}: must be an object with a type and a text", param=name)
-        texts.append(text)
-    return "\n".join(texts)

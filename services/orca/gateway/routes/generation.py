@@ -1,8 +1,8 @@
 """The life of a call that generates: receive its body, encode, submit, deliver.
 
 The steps are in other files. The module calls/opened_call.py reads the HTTP request, calls/admission.py refuses for
-load, and calls/accept.py checks the body. Then calls/submit.py submits to the pool, answer/delivery.py answers, and
-routes/call_summary.py reports when the connection is over.
+load, and calls/accept.py and calls/call_grammar.py check the body. Then calls/submit.py submits to the pool,
+answer/delivery.py answers, and routes/call_summary.py reports when the connection is over.
 """
 
 import logging
@@ -19,17 +19,10 @@ from orca.core.domain.request import Request
 from orca.gateway.answer.delivery import AcceptedCall, CallTiming, StreamDelivery, WholeDelivery
 from orca.gateway.answer.offload import render_response
 from orca.gateway.answer.tracing import CallSpan
-from orca.gateway.calls.accept import (
-    SEEDS,
-    CallContext,
-    Chat,
-    chat_prompt,
-    chat_tools,
-    check_grammar,
-    completion_prompts,
-)
+from orca.gateway.calls.accept import SEEDS, CallContext, chat_prompt, chat_tools, completion_prompts
 from orca.gateway.calls.admission import check_deadlines, take_rest_from_rate
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
+from orca.gateway.calls.call_grammar import Chat, call_reasoning, check_grammar
 from orca.gateway.calls.idempotency import body_digest
 from orca.gateway.calls.opened_call import OpenedCall
 from orca.gateway.calls.submit import Encode, EncodedPrompts, encode_for_current, submit_to_current
@@ -105,9 +98,10 @@ async def encode_chat(gateway: Gateway, body: ChatBody, model: ServedModel) -> C
     add_special_tokens = body.add_special_tokens is True
     prompt = await model.encoder.encode_prompt(text, param="messages", add_special_tokens=add_special_tokens)
     tokens = await begin_targets(body, {"messages": prompt}, model)
-    grammar = await check_grammar(body, model, gateway.settings, Chat(prompt, tools))
+    reasoning = call_reasoning(body, model, text, prompt)
+    grammar = await check_grammar(body, model, gateway.settings, Chat(prompt, tools, reasoning))
     limits = await token_limits(body, model, gateway.settings)
-    return replace(tokens, grammar=grammar, tools=tools, limits=limits)
+    return replace(tokens, grammar=grammar, tools=tools, limits=limits, reasoning=reasoning)
 
 
 async def generate(

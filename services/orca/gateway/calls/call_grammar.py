@@ -1,0 +1,155 @@
+"""The grammar of a call's answers: its fields and its tools become one text, which is checked before the submit."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orca.core.domain.errors import InvalidRequest
+from orca.gateway.calls.bodies import ChatBody, GenerationBody
+from orca.gateway.calls.messages import content_text
+from orca.gateway.calls.unsupported_fields import STRUCTURED, refuse_unsupported
+from orca.gateway.formats.grammar import AnswerGrammar
+from orca.gateway.formats.tables import ModelFormats, ReasoningFormat, begins_reasoning
+from orca.gateway.formats.tools import CallTools
+from orca.gateway.grammars.fields import NamedGrammar, grammar_of, parse_schema
+from orca.gateway.http.receive import check_shape
+from orca.gateway.models.models import ServedModel
+from orca.gateway.settings import GatewaySettings
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A chat as the model gets it."""
+
+    prompt: Sequence[int]  # token ids
+    tools: CallTools | None
+    reasoning: ReasoningFormat | None  # as its answer is read
+
+
+def call_reasoning(body: ChatBody, model: ServedModel, text: str, prompt: Sequence[int]) -> ReasoningFormat | None:
+    """Return the table by which the reasoning of a chat's answer is read; None if it is not told from the answer.
+
+    Args:
+        text: of the prompt, as the template has written it.
+        prompt: its token ids.
+    """
+    table = model.formats.reasoning
+    if table is None:
+        return None
+    structured = body.structured_outputs
+    is_open = (
+        bool(body.continue_final_message)
+        and _is_inside(table, text)
+        and _is_inside(table, content_text(body.messages[-1]))
+        and not begins_reasoning(table, model.tokenizer, prompt)
+    )
+    return table.of_call(is_exact=structured is not None and structured.may_have_space_around, is_open=is_open)
+
+
+def _is_inside(table: ReasoningFormat, text: str) -> bool:
+    """Return whether a text ends in the middle of reasoning."""
+    return text.rfind(table.begin) > text.rfind(table.end)
+
+
+async def check_grammar(
+    body: GenerationBody, model: ServedModel, settings: GatewaySettings, chat: Chat | None = None
+) -> NamedGrammar | None:
+    """Return the grammar of a call's answers; None if it has none.
+
+    Args: chat: of a chat call.
+    Raises: InvalidRequest, ApiError.
+    """
+    structured = body.structured_outputs
+    if structured is not None:
+        refuse_unsupported(structured.model_extra or {}, STRUCTURED, "structured_outputs.")
+        if isinstance(structured.of_schema, str):
+            # A schema has the bounds of the body also as a text, whose insides nobody has seen yet.
+            param = "structured_outputs.json"
+            schema = parse_schema(structured.of_schema, param)
+            check_shape(schema, settings, f"{param}: the JSON", param)
+            structured = structured.model_copy(update={"of_schema": schema})
+    answer = grammar_of(body.response_format, structured)
+    if answer is not None:
+        await model.grammars.check(answer)
+    if chat is not None and chat.tools is not None:
+        if model.formats.tool is not None:
+            return await _check_calls(chat.tools, answer, model, settings, chat)
+        if chat.tools.must_call:
+            # Otherwise the answer is text without tool calls, which any tools allow.
+            param = chat.tools.param
+            message = "the format in which this model calls tools is not known, so that a call cannot be forced"
+            raise InvalidRequest(f"{param}: {message}", param=param)
+    if answer is not None and chat is not None and chat.reasoning is not None:
+        answer = _answer_grammar(model, chat).of_answer(answer)
+        await model.grammars.check(answer)
+    return answer
+
+
+async def _check_calls(
+    tools: CallTools, answer: NamedGrammar | None, model: ServedModel, settings: GatewaySettings, chat: Chat
+) -> NamedGrammar | None:
+    """Return the grammar of answers that may call tools; None if nothing constrains them.
+
+    Without `strict` a schema is a hint: one that has no grammar does not refuse the call.
+    """
+    if answer is None and not tools.constrains:
+        return None
+    loose = {function.name for function in tools.functions if not function.is_strict}
+    tried = _without_rules(tools, model, chat)
+    grammar = _answer_grammar(model, chat).of_calls(tools, answer, loosened=tried)
+    refusal = await model.grammars.refusal(grammar)
+    if refusal is not None and not refusal.is_slow:
+        found = await _without_grammar(tools, tried, model, settings, chat)
+        if found != tried:
+            grammar = _answer_grammar(model, chat).of_calls(tools, answer, loosened=found)
+            refusal, tried = await model.grammars.refusal(grammar), found
+    if refusal is not None and loose != tried:
+        # Together they are too much.
+        grammar = _answer_grammar(model, chat).of_calls(tools, answer, loosened=loose)
+        refusal = await model.grammars.refusal(grammar)
+    if refusal is not None:
+        raise refusal.error(tools.functions[0].param if len(tools.functions) == 1 else "tools")
+    return grammar
+
+
+def _without_rules(tools: CallTools, model: ServedModel, chat: Chat) -> set[str]:
+    """Return the names of functions whose schemas cannot be written as a grammar. Raises: InvalidRequest if strict."""
+    names = set[str]()
+    for function in tools.functions:
+        try:
+            _answer_grammar(model, chat).of_function(function)
+        except InvalidRequest:
+            if function.is_strict:
+                raise
+            names.add(function.name)
+    return names
+
+
+async def _without_grammar(
+    tools: CallTools, known: set[str], model: ServedModel, settings: GatewaySettings, chat: Chat
+) -> set[str]:
+    """Return the names of functions whose own grammars are refused, and the known ones.
+
+    The search takes as long as one grammar may take. What it has not found by then is not among the names.
+    Raises: InvalidRequest if such a function is strict; ApiError.
+    """
+    names = set(known)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(settings.grammar_seconds_max):
+            for function in tools.functions:
+                if function.name in names:
+                    continue
+                grammar = _answer_grammar(model, chat).of_function(function)
+                refusal = await model.grammars.refusal(grammar)
+                if refusal is not None and function.is_strict:
+                    raise refusal.error(function.param)
+                if refusal is not None:
+                    names.add(function.name)
+    return names
+
+
+def _answer_grammar(model: ServedModel, chat: Chat) -> AnswerGrammar:
+    reasoning = chat.reasoning
+    is_in_reasoning = reasoning is not None and begins_reasoning(reasoning, model.tokenizer, chat.prompt)
+    return AnswerGrammar(ModelFormats(model.formats.tool, reasoning), model.tokenizer.special_ids, is_in_reasoning)
