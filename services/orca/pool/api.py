@@ -88,6 +88,10 @@ class RequestPool(Protocol):
         """Return what a gateway needs to render the parent. Raises: UnknownRequest."""
         ...
 
+    async def conversation(self, parent: str) -> str | None:
+        """Return what the submission of the parent has as `conversation`. Raises: UnknownRequest."""
+        ...
+
     async def read(self, request_id: str, start: int, limit: int = 1024) -> LogSlice:
         """Return tokens from index `start`, at most `limit` and at most one call's bound. Raises: UnknownRequest."""
         ...

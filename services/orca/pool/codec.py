@@ -167,9 +167,9 @@ def fixed_bytes(request: Request, body: bytes) -> int:
     return REQUEST_BYTES + LOG_BYTES + len(body) + prompt + _CACHED_BYTES
 
 
-def parent_bytes(render: str) -> int:
+def parent_bytes(render: str, conversation: str | None = None) -> int:
     """Return the bytes that a parent uses beside its requests; its first request reserves them."""
-    return PARENT_BYTES + len(render.encode())
+    return PARENT_BYTES + len(render.encode()) + len((conversation or "").encode())
 
 
 def _in_nodes(size: int) -> int:

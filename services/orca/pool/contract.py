@@ -94,7 +94,7 @@ def reserved_bytes(submission: Submission, choice: int, body: bytes) -> int:
     """Return the bytes of Redis memory that a request may use until it is forgotten; choice 0 carries its parent's."""
     request = submission.requests[choice]
     tokens = request.max_new_tokens * codec.token_bytes(request.sampling)
-    parent = codec.parent_bytes(submission.render) if choice == 0 else 0
+    parent = codec.parent_bytes(submission.render, submission.conversation) if choice == 0 else 0
     return parent + codec.fixed_bytes(request, body) + tokens
 
 

@@ -35,6 +35,7 @@ class Submission:
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     render: str = "{}"  # JSON: everything else that a gateway needs to write the answer's bytes; opaque to the pool
     render_names: tuple[str, ...] = ()  # fields of the call that make `render` a record of schema 3
+    conversation: str | None = None  # JSON: what a later call may go on from; opaque to the pool, and read on demand
     owner: str = ""  # opaque name of the submitter: the parent is shown to nobody else (gateway: auth.py)
     digest: str = ""  # of the call's content; the same parent with another digest is refused
 

@@ -104,6 +104,7 @@ TOLD_ON: dict[str, Callable[[RedisPool, Claimed], Awaitable[object]]] = {
     "submit": lambda pool, _: pool.submit(submission(secrets.token_hex(4))),
     "submit again": lambda pool, _: pool.submit(submission("a")),
     "parent": lambda pool, _: pool.parent("a"),
+    "conversation": lambda pool, _: pool.conversation("a"),
     "read": lambda pool, _: pool.read("a.0", 0),
     "read_many": lambda pool, _: pool.read_many({"a.0": 0}, for_all=True),
     "status": lambda pool, _: pool.status("a.0"),

@@ -30,7 +30,22 @@ async def test_a_submitted_parent_reads_back_as_it_was_written(bed: Bed) -> None
     parent = await bed.pool.parent("a")
     assert (parent.requests, parent.on_disconnect, parent.render) == (stored, OnDisconnect.KEEP, sent.render)
     assert parent.owner == "someone"
+    assert await bed.pool.conversation("a") is None
     assert stored[1].sampling == sampling
+
+
+async def test_a_conversation_is_kept_with_its_parent_counted_and_forgotten(bed: Bed) -> None:
+    await bed.pool.set_revision(REVISION, 1)
+    text = '["é, a later call may go on from this"]'
+    await bed.pool.submit(submission("a"))
+    plain = (await bed.pool.stats()).bytes_reserved
+    await bed.pool.submit(replace(submission("b"), conversation=text))
+    assert (await bed.pool.stats()).bytes_reserved - plain == plain + len(text.encode())
+    assert await bed.pool.conversation("b") == text
+    await bed.pool.forget("b")
+    assert (await bed.pool.stats()).bytes_reserved == plain
+    with pytest.raises(UnknownRequest):
+        await bed.pool.conversation("b")
 
 
 async def test_the_same_parent_again_gets_the_same_answer_and_stores_nothing(bed: Bed) -> None:

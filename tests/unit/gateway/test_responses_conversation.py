@@ -1,6 +1,7 @@
 """Conversations of the Responses API: input items that are stored and listed, and responses that go on from others."""
 
-import dataclasses
+import asyncio
+from functools import partial
 from typing import Any
 
 import openai
@@ -8,9 +9,7 @@ import orjson
 import pytest
 
 from orca.core.domain.request import FinishReason, Request
-from orca.gateway.render.render import RenderOptions
 from orca.gateway.responses.conversation import page_of
-from orca.gateway.responses.response import write_response
 from orca.gateway.settings import GatewaySettings
 from orca.pool import codec
 from orca.pool.memory.pool import MemoryPool
@@ -209,24 +208,43 @@ async def test_a_response_that_failed_is_continued_from_what_it_has(reason: Fini
     assert text_of(asked[1]).endswith("<|user|>And?<|assistant|>")
 
 
-async def test_stored_items_are_counted_and_change_no_byte_of_the_response() -> None:
+async def test_stored_items_are_counted_and_no_part_of_what_renders_the_response() -> None:
     text = "weather " * 20
     async with tool_rig(SOURCE, "ok") as one:
         stored, hidden = await created(one, input=text), await created(one, input=text, store=False)
         parents, records = one.pool.state.parents, one.pool.state.records
-        renders = [parents[answer["id"]].submission.render for answer in (stored, hidden)]
-        assert "input_items" not in renders[1]
-        assert text in renders[0]
+        kept = [parents[answer["id"]].submission for answer in (stored, hidden)]
+        assert kept[1].conversation is None
+        assert text in (kept[0].conversation or "")
+        assert text not in kept[0].render
         reserved = [records[f"{answer['id']}.0"].bytes for answer in (stored, hidden)]
-        assert reserved[0] - reserved[1] == codec.parent_bytes(renders[0]) - codec.parent_bytes(renders[1]) > len(text)
-        record = records[f"{stored['id']}.0"]
-        options = RenderOptions.from_json(renders[0])
-        # A gateway that does not know the field writes the same.
-        unaware = dataclasses.replace(options, input_items=None)
-        model = one.app.state.gateway.models.newest.render_model
-        assert record.end is not None
-        written = [write_response(record.request, one_, record.log, record.end, model) for one_ in (options, unaware)]
-        assert written[0] == written[1] == orjson.dumps(stored)
+        bytes_of = [codec.parent_bytes(each.render, each.conversation) for each in kept]
+        assert reserved[0] - reserved[1] == bytes_of[0] - bytes_of[1] > len(text)
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+async def test_long_conversations_are_read_and_written_in_a_thread(
+    is_long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = list[str]()
+    to_thread = asyncio.to_thread
+
+    async def counted(work: Any, *arguments: Any) -> Any:
+        threads.append(work.func.__name__ if isinstance(work, partial) else work.__name__)
+        return await to_thread(work, *arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", counted)
+    settings = GatewaySettings(model="tiny", inline_body_bytes_max=1000)
+    async with tool_rig(SOURCE, "ok", settings=settings) as one:
+        first = await created(one, input="hello " * (300 if is_long else 10))
+        second = await created(one, input="And?", previous_response_id=first["id"])
+        await listed(one, second["id"])
+        threads = [name for name in threads if name in ("translate", "_continued", "_page")]
+        assert threads == (["translate", "_continued", "translate", "_page"] if is_long else [])
+        threads.clear()
+        await one.client.get(f"{PATH}/{second['id']}")
+        assert not threads
+        assert one.app.state.gateway.body_budget.held_bytes == 0
 
 
 async def test_a_repeated_call_needs_its_earlier_response_no_more() -> None:
@@ -240,6 +258,8 @@ async def test_a_repeated_call_needs_its_earlier_response_no_more() -> None:
         assert (again.status_code, again.content) == (200, second.content)
         other = await one.client.post(PATH, json={**body, "input": "Or?"}, headers=headers)
         assert other.status_code == 422
+        other = await one.client.post(PATH, json=body, headers={"idempotency-key": "new"})
+        assert (other.status_code, other.json()["error"]["code"]) == (404, "previous_response_not_found")
         unkeyed = await one.client.post(PATH, json=body)
         assert unkeyed.status_code == 404
 
@@ -247,11 +267,13 @@ async def test_a_repeated_call_needs_its_earlier_response_no_more() -> None:
 async def test_a_conversation_has_bounds() -> None:
     settings = GatewaySettings(model="tiny", body_bytes_max=2000, containers_max=24, inline_body_bytes_max=300)
     async with tool_rig(SOURCE, "ok", settings=settings) as one:
-        name = (await created(one, input="hello " * 160))["id"]
-        name = (await created(one, input="hello " * 160, previous_response_id=name))["id"]
+        name = (await created(one, input="hello " * 310))["id"]
         status, error = error_of(await one.post(PATH, input="hi", previous_response_id=name))
         assert (status, error["param"]) == (400, "previous_response_id")
         assert "more than 2000; begin a new one" in error["message"]
+        name = (await created(one, input="hello " * 100))["id"]
+        status, error = error_of(await one.post(PATH, input="hello " * 280, previous_response_id=name))
+        assert (status, error["param"]) == (400, "previous_response_id")
         name = (await created(one))["id"]
         for _ in range(20):
             response = await one.post(PATH, input="hi", previous_response_id=name)
@@ -262,3 +284,26 @@ async def test_a_conversation_has_bounds() -> None:
         assert (status, error["param"]) == (400, "previous_response_id")
         assert "conversation has more than 24 objects and lists" in error["message"]
         assert one.app.state.gateway.body_budget.held_bytes == 0
+
+
+async def test_a_repeated_call_never_runs_without_its_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Request] = []
+    async with tool_rig(SOURCE, "ok", asked=asked) as one:
+        first = await created(one)
+        body = {"input": "And?", "previous_response_id": first["id"], "max_output_tokens": 50}
+        headers = {"idempotency-key": "k"}
+        second = (await one.client.post(PATH, json=body, headers=headers)).json()
+        await one.client.delete(f"{PATH}/{first['id']}")
+        parent = one.pool.parent
+
+        async def forgotten(name: str) -> Any:
+            # The stored call goes between the look for it and the submit.
+            found = await parent(name)
+            if name == second["id"]:
+                await one.pool.forget(name)
+            return found
+
+        monkeypatch.setattr(one.pool, "parent", forgotten)
+        again = await one.client.post(PATH, json=body, headers=headers)
+        assert again.status_code in (404, 409, 503), again.text
+        assert len(asked) == 2

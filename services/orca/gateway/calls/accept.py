@@ -224,6 +224,7 @@ def submission(
         on_disconnect=_on_disconnect(body, context),
         render=options.to_json(),
         render_names=_newer_names(options),
+        conversation=body.items_json if isinstance(body, ResponseChat) else None,
         owner=context.call.owner,
         digest=context.digest,
     )
@@ -346,7 +347,6 @@ def _render_options(
         reasoning_format=stored_name(tokens.reasoning) if divides_reasoning else None,
         tools=tools.schemas_json() if tools is not None and needs_types else None,
         items=body.echo_json if isinstance(body, ResponseChat) else None,
-        input_items=body.items_json(context.parent) if isinstance(body, ResponseChat) else None,
         prompt_logprobs=_prompt_logprobs(body),
         text_flags=_text_flags(body) or None,
     )

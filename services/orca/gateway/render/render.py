@@ -66,7 +66,6 @@ class RenderOptions:
     reasoning_format: str | None = None  # the same for reasoning
     tools: str | None = None  # JSON: the schema of the parameters by the name of the tool, if the table needs types
     items: str | None = None  # JSON: fields of a call to the Responses API that its response repeats
-    input_items: str | None = None  # JSON: the items from which a stored response was made
     prompt_logprobs: int | None = None  # a whole answer has those of the prompt, with so many alternatives
     text_flags: int | None = None  # bits: TextFlag
 

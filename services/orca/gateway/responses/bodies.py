@@ -8,6 +8,7 @@ left out. Whatever would change the input of the model is refused by name.
 """
 
 import re
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -97,16 +98,17 @@ class ResponseChat(ChatBody):
 
     _echo_json: str = PrivateAttr("{}")
     _call: ResponseBody = PrivateAttr()
-    _items: list[Item] | None = PrivateAttr(None)
+    _items_json: str | None = PrivateAttr(None)
 
     @property
     def call(self) -> ResponseBody:
         """The call as its client made it."""
         return self._call
 
-    def items_json(self, parent: str) -> str | None:
-        """Return JSON: the items of the conversation up to the answer; None if the response is not stored."""
-        return None if self._items is None else orjson.dumps(named_items(self._items, parent)).decode()
+    @property
+    def items_json(self) -> str | None:
+        """JSON: the items of the conversation up to the answer; None if the response is not stored."""
+        return self._items_json
 
     @property
     def echo_json(self) -> str:
@@ -187,7 +189,8 @@ def translate(body: ResponseBody, earlier: Sequence[Item] = ()) -> Translation:
     chat._call = body
     if body.store is not False:
         text = {"role": "user", "content": body.input}
-        chat._items = [*earlier, *kept_items([text] if isinstance(body.input, str) else body.input)]
+        kept = [*earlier, *kept_items([text] if isinstance(body.input, str) else body.input)]
+        chat._items_json = orjson.dumps(named_items(kept, secrets.token_hex(16))).decode()
     return Translation(chat, items.names, items.calls, places)
 
 

@@ -24,14 +24,14 @@ def kept_items(given: Iterable[Mapping[str, Any]]) -> list[Item]:
     return [_kept(item) for item in given]
 
 
-def named_items(items: Iterable[Item], parent: str) -> list[Item]:
-    """Return items with an id of its own each: the given one, or one made of the response's id and the place."""
+def named_items(items: Iterable[Item], name_of_call: str) -> list[Item]:
+    """Return items with an id of its own each: the given one, or one made of the call's own name and the place."""
     named: list[Item] = []
     used: set[str] = set()
     for place, item in enumerate(items):
         name = item.get("id")
         if not isinstance(name, str) or not 0 < len(name) <= ID_CHARACTERS_MAX or name in used:
-            digest = hashlib.sha256(f"{parent} input {place}".encode()).hexdigest()
+            digest = hashlib.sha256(f"{name_of_call} input {place}".encode()).hexdigest()
             name = f"{_IDS[item['type']]}_{digest[:32]}"
         used.add(name)
         named.append({**item, "id": name})

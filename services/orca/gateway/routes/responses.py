@@ -7,8 +7,9 @@ every gateway can retrieve it, for as long as the pool keeps it.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import NoReturn, TypeVar
 
 import orjson
 from starlette.requests import Request as HttpRequest
@@ -16,11 +17,11 @@ from starlette.responses import Response
 
 from orca.core.domain.errors import InvalidRequest, UnknownRequest
 from orca.gateway.answer.offload import read_output, render_response
-from orca.gateway.calls.admission import is_stored as is_call_stored
 from orca.gateway.calls.opened_call import OpenedCall
 from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
 from orca.gateway.http.receive import CallBudget, UnreadBody, check_shape, receive_body
+from orca.gateway.models.models import ServedModel
 from orca.gateway.render.render import AnswerKind, RenderOptions
 from orca.gateway.responses.bodies import ResponseBody, is_stored, translate
 from orca.gateway.responses.conversation import Item, page_of, whole_items
@@ -32,6 +33,8 @@ from orca.pool.records import OwnershipState, Parent
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 STREAM, STARTING_AFTER, PREVIOUS = "stream", "starting_after", "previous_response_id"
 
 
@@ -39,11 +42,13 @@ async def create(gateway: Gateway, call: OpenedCall, unread: UnreadBody) -> Resp
     """Serve POST /v1/responses. Raises: ApiError, OrcaError; then nothing was accepted."""
     with gateway.body_budget.for_call() as budget:
         body = await receive_body(unread, ResponseBody, gateway.settings, budget)
-        earlier = await _earlier_items(gateway, call, body.previous_response_id, budget)
-        translation = translate(body, earlier)
+        earlier, refusal = await _earlier_items(gateway, call, body.previous_response_id, budget)
+        translation = await _off_loop(gateway, budget.total_bytes, partial(translate, body, earlier))
         chat = translation.chat
+        if body.previous_response_id is not None:
+            _check_size(chat.items_json, gateway.settings)
         await generation.check_call(gateway, call, chat)
-        encode = partial(generation.encode_chat, gateway, chat)
+        encode = partial(generation.encode_chat, gateway, chat) if refusal is None else partial(_refuse, refusal)
         try:
             return await generation.generate(gateway, call, chat, encode, id_prefix="resp_")
         except (ApiError, InvalidRequest) as error:
@@ -82,10 +87,16 @@ async def input_items(gateway: Gateway, call: OpenedCall, http: HttpRequest, res
 
     Raises: ApiError, OrcaError.
     """
-    parent = await _own_response(gateway, call, response_id)
-    items = orjson.loads(RenderOptions.from_json(parent.render).input_items or "[]")
-    body = orjson.dumps(page_of(items, http.query_params))
+    await _own_response(gateway, call, response_id)
+    with _known(response_id), gateway.body_budget.for_call() as budget:
+        text = await gateway.pool.conversation(response_id) or "[]"
+        budget.take(len(text))
+        body = await _off_loop(gateway, len(text), partial(_page, text, dict(http.query_params)))
     return Response(body, headers={"x-request-id": response_id}, media_type="application/json")
+
+
+def _page(text: str, query: Mapping[str, str]) -> bytes:
+    return orjson.dumps(page_of(orjson.loads(text), query))
 
 
 async def delete(gateway: Gateway, call: OpenedCall, response_id: str) -> Response:
@@ -100,35 +111,53 @@ async def delete(gateway: Gateway, call: OpenedCall, response_id: str) -> Respon
 
 async def _earlier_items(
     gateway: Gateway, call: OpenedCall, response_id: str | None, budget: CallBudget
-) -> Sequence[Item]:
-    """Return the conversation that a call continues. Raises: ApiError, OrcaError."""
+) -> tuple[Sequence[Item], ApiError | None]:
+    """Return the conversation that a call continues, and the error if there is none.
+
+    The error is not raised where the call may repeat one that the pool has: that one needs no conversation.
+    Raises: ApiError, OrcaError.
+    """
     if response_id is None:
-        return ()
+        return (), None
     try:
         parent = await own_parent(gateway, call, response_id)
-        options = RenderOptions.from_json(parent.render)
-        if options.input_items is None:
+        text = await gateway.pool.conversation(response_id)
+        if text is None:
             raise UnknownRequest(response_id)
         log = (await read_logs(gateway.pool, parent.requests)).get(parent.requests[0].id)
     except UnknownRequest:
-        if call.keyed_name is not None and await is_call_stored(gateway.pool, call.keyed_name):
-            # The call is repeated, and the pool has its answer.
-            return ()
         message = f"Previous response with id '{response_id}' not found."
-        raise ApiError(404, message, param=PREVIOUS, code="previous_response_not_found") from None
+        error = ApiError(404, message, param=PREVIOUS, code="previous_response_not_found")
+        if call.keyed_name is None:
+            raise error from None
+        return (), error
     if log is None or log.end is None:
         message = f"{PREVIOUS}: the response '{response_id}' has not ended; wait for it, or cancel it"
         raise ApiError(400, message, param=PREVIOUS, code="invalid_value")
     (request,) = parent.requests
-    size, most = len(options.input_items.encode()), gateway.settings.body_bytes_max
+    _check_size(text, gateway.settings)
+    budget.take(len(text.encode()))
+    render_model = gateway.models.require(request.revision).render_model
+    output = await read_output(request, RenderOptions.from_json(parent.render), log.tokens, log.end, render_model)
+    return await _off_loop(gateway, len(text), partial(_continued, text, output, gateway.settings)), None
+
+
+async def _refuse(error: ApiError, _model: ServedModel) -> NoReturn:
+    """Stand for the encoding of a call that cannot be encoded. Raises: ApiError."""
+    raise error
+
+
+def _check_size(conversation: str | None, settings: GatewaySettings) -> None:
+    """Raises: ApiError for a conversation that is larger than a body may be."""
+    size, most = len((conversation or "").encode()), settings.body_bytes_max
     if size > most:
         message = f"{PREVIOUS}: the conversation has {size} bytes, more than {most}; begin a new one"
         raise ApiError(400, message, param=PREVIOUS, code="invalid_value")
-    budget.take(size)
-    render_model = gateway.models.require(request.revision).render_model
-    output = await read_output(request, options, log.tokens, log.end, render_model)
-    go_on = partial(_continued, options.input_items, output, gateway.settings)
-    return await asyncio.to_thread(go_on) if size > gateway.settings.inline_body_bytes_max else go_on()
+
+
+async def _off_loop(gateway: Gateway, size: int, work: Callable[[], T]) -> T:
+    """Do some work on JSON of this size in bytes: in a thread if it is long, so that streams go on meanwhile."""
+    return await asyncio.to_thread(work) if size > gateway.settings.inline_body_bytes_max else work()
 
 
 def _continued(input_items: str, output: Sequence[Item], settings: GatewaySettings) -> Sequence[Item]:

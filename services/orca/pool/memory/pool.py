@@ -152,6 +152,9 @@ class MemoryPool(RequestPool):
             owner=kept.owner,
         )
 
+    async def conversation(self, parent: str) -> str | None:
+        return self._parent(parent).submission.conversation
+
     async def read(self, request_id: str, start: int, limit: int = 1024) -> LogSlice:
         return _slice(self._record(request_id), start, limit, ReadBudget())
 

@@ -52,7 +52,8 @@ news                channel hints, one a line: "<id> <entries>" per log that gre
     first_claimed_ms, first_token_ms and ended_ms (wall clock; absent before), mark ("<epoch> <group>" of the seat that
     it is reserved for), trial (1 from a claim to its first commit, otherwise empty) and failures (in a row; both in
     poison.py, absent means none).
-- par: schema, choices (how many requests), left (not ended yet), on_disconnect, owner, digest.
+- par: schema, choices (how many requests), left (not ended yet), on_disconnect, owner, digest,
+    conversation (only where a later call may go on from it).
 - seat: holder (process, empty when free), epoch, revision, last_call (highest call number of the holder); answers to
     repeated calls: enter_call, failed and poisoned ("<id> ..."), claim_call and claim_answer ("<blocked 0|1> <waiting>
     <id> <number> ..."); unformed (the holder, while it reports that the group does not serve); lasting_offer ("<holder>

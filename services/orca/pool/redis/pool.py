@@ -161,6 +161,12 @@ class RedisPool(RequestPool):
             owner=owner.decode(),
         )
 
+    async def conversation(self, parent: str) -> str | None:
+        found = await self._link.run("conversation", parent, durability=Durability.SURVIVES_KILL)
+        if found is None:
+            raise UnknownRequest(parent)
+        return found.decode() or None
+
     async def read(self, request_id: str, start: int, limit: int = 1024) -> LogSlice:
         found = (await self.read_many({request_id: start}, limit)).get(request_id, LogSlice(start, (), None))
         if found is None:

@@ -58,6 +58,7 @@ class ParentArguments(NamedTuple):
     max_queued_prompt_tokens: int
     owner: str
     digest: str
+    conversation: str  # empty if there is none
 
 
 class RequestArguments(NamedTuple):
@@ -94,6 +95,7 @@ def submit_arguments(submission: Submission, settings: PoolSettings) -> list[Arg
         max_queued_prompt_tokens=settings.max_queued_prompt_tokens,
         owner=submission.owner,
         digest=submission.digest,
+        conversation=submission.conversation or "",
     )
     arguments: list[Argument] = [*parent]
     for request, body, size in zip(submission.requests, bodies, reserved, strict=True):

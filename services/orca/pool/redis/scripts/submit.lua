@@ -78,6 +78,7 @@ call(
   'HSET', par_key(parent), 'schema', schema, 'choices', choices, 'left', choices,
   'on_disconnect', given.on_disconnect, 'owner', given.owner, 'digest', given.digest
 )
+if given.conversation ~= '' then call('HSET', par_key(parent), 'conversation', given.conversation) end
 call('SET', render_key(parent), given.render)
 call('ZADD', readers_key(parent), awake + reader_lease_ms, reader)
 if given.on_disconnect == 'cancel' then call('ZADD', WATCH, awake + reader_lease_ms + grace_ms, parent) end
