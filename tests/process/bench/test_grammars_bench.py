@@ -50,7 +50,7 @@ async def test_clients_beside_hostile_grammars_get_their_own_tokens(tmp_path: Pa
     assert [line.split()[0] for line in neighbours.lines(found)][:3] == ["grammars", "p99", "ratio"]
     assert {each.what for each in neighbours.figures(found, {"model": "tiny"})} == {
         "Gaps between tokens beside hostile grammars",
-        "Time to refuse a hostile grammar",
+        "Slowest refusal of a hostile grammar",
         "Growth of memory",
     }
     assert neighbours.to_json(found)["refused"] == len(found.refusals_s)
