@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from orca.bench.figures.writer import append
 from orca.bench.parts import grammars
 from orca.bench.parts import hostile_neighbours as neighbours
 from orca.bench.parts.tiny_families import tiny_checkpoint
@@ -48,6 +49,7 @@ async def test_clients_beside_hostile_grammars_get_their_own_tokens(tmp_path: Pa
     assert found.ratios
     assert {role: samples[-1][1] > 20 for role, samples in found.memory_mib.items()} == {"gateway": True, "rank": True}
     assert [line.split()[0] for line in neighbours.lines(found)][:3] == ["grammars", "p99", "ratio"]
+    append(tmp_path / "figures.jsonl", neighbours.figures(found, {"model": "tiny"}), words=["orca", "bench"])
     assert {each.what for each in neighbours.figures(found, {"model": "tiny"})} == {
         "Gaps between tokens beside hostile grammars",
         "Slowest refusal of a hostile grammar",

@@ -210,7 +210,7 @@ def to_json(found: HostileFigures) -> dict[str, Any]:
 def figures(found: HostileFigures, settings: Mapping[str, Setting | None]) -> list[Measured]:
     """Return the same figures as records."""
     sent = len(found.refusals_s) + found.accepted
-    every = {**settings, "clients": found.load.clients, "one grammar every s": found.load.interval_s}
+    every = {**settings, "clients": found.load.clients, "interval_s": found.load.interval_s}
     return [
         measured("Gaps between tokens beside hostile grammars", [100 * each for each in found.ratios], "%", every),
         measured(
