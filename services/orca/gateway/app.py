@@ -171,7 +171,7 @@ def _add_reading_routes(app: FastAPI, has_key: Dependency) -> None:
         """
         return await requests.events(_gateway(request), open_call(request), request_id)
 
-    @get("/v1/responses/{response_id}", **openapi.RESPONSE)
+    @get("/v1/responses/{response_id}", **openapi.RETRIEVED_RESPONSE)
     async def retrieve_response(request: Request, response_id: str) -> Response:
         """A response as it is now. With `stream=true`, its events, after number `starting_after`."""
         return await responses.retrieve(_gateway(request), open_call(request), request, response_id)

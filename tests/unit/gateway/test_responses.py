@@ -443,3 +443,29 @@ async def test_responses_wait_for_the_newer_schema() -> None:
     async with tool_rig(SOURCE, pool=pool) as one:
         status, error = error_of(await one.post(PATH, input="hi"))
     assert (status, error["param"]) == (400, "input")
+
+
+async def test_what_a_client_did_not_let_store_is_shown_on_no_path() -> None:
+    async with tool_rig(SOURCE, "ok") as one:
+        for store in (True, False):
+            answer = (await one.post(PATH, input="hi", store=store)).json()
+            for path in (f"/v1/requests/{answer['id']}", f"/v1/requests/{answer['id']}/result"):
+                assert (await one.client.get(path)).status_code == (200 if store else 404)
+
+
+BOUNDS: list[tuple[dict[str, Any], str]] = [
+    ({"metadata": {str(i): "x" for i in range(17)}}, "metadata: has 17 names, more than 16"),
+    ({"metadata": {"a" * 65: "x"}}, "metadata: "),
+    ({"metadata": {"a": "x" * 513}}, "metadata: "),
+    ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id: is required"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), BOUNDS)
+async def test_bounds_of_openai_hold(body: dict[str, Any], message: str) -> None:
+    async with tool_rig(SOURCE, "ok") as one:
+        fits = {"metadata": {f"{i:064}": "x" * 512 for i in range(16)}}
+        assert (await one.post(PATH, input="hi", **fits)).status_code == 200
+        status, error = error_of(await one.post(PATH, **{"input": "hi", **body}))
+        assert (status, error["param"]) == (400, message.partition(":")[0])
+        assert error["message"].startswith(message)

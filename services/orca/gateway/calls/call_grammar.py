@@ -12,7 +12,7 @@ from orca.gateway.calls.unsupported_fields import STRUCTURED, refuse_unsupported
 from orca.gateway.formats.grammar import AnswerGrammar
 from orca.gateway.formats.tables import ModelFormats, ReasoningFormat, begins_reasoning
 from orca.gateway.formats.tools import CallTools
-from orca.gateway.grammars.fields import NamedGrammar, grammar_of, parse_schema
+from orca.gateway.grammars.fields import NamedGrammar, StructuredOutputs, grammar_of, parse_schema
 from orca.gateway.http.receive import check_shape
 from orca.gateway.models.models import ServedModel
 from orca.gateway.settings import GatewaySettings
@@ -62,7 +62,7 @@ async def check_grammar(
     """
     structured = body.structured_outputs
     if structured is not None:
-        refuse_unsupported(structured.model_extra or {}, STRUCTURED, "structured_outputs.")
+        _check_names(structured)
         if isinstance(structured.of_schema, str):
             # A schema has the bounds of the body also as a text, whose insides nobody has seen yet.
             param = "structured_outputs.json"
@@ -84,6 +84,15 @@ async def check_grammar(
         answer = _answer_grammar(model, chat).of_answer(answer)
         await model.grammars.check(answer)
     return answer
+
+
+def _check_names(structured: StructuredOutputs) -> None:
+    """Raises: ApiError, InvalidRequest for a field that is not known: it would leave the answer free."""
+    given = structured.model_extra or {}
+    refuse_unsupported(given, STRUCTURED, "structured_outputs.")
+    for name in given.keys() - STRUCTURED.keys():
+        param = f"structured_outputs.{name}"
+        raise InvalidRequest(f"{param}: is not known; there are json, json_object, regex, choice, grammar", param=param)
 
 
 async def _check_calls(

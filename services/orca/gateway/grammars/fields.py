@@ -164,6 +164,8 @@ def _of_regex(regex: str, param: str) -> NamedGrammar:
     backslashes = len(body) - len(body.rstrip("$").rstrip("\\")) - 1
     if body.endswith("$") and backslashes % 2 == 0:
         body = body[:-1]
+    if (len(body) - len(body.rstrip("\\"))) % 2:
+        raise InvalidRequest(f"{param}: ends in a backslash that escapes nothing", param=param)
     return NamedGrammar(f"start: /{regex_to_lark(body, 'dws')}/", param)
 
 

@@ -26,6 +26,8 @@ from orca.gateway.responses.conversation import Item, kept_items, named_items
 UNSUPPORTED: tuple[str, ...] = ("conversation", "prompt")
 """Fields that would change the answer."""
 _LOGPROBS = "message.output_text.logprobs"
+_METADATA_MAX, _METADATA_NAME_MAX, _METADATA_VALUE_MAX = 16, 64, 512
+"""Names, characters of a name, and characters of a value."""
 
 # The types of parts -> the field with their text.
 _OUTPUT_PARTS = {"input_text": "text", "output_text": "text", "text": "text"}
@@ -77,7 +79,7 @@ class ResponseBody(Body):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    metadata: dict[str, str] | None = Field(None, description="Comes back with the response.")
+    metadata: dict[str, str] | None = Field(None, description="Comes back with the response; 16 names at most.")
     store: bool | None = Field(None, description="True by default: the response can be retrieved for a while.")
     stream: bool | None = None
     background: bool | None = Field(None, description="Answer at once; the response is retrieved later.")
@@ -225,6 +227,19 @@ def _check_supported(body: ResponseBody) -> None:
             raise unsupported(name, "is not supported")
     if body.background and body.store is False:
         raise InvalidRequest("store: a background response must be stored", param="store")
+    _check_metadata(body.metadata or {})
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    """Check OpenAI's bounds. Raises: InvalidRequest."""
+    if len(metadata) > _METADATA_MAX:
+        raise InvalidRequest(f"metadata: has {len(metadata)} names, more than {_METADATA_MAX}", param="metadata")
+    for name, value in metadata.items():
+        if len(name) > _METADATA_NAME_MAX or len(value) > _METADATA_VALUE_MAX:
+            message = (
+                f"metadata: {shown(name)} may have {_METADATA_NAME_MAX} characters, its value {_METADATA_VALUE_MAX}"
+            )
+            raise InvalidRequest(message, param="metadata")
 
 
 def _echo(body: ResponseBody) -> dict[str, Any]:
@@ -294,6 +309,8 @@ class _Items:
                 self.calls[f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"] = name
                 calls.append(call)
             case "function_call_output":
+                if item.get("call_id") is None:
+                    raise InvalidRequest(f"{name}.call_id: is required", param=f"{name}.call_id")
                 content = joined_text(item.get("output"), f"{name}.output", _OUTPUT_PARTS)
                 message = {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
                 self.add_message(name, message)

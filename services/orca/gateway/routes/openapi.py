@@ -75,7 +75,7 @@ _IDEMPOTENCY_KEY = _header(
     maxLength=255,
     pattern="^[ -~]+$",
 )
-_PREFER = _header("Prefer", "`respond-async` answers 202 at once, as `background` does.")
+_PREFER = _header("Prefer", "`respond-async` answers at once, as `background` does.")
 _TRACEPARENT = _header("traceparent", "W3C trace context. A malformed one is ignored.")
 _LAST_EVENT_ID = _header(HEADER, "The last event that the client has of each choice: `0.12,1.end`; or `end`.")
 _STARTING_AFTER = {**_LAST_EVENT_ID, "name": QUERY, "in": "query"}
@@ -104,6 +104,14 @@ RESPONSES = _generation(answer_schemas.ResponseObject, ResponseBody)
 del RESPONSES["responses"][202]
 RESPONSE = _responses(answer_schemas.ResponseObject, *_EVERYWHERE, 400, 404)
 RESPONSE["responses"][200]["content"] = _STREAM
+RETRIEVED_RESPONSE = {
+    **RESPONSE,
+    "openapi_extra": _extra(
+        None,
+        _query("stream", "Send the events of the response.", enum=["true", "false"], default="false"),
+        _query("starting_after", "The number of the last event that the client has.", type="integer", minimum=0),
+    ),
+}
 INPUT_ITEMS = _responses(
     answer_schemas.ItemList,
     *_EVERYWHERE,

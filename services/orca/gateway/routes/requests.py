@@ -19,6 +19,7 @@ from orca.gateway.errors import ApiError, end_error
 from orca.gateway.gateway import Gateway
 from orca.gateway.render.cursor import Cursor, check_written, parse_cursor
 from orca.gateway.render.render import AnswerKind, RenderOptions
+from orca.gateway.responses.bodies import is_stored
 from orca.gateway.routes.call_summary import summarize_call
 from orca.gateway.routes.generation import stream
 from orca.gateway.routes.request_state import describe, read_logs, state_answer
@@ -79,7 +80,7 @@ async def resume(
 
 async def state(gateway: Gateway, call: OpenedCall, request_id: str) -> Response:
     """Serve GET /v1/requests/{id}: its state and its text so far. Raises: OrcaError."""
-    parent = await own_parent(gateway, call, request_id)
+    parent = await _shown_parent(gateway, call, request_id)
     render_model = gateway.models.require(parent.requests[0].revision).render_model
     return state_answer(await describe(gateway.pool, render_model, parent), 200)
 
@@ -102,7 +103,7 @@ async def result(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
 
     Raises: ApiError if a choice failed, OrcaError.
     """
-    parent = await own_parent(gateway, call, request_id)
+    parent = await _shown_parent(gateway, call, request_id)
     render_model = gateway.models.require(parent.requests[0].revision).render_model
     logs = await read_logs(gateway.pool, parent.requests)
     ended = [(log.tokens, log.end) for request in parent.requests if (log := logs.get(request.id)) and log.end]
@@ -120,5 +121,14 @@ async def own_parent(gateway: Gateway, call: OpenedCall, request_id: str) -> Par
     """Return the caller's own call. Raises: UnknownRequest, also for another owner's call, which must stay hidden."""
     parent = await gateway.pool.parent(request_id)
     if parent.owner != call.owner:
+        raise UnknownRequest(request_id)
+    return parent
+
+
+async def _shown_parent(gateway: Gateway, call: OpenedCall, request_id: str) -> Parent:
+    """Return the caller's own call. Raises: UnknownRequest, also for a response that its client did not let store."""
+    parent = await own_parent(gateway, call, request_id)
+    options = RenderOptions.from_json(parent.render)
+    if options.kind is AnswerKind.RESPONSE and not is_stored(options.items):
         raise UnknownRequest(request_id)
     return parent
