@@ -211,7 +211,7 @@ async def test_a_response_that_failed_is_continued_from_what_it_has(reason: Fini
 async def test_stored_items_are_counted_and_no_part_of_what_renders_the_response() -> None:
     text = "weather " * 20
     async with tool_rig(SOURCE, "ok") as one:
-        stored, hidden = await created(one, input=text), await created(one, input=text, store=False)
+        stored, hidden = [await created(one, input=text, store=store, seed=1) for store in (True, False)]
         parents, records = one.pool.state.parents, one.pool.state.records
         kept = [parents[answer["id"]].submission for answer in (stored, hidden)]
         assert kept[1].conversation is None
