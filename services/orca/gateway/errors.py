@@ -26,6 +26,7 @@ from starlette.responses import Response
 
 from orca.core.domain.errors import (
     InvalidRequest,
+    JustForgotten,
     NameTaken,
     NeverFits,
     OrcaError,
@@ -130,6 +131,10 @@ def api_error(error: OrcaError) -> ApiError:
             log.warning("a call was refused, the pool does not answer: %s", message)
             message = "the request pool does not answer"
             return ApiError(503, message, kind=UNAVAILABLE, code="pool_unavailable", retry_after_s=1)
+        case JustForgotten():
+            message = "the call of this Idempotency-Key was deleted a moment ago"
+            retry_after_s = max(1.0, error.rest_s)
+            return ApiError(409, message, param="Idempotency-Key", code="response_deleted", retry_after_s=retry_after_s)
         case UnknownRequest():
             return ApiError(404, f"there is no request {message!r}, or it is no longer stored", code="unknown_request")
         case _:

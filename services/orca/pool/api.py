@@ -78,9 +78,9 @@ class RequestPool(Protocol):
 
         Returns: the requests with `arrival` and `submitted_ms` filled in; the stored ones if the parent is known.
         Raises: QueueFull, PoolFull (nothing stored); NotInForce if the revision is not the current one;
-            NeverFits if a request needs more than the promised slots; UnknownRequest if the parent was forgotten a
-            moment ago; NameTaken if the parent is known under
-            another digest; NotStoredYet if the schema number in force is below that of a field.
+            NeverFits if a request needs more than the promised slots; UnknownRequest if the parent was forgotten on
+            demand less than a minute ago, and JustForgotten if the submission has a digest; NameTaken if the parent is
+            known under another digest; NotStoredYet if the schema number in force is below that of a field.
         """
         ...
 
@@ -130,8 +130,9 @@ class RequestPool(Protocol):
     async def forget(self, parent: str) -> None:
         """Forget a parent with all its records, at once; harmless when there is none.
 
-        Requests that have not ended end as by `cancel`, and whoever reads or runs one finds it unknown. A submit
-        without a digest that comes late does not bring the parent back.
+        Requests that have not ended end as by `cancel`, and whoever reads or runs one finds it unknown. For a minute
+        (`contract.FORGOTTEN_FOR_MS`) no submit stores anything under the name. So a late submit does not bring the
+        parent back, and a reader of its logs never gets those of a later call of the same name.
         Raises: UnknownRequest if this release cannot read the parent's record, which stays.
         """
         ...

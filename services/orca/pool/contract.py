@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from orca.core.domain.errors import (
+    JustForgotten,
     NameTaken,
     NeverFits,
     NotInForce,
@@ -40,9 +41,17 @@ behind."""
 
 
 FORGOTTEN_FOR_MS = 60_000
-"""Awake time for which the pool remembers the name of a parent that was forgotten on demand, so that a submit that was
-sent before and comes late stores nothing. A gateway gives a call up, and its connection, within seconds. The time also
-bounds what deletions leave behind: some hundred bytes for each one of the last minute."""
+"""Awake time for which the pool remembers the name of a parent that was forgotten on demand. No submit under the name
+stores anything before the next sweep after it.
+
+- A submit that was sent before and comes late stores nothing. A gateway gives a call up, and its connection, within
+  seconds.
+- The name of a keyed call may be stored again. By then, whoever read the first log has found that it is gone. The log
+  watcher of a gateway notices within two of its rounds (ROUND_SECONDS). A client that takes nothing is
+  disconnected after a minute, by default (`unread_seconds_max` of a gateway). Awake time never runs faster than the
+  wall clock.
+
+The time also bounds what deletions leave behind: some hundred bytes for each one of the last minute."""
 
 
 @dataclass(slots=True)
@@ -114,7 +123,9 @@ def refusal(verdict: str, bound: int | str, submission: Submission, need: int = 
         names = {name: None for request in requests for name in newer_fields(request, submission)}
         return NotStoredYet(tuple(names), int(bound))
     if verdict == "forgotten":
-        return UnknownRequest(submission.parent)
+        if not submission.digest:
+            return UnknownRequest(submission.parent)
+        return JustForgotten(submission.parent, rest_s=(FORGOTTEN_FOR_MS - int(bound)) / 1000)
     if verdict == "taken":
         return NameTaken(f"{requests[0].parent} was submitted before with other content")
     if verdict == "queue":

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from orca.core.domain.errors import UnknownRequest
+from orca.core.domain.errors import JustForgotten, NameTaken, UnknownRequest
 from orca.core.domain.request import FinishReason
 from orca.pool.contract import FORGOTTEN_FOR_MS
 from orca.pool.records import CommitAnswer, OnDisconnect
@@ -103,13 +103,31 @@ async def test_a_late_submit_stores_nothing_for_a_while(bed: Bed) -> None:
     assert (await bed.pool.stats()).queued == 1
 
 
-async def test_a_call_that_its_client_may_repeat_is_made_again(bed: Bed) -> None:
+async def test_the_name_of_a_keyed_call_is_free_when_nobody_reads_the_first_log_any_more(bed: Bed) -> None:
     await bed.pool.set_revision(REVISION, 1)
-    keyed = dataclasses.replace(submission("keyed-a"), digest="x")
-    await bed.pool.submit(keyed)
+    first = dataclasses.replace(submission("keyed-a"), digest="x")
+    other = dataclasses.replace(first, digest="y")
+    scheduler = Scheduler(bed)
+    await scheduler.enter()
+    await bed.pool.submit(first)
+    owned = (await scheduler.take())["keyed-a.0"]
+    await bed.pool.commit([entry(owned, 0, 1, 2, 3)])
     await bed.pool.forget("keyed-a")
-    again = dataclasses.replace(keyed, digest="y")
-    assert [request.arrival for request in await bed.pool.submit(again)] == [2]
+    for passed_ms in (0, FORGOTTEN_FOR_MS - 10_000):
+        await bed.pass_awake(passed_ms)
+        await bed.pool.sweep()
+        # A late copy of the first call, and the next one of its client.
+        for keyed in (first, other):
+            with pytest.raises(JustForgotten) as refused:
+                await bed.pool.submit(keyed)
+            assert abs(refused.value.rest_s - (FORGOTTEN_FOR_MS - passed_ms) / 1000) < 9
+        assert (await bed.pool.stats()).queued == 0
+        assert await bed.pool.read_many({"keyed-a.0": 3}) == {"keyed-a.0": None}
+    await bed.pass_awake(10_000)
+    await bed.pool.sweep()
+    assert [request.arrival for request in await bed.pool.submit(other)] == [2]
+    with pytest.raises(NameTaken):
+        await bed.pool.submit(first)
 
 
 async def test_a_record_of_another_release_stays(make_bed: Callable[..., Bed]) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from orca.core.domain.request import FinishReason, Request
 from orca.gateway.settings import GatewaySettings
+from orca.pool.contract import FORGOTTEN_FOR_MS
 from orca.pool.memory.pool import MemoryPool
-from orca.pool.records import OnDisconnect
+from orca.pool.records import OnDisconnect, Parent
 from support.gateway.gateway_rig import Rig, WallClock, error_of, until
 from support.gateway.tool_rig import ANSWERS, FORMATS, template, tokenizer, tool_rig
 
@@ -402,7 +403,7 @@ async def test_only_its_owner_can_delete_a_response() -> None:
         assert (await one.client.delete(url, headers=mine)).status_code == 200
 
 
-async def test_the_key_of_a_deleted_response_makes_another_one() -> None:
+async def test_the_key_of_a_deleted_response_makes_another_one_after_a_minute() -> None:
     asked: list[Request] = []
     async with tool_rig(SOURCE, "ok", asked=asked) as one:
         make = functools.partial(one.client.post, PATH, headers={"idempotency-key": "k"})
@@ -410,8 +411,39 @@ async def test_the_key_of_a_deleted_response_makes_another_one() -> None:
         assert (await make(json={"input": "hi"})).json() == first
         assert len(asked) == 1
         await one.client.delete(f"{PATH}/{first['id']}")
+        for body in ({"input": "hi"}, {"input": "something else"}):
+            refused = await make(json=body)
+            status, error = error_of(refused)
+            assert (status, error["code"], error["param"]) == (409, "response_deleted", "Idempotency-Key")
+            assert 30 < int(refused.headers["retry-after"]) <= 60
+        await found_nothing(await one.client.get(f"{PATH}/{first['id']}?stream=true&starting_after=6"))
+        one.pool.state.forgotten[first["id"]] -= FORGOTTEN_FOR_MS
+        assert error_of(await make(json={"input": "hi"}))[0] == 409
+        await one.pool.sweep()
         other = await make(json={"input": "something else"})
         assert (other.status_code, other.json()["id"], len(asked)) == (200, first["id"], 2)
+
+
+async def test_a_call_that_is_repeated_while_its_response_is_deleted_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with tool_rig(SOURCE, "ok") as one:
+        make = functools.partial(one.client.post, PATH, headers={"idempotency-key": "k"})
+        name = (await make(json={"input": "hi"})).json()["id"]
+        looked_up, parent = 0, one.pool.parent
+
+        async def parent_before_deletion(parent_name: str) -> Parent:
+            nonlocal looked_up
+            found = await parent(parent_name)
+            looked_up += 1
+            if looked_up == 2:
+                await one.pool.forget(name)
+            return found
+
+        monkeypatch.setattr(one.pool, "parent", parent_before_deletion)
+        # The model refuses this body, so the gateway looks for the answer of an earlier call.
+        status, error = error_of(await make(json={"input": "hi " * 50_000}))
+        assert (status, error["code"], looked_up) == (409, "response_deleted", 2)
 
 
 async def found_nothing(response: httpx.Response) -> None:

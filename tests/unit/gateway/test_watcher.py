@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from orca.core.domain.errors import PoolUnavailable, UnknownRequest
 from orca.core.domain.request import End, FinishReason, Token
-from orca.gateway.answer.log_watcher import READ_MAX, UNTAKEN_MAX, LogSubscription, LogWatcher
+from orca.gateway.answer.log_watcher import (
+    READ_MAX,
+    ROUND_SECONDS,
+    UNTAKEN_MAX,
+    WAIT_SECONDS,
+    LogSubscription,
+    LogWatcher,
+)
+from orca.gateway.settings import GatewaySettings
+from orca.pool.contract import FORGOTTEN_FOR_MS
 from orca.pool.hints import Hints, LogNews
 from orca.pool.records import LogSlice
 from support.gateway.gateway_rig import ids, until
@@ -370,3 +379,9 @@ async def test_entries_in_a_hint_are_delivered_without_a_read() -> None:
         logs.hints.publish_log("a", 3, "length")
         assert [await read_all(each, 1) for each in (first, second)] == [{"a": [3, 4]}] * 2
         assert not logs.read
+
+
+def test_each_reader_has_noticed_that_a_log_is_gone_before_its_name_is_free_again() -> None:
+    # A log that came just after a round began is read at the end of the next one.
+    assert FORGOTTEN_FOR_MS > 2_000 * (ROUND_SECONDS + WAIT_SECONDS)
+    assert GatewaySettings(model="tiny").unread_seconds_max * 1_000 <= FORGOTTEN_FOR_MS

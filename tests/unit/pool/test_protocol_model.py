@@ -4,6 +4,8 @@ A failure prints its seed: `Simulation(seed).walk()` repeats it. The rules of th
 pool_model_rules), those of the parts around it by name (see pool_model.Simulation).
 """
 
+from dataclasses import replace
+
 import pytest
 
 from orca.pool.memory.pool import MemoryPool
@@ -22,6 +24,7 @@ from support.pool.protocol.rules import (
     FirstTokensLiftNoDeadline,
     ForgetsWhoHasLeftTooSoon,
     GapsCostNoClaim,
+    KeyedNamesAreFreeAtOnce,
     MarksOutliveSeats,
     NewestProcessWins,
     TimeRunsBackwards,
@@ -72,8 +75,13 @@ REPLACEMENTS = FaultSettings(
 )
 PROMISES = FaultSettings(faults=("crash", "freeze", "drain", "restate", "restate"), fault_rate=0.04)
 DELETIONS = FaultSettings(
-    faults=("crash", "freeze", "double", "drain", "forget", "forget", "fail_over"), fault_rate=0.06, has_replica=True
+    faults=("crash", "freeze", "double", "drain", "forget", "forget", "free_name", "free_name", "fail_over"),
+    fault_rate=0.06,
+    has_replica=True,
+    keyed_rate=0.4,
 )
+# No call comes late, so only a reader can notice that a name stands for another answer.
+PUNCTUAL_DELETIONS = replace(DELETIONS, repeat_rate=0.0)
 POISON = FaultSettings(faults=("crash", "freeze", "double", "break_stage", "drain"), fault_rate=0.02, poison_rate=0.3)
 CROWDED = FaultSettings(faults=("crash", "freeze", "double", "drain"), fault_rate=0.02, large_prompt=50)
 BROKEN_FROM_OUTSIDE = FaultSettings(faults=("break_stage",), fault_rate=0.3, repeat_rate=0.0, poison_rate=0.1)
@@ -146,6 +154,20 @@ def test_no_random_walk_with_forgotten_parents_violates_a_guarantee(start: int) 
 @pytest.mark.parametrize("pool_class", FORGET_RULES, ids=lambda rule: rule.__name__)
 def test_each_rule_of_forgetting_is_needed(pool_class: type[MemoryPool]) -> None:
     assert finds_violation(pool_class, faults=DELETIONS)
+
+
+def test_a_reader_of_a_keyed_name_that_is_free_at_once_sees_two_answers() -> None:
+    assert not finds_violation(MemoryPool, faults=PUNCTUAL_DELETIONS, seeds=20)
+    assert finds_violation(KeyedNamesAreFreeAtOnce, faults=PUNCTUAL_DELETIONS)
+
+
+def test_walks_make_calls_of_one_key_again_and_again() -> None:
+    accepted = 0
+    for seed in range(20):
+        simulation = Simulation(seed, faults=DELETIONS)
+        simulation.walk()
+        accepted += simulation.keyed.accepted
+    assert accepted > 20
 
 
 @pytest.mark.sampled(1)

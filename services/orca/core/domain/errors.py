@@ -15,6 +15,7 @@ OrcaError
 ├── PoolUnavailable     the pool did not answer; the call may have happened or not (HTTP 503)
 │   └── PoolNotDurable  the pool could not keep what it accepts now (HTTP 503)
 ├── UnknownRequest      the pool has no such record, or no longer (HTTP 404)
+│   └── JustForgotten   the pool was told a moment ago to forget a keyed call of its name (HTTP 409)
 └── EngineError         a stage or a link of the group failed; the epoch is over
 """
 
@@ -114,6 +115,15 @@ class PoolNotDurable(PoolUnavailable):
 
 class UnknownRequest(OrcaError):
     """The pool holds no record of that name."""
+
+
+class JustForgotten(UnknownRequest):
+    """A keyed call whose name was forgotten on demand a moment ago; nothing was stored under it."""
+
+    def __init__(self, name: str, *, rest_s: float) -> None:
+        """Args: rest_s: seconds until the name is free again, at least; zero or less if the next sweep frees it."""
+        super().__init__(name)
+        self.rest_s = rest_s
 
 
 class EngineError(OrcaError):

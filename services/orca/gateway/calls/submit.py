@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from orca.core.domain.errors import (
     InvalidRequest,
+    JustForgotten,
     NeverFits,
     NotInForce,
     NotStoredYet,
@@ -166,7 +167,8 @@ async def _was_replaced(gateway: Gateway, model: ServedModel) -> bool:
 async def _submit_again(gateway: Gateway, context: CallContext) -> tuple[Submission, Sequence[Request]]:
     """Submit what the pool has under the call's name, so that the call reads the answer that it had before.
 
-    Raises: NameTaken if the stored call has another body; ApiError 503 if it was forgotten in the meantime.
+    Raises: NameTaken if the stored call has another body; JustForgotten if it was deleted in the meantime; ApiError 503
+        if its retention ended in the meantime.
     """
     try:
         stored = await gateway.pool.parent(context.parent)
@@ -180,6 +182,8 @@ async def _submit_again(gateway: Gateway, context: CallContext) -> tuple[Submiss
             digest=context.digest,
         )
         return wanted, await _submit(gateway, wanted)
+    except JustForgotten:
+        raise
     except (NotInForce, UnknownRequest) as error:
         raise not_served("the call's first answer was forgotten a moment ago; make the call again") from error
 

@@ -30,7 +30,7 @@ _ERRORS = {
     401: "No valid API key.",
     404: "No such model or request.",
     408: "The body did not arrive in time.",
-    409: "The request was cancelled before it could finish.",
+    409: "The request was cancelled before it could finish, or the response of its Idempotency-Key was deleted.",
     413: "The body is too large.",
     415: "The body is not JSON, or it is compressed.",
     422: "The Idempotency-Key was used for another call.",

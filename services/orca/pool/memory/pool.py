@@ -82,7 +82,8 @@ class MemoryPool(RequestPool):
         known = self.state.parents.get(submission.parent)
         if known is None:
             if self._was_forgotten(submission):
-                raise refusal("forgotten", "", submission)
+                age_ms = self.state.awake - self.state.forgotten[submission.parent]
+                raise refusal("forgotten", age_ms, submission)
             reserved = [
                 reserved_bytes(submission, choice, codec.pack_body(request))
                 for choice, request in enumerate(submission.requests)
@@ -95,8 +96,8 @@ class MemoryPool(RequestPool):
         return known.submission.requests
 
     def _was_forgotten(self, submission: Submission) -> bool:
-        """Return true if this submit comes late. A client that repeats a call by its key makes it again."""
-        return not submission.digest and submission.parent in self.state.forgotten
+        """Return true if this submit may come late, and if readers may not have noticed that the first log is gone."""
+        return submission.parent in self.state.forgotten
 
     def _check_bounds(self, submission: Submission, size: int) -> None:
         """Raises: the refusal of a submission that the pool does not accept now. Args: size: bytes to reserve."""

@@ -21,7 +21,8 @@ seat:<group>        hash    holder, epoch, last calls and answers (fields below)
 seats               zset    group -> awake ms at which its seat's lease ends               while the lease lives
 closed_at           zset    process that has left -> awake ms; it may own nothing again    a day (contract.py)
 watch               zset    parent -> awake ms at which it counts as unread                until ended; not for `keep`
-forgotten           zset    parent that was forgotten on demand -> awake ms                a minute (contract.py)
+forgotten           zset    parent that was forgotten on demand -> awake ms                a minute (contract.py), if a
+                                                                                           release that knows it sweeps
 deadlines           zset    request -> deadline in force, wall clock ms                    until ended
 ended               zset    parent -> awake ms when its last request ended                 until retention
 retired             zset    revision -> awake ms at which its requests end                 until they have

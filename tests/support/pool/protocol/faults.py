@@ -25,6 +25,8 @@ class FaultSettings:
     large_prompt: int = 70
     # Share of the requests that break any stage which runs them.
     poison_rate: float = 0.0
+    # Share of the calls that are made under one Idempotency-Key.
+    keyed_rate: float = 0.0
 
 
 def draw_fault_settings(random: Random) -> FaultSettings:

@@ -52,6 +52,11 @@ class Guarantees:
             record = self.simulation.pool.state.records[request_id]
             self.checked[request_id] = (record.entries, min(number, record.number), record.end)
 
+    def begin_again(self, request_id: str) -> None:
+        """Expect another answer under the name of a request that was forgotten."""
+        for kept in (self.checked, self.trials, self.failures):
+            kept.pop(request_id, None)
+
     def broke(self, rows: Sequence[tuple[str, Claim]]) -> None:
         """A stage broke while it ran these; some may be there under claims that are over."""
         for request_id, claim in rows:

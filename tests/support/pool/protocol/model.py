@@ -17,7 +17,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from orca.core.domain.errors import NeverFits, Overloaded, UnknownRequest
+from orca.core.domain.errors import NameTaken, NeverFits, Overloaded, UnknownRequest
 from orca.core.domain.request import Request, slots_needed
 from orca.core.domain.step import Claim
 from orca.pool.api import ProcessClosed, SeatLost, StaleCall
@@ -29,6 +29,8 @@ from support.pool.protocol.admission import AdmissionCheck
 from support.pool.protocol.calls import CallGuarantees
 from support.pool.protocol.faults import FaultSettings, draw_fault_settings
 from support.pool.protocol.guarantees import Client, Guarantees
+from support.pool.protocol.keyed_calls import NAME as KEYED
+from support.pool.protocol.keyed_calls import KeyedCalls
 from support.pool.protocol.schedulers import BLOCK, Group, Message, Process, now
 from support.pool.protocol.stages import Stage, Violation
 
@@ -70,6 +72,7 @@ class Simulation:
         self.guarantees = Guarantees(self)
         self.calls = CallGuarantees(self)
         self.admission = AdmissionCheck(self)
+        self.keyed = KeyedCalls(self)
         self.replica: MemoryPool | None = None
         self.groups: list[Group] = []
         self.generation = 1  # highest that reached the pool
@@ -181,6 +184,9 @@ class Simulation:
         group.processes.append(Process(self, group))
 
     def submit(self) -> None:
+        if self.is_pool_up and self.faults.keyed_rate and self.random.random() < self.faults.keyed_rate:
+            self.keyed.submit()
+            return
         if not self.is_pool_up or len(self.clients) >= 12:
             return
         parent = f"r{len(self.clients)}"
@@ -217,7 +223,7 @@ class Simulation:
         self.sync()  # the gateway accepts what the replica has confirmed
 
     def submit_again(self, submission: Submission) -> None:
-        with contextlib.suppress(UnknownRequest):  # it was forgotten meanwhile
+        with contextlib.suppress(UnknownRequest, NameTaken):  # it was forgotten meanwhile, and perhaps made again
             now(self.pool.submit(submission))
 
     # faults
@@ -348,18 +354,24 @@ class Simulation:
         clients = [client for client in self.clients.values() if not client.is_forgotten]
         if not clients or not self.is_pool_up:
             return
-        client = self.random.choice(clients)
+        keyed = [client for client in clients if client.parent == KEYED]
+        client = self.random.choice(keyed if keyed and self.random.random() < 0.5 else clients)
         client.is_forgotten = client.is_gone = True
         now(self.pool.forget(client.parent))
-        if self.random.random() < 0.3:
+        self.keyed.forgotten(client)
+        if self.random.random() < self.faults.repeat_rate:
             sender = self.groups[0].processes[0]
             run = partial(lambda parent: now(self.pool.forget(parent)), client.parent)
-            self.network.append(Message(run, sender, "-", self.next_tag()))
+            self.network.append(Message(run, sender, f"forget {client.parent}", self.next_tag()))
         self.sync()
+
+    def free_name(self) -> None:
+        self.keyed.free_name()
 
     def read(self) -> None:
         """Gateways show what is in the log, with a replica only what it has too."""
         source = self.replica or self.pool
+        self.keyed.read(source)
         for client in self.clients.values():
             if client.gateway is None or client.request_id not in source.state.records:
                 continue

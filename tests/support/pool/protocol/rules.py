@@ -375,6 +375,13 @@ class ForgetsThatItForgot(MemoryPool):
         return False
 
 
+class KeyedNamesAreFreeAtOnce(MemoryPool):
+    """A call of an Idempotency-Key is made again as soon as its first answer was forgotten."""
+
+    def _was_forgotten(self, submission: Submission) -> bool:
+        return not submission.digest and super()._was_forgotten(submission)
+
+
 class ForgetsOnlyWhatHasEnded(MemoryPool):
     """A parent that waits or runs stays."""
 
@@ -384,7 +391,7 @@ class ForgetsOnlyWhatHasEnded(MemoryPool):
             await super().forget(parent)
 
 
-FORGET_RULES = [ForgetsThatItForgot, ForgetsOnlyWhatHasEnded]
+FORGET_RULES = [ForgetsThatItForgot, KeyedNamesAreFreeAtOnce, ForgetsOnlyWhatHasEnded]
 POISON_RULES = [BlamesNobody, BlamesAllOfTheGroup, CommitsAcquitNobody]
 PROMISE_RULES = [
     LoweredPromisesEndWhatWasAccepted,

@@ -2,7 +2,8 @@
 -- reader's entry.
 -- ARGV: PARENT_ARGUMENTS, then REQUEST_ARGUMENTS per request (script_format.py).
 -- Answers {'ok', first arrival, submitted_ms}, {'known'} or {'revision' | 'promise' | 'queue' | 'tokens' | 'bytes' |
---         'taken' | 'forgotten' | 'schema', the revision, bound or schema number in force, or '', and for 'promise' the need}.
+--         'taken' | 'forgotten' | 'schema', the revision, bound or schema number in force, the awake ms since the name
+--         was forgotten, or '', and for 'promise' the need}.
 begin(true)
 
 -- Returns the arguments after the first `before`, by their names.
@@ -28,8 +29,9 @@ if call('EXISTS', par_key(parent)) == 1 then
   watch_readers(parent, 0, grace_ms)
   return { 'known' }
 end
--- It comes late. A client that repeats a call by its key makes it again.
-if given.digest == '' and call('ZSCORE', FORGOTTEN, parent) then return { 'forgotten', '' } end
+-- It may come late, and readers of the log that is gone may not have noticed.
+local forgotten_at = call('ZSCORE', FORGOTTEN, parent)
+if forgotten_at then return { 'forgotten', awake - forgotten_at } end
 local meta = call('HMGET', META, 'revision', 'queued', 'bytes', 'arrival', 'queued_prompt_tokens')
 local promise = tonumber(call('HGET', PROMISES, revision) or math.huge)
 if meta[1] ~= revision then return { 'revision', meta[1] or '' } end
