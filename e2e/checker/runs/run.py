@@ -172,7 +172,7 @@ class _Run:
         if settings.is_chain:
             found = await asyncio.to_thread(chain_expectations, settings.model, plans, at=at)
         else:
-            # A call with a grammar that is not taken yet has no expected answer; but must match its grammar.
+            # A call with a grammar that is not taken yet has no expected answer, but it must match its grammar.
             taken = [plan for plan in plans if self._system.takes_grammars or not plan.has_grammar]
             found = await undisturbed_expectations(
                 self._system.url, self._http, taken, settings.folder, seed=settings.seed, at=at

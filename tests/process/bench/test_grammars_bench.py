@@ -1,9 +1,11 @@
 """`orca bench grammars`: a matcher alone, the engine on both sides, and what is shown of both."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from orca.bench.client import LoadTarget
 from orca.bench.figures.writer import append
 from orca.bench.parts import grammars
 from orca.bench.parts import hostile_neighbours as neighbours
@@ -38,6 +40,33 @@ def test_growth_is_the_slope_after_the_caches_are_full() -> None:
     found.memory_mib["gateway"] += [(50.0, 90.0), (300.0, 200.0)]
     assert found.growth_mib_per_h("rank") == pytest.approx(1)
     assert found.growth_mib_per_h("gateway") == 0
+
+
+async def test_a_wrong_answer_to_a_grammar_ends_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_streams = 0
+
+    async def stream(*_: object) -> list[float]:
+        nonlocal open_streams
+        open_streams += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            open_streams -= 1
+        return []
+
+    async def send(*_: object) -> None:
+        await asyncio.sleep(0)
+        assert open_streams == 3
+        raise neighbours.HostileFailed("a grammar was answered with 500")
+
+    load = neighbours.HostileLoad(seconds=600, phase_s=600, clients=3)
+    monkeypatch.setattr(neighbours, "_stream", stream)
+    monkeypatch.setattr(neighbours, "_send_hostile", send)
+    found = neighbours.HostileFigures(load=load)
+    target = LoadTarget(url="http://127.0.0.1:1", model="tiny", vocab_size=300)
+    with pytest.raises(neighbours.HostileFailed, match="500"):
+        await neighbours._turn(target, load, [[1]] * 3, iter([{"regex": "a"}]), found)
+    assert open_streams == 0
 
 
 @pytest.mark.slow

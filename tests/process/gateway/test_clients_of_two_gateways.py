@@ -1,8 +1,8 @@
 """Unmodified clients at two gateway processes: one is killed in the middle of a response, the other goes on."""
 
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Literal
 
 import agents
@@ -23,7 +23,9 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)
 WITHIN_S = 120.0  # a shared two-core machine; alone each wait takes a second
 EVENTS_BEFORE_KILL = 12
 STEP_MS = 10
-"""An answer of 200 tokens takes 2 s at least, and the kill comes in its first tenth."""
+"""An answer of 200 tokens takes 2 s at least, and the rank is frozen in its first tenth."""
+TRIES = 10
+"""Most answers that are begun: on a busy machine one may end before this process has frozen the rank."""
 TOKENS = 200
 LONG_ANSWER: dict[str, Any] = {
     "model": "austen",
@@ -58,7 +60,12 @@ async def system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Syst
     for file in small_model_folder("orca-austen").iterdir():
         (model / file.name).symlink_to(file)
     (model / "chat_template.jinja").write_text(TEMPLATE)
-    environment = {"ORCA_WORKER_DELAY_MS": str(STEP_MS)}
+    # A frozen rank is to stay, and its epoch too.
+    environment = {
+        "ORCA_WORKER_DELAY_MS": str(STEP_MS),
+        "ORCA_WORKER_RANK_SILENT_S": "3600",
+        "ORCA_SCHEDULER_STEP_TIMEOUT_S": "3600",
+    }
     async with System(folder / "up", ["--model", str(model), "--gateways", "2"], environment=environment) as system:
         yield system
 
@@ -88,31 +95,55 @@ async def kill(process: psutil.Process) -> None:
     await until(lambda: not is_running(process), WITHIN_S)
 
 
-async def read_until_killed(stream: Any, process: psutil.Process) -> list[Any]:
-    """Read a stream whose gateway is killed in the middle. Returns: the events that came."""
-    found: list[Any] = []
+@contextmanager
+def frozen_rank(system: System) -> Iterator[None]:
+    """Freeze the rank: no answer gets another token."""
+    rank = system.parts()["rank-0.0.0"]
+    rank.send_signal(signal.SIGSTOP)
     try:
-        async for event in stream:
-            found.append(event)
-            if len(found) == EVENTS_BEFORE_KILL:
-                await kill(process)
-    except (httpx.TransportError, openai.APIConnectionError):
-        return found
-    pytest.fail(f"the stream ended whole, with {len(found)} events")
+        yield
+    finally:
+        rank.send_signal(signal.SIGCONT)
+
+
+async def read_until_killed(stream: Any, process: psutil.Process, found: list[Any]) -> None:
+    """Read the rest of a stream whose gateway is killed now. Args: found: takes the events that still come."""
+    process.send_signal(signal.SIGKILL)
+    with suppress(StopAsyncIteration, httpx.TransportError, openai.APIConnectionError):
+        while True:
+            found.append(await anext(stream))
+    await until(lambda: not is_running(process), WITHIN_S)
+
+
+async def half_a_stream(system: System, first: openai.AsyncOpenAI, second: openai.AsyncOpenAI, **fields: Any) -> Any:
+    """Kill the gateway of a stream while the rank is frozen. Returns: the events that came, and the stream's rest.
+
+    The rest is open at the other gateway before the rank goes on.
+    """
+    for _ in range(TRIES):
+        stream = await first.responses.create(stream=True, **fields)
+        before = [await anext(stream) for _ in range(EVENTS_BEFORE_KILL)]
+        name = before[0].response.id
+        with frozen_rank(system):
+            if not await has_status(second, name, "in_progress"):
+                await stream.close()
+                continue
+            await read_until_killed(stream, system.parts()["gateway"], before)
+            last = before[-1].sequence_number
+            return before, await second.responses.retrieve(name, stream=True, starting_after=last)
+    pytest.fail(f"{TRIES} answers ended before the rank was frozen")
 
 
 @pytest.mark.parametrize("background", [False, True], ids=["foreground", "background"])
 async def test_clients_go_on_at_the_other_gateway(system: System, background: bool) -> None:
     async with clients(system) as (first, second):
-        stream = await first.responses.create(stream=True, background=background, **LONG_ANSWER)
-        before = await read_until_killed(stream, system.parts()["gateway"])
-        name, last = before[0].response.id, before[-1].sequence_number
-        resumed = await second.responses.retrieve(name, stream=True, starting_after=last)
+        before, resumed = await half_a_stream(system, first, second, background=background, **LONG_ANSWER)
+        name = before[0].response.id
         events = [*before, *[event async for event in resumed]]
         again = await second.responses.retrieve(name, stream=True)
         undisturbed = [event async for event in again]
         final = await second.responses.retrieve(name)
-    assert len(before) < len(events) - TOKENS // 4
+    assert EVENTS_BEFORE_KILL <= len(before) < len(events)
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert [event.to_dict() for event in events] == [event.to_dict() for event in undisturbed]
     assert events[-1].response.to_dict() == final.to_dict()
@@ -122,10 +153,11 @@ async def test_clients_go_on_at_the_other_gateway(system: System, background: bo
 
 async def test_clients_poll_a_background_response_after_a_kill(system: System) -> None:
     async with clients(system) as (first, second):
-        created = await first.responses.create(background=True, **LONG_ANSWER)
-        assert created.status == "queued"
-        await until(lambda: has_status(second, created.id, "in_progress"), WITHIN_S)
-        await kill(system.parts()["gateway"])
+        with frozen_rank(system):
+            created = await first.responses.create(background=True, **LONG_ANSWER)
+            assert created.status == "queued"
+            await until(lambda: has_status(second, created.id, "in_progress"), WITHIN_S)
+            await kill(system.parts()["gateway"])
         await until(lambda: has_status(second, created.id, "incomplete"), WITHIN_S)
         polled = await second.responses.retrieve(created.id)
         undisturbed = await second.responses.create(**LONG_ANSWER)

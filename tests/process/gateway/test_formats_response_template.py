@@ -157,6 +157,48 @@ def test_a_table_of_ours_comes_first() -> None:
     assert (formats.tool_name, formats.reasoning_name) == (None, "response_template")
 
 
+def tagged(tag_pattern: str, **markers: str) -> dict[str, Any]:
+    """A field like that of the tags above."""
+    return TOOL_CALLS["tags"][0] | {"content_args": {"tag_pattern": tag_pattern}} | markers
+
+
+VALUE = r"(?P<value>.*?)"
+BEFORE = r"<arg=(?P<key>[^>]+)>"
+
+
+@pytest.mark.parametrize(
+    ("tag_pattern", "city"),
+    [
+        (rf"{BEFORE}\n{VALUE}\n</arg>", "Paris"),
+        (f"{BEFORE}\n{VALUE}\n</arg>", "Paris"),
+        (rf"{BEFORE}\s*{VALUE}\s*</arg>", "Paris"),
+        (rf"{BEFORE}\n?{VALUE}\n?</arg>", "Paris"),
+        (rf"{BEFORE}\s*(?P<value>[^<]+?)\n\</arg>", "Paris"),
+        (f"{BEFORE}{VALUE}</arg>", None),
+        (rf"{BEFORE}\n{VALUE}</arg>", None),
+        (rf"{BEFORE}{VALUE}\n</arg>", None),
+        (rf"{BEFORE} *{VALUE} *</arg>", None),
+        (rf"{BEFORE}\n\s*{VALUE}\n</arg>", None),
+        (rf"{BEFORE}\n{VALUE}\n\n</arg>", None),
+        (rf"{BEFORE}\n{VALUE}\n\s*</arg>", None),
+        (rf"{BEFORE} {VALUE} </arg>", None),
+    ],
+)
+async def test_a_value_in_tags_is_that_of_parse_response_or_not_read(tag_pattern: str, city: str | None) -> None:
+    text = "<call>\n<fn=get_weather>\n<arg=city>\nParis\n</arg>\n</fn>\n</call>"
+    template = response_template("tags")
+    template["fields"]["tool_calls"] = tagged(tag_pattern)
+    found = read_response_template(template, tokenizer(CHAT_TEMPLATE))
+    assert bool(found.problems) == (city is None) == (found.formats.tool is None)
+    if city is None:
+        return
+    (call,) = parse_response(text, template, prefix="<|assistant|>", tools=TOOLS)["tool_calls"]
+    async with tool_rig(CHAT_TEMPLATE, text, response_template=template) as one:
+        message = (await one.chat(tools=TOOLS, max_tokens=900))["choices"][0]["message"]
+    arguments = orjson.loads(message["tool_calls"][0]["function"]["arguments"])
+    assert arguments == call["function"]["arguments"] == {"city": city}
+
+
 PROBLEMS: list[tuple[Any, str]] = [
     (5, "fields: must be an object"),
     ({"fields": {"content": {"open": "<a>"}}}, "content: text outside of its markers"),
@@ -178,6 +220,11 @@ PROBLEMS: list[tuple[Any, str]] = [
     (
         {"fields": {"tool_calls": {"open_pattern": "<a>(?P<name>.*)", "content": "json", "transform": CALL}}},
         "open_pattern does not end",
+    ),
+    ({"fields": {"tool_calls": tagged(f"{BEFORE}{VALUE}</arg>")}}, "tool_calls: a value has no lines of its own"),
+    (
+        {"fields": {"tool_calls": tagged(rf"{BEFORE}\n{VALUE}\n</arg>", close_pattern="</fn> </call>")}},
+        "tool_calls: between its tags is white space that is no line break",
     ),
 ]
 

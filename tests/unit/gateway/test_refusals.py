@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from support.gateway.gateway_rig import MODEL, error_of, ids, rig
+from orca.core.domain.request import Request
+from support.gateway.gateway_rig import MODEL, error_of, ids, recording, rig
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
@@ -242,6 +243,19 @@ async def test_neutral_values_and_unknown_fields_are_accepted() -> None:
     async with rig() as one:
         await one.complete(**common | {"best_of": 1, "suffix": None, "max_tokens": 5})
         await one.chat(**common | chat)
+
+
+async def test_a_bound_that_repeats_max_tokens_is_accepted() -> None:
+    """Older versions of GuideLLM send both bounds to each route."""
+    asked: list[Request] = []
+    async with rig() as one:
+        one.scheduler.answer = recording(asked)
+        for bound in (3, 3.0):
+            await one.complete(max_tokens=3, max_completion_tokens=bound)
+        for bad in ({"max_tokens": 3, "max_completion_tokens": 4}, {"max_tokens": 1, "max_completion_tokens": True}):
+            status, error = await one.error(COMPLETIONS, prompt="a", **bad)
+            assert (status, error["param"]) == (400, "max_completion_tokens")
+    assert [request.max_new_tokens for request in asked] == [3, 3]
 
 
 async def test_an_unknown_model_is_404() -> None:

@@ -9,7 +9,7 @@ answered with 400, with an error of its own, or with text.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -88,19 +88,38 @@ async def measure(
         start_s = perf_counter()
         while perf_counter() - start_s < load.seconds:
             for sends, p99_s in ((False, found.undisturbed_p99_s), (True, found.disturbed_p99_s)):
-                until_s = perf_counter() + load.phase_s
-                streaming = asyncio.gather(
-                    *(_stream(target, _call(target, load, i), expected[i], until_s) for i in range(load.clients))
-                )
-                if sends:
-                    while perf_counter() < until_s:
-                        await _send_hostile(target, next(grammars, {"regex": "a*"}), found)
-                        await asyncio.sleep(load.interval_s)
-                gaps_s = [gap for each in await streaming for gap in each]
+                gaps_s = await _turn(target, load, expected, grammars if sends else None, found)
                 p99_s.append(percentile(sorted(gaps_s), 0.99))
             for role, mib in memory_of(started[0]).items():
                 found.memory_mib[role].append((perf_counter() - start_s, mib))
     return found
+
+
+async def _turn(
+    target: LoadTarget,
+    load: HostileLoad,
+    expected: Sequence[Sequence[int]],
+    grammars: Iterator[Mapping[str, Any]] | None,
+    found: HostileFigures,
+) -> list[float]:
+    """Stream to all clients for one turn. The first error ends them all.
+
+    Args: grammars: sent beside the streams; None: the clients are alone.
+    Returns: gaps between tokens. Raises: HostileFailed.
+    """
+    until_s = perf_counter() + load.phase_s
+    try:
+        async with asyncio.TaskGroup() as group:
+            streams = [
+                group.create_task(_stream(target, _call(target, load, i), expected[i], until_s))
+                for i in range(load.clients)
+            ]
+            while grammars is not None and perf_counter() < until_s:
+                await _send_hostile(target, next(grammars, {"regex": "a*"}), found)
+                await asyncio.sleep(load.interval_s)
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    return [gap for stream in streams for gap in stream.result()]
 
 
 async def _texts(target: LoadTarget, load: HostileLoad) -> list[Sequence[int]]:

@@ -4,7 +4,7 @@ The code is straight-line and without I/O. Ids, time and chance come in as a `Ca
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,7 @@ class CallContext:
 
 def completion_prompts(body: CompletionBody, model: ServedModel, settings: GatewaySettings) -> list[str | list[int]]:
     """Return the prompts of a call, as text or checked token ids. Raises: InvalidRequest, ApiError."""
-    refuse_unsupported(body.model_extra or {}, COMPLETION)
+    refuse_unsupported(_without_repeated_bound(body), COMPLETION)
     _check_stream(body)
     check_target_fields(body, model)
     if body.max_tokens == 0 and not body.echo:
@@ -77,6 +77,18 @@ def completion_prompts(body: CompletionBody, model: ServedModel, settings: Gatew
                 check_prompt_length(len(element), model.info, body.max_tokens, param="prompt")
             check_token_ids(element, model.info.vocab_size, param="prompt" if len(prompt) == 1 else f"prompt[{i}]")
     return prompt
+
+
+def _without_repeated_bound(body: CompletionBody) -> Mapping[str, Any]:
+    """Return the further fields of a completion, without a max_completion_tokens that only repeats max_tokens.
+
+    Older versions of GuideLLM send both.
+    """
+    given, name = body.model_extra or {}, "max_completion_tokens"
+    repeated = given.get(name)
+    if isinstance(repeated, bool) or repeated != body.max_tokens:
+        return given
+    return {key: value for key, value in given.items() if key != name}
 
 
 async def chat_prompt(

@@ -1,7 +1,5 @@
 """The grammar of a call's answers: its fields and its tools become one text, which is checked before the submit."""
 
-import asyncio
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,10 +10,14 @@ from orca.gateway.calls.unsupported_fields import STRUCTURED, refuse_unsupported
 from orca.gateway.formats.grammar import AnswerGrammar
 from orca.gateway.formats.tables import ModelFormats, ReasoningFormat, begins_reasoning
 from orca.gateway.formats.tools import CallTools
+from orca.gateway.grammars.checker import GrammarTime
 from orca.gateway.grammars.fields import NamedGrammar, StructuredOutputs, grammar_of, parse_schema
 from orca.gateway.http.receive import check_shape
 from orca.gateway.models.models import ServedModel
 from orca.gateway.settings import GatewaySettings
+
+_KEPT_FOR_LOOSE = 0.25
+"""Part of the time for the grammar whose calls have any arguments. It takes some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def _is_inside(table: ReasoningFormat, text: str) -> bool:
 async def check_grammar(
     body: GenerationBody, model: ServedModel, settings: GatewaySettings, chat: Chat | None = None
 ) -> NamedGrammar | None:
-    """Return the grammar of a call's answers; None if it has none.
+    """Return the grammar of a call's answers; None if it has none. All checks share the time of one grammar.
 
     Args: chat: of a chat call.
     Raises: InvalidRequest, ApiError.
@@ -69,12 +71,12 @@ async def check_grammar(
             schema = parse_schema(structured.of_schema, param)
             check_shape(schema, settings, f"{param}: the JSON", param)
             structured = structured.model_copy(update={"of_schema": schema})
-    answer = grammar_of(body.response_format, structured)
+    answer, time = grammar_of(body.response_format, structured), model.grammars.time_of_call()
     if answer is not None:
-        await model.grammars.check(answer)
+        await model.grammars.check(answer, time)
     if chat is not None and chat.tools is not None:
         if model.formats.tool is not None:
-            return await _check_calls(chat.tools, answer, model, settings, chat)
+            return await _check_calls(chat.tools, answer, model, chat, time)
         if chat.tools.must_call:
             # Otherwise the answer is text without tool calls, which any tools allow.
             param = chat.tools.param
@@ -82,7 +84,7 @@ async def check_grammar(
             raise InvalidRequest(f"{param}: {message}", param=param)
     if answer is not None and chat is not None and chat.reasoning is not None:
         answer = _answer_grammar(model, chat).of_answer(answer)
-        await model.grammars.check(answer)
+        await model.grammars.check(answer, time)
     return answer
 
 
@@ -96,27 +98,31 @@ def _check_names(structured: StructuredOutputs) -> None:
 
 
 async def _check_calls(
-    tools: CallTools, answer: NamedGrammar | None, model: ServedModel, settings: GatewaySettings, chat: Chat
+    tools: CallTools, answer: NamedGrammar | None, model: ServedModel, chat: Chat, time: GrammarTime
 ) -> NamedGrammar | None:
     """Return the grammar of answers that may call tools; None if nothing constrains them.
 
-    Without `strict` a schema is a hint: one that has no grammar does not refuse the call.
+    Without `strict` a schema is a hint: one that has no grammar does not refuse the call. The grammar without any hints
+    keeps a part of the time for itself.
     """
     if answer is None and not tools.constrains:
         return None
     loose = {function.name for function in tools.functions if not function.is_strict}
     tried = _without_rules(tools, model, chat)
+    kept_s = _KEPT_FOR_LOOSE * time.build_s if loose != tried else 0.0
+    time.build_s -= kept_s
     grammar = _answer_grammar(model, chat).of_calls(tools, answer, loosened=tried)
-    refusal = await model.grammars.refusal(grammar)
+    refusal = await model.grammars.refusal(grammar, time)
     if refusal is not None and not refusal.is_slow:
-        found = await _without_grammar(tools, tried, model, settings, chat)
+        found = await _without_grammar(tools, tried, model, chat, time)
         if found != tried:
             grammar = _answer_grammar(model, chat).of_calls(tools, answer, loosened=found)
-            refusal, tried = await model.grammars.refusal(grammar), found
+            refusal, tried = await model.grammars.refusal(grammar, time), found
     if refusal is not None and loose != tried:
         # Together they are too much.
+        time.build_s += kept_s
         grammar = _answer_grammar(model, chat).of_calls(tools, answer, loosened=loose)
-        refusal = await model.grammars.refusal(grammar)
+        refusal = await model.grammars.refusal(grammar, time)
     if refusal is not None:
         raise refusal.error(tools.functions[0].param if len(tools.functions) == 1 else "tools")
     return grammar
@@ -136,25 +142,25 @@ def _without_rules(tools: CallTools, model: ServedModel, chat: Chat) -> set[str]
 
 
 async def _without_grammar(
-    tools: CallTools, known: set[str], model: ServedModel, settings: GatewaySettings, chat: Chat
+    tools: CallTools, known: set[str], model: ServedModel, chat: Chat, time: GrammarTime
 ) -> set[str]:
     """Return the names of functions whose own grammars are refused, and the known ones.
 
-    The search takes as long as one grammar may take. What it has not found by then is not among the names.
+    What the search has not found in time is not among the names.
     Raises: InvalidRequest if such a function is strict; ApiError.
     """
     names = set(known)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(settings.grammar_seconds_max):
-            for function in tools.functions:
-                if function.name in names:
-                    continue
-                grammar = _answer_grammar(model, chat).of_function(function)
-                refusal = await model.grammars.refusal(grammar)
-                if refusal is not None and function.is_strict:
-                    raise refusal.error(function.param)
-                if refusal is not None:
-                    names.add(function.name)
+    for function in tools.functions:
+        if function.name in names:
+            continue
+        refusal = await model.grammars.refusal(_answer_grammar(model, chat).of_function(function), time)
+        if refusal is None:
+            continue
+        if refusal.is_slow:
+            break
+        if function.is_strict:
+            raise refusal.error(function.param)
+        names.add(function.name)
     return names
 
 

@@ -99,7 +99,7 @@ COMPLETION: dict[str, tuple[Any, ...]] = _GENERATION | {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "continue_final_message": (False,),
-    "max_completion_tokens": (),
+    "max_completion_tokens": (),  # accepted if it equals max_tokens (`accept.py`)
     "top_logprobs": (0,),
 }
 

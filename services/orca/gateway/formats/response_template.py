@@ -133,13 +133,15 @@ def _tagged(declared: Mapping[str, Any], opening: _Parts, closing: _Parts, name:
     settings = _object(declared.get("content_args"))
     if set(settings) != {"tag_pattern"}:
         raise _Unread(f"content_args must be tag_pattern alone, not {', '.join(sorted(settings))}")
-    tag = _parts_of(settings["tag_pattern"])
-    match _words(opening), _words(closing), _words(tag):
+    tag = settings["tag_pattern"]
+    match _words(opening), _words(closing), _words(_parts_of(tag)):
         case (
             [str() as begin, str() as function, _Group() as group, ">"],
             [str() as function_end, str() as end],
             [str() as parameter, _Group(name="key"), ">", _Group(name="value"), str() as parameter_end],
         ) if (group.name,) == name:
+            if not _VALUE_OF_LINES.search(tag):
+                raise _Unread("a value has no lines of its own")
             body = TaggedCall(
                 function=function, function_end=function_end, parameter=parameter, parameter_end=parameter_end
             )
@@ -183,18 +185,25 @@ def _parts(declared: Mapping[str, Any], key: str) -> _Parts:
     return markers
 
 
+_ANY = r"(?: \[\^?(?:\\.|[^\]\\])+\] | \\w | \\S | \. )[*+]\??"
 _PIECE = re.compile(
-    r"""
+    rf"""
     (?P<space> (?:\\s|\\n|\s)[*+?] )
     | (?P<end> \\Z | \\z | \$ | \(\?=.*\)\Z )
-    | \(\?P<(?P<name>\w+)> (?: \[\^?(?:\\.|[^\]\\])+\] | \\w | \\S | \. )[*+]\?? \)
+    | \(\?P<(?P<name>\w+)> {_ANY} \)
     | \\(?P<escaped>\W)
     | (?P<newline>\\n)
-    | (?P<text>[^\\.^$*+?{}\[\]|()])
+    | (?P<text>[^\\.^$*+?{{}}\[\]|()])
     """,
     re.DOTALL | re.VERBOSE,
 )
 """White space; the end of a text, or what follows it; a group; a character."""
+
+_BREAK = r"(?: (?:\\s|\\n|\n)[*+?] | \\n | \n )"
+_VALUE_OF_LINES = re.compile(
+    rf"> {_BREAK} \(\?P<value> {_ANY} \) {_BREAK} (?= [^\s\\] | \\[^sn\s] )", re.DOTALL | re.VERBOSE
+)
+"""A value in a tag's pattern, with one line break before and after it that is no part of it."""
 
 
 def _parts_of(pattern: Any) -> _Parts:
@@ -239,10 +248,13 @@ def _literal(parts: _Parts) -> str:
 
 
 def _words(parts: _Parts) -> _Parts:
-    """Return the texts between white space, and the groups."""
+    """Return the texts between line breaks, and the groups. Raises: _Unread for other white space, and empty lines."""
     words: list[str | _Group] = []
     for part in parts:
-        words += [part] if isinstance(part, _Group) else part.split()
+        lines = [part] if isinstance(part, _Group) else part.split("\n")
+        if "" in lines[1:-1] or any(isinstance(line, str) and line and line.split() != [line] for line in lines):
+            raise _Unread("between its tags is white space that is no line break")
+        words += [line for line in lines if line]
     return words
 
 

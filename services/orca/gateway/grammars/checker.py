@@ -36,6 +36,14 @@ class GrammarRefusal:
         return InvalidRequest(f"{param}: {self.reason}", param=param)
 
 
+@dataclass(slots=True)
+class GrammarTime:
+    """The time that is left for the grammars of one call, all together. Each check takes its part of it."""
+
+    build_s: float  # in threads
+    wait_s: float  # until a thread is free
+
+
 class GrammarChecker:
     """Checks the grammars of calls to one model."""
 
@@ -46,20 +54,28 @@ class GrammarChecker:
         self._verdicts: OrderedDict[bytes, GrammarRefusal | None] = OrderedDict()
         self._free = asyncio.Semaphore(_THREADS)
 
-    async def check(self, grammar: NamedGrammar) -> None:
+    def time_of_call(self) -> GrammarTime:
+        """Return the time that the grammars of one call may take."""
+        most_s = self._settings.grammar_seconds_max
+        return GrammarTime(build_s=most_s, wait_s=most_s)
+
+    async def check(self, grammar: NamedGrammar, time: GrammarTime) -> None:
         """Raises: InvalidRequest that names the field; ApiError 503 while other checks take all threads."""
-        refusal = await self.refusal(grammar)
+        refusal = await self.refusal(grammar, time)
         if refusal is not None:
             raise refusal.error(grammar.param)
 
-    async def refusal(self, grammar: NamedGrammar) -> GrammarRefusal | None:
-        """Return why a grammar is refused; None if it passes. Raises: ApiError 503 as `check`."""
+    async def refusal(self, grammar: NamedGrammar, time: GrammarTime) -> GrammarRefusal | None:
+        """Return why a grammar is refused; None if it passes. A known verdict takes no time.
+
+        Raises: ApiError 503 as `check`.
+        """
         encoded, most = grammar.text.encode(), self._settings.grammar_bytes_max
         if len(encoded) > most:
             return GrammarRefusal(f"makes a grammar of {len(encoded)} bytes, more than {most}")
         digest = hashlib.sha256(encoded).digest()
         if digest not in self._verdicts:
-            verdict = await self._verdict(grammar)
+            verdict = await self._verdict(grammar, time)
             if verdict is not None and verdict.is_slow:
                 return verdict
             self._verdicts[digest] = verdict
@@ -68,26 +84,37 @@ class GrammarChecker:
         self._verdicts.move_to_end(digest)
         return self._verdicts[digest]
 
-    async def _verdict(self, grammar: NamedGrammar) -> GrammarRefusal | None:
+    async def _verdict(self, grammar: NamedGrammar, time: GrammarTime) -> GrammarRefusal | None:
         """Check a grammar in a thread. A check that takes too long keeps its thread until it ends. Raises: ApiError."""
-        param, most_s = grammar.param, self._settings.grammar_seconds_max
         try:
             vocabulary = await asyncio.shield(self._vocabulary)
         except ModelError as error:
             return GrammarRefusal(str(error))
+        if time.build_s > 0:
+            await self._take_thread(grammar.param, time)
+            loop = asyncio.get_running_loop()
+            start_s = loop.time()
+            check = loop.run_in_executor(self._threads, _complaint, vocabulary, grammar.text)
+            check.add_done_callback(lambda _: self._free.release())
+            done, _ = await asyncio.wait([check], timeout=time.build_s)
+            time.build_s = time.build_s - (loop.time() - start_s) if done else 0.0
+            if done:
+                complaint = check.result()
+                return None if complaint is None else GrammarRefusal(complaint)
+        most_s = self._settings.grammar_seconds_max
+        return GrammarRefusal(f"the grammar takes longer to build than {most_s:g} s; make it simpler", is_slow=True)
+
+    async def _take_thread(self, param: str, time: GrammarTime) -> None:
+        """Wait until a thread is free. Raises: ApiError 503 if none is in time."""
+        loop = asyncio.get_running_loop()
+        start_s = loop.time()
         try:
-            async with asyncio.timeout(most_s):
+            async with asyncio.timeout(max(time.wait_s, 0.0)):
                 await self._free.acquire()
         except TimeoutError:
             message = f"{param}: cannot be checked now, other grammars take all the time"
             raise ApiError(503, message, kind=UNAVAILABLE, param=param, code="busy", retry_after_s=1) from None
-        check = asyncio.get_running_loop().run_in_executor(self._threads, _complaint, vocabulary, grammar.text)
-        check.add_done_callback(lambda _: self._free.release())
-        done, _ = await asyncio.wait([check], timeout=most_s)
-        if not done:
-            return GrammarRefusal(f"the grammar takes longer to build than {most_s:g} s; make it simpler", is_slow=True)
-        complaint = check.result()
-        return None if complaint is None else GrammarRefusal(complaint)
+        time.wait_s -= loop.time() - start_s
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
