@@ -10,6 +10,7 @@ answered with 400, with an error of its own, or with text.
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -20,13 +21,15 @@ from typing import Any
 from orca.bench.client import EventStream, LoadTarget, post_bytes
 from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
+from orca.bench.host.parts import resident_bytes
 from orca.bench.parts.hostile_grammars import hostile, words_of
+from orca.bench.peers.memory import parent_id, process_name
 from orca.bench.report import percentile
 from orca.bench.system import running_system
 from orca.core.domain.errors import OrcaError
 
-ROLES = {"gateway": "orca.cli.main gateway", "rank": "orca.worker.rank.rank"}
-"""The processes whose memory is read, by a part of their command line."""
+ROLES = frozenset({"gateway", "rank"})
+"""The processes whose memory is read, by their short names."""
 WARM_SHARE = 0.25
 """Part of the run in which caches fill: the growth of memory is that of the rest."""
 _BUSY = 503
@@ -172,28 +175,21 @@ async def _answer(target: LoadTarget, call: bytes) -> EventStream:
         await asyncio.sleep(0.1)
 
 
-def memory_of(parent: int) -> dict[str, float]:
+def memory_of(ancestor: int) -> dict[str, float]:
     """Return the resident memory of the processes of each role below a process, in MiB."""
-    folders = [path for path in Path("/proc").iterdir() if path.name.isdigit()]
     found: dict[str, float] = {}
-    for path in folders:
-        try:
-            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            status = dict(line.split(":", 1) for line in (path / "status").read_text().splitlines() if ":" in line)
-        except (OSError, ValueError):
-            continue
-        role = next((role for role, part in ROLES.items() if part in command), None)
-        if role is not None and _is_below(int(status["PPid"]), parent):
-            found[role] = found.get(role, 0.0) + int(status.get("VmRSS", "0 kB").split()[0]) / 1024
+    for process in [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]:
+        with suppress(OSError):  # it has ended
+            name = process_name(Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").split("\0"))
+            if name in ROLES and _is_below(process, ancestor):
+                found[name] = found.get(name, 0.0) + resident_bytes(process) / (1 << 20)
     return found
 
 
 def _is_below(process: int, ancestor: int) -> bool:
+    """Return whether a process descends from another one. Raises: OSError if one in between has ended."""
     while process > 1 and process != ancestor:
-        try:
-            process = int((Path("/proc") / str(process) / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            return False
+        process = parent_id(Path(f"/proc/{process}/stat").read_text())
     return process == ancestor
 
 
