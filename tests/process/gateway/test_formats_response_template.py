@@ -129,7 +129,7 @@ def test_an_answer_that_must_call_has_the_form_of_the_template(name: str) -> Non
     own, formats = tokenizer(CHAT_TEMPLATE), formats_of(name)
     tools = tools_of(TOOLS, "required", None)
     assert tools is not None
-    grammar = AnswerGrammar(formats, own.special_ids, False).of_calls(tools, None)
+    grammar = AnswerGrammar(formats, own, False).of_calls(tools, None)
     thought = own.encode("[ARGS]thought\nso\n<|python_tag|>")
     allowed = []
     for text in (thought + own.encode(TOOL_CALLS[name][1]), own.encode("Hello")):

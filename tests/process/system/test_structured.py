@@ -105,7 +105,7 @@ def cases_of_tools(folder: Path, schemas: Sequence[Schema], formats: Sequence[To
         assert tools is not None
         model = ModelFormats(table)
         try:
-            grammar = AnswerGrammar(model, tokenizer.special_ids, False).of_calls(tools, None)
+            grammar = AnswerGrammar(model, tokenizer, False).of_calls(tools, None)
         except InvalidRequest:
             assert table.name == "qwen3_xml"
             continue

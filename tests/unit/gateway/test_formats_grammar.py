@@ -87,8 +87,8 @@ def of_calls(
     loosened: Collection[str] = (),
 ) -> NamedGrammar:
     formats = ModelFormats(TOOL_FORMATS[name], REASONING_FORMATS["think"] if thinks else None)
-    special_ids = tokenizer(template("hermes")).special_ids
-    return AnswerGrammar(formats, special_ids, opens).of_calls(tools, answer, loosened=loosened)
+    own = tokenizer(template("hermes"))
+    return AnswerGrammar(formats, own, opens).of_calls(tools, answer, loosened=loosened)
 
 
 def chosen(choice: Any, *, parallel: bool | None = None) -> CallTools:
@@ -145,13 +145,13 @@ def test_an_answer_is_calls_or_the_response_format(name: str) -> None:
 
 def test_reasoning_comes_before_a_response_format() -> None:
     assert JSON is not None
-    special_ids = tokenizer(template("hermes")).special_ids
+    own = tokenizer(template("hermes"))
     for opens in (False, True):
         formats = ModelFormats(None, REASONING_FORMATS["think"])
-        grammar = AnswerGrammar(formats, special_ids, opens).of_answer(JSON)
+        grammar = AnswerGrammar(formats, own, opens).of_answer(JSON)
         assert is_allowed(grammar, ("" if opens else "<think>") + 'hm {</think>\n\n{"x": 1}')
         assert is_allowed(grammar, '{"x": 1}') is not opens
-    assert AnswerGrammar(ModelFormats(), special_ids, False).of_answer(JSON) is JSON
+    assert AnswerGrammar(ModelFormats(), own, False).of_answer(JSON) is JSON
 
 
 @pytest.mark.parametrize("name", FORMATS)

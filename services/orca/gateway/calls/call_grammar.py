@@ -167,4 +167,4 @@ async def _without_grammar(
 def _answer_grammar(model: ServedModel, chat: Chat) -> AnswerGrammar:
     reasoning = chat.reasoning
     is_in_reasoning = reasoning is not None and begins_reasoning(reasoning, model.tokenizer, chat.prompt)
-    return AnswerGrammar(ModelFormats(model.formats.tool, reasoning), model.tokenizer.special_ids, is_in_reasoning)
+    return AnswerGrammar(ModelFormats(model.formats.tool, reasoning), model.tokenizer, is_in_reasoning)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orca.core.domain.errors import InvalidRequest
+from orca.core.domain.text import Tokenizer
 from orca.gateway.errors import shown
 from orca.gateway.formats.tables import JsonCall, ModelFormats, NamedCall, ReasoningFormat, TaggedCall, ToolFormat
 from orca.gateway.formats.tagged_values import check_object, value_rule
@@ -30,7 +31,7 @@ class AnswerGrammar:
     """Collects the rules of one answer."""
 
     formats: ModelFormats
-    special_ids: Mapping[str, int]  # text -> id of the tokenizer's special tokens
+    tokenizer: Tokenizer  # whose special tokens may be markers
     is_in_reasoning: bool  # the prompt ends in the marker with which reasoning begins
     _rules: list[str] = field(default_factory=list)
 
@@ -87,18 +88,19 @@ class AnswerGrammar:
 
     def _marker(self, marker: str) -> str:
         """Return a marker as a rule has it: a special token is no text."""
-        if not self.special_ids:
+        pattern = self.tokenizer.special_pattern
+        if pattern is None:
             return literal(marker)
-        special = re.compile("|".join(map(re.escape, sorted(self.special_ids, key=len, reverse=True))))
-        texts, tokens = special.split(marker), special.findall(marker)
+        texts, tokens = pattern.split(marker), pattern.findall(marker)
         rules = [literal(texts[0])] if texts[0] else []
         for token, text in zip(tokens, texts[1:], strict=True):
-            rules += [f"<[{self.special_ids[token]}]>", *([literal(text)] if text else [])]
+            rules += [f"<[{self.tokenizer.special_ids[token]}]>", *([literal(text)] if text else [])]
         return " ".join(rules)
 
     def _is_special(self, marker: str) -> bool:
         """Return whether a marker begins with a special token, as it does if it has one."""
-        return any(marker.startswith(token) for token in self.special_ids)
+        pattern = self.tokenizer.special_pattern
+        return pattern is not None and pattern.match(marker) is not None
 
     def _thought(self, table: ReasoningFormat) -> str:
         """Return the reasoning before calls. It is left out only if the prompt has not begun it."""
