@@ -45,8 +45,8 @@ async def create(gateway: Gateway, call: OpenedCall, unread: UnreadBody) -> Resp
         earlier, refusal = await _earlier_items(gateway, call, body.previous_response_id, budget)
         translation = await _off_loop(gateway, budget.total_bytes, partial(translate, body, earlier))
         chat = translation.chat
-        if body.previous_response_id is not None:
-            _check_size(chat.items_json, gateway.settings)
+        if body.previous_response_id is not None and chat.items_json is not None:
+            _checked_size(chat.items_json, gateway.settings)
         await generation.check_call(gateway, call, chat)
         encode = partial(generation.encode_chat, gateway, chat) if refusal is None else partial(_refuse, refusal)
         try:
@@ -90,8 +90,9 @@ async def input_items(gateway: Gateway, call: OpenedCall, http: HttpRequest, res
     await _own_response(gateway, call, response_id)
     with _known(response_id), gateway.body_budget.for_call() as budget:
         text = await gateway.pool.conversation(response_id) or "[]"
-        budget.take(len(text))
-        body = await _off_loop(gateway, len(text), partial(_page, text, dict(http.query_params)))
+        size = len(text.encode())
+        budget.take(size)
+        body = await _off_loop(gateway, size, partial(_page, text, dict(http.query_params)))
     return Response(body, headers={"x-request-id": response_id}, media_type="application/json")
 
 
@@ -135,11 +136,11 @@ async def _earlier_items(
         message = f"{PREVIOUS}: the response '{response_id}' has not ended; wait for it, or cancel it"
         raise ApiError(400, message, param=PREVIOUS, code="invalid_value")
     (request,) = parent.requests
-    _check_size(text, gateway.settings)
-    budget.take(len(text.encode()))
+    size = _checked_size(text, gateway.settings)
+    budget.take(size)
     render_model = gateway.models.require(request.revision).render_model
     output = await read_output(request, RenderOptions.from_json(parent.render), log.tokens, log.end, render_model)
-    return await _off_loop(gateway, len(text), partial(_continued, text, output, gateway.settings)), None
+    return await _off_loop(gateway, size, partial(_continued, text, output, gateway.settings)), None
 
 
 async def _refuse(error: ApiError, _model: ServedModel) -> NoReturn:
@@ -147,12 +148,13 @@ async def _refuse(error: ApiError, _model: ServedModel) -> NoReturn:
     raise error
 
 
-def _check_size(conversation: str | None, settings: GatewaySettings) -> None:
-    """Raises: ApiError for a conversation that is larger than a body may be."""
-    size, most = len((conversation or "").encode()), settings.body_bytes_max
+def _checked_size(conversation: str, settings: GatewaySettings) -> int:
+    """Return the bytes of a conversation. Raises: ApiError if it is larger than a body may be."""
+    size, most = len(conversation.encode()), settings.body_bytes_max
     if size > most:
         message = f"{PREVIOUS}: the conversation has {size} bytes, more than {most}; begin a new one"
         raise ApiError(400, message, param=PREVIOUS, code="invalid_value")
+    return size
 
 
 async def _off_loop(gateway: Gateway, size: int, work: Callable[[], T]) -> T:
