@@ -65,7 +65,9 @@ def is_json_of(schema: Schema, text: str) -> bool:
 
 def _is_email(text: str) -> bool:
     """The grammar of RFC 5321 has no bounds. Its section 4.5.3 and DNS have some, which llguidance does not know."""
-    return len(text) > 63 or jsonschema_rs.is_valid({"type": "string", "format": "email"}, text, validate_formats=True)
+    if len(text) > 63:
+        return all(text.rpartition("@"))
+    return jsonschema_rs.is_valid({"type": "string", "format": "email"}, text, validate_formats=True)
 
 
 def _finite(digits: str) -> float:
