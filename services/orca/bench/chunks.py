@@ -19,8 +19,8 @@ from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
 from orca.bench.peers.engine_peer import run
 from orca.bench.peers.workload import Workload
-from orca.bench.report import percentile
 from orca.core.domain.step import Step
+from orca.planner.simulate.outcomes import percentile
 from orca.worker.models.build import StageModel, load_stage
 
 

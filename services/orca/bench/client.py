@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from orca.bench.report import RequestOutcome
-from orca.bench.trace import Trace, TraceRequest
+from orca.planner.simulate.outcomes import RequestOutcome
+from orca.planner.workload.trace import Trace, TraceRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

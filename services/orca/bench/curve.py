@@ -7,7 +7,8 @@ from typing import Any
 
 from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
-from orca.bench.report import RunReport, to_json
+from orca.bench.report import to_json
+from orca.planner.simulate.outcomes import RunReport
 from orca.scheduler.policy.request_level import RequestLevelPolicy
 
 

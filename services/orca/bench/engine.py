@@ -13,11 +13,11 @@ from typing import Any
 
 from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
-from orca.bench.trace import GREEDY
 from orca.cli.model_folder import find_model
 from orca.core.domain.engine import Engine, EngineShape
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, slots_needed
 from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Step, StepResult
+from orca.planner.workload.trace import GREEDY
 from orca.scheduler.engines import virtual_time
 from orca.scheduler.engines.simulated_engine import SimulatedEngine
 from orca.scheduler.engines.step_cost import StepCost
@@ -84,7 +84,9 @@ def time_local(
     return asyncio.run(run())
 
 
-def time_simulated(shape: EngineShape, cost: StepCost, batches: Sequence[BatchShape]) -> list[BatchTime]:
+def time_simulated(
+    shape: EngineShape, cost: StepCost | Sequence[StepCost], batches: Sequence[BatchShape]
+) -> list[BatchTime]:
     """Time the simulated engine in virtual time. One round is enough, because all rounds take the same time."""
     engine = SimulatedEngine(shape, cost=cost)
     return virtual_time.run(time_batches(engine, batches, vocab_size=1, rounds=1, warm_ups=0))

@@ -42,12 +42,13 @@ from orca.bench.options import (
     write_json,
 )
 from orca.bench.sweep import ANY_VOCAB, Measure, Sweep, measure_real, run_sweep
-from orca.bench.trace import generate
 from orca.cli.model_folder import find_model
 from orca.cli.small_model import CONTINUES
 from orca.core.domain.errors import ModelError, OrcaError, SettingError
 from orca.core.domain.model import DTYPES, QUANTIZATIONS, load_model_info
 from orca.core.process.command_line import CommandLineParser
+from orca.planner.simulate.outcomes import RequestOutcome, summarise
+from orca.planner.workload.trace import generate
 from orca.scheduler.settings import POLICIES
 from orca.worker.machine import thread_variables
 
@@ -316,7 +317,7 @@ def _serve(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     trace = generate(trace_spec(options, options.rate))
     probe = client.LoadTarget(url=options.url, model="", vocab_size=options.vocab_size, api_key=options.api_key)
 
-    async def run() -> tuple[str, list[report.RequestOutcome]]:
+    async def run() -> tuple[str, list[RequestOutcome]]:
         model = options.model or (await client.served_models(probe))[0]
         target = client.LoadTarget(
             url=options.url,
@@ -331,7 +332,7 @@ def _serve(options: argparse.Namespace, up_options: Sequence[str]) -> None:
         model, outcomes = asyncio.run(run())
     except (OSError, ValueError) as error:
         raise BenchFailed(f"{options.url} does not answer as expected: {error}") from error
-    figures = report.summarise(outcomes)
+    figures = summarise(outcomes)
     print("\n".join(report.lines(figures)))
     write_json(options.json, report.to_json(figures))
     if figures.errors:

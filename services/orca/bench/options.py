@@ -13,8 +13,9 @@ import orjson
 
 from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import append
-from orca.bench.trace import PRESETS, Lengths, Range, TraceSpec, parse_lengths
 from orca.core.domain.errors import SettingError
+from orca.planner.workload.lengths import Lengths, Range, parse_lengths
+from orca.planner.workload.trace import PRESETS, TraceSpec
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)

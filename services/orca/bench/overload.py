@@ -23,7 +23,7 @@ from time import perf_counter, process_time
 from orca.bench.client import EventStream, LoadTarget, request_bytes, token_count_error
 from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
-from orca.bench.trace import Trace
+from orca.planner.workload.trace import Trace
 
 RETRYABLE = frozenset((429, 500, 502, 503, 504))
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0

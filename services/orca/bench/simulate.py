@@ -23,12 +23,12 @@ from orca.bench.options import (
     write_json,
 )
 from orca.bench.plot import plot_curves
-from orca.bench.simulated_run import Simulation
 from orca.bench.sweep import Sweep, run_sweep
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.process.command_line import CommandLineParser
+from orca.planner.simulate.simulated_run import Simulation
 from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.policy.request_level import HABITS, Habits, RequestLevelPolicy
 from orca.scheduler.settings import POLICIES

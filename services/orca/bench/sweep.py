@@ -1,7 +1,7 @@
 """Runs every policy and max batch size over rising arrival rates: the points of the curves (ORCA, section 6.2).
 
 A `Measure` makes the runs: on a whole system of processes over HTTP (`measure_real`), or with the real scheduler on
-simulated stages (`simulated_run.Simulation`). The sweep treats both in the same way.
+simulated stages (`planner.simulate.simulated_run.Simulation`). The sweep treats both in the same way.
 """
 
 import asyncio
@@ -12,9 +12,10 @@ from tempfile import TemporaryDirectory
 
 from orca.bench.client import run_trace
 from orca.bench.curve import CurvePoint
-from orca.bench.report import RunReport, summarise
 from orca.bench.system import running_system
-from orca.bench.trace import Range, Trace, TraceSpec, generate
+from orca.planner.simulate.outcomes import RunReport, summarise
+from orca.planner.workload.lengths import Range
+from orca.planner.workload.trace import Trace, TraceSpec, generate
 from orca.scheduler.policy.request_level import HABITS, RequestLevelPolicy
 
 Measure = Callable[[str, int, Sequence[Trace]], Iterable[RunReport]]

@@ -11,7 +11,8 @@ from orca.bench.parts import grammars
 from orca.bench.parts import hostile_neighbours as neighbours
 from orca.bench.parts.tiny_families import tiny_checkpoint
 from orca.bench.peers.workload import Workload
-from orca.bench.trace import Range, TraceSpec, generate
+from orca.planner.workload.lengths import Range
+from orca.planner.workload.trace import TraceSpec, generate
 
 
 def test_a_matcher_takes_random_tokens_of_the_schema() -> None:

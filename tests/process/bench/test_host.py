@@ -10,10 +10,10 @@ import pytest
 from orca.bench.host.commits import CommitLoad
 from orca.bench.host.null_engine import NullEngine, expected_token
 from orca.bench.main import main as bench
-from orca.bench.trace import Range
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.request import SamplingParams, Token
 from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Sampled, Step
+from orca.planner.workload.lengths import Range
 
 SHAPE = EngineShape(stages=1, slots=4096, block_tokens=16, max_model_len=512)
 EPOCH = Epoch(1, "p")

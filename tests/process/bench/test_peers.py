@@ -18,8 +18,9 @@ from orca.bench.peers.compare import up_options
 from orca.bench.peers.judgement import judge
 from orca.bench.peers.model import SHAPES, GPT2Shape, LlamaShape, Shape, make_model
 from orca.bench.peers.workload import PeerAnswer, Workload
-from orca.bench.trace import Range, TraceSpec, generate
 from orca.core.domain.errors import SettingError
+from orca.planner.workload.lengths import Range
+from orca.planner.workload.trace import TraceSpec, generate
 from support.bench.peer_runs import check_judge
 
 TINY = LlamaShape(layers=2, hidden=48, heads=4, kv_heads=2, intermediate=80, vocab=300, positions=128)

@@ -17,8 +17,8 @@ from orca.bench.peers.memory import (
     slots_in_use,
 )
 from orca.bench.peers.model import LlamaShape, make_model
-from orca.bench.report import RequestOutcome
 from orca.core.process.logs import JsonFormatter
+from orca.planner.simulate.outcomes import RequestOutcome
 from orca.worker.models.build import load_stage
 from orca.worker.rank.kv_slots import slots_possible
 from orca.worker.settings import WorkerSettings

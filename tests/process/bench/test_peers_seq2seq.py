@@ -31,8 +31,9 @@ from orca.bench.peers.seq2seq.ctranslate2_peer import CTranslate2, translate_all
 from orca.bench.peers.seq2seq.orders import ARRIVAL, BY_ANSWER, BY_SOURCE, batches
 from orca.bench.peers.seq2seq.shapes import END, BartShape, T5Shape, bart_weights, t5_weights
 from orca.bench.peers.workload import PeerAnswer, Workload
-from orca.bench.trace import Range, TraceSpec, generate
 from orca.core.domain.errors import SettingError
+from orca.planner.workload.lengths import Range
+from orca.planner.workload.trace import TraceSpec, generate
 from support.bench.peer_runs import check_judge, some_comparison
 
 TINY_T5 = T5Shape(layers=2, hidden=48, heads=3, head_dim=16, intermediate=80, vocab=300)

@@ -4,8 +4,9 @@ import pytest
 
 from orca.bench.client import LoadTarget
 from orca.bench.overload import OverloadFigures, OverloadSettings, lines, measure, quantile_ms
-from orca.bench.trace import Range, TraceSpec, generate
 from orca.gateway.settings import GatewaySettings
+from orca.planner.workload.lengths import Range
+from orca.planner.workload.trace import TraceSpec, generate
 from orca.pool.settings import PoolSettings
 from support.gateway.gateway_server import served
 

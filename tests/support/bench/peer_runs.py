@@ -7,7 +7,8 @@ from typing import Any
 
 from orca.bench.peers.comparison import PeerComparison
 from orca.bench.peers.workload import PeerAnswer
-from orca.bench.trace import Range, TraceSpec, generate
+from orca.planner.workload.lengths import Range
+from orca.planner.workload.trace import TraceSpec, generate
 
 
 def some_comparison(rate: float | None = None, *, requests: int = 4, **choices: Any) -> PeerComparison:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from orca.bench.curve import CurvePoint, lines, points_json, side_by_side
 from orca.bench.plot import plot_curves
-from orca.bench.report import RequestOutcome, RunReport, summarise
 from orca.bench.sweep import Sweep, run_sweep
-from orca.bench.trace import Range, Trace, TraceSpec
+from orca.planner.simulate.outcomes import RequestOutcome, RunReport, summarise
+from orca.planner.workload.lengths import Range
+from orca.planner.workload.trace import Trace, TraceSpec
 
 
 def figures(requests: int, latency_s: float) -> RunReport:

@@ -5,8 +5,9 @@ import asyncio
 import orjson
 
 from orca.bench.client import run_trace, served_models
-from orca.bench.report import RequestOutcome
-from orca.bench.trace import Range, TraceSpec, generate
+from orca.planner.simulate.outcomes import RequestOutcome
+from orca.planner.workload.lengths import Range
+from orca.planner.workload.trace import TraceSpec, generate
 from support.bench.fake_completions import HEAD, Answer, chunk, event, serving, token, usage
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from orca.bench.main import main as bench
 from orca.bench.overload import OverloadFigures, OverloadSettings, lines, measure, peak_memory_mib
-from orca.bench.trace import Range, TraceSpec, generate
 from orca.core.process.ports import free_port
+from orca.planner.workload.lengths import Range
+from orca.planner.workload.trace import TraceSpec, generate
 from support.bench.fake_completions import HEAD, chunk, event, serving, token, usage
 
 TRACE = generate(TraceSpec(requests=3, prompt_tokens=Range(2, 2), new_tokens=Range(1, 1), rate=None, seed=0))

@@ -2,7 +2,8 @@
 
 import pytest
 
-from orca.bench.report import RequestOutcome, lines, percentile, spread, summarise
+from orca.bench.report import lines
+from orca.planner.simulate.outcomes import RequestOutcome, percentile, spread, summarise
 
 
 def outcome(index: int, arrival_s: float, *token_s: float, error: str | None = None) -> RequestOutcome:

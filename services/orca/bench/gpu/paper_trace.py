@@ -28,7 +28,8 @@ from orca.bench.gpu.shapes import LLAMA_1B, SMALL, made
 from orca.bench.peers.engine_peer import run
 from orca.bench.peers.transformers_peer import continuous_batching, static_batching
 from orca.bench.peers.workload import PeerAnswer, Workload
-from orca.bench.trace import PRESETS, Range, TraceSpec, generate
+from orca.planner.workload.lengths import Range
+from orca.planner.workload.trace import PRESETS, TraceSpec, generate
 from orca.worker.models.build import StageModel
 from orca.worker.models.config import LlamaConfig
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from orca.bench.trace import GREEDY
 from orca.core.domain.request import slots_needed
 from orca.core.domain.step import Claim, Epoch, NewRequest, Row, Sampled, Step
+from orca.planner.workload.trace import GREEDY
 from orca.worker.models.build import StageModel
 from orca.worker.stage.sampling import StepSample
 from orca.worker.stage.stage import Stage

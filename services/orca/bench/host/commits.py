@@ -23,11 +23,12 @@ from orca.bench.host.parts import (
     running_redis,
     running_scheduler,
 )
-from orca.bench.trace import GREEDY, Range
 from orca.core.domain.model import ModelInfo
 from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.core.process.batched import batched
 from orca.core.process.cpu_time import cpu_time_s
+from orca.planner.workload.lengths import Range
+from orca.planner.workload.trace import GREEDY
 from orca.pool.records import OnDisconnect, OwnershipState, Submission
 from orca.pool.redis.pool import RedisPool, open_redis_pool
 from orca.pool.settings import parse_pool_settings

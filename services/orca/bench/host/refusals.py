@@ -28,10 +28,10 @@ from orca.bench.host.parts import (
     running_scheduler,
     wait_until_healthy,
 )
-from orca.bench.report import percentile
-from orca.bench.trace import GREEDY
 from orca.core.domain.model import ModelInfo
 from orca.core.domain.request import FinishReason, Request
+from orca.planner.simulate.outcomes import percentile
+from orca.planner.workload.trace import GREEDY
 from orca.pool.records import LogSlice, OnDisconnect, Submission
 from orca.pool.redis.pool import RedisPool, open_redis_pool
 from orca.pool.settings import parse_pool_settings

@@ -19,8 +19,8 @@ from orca.bench.host.commits import CommitFigures, CommitLoad, measure_commits
 from orca.bench.host.events import StreamFigures, StreamLoad, measure_events
 from orca.bench.host.parts import HostFailed
 from orca.bench.host.refusals import RefusalFigures, RefusalLoad, lines_of, measure_refusals
-from orca.bench.trace import Range
 from orca.core.domain.model import load_model_info
+from orca.planner.workload.lengths import Range
 
 PROMPT_TOKENS = 32
 NEW_TOKENS = Range(128, 384)

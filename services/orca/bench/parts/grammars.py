@@ -25,10 +25,10 @@ from orca.bench.figures.writer import measured
 from orca.bench.peers import engine_peer
 from orca.bench.peers.model import made_up_tokenizer
 from orca.bench.peers.workload import Workload
-from orca.bench.trace import GREEDY
 from orca.core.domain.text import Tokenizer
 from orca.core.grammars.matching import GrammarVocabulary
 from orca.gateway.grammars.fields import StructuredOutputs, grammar_of
+from orca.planner.workload.trace import GREEDY
 from orca.worker.models.build import load_stage
 
 EOS = 0

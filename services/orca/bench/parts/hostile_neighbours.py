@@ -24,9 +24,9 @@ from orca.bench.figures.writer import measured
 from orca.bench.host.parts import resident_bytes
 from orca.bench.parts.hostile_grammars import hostile, words_of
 from orca.bench.peers.memory import parent_id, process_name
-from orca.bench.report import percentile
 from orca.bench.system import running_system
 from orca.core.domain.errors import OrcaError
+from orca.planner.simulate.outcomes import percentile
 
 ROLES = frozenset({"gateway", "rank"})
 """The processes whose memory is read, by their short names."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orca.bench.peers.workload import Workload
-from orca.bench.trace import Trace
 from orca.core.domain.errors import OrcaError
+from orca.planner.workload.trace import Trace
 
 
 class PeerFailed(OrcaError):

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from orca.bench.peers.arrivals import Arrivals
 from orca.bench.peers.workload import PeerAnswer, Workload
-from orca.bench.trace import GREEDY
 from orca.core.domain.model import QUANTIZATIONS
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, Request, SamplingParams
 from orca.core.domain.step import Claim, Epoch, Sampled, Step
 from orca.core.process.gc_freeze import freeze_all
+from orca.planner.workload.trace import GREEDY
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, next_batch
 from orca.scheduler.policy.state import GroupState

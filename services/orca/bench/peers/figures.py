@@ -30,7 +30,7 @@ from orca.bench.peers.results import (
     VLLM_HTTP,
     PeerResult,
 )
-from orca.bench.report import Spread
+from orca.planner.simulate.outcomes import Spread
 
 if TYPE_CHECKING:
     from orca.bench.peers.comparison import PeerComparison

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import orjson
 
-from orca.bench.report import RequestOutcome
 from orca.core.domain.request import slots_needed
+from orca.planner.simulate.outcomes import RequestOutcome
 
 INTERVAL_S = 0.25
 """A sample costs about 30 microseconds of processor time per process."""

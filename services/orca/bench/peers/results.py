@@ -9,7 +9,7 @@ from types import MappingProxyType
 from orca.bench.peers.judgement import Judgement
 from orca.bench.peers.memory import ProcessPeak, RankMemory
 from orca.bench.peers.workload import PeerAnswer
-from orca.bench.report import Spread, spread
+from orca.planner.simulate.outcomes import Spread, spread
 
 STATIC, CONTINUOUS = "transformers static", "transformers continuous"
 OPENVINO_F32, OPENVINO_DEFAULT = "openvino f32", "openvino default"

@@ -15,11 +15,11 @@ from orca.bench.peers.comparison import PeerComparison, PeerFailed
 from orca.bench.peers.memory import MemoryWatch, ProcessPeak, memory_of_ranks, slots_in_use
 from orca.bench.peers.results import PeerRound
 from orca.bench.peers.workload import PeerAnswer
-from orca.bench.report import summarise
 from orca.bench.system import log_tail, running_system
-from orca.bench.trace import Trace
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.process.parent_death import die_with_parent
+from orca.planner.simulate.outcomes import summarise
+from orca.planner.workload.trace import Trace
 from orca.worker.machine import thread_variables
 
 

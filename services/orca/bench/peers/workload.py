@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from orca.bench.trace import Trace
+from orca.planner.workload.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

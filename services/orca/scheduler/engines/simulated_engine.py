@@ -8,7 +8,7 @@ loop, virtual time on `virtual_time.VirtualTimeLoop`.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -94,7 +94,8 @@ class SimulatedEngine:
 
     Args:
         shape: the shape that it reports; a step beyond its slots fails an assertion.
-        cost: time per stage and step; 1 ms unless set.
+        cost: time per stage and step; one for every stage, or one for each, stage 0 first.
+        host_us: time of a result's way to the master, which no stage spends.
         tokens: the source of "sampled" tokens.
         faults: called once for each step with rows.
         refusals: called for each row of a request until it is refused.
@@ -107,7 +108,8 @@ class SimulatedEngine:
         self,
         shape: EngineShape,
         *,
-        cost: StepCost | None = None,
+        cost: StepCost | Sequence[StepCost] | None = None,
+        host_us: int = 0,
         tokens: TokenSource | None = None,
         faults: Callable[[Step], StepFault | None] = no_faults,
         refusals: RefusalSource = no_refusals,
@@ -116,7 +118,10 @@ class SimulatedEngine:
         form_us: int = 0,
     ) -> None:
         self.shape = shape
-        self._cost: StepCost = LinearCost() if cost is None else cost
+        chosen: StepCost | Sequence[StepCost] = LinearCost() if cost is None else cost
+        self._costs = tuple(chosen) if isinstance(chosen, Sequence) else (chosen,) * shape.stages
+        assert len(self._costs) == shape.stages, "each stage has a cost"
+        self._host_us = host_us
         self._tokens = seeded_tokens(0) if tokens is None else tokens
         self._faults = faults
         self._refusals = refusals
@@ -159,7 +164,7 @@ class SimulatedEngine:
         if fault in (StepFault.DEATH, StepFault.CRASH):
             is_from_inside = fault is StepFault.CRASH
             error = EngineError(f"a stage died in step {step.number}", is_from_inside=is_from_inside)
-            self._deliver_at(end_us, state, error)
+            self._deliver_at(end_us + self._host_us, state, error)
         elif fault is not StepFault.LOST:
             timing = StageTiming(
                 stage=self.shape.stages - 1,
@@ -174,7 +179,7 @@ class SimulatedEngine:
                 refused=refused,
                 timing=timing,
             )
-            self._deliver_at(end_us, state, result)
+            self._deliver_at(end_us + self._host_us, state, result)
 
     async def results(self) -> AsyncIterator[StepResult]:
         state = self._state
@@ -209,10 +214,10 @@ class SimulatedEngine:
 
     def _run_stages(self, state: _StageState, step: Step, fault: StepFault | None) -> tuple[int, int]:
         """Pass the step through the stages, which run one step at a time. Returns: start and end on the last stage."""
-        cost_us = self._cost.stage_us(step)
         fed = [held.sampled_us for row in step.rows if _is_fed(held := state.held[row.handle], row)]
         start_us = end_us = max([self._now_us(), *fed])
-        for stage in range(self.shape.stages):
+        for stage, cost in enumerate(self._costs):
+            cost_us = cost.stage_us(step)
             start_us = max(end_us, state.free_us[stage])
             end_us = start_us + (cost_us * 10 if fault is StepFault.SLOW and stage == 0 else cost_us)
             state.free_us[stage] = end_us

@@ -20,7 +20,8 @@ from orca.bench.gpu.rows import Asked, EngineRow
 from orca.bench.gpu.shapes import made
 from orca.bench.peers.engine_peer import run
 from orca.bench.peers.workload import Workload
-from orca.bench.trace import Range, TraceSpec, generate
+from orca.planner.workload.lengths import Range
+from orca.planner.workload.trace import TraceSpec, generate
 from orca.worker.models.encoder_decoder.t5_config import T5Config
 from orca.worker.models.model_shape import Stack
 

@@ -7,16 +7,8 @@ from statistics import NormalDist, fmean, pstdev
 
 import pytest
 
-from orca.bench.trace import (
-    DEVIATION_MAX,
-    PRESETS,
-    Lengths,
-    Range,
-    TraceSpec,
-    TruncatedNormal,
-    generate,
-    parse_lengths,
-)
+from orca.planner.workload.lengths import DEVIATION_MAX, Lengths, Range, TruncatedNormal, parse_lengths
+from orca.planner.workload.trace import PRESETS, TraceSpec, generate
 
 
 def spec(**changes: object) -> TraceSpec:

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from orca.bench.report import RunReport
 from orca.bench.simulate import ENGINES
-from orca.bench.simulated_run import Simulation
-from orca.bench.trace import PRESETS, Range, Trace, TraceSpec, generate
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import SettingError
+from orca.planner.simulate.outcomes import RunReport
+from orca.planner.simulate.simulated_run import Simulation
+from orca.planner.workload.lengths import Range
+from orca.planner.workload.trace import PRESETS, Trace, TraceSpec, generate
 from orca.scheduler.engines.step_cost import LinearCost
 
 PAPER = ENGINES["175b"]

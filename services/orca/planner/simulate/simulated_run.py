@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from orca.bench.report import RequestOutcome, RunReport, summarise
-from orca.bench.trace import GREEDY, Trace, TraceRequest
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import End, FinishReason, Request
+from orca.planner.simulate.outcomes import RequestOutcome, RunReport, summarise
+from orca.planner.workload.trace import GREEDY, Trace, TraceRequest
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.records import Caller, CommitAnswer, CommitEntry, OnDisconnect, Submission
 from orca.scheduler.dependencies import Dependencies
@@ -34,7 +34,8 @@ class Simulation:
     """A simulated engine and the settings of its scheduler."""
 
     shape: EngineShape
-    cost: StepCost
+    cost: StepCost | Sequence[StepCost]  # of every stage, or one for each
+    host_us: int = 0  # of a result's way to the scheduler
     prefetch: int = 0
     is_encoder_decoder: bool = False  # prompts are sources, and each target begins with one start token
     baseline: RequestLevelPolicy = field(default_factory=RequestLevelPolicy)  # the policy named `request_level`
@@ -75,7 +76,7 @@ class Simulation:
         pool = WatchedPool(len(trace.requests))
         dependencies = Dependencies(
             pool=pool,
-            engine=SimulatedEngine(self.shape, cost=self.cost),
+            engine=SimulatedEngine(self.shape, cost=self.cost, host_us=self.host_us),
             policy=policy,
             caller=CALLER,
             calls=count(1),

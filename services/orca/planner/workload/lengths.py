@@ -1,23 +1,10 @@
-"""Request traces as in the paper: lengths from a uniform distribution, arrivals by a Poisson process (ORCA, section
-6.2). Lengths may also come from a truncated normal distribution (ExeGPT, section 7.1).
-
-Pure and seeded: the same settings and seed give the same trace on every machine. Lengths and arrivals come from two
-streams of random numbers. So traces that differ only in their rate contain the same requests in the same order, and
-their arrival times differ by a factor.
-"""
+"""Distributions of lengths in tokens: uniform (ORCA, section 6.2) and truncated normal (ExeGPT, section 7.1)."""
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 from statistics import NormalDist
-from types import MappingProxyType
 from typing import Protocol
-
-from orca.core.domain.request import SamplingParams
-
-GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
-"""Sampling of every request of a measurement: the same tokens each time, exactly as many as wanted."""
 
 DEVIATION_MAX = 1_000_000
 """Largest standard deviation of lengths: far above it, all lengths have the same share, which rounding loses."""
@@ -109,82 +96,3 @@ def parse_lengths(text: str) -> Lengths:
     if not moments:
         return Range(ends[0], ends[-1])
     return TruncatedNormal(mean=moments[0], deviation=moments[1], low=ends[0], high=ends[1])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceSpec:
-    """The settings that determine a trace."""
-
-    requests: int  # how many
-    prompt_tokens: Lengths  # the paper's number of input tokens
-    new_tokens: Lengths  # the paper's max_gen_tokens: each request generates exactly this number
-    rate: float | None = None  # requests per second of the Poisson process; None: all arrive at 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.requests < 1:
-            raise ValueError(f"a trace has at least one request, not {self.requests}")
-        if self.rate is not None and not self.rate > 0:
-            raise ValueError(f"an arrival rate is above 0 requests/s, not {self.rate}")
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRequest:
-    """One request of a trace."""
-
-    index: int  # position in order of arrival, from 0
-    arrival_s: float  # seconds after the start of the trace
-    prompt_tokens: int
-    new_tokens: int
-
-    @property
-    def max_total_tokens(self) -> int:
-        """The paper's max_tokens: the number of slots to reserve."""
-        return self.prompt_tokens + self.new_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """Requests in order of arrival."""
-
-    spec: TraceSpec
-    requests: tuple[TraceRequest, ...]
-
-    @property
-    def new_tokens(self) -> int:
-        return sum(request.new_tokens for request in self.requests)
-
-    @property
-    def max_total_tokens(self) -> int:
-        """Tokens of the longest request: the minimum for the model's length and the slots."""
-        return max(request.max_total_tokens for request in self.requests)
-
-    def prompt(self, index: int, vocab_size: int) -> list[int]:
-        """Return random token ids below `vocab_size` for a request's prompt, the same ones at every call.
-
-        Two prompts share a prefix only by chance, so that a prefix cache changes no figure.
-        """
-        numbers = Random(f"{self.spec.seed}/prompt/{index}")
-        return numbers.choices(range(vocab_size), k=self.requests[index].prompt_tokens)
-
-
-PRESETS: Mapping[str, tuple[Range, Range]] = MappingProxyType(
-    {
-        "paper": (Range(32, 512), Range(1, 128)),  # ORCA, section 6.2
-        "small": (Range(16, 128), Range(1, 64)),  # for models and machines a thousand times smaller
-    }
-)
-"""Name -> (prompt tokens, new tokens)."""
-
-
-def generate(spec: TraceSpec) -> Trace:
-    """Draw a trace. Source: ORCA, section 6, second scenario."""
-    lengths, gaps = Random(f"{spec.seed}/lengths"), Random(f"{spec.seed}/arrivals")
-    requests, arrival_s = [], 0.0
-    for index in range(spec.requests):
-        if spec.rate is not None:
-            arrival_s += gaps.expovariate(1.0) / spec.rate
-        prompt_tokens = spec.prompt_tokens.draw(lengths)
-        new_tokens = spec.new_tokens.draw(lengths)
-        requests.append(TraceRequest(index, arrival_s, prompt_tokens, new_tokens))
-    return Trace(spec, tuple(requests))
