@@ -1,0 +1,197 @@
+"""Branch and bound (ExeGPT, Algorithm 1 and Figure 5), against exhaustive search."""
+
+import math
+from itertools import product
+from random import Random
+
+import pytest
+
+from orca.planner.search.branch_and_bound import Block, Found, Perform, Performance, Point, Tolerance, search
+
+
+def always(latency: float, throughput: float) -> Perform:
+    return lambda point: Performance(latency, throughput)  # noqa: ARG005 - the shape of the function
+
+
+def every_point(space: Block) -> list[Point]:
+    return list(product(*(range(low, high + 1) for low, high in zip(space.lower, space.upper, strict=True))))
+
+
+def exhaustive(space: Block, perform: Perform, bound: float) -> float:
+    """Return the most throughput under the bound; -inf if no point meets it."""
+    return max(
+        (perform(point).throughput for point in every_point(space) if perform(point).latency <= bound),
+        default=-math.inf,
+    )
+
+
+def rising(numbers: Random, steps: int) -> list[float]:
+    """Return random rising values from 0 to 1, some of them in a few large jumps."""
+    power, total = numbers.choice((1, 3)), 0.0
+    values = [0.0]
+    for _ in range(steps):
+        total += numbers.random() ** power
+        values.append(total)
+    return [value / total for value in values] if steps else values
+
+
+def random_costs(seed: int, space: Block, *, noise: float = 0.0) -> Perform:
+    """Return functions that rise with each variable. `noise` is the largest share by which each value is off."""
+    numbers = Random(seed)
+    weights = [(numbers.random() + 0.1, numbers.random() + 0.1) for _ in space.sides]
+    curves = [(rising(numbers, side), rising(numbers, side)) for side in space.sides]
+    known: dict[Point, Performance] = {}
+
+    def off(point: Point, which: int) -> float:
+        return 1 + noise * (2 * Random(repr((seed, point, which))).random() - 1) if noise else 1.0
+
+    def perform(point: Point) -> Performance:
+        if point not in known:
+            latency = throughput = 0.3
+            for low, at, (slow, fast), (late, much) in zip(space.lower, point, weights, curves, strict=True):
+                latency += slow * late[at - low]
+                throughput += fast * much[at - low]
+            known[point] = Performance(latency * off(point, 0), throughput * off(point, 1))
+        return known[point]
+
+    return perform
+
+
+def a_bound(seed: int, space: Block, perform: Perform) -> float:
+    """Return the lowest 10, 30 or 70 % of the latencies (section 7.1), or no bound."""
+    share = Random(seed).choice((0.1, 0.3, 0.7, 1.0))
+    latencies = sorted(perform(point).latency for point in every_point(space))
+    return math.inf if share == 1.0 else latencies[int(share * len(latencies))]
+
+
+def check_found(found: Found, space: Block, perform: Perform, bound: float, *, tolerance: float) -> None:
+    best = exhaustive(space, perform, bound)
+    assert (found.best is None) == (best == -math.inf)
+    if found.best is not None:
+        figures = perform(found.best)
+        assert figures.latency <= bound, "the point breaks the bound"
+        assert figures.throughput >= best * (1 - tolerance) - 1e-12
+
+
+SPACES = (Block((1,), (40,)), Block((1, 1), (12, 9)), Block((0, 3, 1), (6, 7, 5)), Block((5, 5), (5, 30)))
+
+
+@pytest.mark.parametrize("space", SPACES, ids=lambda space: "x".join(str(side + 1) for side in space.sides))
+@pytest.mark.parametrize("noise", [0.0, 0.02], ids=["monotone", "nearly-monotone"])
+def test_as_good_as_exhaustive_search(space: Block, noise: float) -> None:
+    # Two neighbours may be off in opposite directions.
+    tolerance = 2 * noise / (1 - noise)
+    for seed in range(125):
+        perform = random_costs(seed, space, noise=noise)
+        bound = a_bound(seed, space, perform)
+        allowed = Tolerance(throughput=tolerance, latency=tolerance)
+        found = search(space, perform, latency_bound=bound, tolerance=allowed)
+        check_found(found, space, perform, bound, tolerance=tolerance)
+
+
+def test_few_points_of_a_large_space_are_evaluated() -> None:
+    space = Block((1, 1), (256, 128))
+    shares = []
+    for seed in range(4):
+        perform = random_costs(seed, space)
+        bound = a_bound(seed, space, perform)
+        found = search(space, perform, latency_bound=bound)
+        check_found(found, space, perform, bound, tolerance=0.0)
+        shares.append(len(found.evaluated) / space.points)
+    assert max(shares) <= 0.05
+
+
+def test_the_top_right_corner_is_the_answer_if_it_meets_the_bound() -> None:
+    calls: list[Point] = []
+
+    def perform(point: Point) -> Performance:
+        calls.append(point)
+        return Performance(latency=float(sum(point)), throughput=float(sum(point)))
+
+    assert search(Block((1, 1), (50, 70)), perform, latency_bound=120.0).best == (50, 70)
+    assert calls == [(50, 70)]
+
+
+def test_without_a_bound_the_top_right_corner_is_the_answer() -> None:
+    found = search(Block((1, 1), (9, 9)), lambda point: Performance(sum(point), sum(point)), latency_bound=math.inf)
+    assert found.best == (9, 9)
+    assert len(found.evaluated) == 1
+
+
+def test_a_point_that_breaks_the_bound_is_never_the_best() -> None:
+    found = search(Block((1, 1), (30, 30)), lambda point: Performance(1 + sum(point), 1.0), latency_bound=2.0)
+    assert found.best is None
+    assert found.fastest == (1, 1)
+    assert found.ranking(2.0) == []
+
+
+def test_a_point_that_cannot_run_is_never_the_best() -> None:
+    found = search(Block((1,), (8,)), always(math.inf, 9.0), latency_bound=math.inf)
+    assert found.best is None
+
+
+def test_a_single_point() -> None:
+    found = search(Block((4, 2), (4, 2)), always(3.0, 5.0), latency_bound=3.0)
+    assert found.best == (4, 2)
+    assert search(Block((4, 2), (4, 2)), always(3.0, 5.0), latency_bound=2.9).best is None
+
+
+def test_all_points_are_equal() -> None:
+    found = search(Block((1, 1), (100, 100)), always(1.0, 1.0), latency_bound=1.0)
+    assert found.best == (100, 100)
+
+
+def test_a_floor_drops_what_another_search_has_beaten() -> None:
+    calls: list[Point] = []
+
+    def perform(point: Point) -> Performance:
+        calls.append(point)
+        return Performance(float(sum(point)), float(sum(point)))
+
+    found = search(Block((1, 1), (50, 50)), perform, latency_bound=40.0, throughput_floor=101.0)
+    assert found.best is None
+    assert calls == [(50, 50)]
+
+
+def test_the_ranking_names_all_that_meet_the_bound() -> None:
+    space = Block((1, 1), (12, 9))
+    perform = random_costs(3, space)
+    bound = a_bound(1, space, perform)
+    found = search(space, perform, latency_bound=bound)
+    ranking = found.ranking(bound)
+    assert ranking[0] == found.best
+    throughputs = [perform(point).throughput for point in ranking]
+    assert throughputs == sorted(throughputs, reverse=True)
+    assert all(perform(point).latency <= bound for point in ranking)
+
+
+def test_figure_5() -> None:
+    """The steps of Figure 5 on one space: select, split vertically or horizontally, update T*, prune."""
+    space = Block((1, 1), (8, 8))
+    log: list[Point] = []
+
+    def perform(point: Point) -> Performance:
+        """Latency depends on the sum. Throughput gains more from the second variable."""
+        log.append(point)
+        return Performance(latency=float(sum(point)), throughput=float(point[0] + 2 * point[1]))
+
+    found = search(space, perform, latency_bound=10.0, tolerance=Tolerance(throughput=0.01))
+
+    # The top right corner breaks the bound (16 > 10), the bottom left one meets it: the block is worth splitting.
+    assert log[:2] == [(8, 8), (1, 1)]
+    # Select B0: its top left corner (1, 8) and its bottom right one (8, 1) both meet the bound.
+    assert log[2:4] == [(1, 8), (8, 1)]
+    # The top left one has more throughput (17 > 10), so B0 is split vertically. The halves are [1..4] and [5..8] in the
+    # first variable. Their upper corners are new, and the lower one of the second half. That one has a latency of 6.
+    assert log[4:6] == [(4, 8), (5, 1)]
+    # Update: T* = 17 at (1, 8). Neither upper corner meets the bound (12 and 16), so both halves are queued.
+    # Select the half with the higher lower bound: [5..8] x [1..8], with a throughput of 7 at (5, 1).
+    # Its top left corner (5, 8) breaks the bound, its bottom right one (8, 1) meets it: it is split horizontally.
+    assert log[6:8] == [(5, 8), (8, 4)]
+    # The lower half has its upper corner (8, 4) at a throughput of 16: pruned, as 16 + 0.17 < 17. The upper half begins
+    # at (5, 5), whose latency is just 10: a candidate with 15, and the block is not worth splitting further.
+    assert log[8] == (5, 5)
+    assert found.best == (2, 8)
+    assert found.evaluated[(2, 8)] == Performance(10.0, 18.0)
+    # Of 64 points, few were evaluated, and no block below T* was split again.
+    assert len(found.evaluated) <= 20
