@@ -6,18 +6,18 @@ from random import Random
 
 import pytest
 
-from orca.planner.search.branch_and_bound import Block, Found, Perform, Performance, Point, Tolerance, search
+from orca.planner.search.branch_and_bound import Found, Perform, Performance, Point, SearchBlock, Tolerance, search
 
 
 def always(latency: float, throughput: float) -> Perform:
     return lambda point: Performance(latency, throughput)  # noqa: ARG005 - the shape of the function
 
 
-def every_point(space: Block) -> list[Point]:
+def every_point(space: SearchBlock) -> list[Point]:
     return list(product(*(range(low, high + 1) for low, high in zip(space.lower, space.upper, strict=True))))
 
 
-def exhaustive(space: Block, perform: Perform, bound: float) -> float:
+def exhaustive(space: SearchBlock, perform: Perform, bound: float) -> float:
     """Return the most throughput under the bound; -inf if no point meets it."""
     return max(
         (perform(point).throughput for point in every_point(space) if perform(point).latency <= bound),
@@ -35,7 +35,7 @@ def rising(numbers: Random, steps: int) -> list[float]:
     return [value / total for value in values] if steps else values
 
 
-def random_costs(seed: int, space: Block, *, noise: float = 0.0) -> Perform:
+def random_costs(seed: int, space: SearchBlock, *, noise: float = 0.0) -> Perform:
     """Return functions that rise with each variable. `noise` is the largest share by which each value is off."""
     numbers = Random(seed)
     weights = [(numbers.random() + 0.1, numbers.random() + 0.1) for _ in space.sides]
@@ -57,14 +57,14 @@ def random_costs(seed: int, space: Block, *, noise: float = 0.0) -> Perform:
     return perform
 
 
-def a_bound(seed: int, space: Block, perform: Perform) -> float:
+def a_bound(seed: int, space: SearchBlock, perform: Perform) -> float:
     """Return the lowest 10, 30 or 70 % of the latencies (section 7.1), or no bound."""
     share = Random(seed).choice((0.1, 0.3, 0.7, 1.0))
     latencies = sorted(perform(point).latency for point in every_point(space))
     return math.inf if share == 1.0 else latencies[int(share * len(latencies))]
 
 
-def check_found(found: Found, space: Block, perform: Perform, bound: float, *, tolerance: float) -> None:
+def check_found(found: Found, space: SearchBlock, perform: Perform, bound: float, *, tolerance: float) -> None:
     best = exhaustive(space, perform, bound)
     assert (found.best is None) == (best == -math.inf)
     if found.best is not None:
@@ -73,12 +73,17 @@ def check_found(found: Found, space: Block, perform: Perform, bound: float, *, t
         assert figures.throughput >= best * (1 - tolerance) - 1e-12
 
 
-SPACES = (Block((1,), (40,)), Block((1, 1), (12, 9)), Block((0, 3, 1), (6, 7, 5)), Block((5, 5), (5, 30)))
+SPACES = (
+    SearchBlock((1,), (40,)),
+    SearchBlock((1, 1), (12, 9)),
+    SearchBlock((0, 3, 1), (6, 7, 5)),
+    SearchBlock((5, 5), (5, 30)),
+)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=lambda space: "x".join(str(side + 1) for side in space.sides))
 @pytest.mark.parametrize("noise", [0.0, 0.02], ids=["monotone", "nearly-monotone"])
-def test_as_good_as_exhaustive_search(space: Block, noise: float) -> None:
+def test_as_good_as_exhaustive_search(space: SearchBlock, noise: float) -> None:
     # Two neighbours may be off in opposite directions.
     tolerance = 2 * noise / (1 - noise)
     for seed in range(125):
@@ -90,7 +95,7 @@ def test_as_good_as_exhaustive_search(space: Block, noise: float) -> None:
 
 
 def test_few_points_of_a_large_space_are_evaluated() -> None:
-    space = Block((1, 1), (256, 128))
+    space = SearchBlock((1, 1), (256, 128))
     shares = []
     for seed in range(4):
         perform = random_costs(seed, space)
@@ -108,36 +113,38 @@ def test_the_top_right_corner_is_the_answer_if_it_meets_the_bound() -> None:
         calls.append(point)
         return Performance(latency=float(sum(point)), throughput=float(sum(point)))
 
-    assert search(Block((1, 1), (50, 70)), perform, latency_bound=120.0).best == (50, 70)
+    assert search(SearchBlock((1, 1), (50, 70)), perform, latency_bound=120.0).best == (50, 70)
     assert calls == [(50, 70)]
 
 
 def test_without_a_bound_the_top_right_corner_is_the_answer() -> None:
-    found = search(Block((1, 1), (9, 9)), lambda point: Performance(sum(point), sum(point)), latency_bound=math.inf)
+    found = search(
+        SearchBlock((1, 1), (9, 9)), lambda point: Performance(sum(point), sum(point)), latency_bound=math.inf
+    )
     assert found.best == (9, 9)
     assert len(found.evaluated) == 1
 
 
 def test_a_point_that_breaks_the_bound_is_never_the_best() -> None:
-    found = search(Block((1, 1), (30, 30)), lambda point: Performance(1 + sum(point), 1.0), latency_bound=2.0)
+    found = search(SearchBlock((1, 1), (30, 30)), lambda point: Performance(1 + sum(point), 1.0), latency_bound=2.0)
     assert found.best is None
     assert found.fastest == (1, 1)
     assert found.ranking(2.0) == []
 
 
 def test_a_point_that_cannot_run_is_never_the_best() -> None:
-    found = search(Block((1,), (8,)), always(math.inf, 9.0), latency_bound=math.inf)
+    found = search(SearchBlock((1,), (8,)), always(math.inf, 9.0), latency_bound=math.inf)
     assert found.best is None
 
 
 def test_a_single_point() -> None:
-    found = search(Block((4, 2), (4, 2)), always(3.0, 5.0), latency_bound=3.0)
+    found = search(SearchBlock((4, 2), (4, 2)), always(3.0, 5.0), latency_bound=3.0)
     assert found.best == (4, 2)
-    assert search(Block((4, 2), (4, 2)), always(3.0, 5.0), latency_bound=2.9).best is None
+    assert search(SearchBlock((4, 2), (4, 2)), always(3.0, 5.0), latency_bound=2.9).best is None
 
 
 def test_all_points_are_equal() -> None:
-    found = search(Block((1, 1), (100, 100)), always(1.0, 1.0), latency_bound=1.0)
+    found = search(SearchBlock((1, 1), (100, 100)), always(1.0, 1.0), latency_bound=1.0)
     assert found.best == (100, 100)
 
 
@@ -148,13 +155,13 @@ def test_a_floor_drops_what_another_search_has_beaten() -> None:
         calls.append(point)
         return Performance(float(sum(point)), float(sum(point)))
 
-    found = search(Block((1, 1), (50, 50)), perform, latency_bound=40.0, throughput_floor=101.0)
+    found = search(SearchBlock((1, 1), (50, 50)), perform, latency_bound=40.0, throughput_floor=101.0)
     assert found.best is None
     assert calls == [(50, 50)]
 
 
 def test_the_ranking_names_all_that_meet_the_bound() -> None:
-    space = Block((1, 1), (12, 9))
+    space = SearchBlock((1, 1), (12, 9))
     perform = random_costs(3, space)
     bound = a_bound(1, space, perform)
     found = search(space, perform, latency_bound=bound)
@@ -167,7 +174,7 @@ def test_the_ranking_names_all_that_meet_the_bound() -> None:
 
 def test_figure_5() -> None:
     """The steps of Figure 5 on one space: select, split vertically or horizontally, update T*, prune."""
-    space = Block((1, 1), (8, 8))
+    space = SearchBlock((1, 1), (8, 8))
     log: list[Point] = []
 
     def perform(point: Point) -> Performance:

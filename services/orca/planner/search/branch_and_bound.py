@@ -37,7 +37,7 @@ Perform = Callable[[Point], Performance]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class SearchBlock:
     """A box of points, both corners included."""
 
     lower: Point
@@ -54,12 +54,12 @@ class Block:
         """
         return (*self.upper[:variable], self.lower[variable], *self.upper[variable + 1 :])
 
-    def split(self, variable: int) -> tuple["Block", "Block"]:
+    def split(self, variable: int) -> tuple["SearchBlock", "SearchBlock"]:
         """Return the two halves, the one with the lower values first. The side must have two values or more."""
         middle = (self.lower[variable] + self.upper[variable]) // 2
         below = (*self.upper[:variable], middle, *self.upper[variable + 1 :])
         above = (*self.lower[:variable], middle + 1, *self.lower[variable + 1 :])
-        return Block(self.lower, below), Block(above, self.upper)
+        return SearchBlock(self.lower, below), SearchBlock(above, self.upper)
 
     @property
     def points(self) -> int:
@@ -72,7 +72,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far real functions may be from monotone ones: epsilon_T and epsilon_L of Algorithm 1, as shares."""
+    """Distances of real functions from monotone ones: epsilon_T and epsilon_L of Algorithm 1, as shares."""
 
     throughput: float = 0.0  # of the best throughput so far
     latency: float = 0.0  # of the latency bound
@@ -97,7 +97,7 @@ class Found:
 
 
 def search(
-    space: Block,
+    space: SearchBlock,
     perform: Perform,
     *,
     latency_bound: float,
@@ -124,10 +124,10 @@ class _Search:
     most: float  # T*: the best throughput so far
     best: Point | None = None
     evaluated: dict[Point, Performance] = field(default_factory=dict)
-    queue: list[tuple[float, int, Block]] = field(default_factory=list)
+    queue: list[tuple[float, int, SearchBlock]] = field(default_factory=list)
     numbers: count = field(default_factory=count)  # type: ignore[type-arg]
 
-    def run(self, space: Block) -> Found:
+    def run(self, space: SearchBlock) -> Found:
         top = self.at(space.upper)
         if not self.meets(top) and self.may_hold_better(space):
             self.add(space)
@@ -152,20 +152,20 @@ class _Search:
     def meets(self, figures: Performance) -> bool:
         return figures.latency <= self.bound and figures.latency < inf
 
-    def may_hold_better(self, block: Block) -> bool:
+    def may_hold_better(self, block: SearchBlock) -> bool:
         """Return true if the block is worth splitting (lines 14 and 18)."""
         if block.lower == block.upper or self.is_too_slow(block):
             return False
         return self.at(block.lower).latency < self.bound * (1 + self.tolerance.latency)
 
-    def is_too_slow(self, block: Block) -> bool:
+    def is_too_slow(self, block: SearchBlock) -> bool:
         return self.at(block.upper).throughput + self.tolerance.throughput * self.most < self.most
 
-    def add(self, block: Block) -> None:
+    def add(self, block: SearchBlock) -> None:
         # The number keeps blocks of equal throughput in the order in which they came.
         heapq.heappush(self.queue, (-self.at(block.lower).throughput, next(self.numbers), block))
 
-    def side_to_split(self, block: Block) -> int:
+    def side_to_split(self, block: SearchBlock) -> int:
         """Return the variable whose low corner has the most throughput under the bound, or the one with the longest
         side (lines 7 to 10).
         """
