@@ -72,6 +72,12 @@ def page() -> str:
             "",
             "`orca pool stats`, `orca pool schema [N]` and `orca pool acl`.\n\n",
         ),
+        _section(
+            "orca pool lengths",
+            pool.PoolLengthsSettings,
+            "",
+            "`orca pool lengths` prints how long prompts and answers were in the last four hours.\n\n",
+        ),
         "## orca bench, orca simulate\n\n`orca bench --help` lists the measurements, ",
         "`orca bench NAME --help` lists the options of one.\n",
     ]

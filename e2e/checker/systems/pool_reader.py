@@ -11,7 +11,9 @@ from checker.history.records import PoolLog
 PREFIX = "orca:{local}:"
 """Prefix of all keys of the deployment that `orca up` makes."""
 
-LASTING = frozenset({"meta", "seat", "seats", "closed_at", "parts", "promises", "blocks", "lengths", "forgotten"})
+LASTING = frozenset(
+    {"meta", "seat", "seats", "closed_at", "parts", "promises", "blocks", "lengths", "periods", "forgotten"}
+)
 """Kinds of keys that outlive all requests, some of them for a minute."""
 
 

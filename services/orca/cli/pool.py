@@ -1,6 +1,7 @@
 """`orca pool`: shows the state of a request pool and sets its schema number.
 
     orca pool stats                print what the pool holds
+    orca pool lengths              print how long prompts and answers were in the last hours
     orca pool schema 2             put another schema number in force; without a number, print the present one
     orca pool acl                  print lines for the ACL file of an external Redis (pool/redis/access.py)
 
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from orca.cli.pool_lengths import lengths_json, lengths_text
 from orca.cli.up.local_resources import default_data_folder
 from orca.cli.up.plan import DEPLOYMENT
 from orca.core.domain.errors import PoolUnavailable, SettingError
@@ -23,8 +25,8 @@ from orca.pool.redis.access import DEFAULT_USER_WARNING, LOCAL_USER, LocalAccess
 from orca.pool.redis.pool import open_redis_pool
 from orca.pool.settings import PoolSettings, parse_pool_settings
 
-ACTIONS = ("stats", "schema", "acl")
-_USAGE = "orca pool stats|schema [N]|acl [OPTIONS]; --help lists the options"
+ACTIONS = ("stats", "lengths", "schema", "acl")
+_USAGE = "orca pool stats|lengths|schema [N]|acl [OPTIONS]; --help lists the options"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +45,23 @@ class PoolCommandSettings:
         check_bounds(self)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLengthsSettings(PoolCommandSettings):
+    """Selects the answers, and their form."""
+
+    revision: str | None = setting(None, "revision whose answers are counted; default: the one in force")
+    half_life: int = setting(
+        1800, "seconds after which an answer has half its weight in means and percentiles", least=1
+    )
+    json: bool = setting(False, "print JSON, with the weight of each range of lengths")
+
+
 def main(argv: Sequence[str]) -> int:
     """Run one action. Returns: 0, or 1 if the pool does not answer or refuses. Raises: SettingError for a bad call."""
     action, number, flags = _split(argv)
-    settings = read_settings(PoolCommandSettings, flags, {}, prefix="", prog="orca pool", description=_USAGE)
+    kind = PoolLengthsSettings if action == "lengths" else PoolCommandSettings
+    prog = "orca pool lengths" if action == "lengths" else "orca pool"
+    settings = read_settings(kind, flags, {}, prefix="", prog=prog, description=_USAGE)
     if action == "acl":
         _show_acl(settings.deployment, parse_pool_settings(os.environ))
         return 0
@@ -80,7 +95,7 @@ def _show_acl(deployment: str, pool_settings: PoolSettings) -> None:
 
 
 class _Refused(Exception):
-    """The pool refused a change."""
+    """The pool refused a change, or has nothing to show."""
 
 
 def _split(argv: Sequence[str]) -> tuple[str, int | None, list[str]]:
@@ -104,6 +119,8 @@ async def _ask(settings: PoolCommandSettings, action: str, number: int | None) -
         if action == "stats":
             values = dataclasses.asdict(await pool.stats())
             return "\n".join(f"{name:<24} {_format(value)}" for name, value in values.items())
+        if isinstance(settings, PoolLengthsSettings):
+            return await _lengths(pool, settings)
         return await _schema(pool, number)
     finally:
         await pool.close()
@@ -122,6 +139,17 @@ def _connection(settings: PoolCommandSettings) -> tuple[str, PoolSettings]:
         )
     login = dataclasses.replace(pool_settings, user=LOCAL_USER, password_file=str(access.password_file))
     return f"unix://{folder / 'redis.sock'}", login
+
+
+async def _lengths(pool: RequestPool, settings: PoolLengthsSettings) -> str:
+    revision = settings.revision or (await pool.stats()).revision
+    if revision is None:
+        raise _Refused("no model has served from this pool yet, so no revision is in force")
+    counts = await pool.lengths(revision)
+    if not counts.answers:
+        raise _Refused(f"no answer of revision {revision} has ended by itself in the last 4 hours")
+    form = lengths_json if settings.json else lengths_text
+    return form(revision, counts, settings.half_life)
 
 
 async def _schema(pool: RequestPool, number: int | None) -> str:

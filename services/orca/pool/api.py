@@ -16,6 +16,7 @@ them. A scheduler notices that at its next heartbeat or commit, as it does for a
     wait_for_work, claim, commit, give_back    scheduler    owned requests
     cancel, forget, attach, renew, detach, read, read_many, status, log_news    gateway
     sweep                       gateway and scheduler, twice a second
+    lengths                                             whoever plans for the lengths of answers
     set_revision, promise_slots, stats                  scheduler, gateway, operator
     state_block_tokens                                  scheduler
     set_promise, larger_requests                        operator
@@ -37,6 +38,7 @@ from orca.pool.records import (
     CommitEntry,
     Heartbeat,
     LargerRequests,
+    LengthCounts,
     LogSlice,
     Parent,
     PoolStats,
@@ -277,6 +279,14 @@ class RequestPool(Protocol):
         """Count the requests of `revision` that need more than `slots`. The cost grows with the number of requests.
 
         If the promise in the answer is at most `slots`, no more of them will be accepted.
+        """
+        ...
+
+    async def lengths(self, revision: str) -> LengthCounts:
+        """Return how long the answers of `revision` were in the last four hours.
+
+        `commit` counts each answer that it ends with `stop` or `length`, once. Retention and `forget` change no count.
+        The answer need not be of one moment: what ends meanwhile may be left out.
         """
         ...
 

@@ -21,6 +21,9 @@ class OwnershipState(StrEnum):
     ENDED = "ended"
 
 
+Cell = tuple[int, int]
+"""Two bins of lengths (length_bins.py): that of the prompt, then that of the output."""
+
 NOBODY_BLAMED: Mapping[str, Claim] = {}
 """Blame for a death from outside."""
 
@@ -189,6 +192,47 @@ class PoolStats:
     groups_in_force: tuple[str, ...]  # those of `groups` that are of the current revision, formed or not
     schema: int  # number in force
     newer_records: int  # requests whose records have a newer number: a rollback waits until none is left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodLengths:
+    """The answers of one period that ended by `stop` or `length`, by the bins of their lengths (length_bins.py)."""
+
+    age_ms: int  # awake time since the middle of the period, 0 before it
+    cells: Mapping[Cell, int]  # number of answers
+    cut: int  # answers among them that ended by `length`: max_tokens has cut them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthCounts:
+    """The lengths of a revision's answers in the last hours. Each choice is an answer of its own.
+
+    A prompt's length is that of the source where the model has an encoder; a decoder prefix does not count. An
+    answer's length is that of its whole log, tokens of earlier claims included.
+    """
+
+    periods: tuple[PeriodLengths, ...]  # the newest first; those without an answer are left out
+
+    @property
+    def answers(self) -> int:
+        return sum(sum(period.cells.values()) for period in self.periods)
+
+    @property
+    def cut_share(self) -> float:
+        """Share of the answers that `max_tokens` has cut, 0 if there is none. Without the cut they would be longer."""
+        return sum(period.cut for period in self.periods) / max(1, self.answers)
+
+    def weighed(self, half_life_s: float) -> dict[Cell, float]:
+        """Return the sum of the weights of each cell's answers. An answer of now has weight 1.
+
+        Args: half_life_s: awake seconds after which an answer has half its weight, more than 0.
+        """
+        weights: dict[Cell, float] = {}
+        for period in self.periods:
+            weight = 0.5 ** (period.age_ms / 1000 / half_life_s)
+            for cell, count in period.cells.items():
+                weights[cell] = weights.get(cell, 0.0) + weight * count
+        return weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,7 @@
 """`orca pool` on a Redis."""
 
+import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,9 +9,10 @@ import pytest
 
 from orca.cli.main import main
 from orca.cli.up.plan import DEPLOYMENT
-from orca.core.domain.request import SCHEMA
+from orca.core.domain.request import SCHEMA, FinishReason
 from orca.pool.redis.access import LocalAccess
 from orca.pool.redis.embedded import EmbeddedRedis
+from support.pool.beds import REVISION, SETTINGS, RedisBed, entry, started
 
 
 @pytest.fixture
@@ -44,3 +47,30 @@ def test_the_schema_in_force_is_printed_and_set(data: str, capsys: pytest.Captur
 def test_an_unknown_schema_is_refused(data: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pool", "schema", "99", "--data", data]) == 1
     assert f"schema {SCHEMA} stays in force" in capsys.readouterr().err
+
+
+async def serve(url: str) -> str:
+    """Let a deployment end two answers. Returns: its name."""
+    bed = RedisBed(url, SETTINGS)
+    _, owned = await started(bed, "a", "b")
+    ends = entry(owned["a.0"], 0, 5, 6, end=FinishReason.STOP), entry(owned["b.0"], 0, 5, end=FinishReason.LENGTH)
+    await bed.pool.commit(ends)
+    await bed.close()
+    return bed.deployment
+
+
+def test_lengths_of_the_revision_in_force_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with EmbeddedRedis(tmp_path) as redis:
+        place = ["--pool", redis.url, "--deployment", asyncio.run(serve(redis.url))]
+        assert main(["pool", "lengths", *place]) == 0
+        assert f"revision {REVISION}: 2 answers" in capsys.readouterr().out
+        assert main(["pool", "lengths", "--json", "--half-life", "60", *place]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert main(["pool", "lengths", "--revision", "another", *place]) == 1
+        assert "no answer of revision another has ended by itself in the last 4 hours" in capsys.readouterr().err
+    assert (found["revision"], found["cut_share"], found["output_tokens"]["p99"]) == (REVISION, 0.5, 2)
+
+
+def test_lengths_of_a_pool_without_a_model_are_refused(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pool", "lengths", "--data", data]) == 1
+    assert "no revision is in force" in capsys.readouterr().err

@@ -35,7 +35,7 @@ TYPES = {
     "meta": "hash", "par": "hash", "render": "string", "readers": "zset", "req": "hash", "body": "string",
     "log": "stream", "q": "zset", "own": "hash", "seat": "hash", "seats": "zset", "closed_at": "zset", "watch": "zset",
     "deadlines": "zset", "ended": "zset", "retired": "zset", "promises": "hash", "blocks": "hash",
-    "parts": "zset", "replaced": "zset", "forgotten": "zset",
+    "parts": "zset", "replaced": "zset", "forgotten": "zset", "lengths": "hash", "periods": "zset",
 }  # fmt: skip
 
 
@@ -72,7 +72,7 @@ async def test_keys_and_types_are_those_of_the_table(redis_bed: RedisBed) -> Non
         kind = key.decode().removeprefix(redis_bed.keys.prefix).partition(":")[0]
         found[kind] = (await redis_bed.redis.type(key)).decode()
     assert found == TYPES
-    assert set(TYPES) | {"news", "lengths"} == {*NAMED, *SINGLE}, "lengths is reserved, and nothing writes it yet"
+    assert set(TYPES) | {"news"} == {*NAMED, *SINGLE}
 
 
 def test_scripts_build_no_key_names_of_their_own() -> None:
@@ -121,6 +121,7 @@ FREEING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
     "detach": lambda bed, _s, _o: bed.pool.detach("a", "reader"),
     "report": lambda bed, _s, _o: bed.pool.report("part"),
     "sweep": lambda bed, _s, _o: bed.pool.sweep(),
+    "lengths": lambda bed, _s, _o: bed.pool.lengths(REVISION),
     "stats": lambda bed, _s, _o: bed.pool.stats(),
     "set_promise": lambda bed, _s, _o: bed.pool.set_promise(REVISION, 32, expected=64),
     "larger_requests": lambda bed, _s, _o: bed.pool.larger_requests(REVISION, 16),

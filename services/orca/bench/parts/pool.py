@@ -1,8 +1,9 @@
 """Measure the pool on this machine: python -m orca.bench.parts.pool [WAITING ...]
 
 It prints the median time, and the server's own time, of the transitions on the request path while WAITING requests wait
-(0, 10,000 and 100,000 by default). It also prints those of commits of 1, 32 and 256 tokens, and the memory of a waiting
-request and of a log. The server is the first redis-server that `find_redis_server` finds. There is no target.
+(0, 10,000 and 100,000 by default). It also prints those of commits of 1, 32 and 256 tokens, those of a commit that ends
+a request, and the memory of a waiting request and of a log. The server is the first redis-server that
+`find_redis_server` finds. There is no target.
 """
 
 import argparse
@@ -11,14 +12,14 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from redis.asyncio import Redis
 
-from orca.core.domain.request import Request, SamplingParams, Token
-from orca.pool.records import Caller, CommitEntry, OnDisconnect, Submission
+from orca.core.domain.request import End, FinishReason, Request, SamplingParams, Token
+from orca.pool.records import Caller, Claimed, CommitEntry, OnDisconnect, Submission
 from orca.pool.redis.embedded import EmbeddedRedis, find_redis_server
 from orca.pool.redis.pool import RedisPool, open_redis_pool
 from orca.pool.settings import PoolSettings
@@ -26,6 +27,8 @@ from orca.pool.settings import PoolSettings
 CALLER = Caller(group="g", process="p", revision="r")
 SLOTS: dict[str, Any] = {"free_slots": 10**9, "total_slots": 10**9, "block_tokens": 16}
 PROMPT = tuple(range(100, 164))
+ENDS = 2_000
+"""Requests that end one by one. Each has another length, as answers have."""
 
 
 def submission(number: int) -> Submission:
@@ -93,6 +96,30 @@ async def measure(pool: RedisPool, redis: Redis, levels: list[int]) -> None:
             print(
                 f"bytes per token of {times}          {(await used_bytes(redis) - before) / times / len(claimed):.1f}"
             )
+
+    await measure_ends(pool, redis, calls, requests)
+
+
+async def measure_ends(pool: RedisPool, redis: Redis, calls: Iterator[int], requests: Iterator[int]) -> None:
+    await asyncio.gather(*(pool.submit(submission(next(requests))) for _ in range(ENDS)))
+    await pool.heartbeat(CALLER)
+    claimed = (await pool.claim(CALLER, next(calls), most=ENDS, **SLOTS)).claimed
+    lengths = [1 + number * 37 % 400 for number in range(ENDS)]
+    for start in range(0, ENDS, 100):
+        ones = list(zip(claimed, lengths, strict=True))[start : start + 100]
+        await pool.commit([entry_of(one, 0, length - 1) for one, length in ones if length > 1])
+
+    async def end(number: int) -> None:
+        one, length = claimed[number], lengths[number]
+        reason = FinishReason.LENGTH if number % 4 == 0 else FinishReason.STOP
+        await pool.commit([entry_of(one, length - 1, 1, End(reason, length))])
+
+    await report(redis, "commit that ends a request", end, ENDS)
+
+
+def entry_of(one: Claimed, index: int, tokens: int, end: End | None = None) -> CommitEntry:
+    values = tuple(Token(40_000 + index + i) for i in range(tokens))
+    return CommitEntry(request_id=one.request.id, claim=one.claim, index=index, tokens=values, end=end)
 
 
 async def main(levels: list[int]) -> None:

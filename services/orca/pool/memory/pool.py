@@ -39,6 +39,7 @@ from orca.pool.records import (
     CommitEntry,
     Heartbeat,
     LargerRequests,
+    LengthCounts,
     LogSlice,
     OnDisconnect,
     OwnershipState,
@@ -430,6 +431,7 @@ class MemoryPool(RequestPool):
         self._acquit(record)
         if entry.end is not None:
             self.state.end(record, entry.end)
+            self.state.lengths.count(record.request.revision, len(record.request.prompt), entry.end, self.state.awake)
         else:
             self.state.hints.publish_log(entry.request_id, record.entries)
         return CommitAnswer.APPLIED
@@ -481,6 +483,7 @@ class MemoryPool(RequestPool):
         state.closed_at = {process: at for process, at in state.closed_at.items() if at > since}
         since = state.awake - FORGOTTEN_FOR_MS
         state.forgotten = {parent: at for parent, at in state.forgotten.items() if at > since}
+        state.lengths.drop_old(state.awake)
         for request_id in state.deadlines.due(state.wall):
             if state.is_readable(state.records[request_id]):
                 state.end_now(state.records[request_id], FinishReason.DEADLINE_EXCEEDED)
@@ -617,6 +620,9 @@ class MemoryPool(RequestPool):
             smallest=min(larger, default=0),
             largest=max(larger, default=0),
         )
+
+    async def lengths(self, revision: str) -> LengthCounts:
+        return self.state.lengths.of(revision, self.state.awake)
 
     async def stats(self) -> PoolStats:
         state = self.state

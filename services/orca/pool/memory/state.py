@@ -14,6 +14,7 @@ from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.pool import poison
 from orca.pool.contract import WANTED_FOR_MS
 from orca.pool.hints import Hints
+from orca.pool.memory.lengths import CountedLengths
 from orca.pool.records import OwnershipState, Submission
 from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
@@ -147,6 +148,7 @@ class PoolState:
         self.deadlines = DueTimes()  # request -> deadline in force, wall clock
         self.ended = DueTimes()  # parent -> awake ms at which its last request ended
         self.retired = DueTimes()  # revision -> awake ms at which its requests end
+        self.lengths = CountedLengths()
         self.hints = Hints(poll_s=math.inf)
 
     def check(self) -> None:

@@ -33,9 +33,10 @@ parts               zset    "<oldest schema> <newest> <part>" -> awake ms, end o
 promises            hash    revision -> slots that submit promises: those of the first     for ever, one per revision
                             group that formed, until the promise is replaced
 blocks              hash    revision -> tokens in a KV block of its groups                 for ever, one per revision
-lengths:<revision>  hash    reserved: "<prompt bin>,<output bin>" -> requests that ended,  for ever, one per revision
-                            halved with time, in bins of a power of two; and "ms", the
-                            wall clock of the last halving. Nothing writes it yet
+lengths:<period>    hash    lengths of the answers that ended in a period (fields below)   four hours (length_bins.py),
+                                                                                           if a release that knows it
+                                                                                           sweeps
+periods             zset    period with such a hash -> awake ms at which both go           four hours, as its hash
 news                channel hints, one a line: "<id> <entries>" per log that grew, then    not kept
                             perhaps its last entries (prelude.lua); "+<revision>" per
                             request that came to its queue
@@ -59,11 +60,19 @@ news                channel hints, one a line: "<id> <entries>" per log that gre
     repeated calls: enter_call, failed and poisoned ("<id> ..."), claim_call and claim_answer ("<blocked 0|1> <waiting>
     <id> <number> ..."); unformed (the holder, while it reports that the group does not serve); lasting_offer ("<holder>
     <slots>": the most that one request may need, while the holder reports it; otherwise empty).
+- lengths: "<prompt bin>,<output bin>" -> answers that ended by `stop` or `length`; cut (those of them that ended by
+    `length`; absent means none). The name of a period is "<revision>:<number>". It has one meaning, because the
+    number has only digits and stands behind the last colon.
 
 Memory was measured on Redis 6.2.14 and 7.0.15 (orca.bench.parts.pool). A waiting request with a prompt of 64 tokens
 uses 1.7 KB in all its keys. A log uses 0.5 KB plus its last node (1 KiB in the embedded server, 4 KiB by default). A
 token uses 10 to 19 bytes, with 5 log probabilities some 110, with 20 some 310. Admission reserves more (codec.py).
 Buffers of the append-only file do not count against maxmemory: Redis itself leaves them out.
+
+The hashes `lengths` have at most 25 periods per revision, and in each at most one cell per answer. A model of 131,072
+tokens has 121 bins per side, so at most 14,641 cells. Up to 512 cells use 10 bytes each, more of them 50 to 93. With
+100, 1,000 and 14,641 cells in each period a revision uses 25 KB, 2 MB and 30 MB. Admission does not count them: they
+belong to the fifth of the memory that `codec.room_for_requests` leaves to Redis.
 
 Schema number: one is in force, and each record carries the number under which it was written. A release reads and
 writes a range of numbers (schemas.py), and its scripts write the one in force. A script refuses to do anything if the
@@ -84,6 +93,7 @@ SINGLE = (
     "promises",
     "blocks",
     "parts",
+    "periods",
     "news",
 )
 

@@ -26,6 +26,7 @@ from orca.pool.contract import (
     verdict_error,
 )
 from orca.pool.hints import Hints, LogNews
+from orca.pool.length_bins import kept_periods
 from orca.pool.records import (
     NOBODY_BLAMED,
     Caller,
@@ -34,6 +35,7 @@ from orca.pool.records import (
     CommitEntry,
     Heartbeat,
     LargerRequests,
+    LengthCounts,
     LogSlice,
     OnDisconnect,
     OwnershipState,
@@ -379,6 +381,18 @@ class RedisPool(RequestPool):
             unfinished=int(unfinished),
             smallest=int(smallest),
             largest=int(largest),
+        )
+
+    async def lengths(self, revision: str) -> LengthCounts:
+        async def fields_of(period: int | str) -> tuple[int, list[bytes]]:
+            # A few thousand cells take Redis a millisecond or two. Other calls may come between the periods.
+            awake_ms, fields = await self._link.run("lengths", revision, period, purpose=CallPurpose.READING)
+            return awake_ms, fields
+
+        awake_ms, _ = await fields_of("")
+        found = [(period, (await fields_of(period))[1]) for period in kept_periods(awake_ms)]
+        return LengthCounts(
+            periods=tuple(script_format.read_lengths(period, awake_ms, fields) for period, fields in found if fields)
         )
 
     async def stats(self) -> PoolStats:

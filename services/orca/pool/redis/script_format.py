@@ -24,7 +24,8 @@ from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.core.domain.step import Claim
 from orca.pool import codec
 from orca.pool.contract import check_entry, reserved_bytes
-from orca.pool.records import Claimed, CommitEntry, LogSlice, Submission
+from orca.pool.length_bins import age_ms
+from orca.pool.records import Claimed, CommitEntry, LogSlice, PeriodLengths, Submission
 from orca.pool.schemas import schema_least
 from orca.pool.settings import PoolSettings
 
@@ -227,6 +228,18 @@ def _read_slice(start: int, is_cut: int, *found: Any) -> LogSlice:
     entries = list(found)
     end = codec.unpack_end(*entries.pop()) if entries and isinstance(entries[-1], list) else None
     return LogSlice(start, tuple(map(codec.unpack_token, entries)), end, is_cut=bool(is_cut))
+
+
+def read_lengths(period: int, awake_ms: int, fields: Sequence[bytes]) -> PeriodLengths:
+    """Build the counts of a period. Args: fields: names and values in turn."""
+    counts = {name.decode(): int(count) for name, count in zip(fields[::2], fields[1::2], strict=True)}
+    cut = counts.pop("cut", 0)
+    cells = {name.partition(",")[::2]: count for name, count in counts.items()}
+    return PeriodLengths(
+        age_ms=age_ms(period, awake_ms),
+        cells={(int(prompt), int(output)): count for (prompt, output), count in cells.items()},
+        cut=cut,
+    )
 
 
 def newer_records(meta: Mapping[str, Any]) -> int:

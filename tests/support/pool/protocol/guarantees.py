@@ -43,6 +43,7 @@ class Guarantees:
         self.checked: dict[str, tuple[int, int, End | None]] = {}  # request -> entries, last claim number, end
         self.trials: dict[str, tuple[int, int]] = {}  # request -> its last claim, tokens it had by then
         self.failures: dict[str, int] = {}
+        self.answers = 0  # requests that ended by themselves: the pool counts each once
 
     def forget_lost(self) -> None:
         """The pool has failed over: what its replica did not have never happened."""
@@ -51,6 +52,7 @@ class Guarantees:
                 continue
             record = self.simulation.pool.state.records[request_id]
             self.checked[request_id] = (record.entries, min(number, record.number), record.end)
+        self.answers = self.simulation.pool.state.lengths.answers
 
     def begin_again(self, request_id: str) -> None:
         """Expect another answer under the name of a request that was forgotten."""
@@ -78,6 +80,9 @@ class Guarantees:
             for record in self.simulation.pool.state.own.get(group.name, {}).values():
                 if record.request.revision != group.revision:
                     raise Violation(f"group {group.name} of {group.revision} owns {record.request.id}")
+        counted = self.simulation.pool.state.lengths.answers
+        if counted != self.answers:
+            raise Violation(f"{self.answers} answers ended by themselves and the pool counts {counted}")
         self.simulation.pool.state.check()
 
     def _check_log(self, client: Client) -> None:
@@ -122,6 +127,7 @@ class Guarantees:
         self.failures[request_id] = record.failures
 
     def _check_end(self, client: Client, end: End, tokens: list[int]) -> None:
+        self.answers += end.reason in (FinishReason.STOP, FinishReason.LENGTH)
         if end.count != len(tokens):
             raise Violation(f"{client.request_id}: the end counts {end.count} of {len(tokens)} tokens")
         # A jump of the clock may pass for a second.

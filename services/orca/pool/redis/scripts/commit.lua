@@ -32,6 +32,18 @@ local function note_first_token(id)
   end
 end
 
+-- Counts the lengths of an answer that ended by itself, once: nothing else ends it (length_bins.py). It adds to one or
+-- two fields, however many there are.
+local function count_lengths(r, output, reason)
+  local period = math.floor(awake / PERIOD_MS)
+  local name = r.revision .. ':' .. period
+  local cell = bin_of(tonumber(r.prompt_tokens)) .. ',' .. bin_of(output)
+  if call('HINCRBY', lengths_key(name), cell, 1) == 1 then
+    call('ZADD', PERIODS, (period + PERIODS_KEPT) * PERIOD_MS, name)
+  end
+  if reason == 'length' then call('HINCRBY', lengths_key(name), 'cut', 1) end
+end
+
 local function commit_entry(id, number, claim_call, index, tokens, are_plain, reason, stop)
   -- Only these five fields, which come first in the record: the rest is needed when a request ends or goes back.
   local log, r = log_key(id), call('HMGET', req_key(id), 'schema', 'state', 'number', 'call', 'trial')
@@ -58,7 +70,9 @@ local function commit_entry(id, number, claim_call, index, tokens, are_plain, re
   -- The first commit of a claim ends the trial: the request ran, and did the group no harm.
   if r[5] == '1' then call('HSET', req_key(id), 'trial', '', 'failures', 0) end
   if reason ~= '' then
-    end_request(load(id), reason, stop)
+    local ended = load(id)
+    end_request(ended, reason, stop)
+    if OWN_ENDS[reason] then count_lengths(ended, index + #tokens, reason) end
   else
     news[#news + 1] = id .. ' ' .. (index + #tokens)
   end

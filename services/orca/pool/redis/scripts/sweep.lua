@@ -78,6 +78,12 @@ call('ZREMRANGEBYSCORE', CLOSED_AT, '-inf', awake - ARGV[8])
 -- So are the names of parents that were forgotten on demand.
 call('ZREMRANGEBYSCORE', FORGOTTEN, '-inf', awake - ARGV[9])
 
+-- So are counts of lengths, a period at a time.
+for _, name in ipairs(due(PERIODS, awake)) do
+  call('UNLINK', lengths_key(name))
+  call('ZREM', PERIODS, name)
+end
+
 -- Retired revisions: end the waiting requests from the oldest on, at most so many, then those that its groups still
 -- run. At most as many are skipped as may wait.
 local function end_waiting(revision)

@@ -1,0 +1,68 @@
+"""Bins and periods in which the pool counts the lengths of answers: one rule, in Python and in Lua.
+
+A bin is a range of lengths in tokens. Lengths below 16 have a bin each. From there on each octave (16 to 31, 32 to 63,
+...) has 8 bins of equal width, so a bin is at most an eighth as wide as its lengths.
+
+A period is `PERIOD_MS` of awake time, numbered from 0. Each has counts of its own, which go as a whole after four
+hours. The half-life belongs to the reader, who weighs each period by its age (`records.LengthCounts.weighed`). So the
+update is one addition. Counts that decay in the pool would need more: if each weight is divided by two with time, an
+update or a timer visits all counts. If new answers get growing weights instead (forward decay), the numbers outgrow
+their type and all counts are scaled down. Either is a scan during which Redis answers nobody, and fixes one half-life.
+Awake time makes clock jumps harmless, and an outage lets no count grow old.
+"""
+
+PERIOD_MS = 600_000
+"""Awake time of one period: ten minutes, a third of the half-life that readers use by default."""
+
+PERIODS_KEPT = 25
+"""Periods with counts, the one that runs now included: at least four hours. After four hours and with a half-life of 30
+minutes, an answer weighs less than a two hundredth."""
+
+OWN_ENDS = ("stop", "length")
+"""Reasons of the ends that are counted: the answer is whole, or `max_tokens` has cut it. Other ends come from outside
+and say nothing about lengths."""
+
+_EXACT_BITS = 4  # lengths of so many bits have a bin each
+_BINS_OF_OCTAVE = 8
+
+
+def bin_of(tokens: int) -> int:
+    """Return the bin of a length, 0 or more."""
+    shift = max(0, tokens.bit_length() - _EXACT_BITS)
+    return _BINS_OF_OCTAVE * shift + (tokens >> shift)
+
+
+def bounds_of(bin_number: int) -> tuple[int, int]:
+    """Return the smallest and the largest length of a bin."""
+    shift = max(0, bin_number // _BINS_OF_OCTAVE - 1)
+    first = bin_number - _BINS_OF_OCTAVE * shift
+    return first << shift, (first + 1 << shift) - 1
+
+
+def period_of(awake_ms: int) -> int:
+    """Return the period that runs at an awake time."""
+    return awake_ms // PERIOD_MS
+
+
+def kept_periods(awake_ms: int) -> range:
+    """Return the periods whose counts are kept at an awake time, the newest first."""
+    newest = period_of(awake_ms)
+    return range(newest, max(-1, newest - PERIODS_KEPT), -1)
+
+
+def age_ms(period: int, awake_ms: int) -> int:
+    """Return the awake time since the middle of a period, 0 before it."""
+    return max(0, awake_ms - period * PERIOD_MS - PERIOD_MS // 2)
+
+
+def lua() -> str:
+    """Return constants and `bin_of` for the head of each script."""
+    ends = ", ".join(f"{reason} = true" for reason in OWN_ENDS)
+    return f"""\
+local PERIOD_MS, PERIODS_KEPT, OWN_ENDS = {PERIOD_MS}, {PERIODS_KEPT}, {{ {ends} }}
+local function bin_of(tokens)
+  local _, bits = math.frexp(tokens)
+  local shift = math.max(0, bits - {_EXACT_BITS})
+  return {_BINS_OF_OCTAVE} * shift + math.floor(tokens / 2 ^ shift)
+end
+"""
