@@ -49,7 +49,7 @@ class BoundsFile:
                 return
             self._seen = content
             bounds = self._read(content)
-            scheduler.set_batch_bounds(bounds.max_batch_size, bounds.max_batch_tokens)
+            scheduler.set_batch_bounds(bounds.make_bounds())
         except SettingError as error:
             log.error("the changed file of bounds is invalid, so the old bounds stay in force: %s", error)
             return

@@ -25,7 +25,7 @@ from orca.core.transport.tls_files import (
 )
 from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.iteration import IterationPolicy
-from orca.scheduler.policy.policy import Policy
+from orca.scheduler.policy.policy import BatchBounds, Policy
 from orca.scheduler.policy.request_level import HABITS, Habits, RequestLevelPolicy
 
 PREFIX = "ORCA_SCHEDULER_"
@@ -66,6 +66,9 @@ class BatchingSettings:
         # A full batch of increments must always leave a token for the oldest prompt.
         is_enough = not self.max_batch_tokens or self.max_batch_tokens > self.max_batch_size
         require(is_enough, self, "max_batch_tokens", f"above max_batch_size ({self.max_batch_size})")
+
+    def make_bounds(self) -> BatchBounds:
+        return BatchBounds(max_batch_size=self.max_batch_size, max_batch_tokens=self.max_batch_tokens)
 
     def make_policy(self) -> Policy:
         if self.policy == "iteration":
@@ -159,15 +162,13 @@ class SchedulerSettings(BatchingSettings):
 
     def make_options(self, bounds: BatchingSettings | None = None) -> SchedulingOptions:
         """Return the options of scheduling. Args: bounds: settings whose bounds of a batch override these."""
-        bounds = bounds or self
-        return SchedulingOptions(
-            max_batch_size=bounds.max_batch_size,
+        options = SchedulingOptions(
             prefetch=self.prefetch,
-            max_batch_tokens=bounds.max_batch_tokens,
             are_slots_chosen=self.slots is not None,
             generation=self.generation,
             is_predecessor_dead=self.predecessor_exited,
         )
+        return options.with_bounds((bounds or self).make_bounds())
 
 
 def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> SchedulerSettings:

@@ -11,6 +11,7 @@ from orca.core.domain.errors import SettingError
 from orca.scheduler.bounds_file import BoundsFile
 from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
+from orca.scheduler.policy.policy import BatchBounds
 from orca.scheduler.policy.request_level import RequestLevelPolicy
 from orca.scheduler.settings import BatchingSettings
 from support.scheduler.scheduler_simulation import (
@@ -35,7 +36,7 @@ async def running_simulation(
     simulation.start(group)
     await serving(simulation, group)
     assert group.scheduler is not None
-    group.scheduler.set_batch_bounds(first, None)
+    group.scheduler.set_batch_bounds(BatchBounds(max_batch_size=first))
     for number in range(requests):
         await simulation.submit(a_request(f"r{number}", new=20))
     return simulation, group.scheduler
@@ -50,7 +51,7 @@ async def test_a_larger_batch_size_applies_from_the_next_step() -> None:
     simulation, scheduler = await running_simulation(SchedulingOptions(max_batch_size=4), 4, first=1)
     await tokens_at_least(simulation, "r0.0", 3)
     assert set(batch_sizes(simulation)) == {1}
-    scheduler.set_batch_bounds(4, None)
+    scheduler.set_batch_bounds(BatchBounds(max_batch_size=4))
     await tokens_at_least(simulation, "r3.0", 3)
     assert max(batch_sizes(simulation)) == 4
     await simulation.stop()
@@ -60,7 +61,7 @@ async def test_a_larger_batch_size_applies_from_the_next_step() -> None:
 async def test_a_smaller_batch_size_ends_no_request_and_the_oldest_continue() -> None:
     simulation, scheduler = await running_simulation(SchedulingOptions(max_batch_size=4), 4)
     await tokens_at_least(simulation, "r3.0", 3)
-    scheduler.set_batch_bounds(1, None)
+    scheduler.set_batch_bounds(BatchBounds(max_batch_size=1))
     before = len(simulation.groups["g0"].records)
     await tokens_at_least(simulation, "r0.0", 20)
     # One step of the old size may be on its way.
@@ -73,7 +74,7 @@ async def test_a_smaller_batch_size_ends_no_request_and_the_oldest_continue() ->
 @virtually
 async def test_the_new_bounds_outlive_the_epoch() -> None:
     simulation, scheduler = await running_simulation(SchedulingOptions(max_batch_size=4), 0)
-    scheduler.set_batch_bounds(3, 8)
+    scheduler.set_batch_bounds(BatchBounds(max_batch_size=3, max_batch_tokens=8))
     await simulation.stop()
     assert scheduler._options.max_batch_size == 3
 
@@ -84,7 +85,7 @@ async def test_bounds_that_the_policy_cannot_keep_are_refused_and_change_nothing
         SchedulingOptions(max_batch_size=2), 0, first=2, policy=RequestLevelPolicy()
     )
     with pytest.raises(SettingError, match="max_batch_tokens"):
-        scheduler.set_batch_bounds(4, 16)
+        scheduler.set_batch_bounds(BatchBounds(max_batch_size=4, max_batch_tokens=16))
     assert scheduler._options.max_batch_size == 2
     await simulation.stop()
 
@@ -93,10 +94,10 @@ class Told:
     """Stands where the scheduler does."""
 
     def __init__(self) -> None:
-        self.bounds: list[tuple[int, int | None]] = []
+        self.bounds: list[BatchBounds] = []
 
-    def set_batch_bounds(self, max_batch_size: int, max_batch_tokens: int | None) -> None:
-        self.bounds.append((max_batch_size, max_batch_tokens))
+    def set_batch_bounds(self, bounds: BatchBounds) -> None:
+        self.bounds.append(bounds)
 
 
 @pytest.fixture
@@ -113,7 +114,7 @@ def test_a_changed_file_is_applied_once(path: Path) -> None:
     path.write_text(json.dumps({"max_batch_size": 8, "max_batch_tokens": 64}))
     for _ in range(3):
         file.poll(told)  # type: ignore[arg-type]
-    assert told.bounds == [(8, 64)]
+    assert told.bounds == [BatchBounds(max_batch_size=8, max_batch_tokens=64)]
 
 
 @pytest.mark.parametrize(
