@@ -50,6 +50,7 @@ class SchedulingOptions(BatchBounds):
             max_model_len=shape.max_model_len,
             prefetch=self.prefetch,
             max_batch_tokens=self.max_batch_tokens,
+            cycle=self.cycle,
             is_encoder_decoder=self.is_encoder_decoder,
             are_slots_chosen=self.are_slots_chosen,
         )
@@ -152,7 +153,7 @@ class GroupScheduler:
             raise SettingError(refusal)
         if await self._unless_stopped(self._promise(limits)) is None:
             return
-        self._dependencies.observer.formed(epoch, shape.slots, self._dependencies.policy.describe())
+        self._dependencies.observer.formed(epoch, shape.slots, self._dependencies.policy.describe(limits))
         log.info("epoch formed", extra={"epoch": epoch.number, "stages": shape.stages, "slots": shape.slots})
         self._run = EpochRun(self._dependencies, epoch, limits)
         try:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from orca.core.domain.errors import SettingError
 from orca.scheduler.bounds_file import BoundsFile
 from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
+from orca.scheduler.policy.cycle import CycleControls
 from orca.scheduler.policy.policy import BatchBounds
 from orca.scheduler.policy.request_level import RequestLevelPolicy
 from orca.scheduler.settings import BatchingSettings
@@ -90,6 +92,9 @@ async def test_bounds_that_the_policy_cannot_keep_are_refused_and_change_nothing
     await simulation.stop()
 
 
+ROUND_ROBIN = BatchingSettings(policy="rra", encode_batch=4, decode_steps=16, decode_batch=7, max_batch_size=8)
+
+
 class Told:
     """Stands where the scheduler does."""
 
@@ -109,7 +114,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_changed_file_is_applied_once(path: Path) -> None:
     told = Told()
-    file = BoundsFile(path, BatchingSettings())
+    file = BoundsFile(path, BatchingSettings(), stages=1)
     assert file.bounds.max_batch_size == 4
     path.write_text(json.dumps({"max_batch_size": 8, "max_batch_tokens": 64}))
     for _ in range(3):
@@ -133,16 +138,69 @@ def test_a_file_that_cannot_be_used_leaves_the_bounds_as_they_are(
     path: Path, content: str, complaint: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = Told()
-    file = BoundsFile(path, BatchingSettings())
+    file = BoundsFile(path, BatchingSettings(), stages=1)
     path.write_text(content)
     file.poll(told)  # type: ignore[arg-type]
     assert told.bounds == []
     [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert complaint in record.getMessage()
     with pytest.raises(SettingError, match="bounds_file"):
-        BoundsFile(path, BatchingSettings())
+        BoundsFile(path, BatchingSettings(), stages=1)
+
+
+@pytest.mark.parametrize(
+    ("content", "changes"),
+    [
+        ('{"max_batch_size": 8}', {}),
+        ('{"max_batch_size": 8, "encode_batch": 6, "decode_steps": 3}', {"encode_batch": 6, "decode_steps": 3}),
+        (
+            '{"max_batch_size": 8, "decode_batch": 9, "encode_tokens": 300, "threshold_percent": 5}',
+            {"decode_batch": 9, "encode_tokens": 300, "threshold_percent": 5},
+        ),
+        ('{"max_batch_size": 8, "decode_batch": null, "threshold_percent": null}', {"decode_batch": None}),
+    ],
+)
+def test_a_changed_file_has_controls_of_the_cycle_too(path: Path, content: str, changes: dict[str, Any]) -> None:
+    told = Told()
+    file = BoundsFile(path, ROUND_ROBIN, stages=2)
+    path.write_text(content)
+    file.poll(told)  # type: ignore[arg-type]
+    controls = replace(CycleControls(encode_batch=4, decode_steps=16, decode_batch=7), **changes)
+    assert told.bounds == [BatchBounds(max_batch_size=8, cycle=controls)]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ('{"encode_batch": 0}', "encode_batch 0 is not 1 or more"),
+        ('{"encode_batch": null}', "encode_batch is None, not a whole number"),
+        ('{"decode_steps": "many"}', "decode_steps is 'many', not a whole number"),
+        ('{"decode_steps": 1.5}', "decode_steps is 1.5, not a whole number"),
+        ('{"threshold_percent": 101}', "threshold_percent 101 is not 100 or less"),
+        ('{"threshold_percent": -1}', "threshold_percent -1 is not 0 or more"),
+        ('{"max_batch_tokens": 64}', "max_batch_tokens 64 is not for the policy rra"),
+        ('{"max_batch_size": 1}', "encode_batch 4 is not at most 2, the number of stages (2) times max_batch_size (1)"),
+        ('{"decode_batch": 3}', "encode_batch 4 is not at most decode_batch (3)"),
+    ],
+)
+def test_controls_that_cannot_be_used_leave_the_bounds_as_they_are(
+    path: Path, content: str, complaint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = Told()
+    file = BoundsFile(path, ROUND_ROBIN, stages=2)
+    path.write_text(content)
+    file.poll(told)  # type: ignore[arg-type]
+    assert told.bounds == []
+    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert complaint in record.getMessage()
+
+
+def test_controls_of_the_cycle_are_for_the_policy_rra_alone(path: Path) -> None:
+    path.write_text('{"max_batch_size": 4, "encode_batch": 2}')
+    with pytest.raises(SettingError, match="encode_batch 2 is not for this policy: only for rra"):
+        BoundsFile(path, BatchingSettings(), stages=1)
 
 
 def test_a_file_that_is_missing_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="No such file"):
-        BoundsFile(tmp_path / "none", BatchingSettings())
+        BoundsFile(tmp_path / "none", BatchingSettings(), stages=1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from orca.core.domain.request import slots_needed
 from orca.scheduler.policy.admission import oldest_suspect, slots_for
-from orca.scheduler.policy.policy import BatchLimits, FreeCapacity
+from orca.scheduler.policy.policy import BatchBounds, BatchLimits, FreeCapacity
 from orca.scheduler.policy.state import Admission, Batch, BatchRow, GroupRequest, GroupState
 
 
@@ -94,7 +94,7 @@ class IterationPolicy:
     def refuse(self, limits: BatchLimits) -> str | None:  # noqa: ARG002 - Algorithm 1 works under any limits
         return None
 
-    def describe(self) -> str:
+    def describe(self, bounds: BatchBounds) -> str:  # noqa: ARG002 - the name says it all
         return "iteration"
 
 

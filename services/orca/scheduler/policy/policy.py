@@ -1,7 +1,8 @@
 """A scheduling policy: a pure function from the group's state and its limits to the next batch.
 
-There are two: `iteration.IterationPolicy` (Algorithm 1 of the paper) and `request_level.RequestLevelPolicy` (its
-baseline). `next_batch` adds what both share: the bound on batches in flight, and prefetch.
+There are three: `iteration.IterationPolicy` (Algorithm 1 of the paper), `request_level.RequestLevelPolicy` (its
+baseline) and `rra.RoundRobinPolicy` (ExeGPT's cycles of encode and decode iterations). `next_batch` adds what all of
+them share: the bound on batches in flight, and prefetch.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -10,6 +11,7 @@ from typing import Protocol, Self
 from orca.core.domain.encoder_decoder import SOURCE_SLOTS_MAX
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import least_slots, slots_needed, slots_of_any_split
+from orca.scheduler.policy.cycle import CycleControls
 from orca.scheduler.policy.state import NOTHING, Batch, GroupState
 
 
@@ -21,6 +23,7 @@ class BatchBounds:
     # Tokens in a step, sources included. Prompts run in chunks. A source runs whole: one that does not fit beside the
     # increments enters alone, so its step has more tokens. None: off, as in the paper.
     max_batch_tokens: int | None = None
+    cycle: CycleControls | None = None  # round-robin allocation only, which needs it
 
     def with_bounds(self, bounds: "BatchBounds") -> Self:
         """Return a copy with other bounds of batches; what a subclass adds stays. Raises: SettingError."""
@@ -114,8 +117,8 @@ class Policy(Protocol):
         """Return the reason why the policy cannot work under these limits, None if it can."""
         ...
 
-    def describe(self) -> str:
-        """Return the name and the habits in force, for logs and results."""
+    def describe(self, bounds: BatchBounds) -> str:
+        """Return the name, and the habits or controls in force, for logs and results."""
         ...
 
 
