@@ -62,12 +62,12 @@ class BatchingSettings:
     )
     encode_batch: int | None = setting(
         None,
-        "rra only, and needed for it: most requests that enter with an encode iteration; at most the number of stages"
+        "rra only, which needs it: most requests that enter with an encode iteration; at most the number of stages"
         " times max_batch_size",
         least=1,
     )
     decode_steps: int | None = setting(
-        None, "rra only, and needed for it: decode iterations between two encode iterations", least=1
+        None, "rra only, which needs it: decode iterations between two encode iterations", least=1
     )
     decode_batch: int | None = setting(
         None,
@@ -114,7 +114,7 @@ class BatchingSettings:
         return BatchBounds(
             max_batch_size=self.max_batch_size,
             max_batch_tokens=self.max_batch_tokens,
-            cycle=CycleControls(**controls) if self.policy == "rra" else None,
+            cycle=CycleControls(**controls) if self.encode_batch and self.decode_steps else None,
         )
 
     def make_policy(self) -> Policy:
@@ -125,12 +125,17 @@ class BatchingSettings:
                 return RoundRobinPolicy()
         return RequestLevelPolicy(microbatch_size=self.microbatch_size, habits=Habits.without(self.without_habits))
 
+    @property
+    def _has_all_bounds(self) -> bool:
+        """False if a file has the bounds that are left out here."""
+        return True
+
     def _check_cycle(self) -> None:
         is_rra = self.policy == "rra"
         for name in CYCLE_SETTINGS:
             require(is_rra or getattr(self, name) is None, self, name, "for this policy: only for rra")
         for name in ("encode_batch", "decode_steps"):
-            if is_rra and getattr(self, name) is None:
+            if is_rra and self._has_all_bounds and getattr(self, name) is None:
                 raise BadValue(name, "the policy rra needs it")
         require((self.threshold_percent or 0) <= 100, self, "threshold_percent", "100 or less")
 
@@ -219,6 +224,10 @@ class SchedulerSettings(BatchingSettings):
         TlsFiles.of(self)
         is_name = bool(self.group) and not set(self.group) & set(" :{}\n")
         require(is_name, self, "group", "a name without spaces, colons and braces")
+
+    @property
+    def _has_all_bounds(self) -> bool:
+        return self.bounds_file is None
 
     def make_options(self, bounds: BatchBounds | None = None) -> SchedulingOptions:
         """Return the options of scheduling. Args: bounds: bounds of a batch that override those of the settings."""

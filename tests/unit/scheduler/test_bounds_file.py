@@ -15,7 +15,7 @@ from orca.scheduler.loop import GroupScheduler, SchedulingOptions
 from orca.scheduler.policy.cycle import CycleControls
 from orca.scheduler.policy.policy import BatchBounds
 from orca.scheduler.policy.request_level import RequestLevelPolicy
-from orca.scheduler.settings import BatchingSettings
+from orca.scheduler.settings import BatchingSettings, parse_settings
 from support.scheduler.scheduler_simulation import (
     Simulation,
     a_request,
@@ -193,6 +193,17 @@ def test_controls_that_cannot_be_used_leave_the_bounds_as_they_are(
     assert told.bounds == []
     [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert complaint in record.getMessage()
+
+
+def test_the_file_alone_may_have_the_controls_of_the_cycle(path: Path) -> None:
+    flags = ["--model", "m", "--stages", "h:1,h:2", "--policy", "rra", "--bounds-file", str(path)]
+    settings = parse_settings(flags, {})
+    path.write_text('{"max_batch_size": 4, "encode_batch": 8, "decode_steps": 3}')
+    bounds = BoundsFile(path, settings, stages=2).bounds
+    assert settings.make_options(bounds).cycle == CycleControls(encode_batch=8, decode_steps=3)
+    path.write_text('{"max_batch_size": 4, "encode_batch": 8}')
+    with pytest.raises(SettingError, match="decode_steps the policy rra needs it"):
+        BoundsFile(path, settings, stages=2)
 
 
 def test_controls_of_the_cycle_are_for_the_policy_rra_alone(path: Path) -> None:
