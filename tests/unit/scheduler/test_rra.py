@@ -295,6 +295,15 @@ def test_claims_are_for_the_next_encode_iteration_only() -> None:
     assert RRA.free_capacity(group.state, group.limits).requests == 3, "for the next one"
 
 
+def test_claims_stop_when_those_that_wait_fill_the_bound_of_tokens() -> None:
+    group = ByHand(limits_of(a_cycle(4, 1, encode_tokens=10), prefetch=0), named("A", prompt=6))
+    assert RRA.free_capacity(group.state, group.limits).requests == 3
+    group.add(a_request("B", prompt=6))
+    assert RRA.free_capacity(group.state, group.limits).requests <= 0
+    assert [group.submit(), group.read()] == ["A", "A"]
+    assert RRA.free_capacity(group.state, group.limits).requests == 2, "B leaves room in the next encode iteration"
+
+
 def test_claims_leave_out_what_the_micro_batches_cannot_hold() -> None:
     group = ByHand(limits_of(a_cycle(4, 1), max_batch_size=4, prefetch=0), named("ABC", new=9))
     group.submit()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from orca.core.domain.request import slots_needed
 from orca.scheduler.policy.admission import oldest_suspect, slots_for
-from orca.scheduler.policy.cycle import CycleControls, CyclePosition, turns
+from orca.scheduler.policy.cycle import CYCLE_START, CycleControls, CyclePosition, turns
 from orca.scheduler.policy.policy import BatchBounds, BatchLimits, FreeCapacity
 from orca.scheduler.policy.state import Admission, Batch, BatchRow, GroupRequest, GroupState
 
@@ -67,12 +67,16 @@ class RoundRobinPolicy:
     def free_capacity(self, state: GroupState, limits: BatchLimits) -> FreeCapacity:
         """Return the capacity of the next encode iteration, as far as the slots allow: other groups get the rest."""
         staying = [entry for entry in state.requests if not entry.is_over]
-        decoding = sum(entry.is_admitted for entry in staying)
-        entered = state.position.entered if decoding and state.position.is_encoding else 0
-        places = _controls(limits).places(decoding=decoding, entered=entered)
+        waiting = [entry for entry in staying if not entry.is_admitted]
+        decoding = len(staying) - len(waiting)
+        turn = state.position if decoding and state.position.is_encoding else CYCLE_START
+        controls = _controls(limits)
+        places = controls.places(decoding=decoding, entered=turn.entered)
         places = min(places, limits.stages * limits.max_batch_size - decoding)
+        if waiting and not controls.has_room(turn.entered_tokens + sum(map(_prompt_tokens, waiting))):
+            places = 0
         slots = sum(entry.slots or slots_for(entry, limits) for entry in staying)
-        return FreeCapacity(requests=places - (len(staying) - decoding), slots=limits.slots - slots)
+        return FreeCapacity(requests=places - len(waiting), slots=limits.slots - slots)
 
     def refuse(self, limits: BatchLimits) -> str | None:
         if limits.max_batch_tokens is not None:
