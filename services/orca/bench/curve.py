@@ -9,6 +9,7 @@ from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
 from orca.bench.report import to_json
 from orca.planner.simulate.outcomes import RunReport
+from orca.scheduler.policy.policy import BatchBounds
 from orca.scheduler.policy.request_level import RequestLevelPolicy
 
 
@@ -16,8 +17,8 @@ from orca.scheduler.policy.request_level import RequestLevelPolicy
 class CurvePoint:
     """One run: a trace at one arrival rate through one configuration."""
 
-    policy: str  # `iteration` or `request_level`
-    scheduling: str  # full description of the policy, with the habits that are in force
+    policy: str  # its name
+    scheduling: str  # full description of the policy, with the habits or controls in force
     max_batch_size: int
     rate: float | None  # requests/s; None: all at once
     report: RunReport
@@ -94,17 +95,19 @@ def points_json(points: Sequence[CurvePoint]) -> list[dict[str, Any]]:
 
 def figures(points: Sequence[CurvePoint], settings: Mapping[str, Setting], *, is_normalised: bool) -> list[Measured]:
     """Return the points as records of a sweep with these settings."""
-    usual = ("iteration", RequestLevelPolicy().describe())
+    usual = ("iteration", RequestLevelPolicy().describe(BatchBounds(max_batch_size=1)))
     found = []
     for point in points:
         report = point.report
         chosen = {
             **settings,
             "policy": point.policy,
-            "baseline": None if point.scheduling in usual else point.scheduling,
+            "baseline": None if point.scheduling in usual or point.policy == "rra" else point.scheduling,
             "max_batch": point.max_batch_size,
             "rate_per_s": point.rate,
         }
+        if point.policy == "rra":
+            chosen["cycle"] = point.scheduling
         latency = "Median time per token" if is_normalised else "Median latency"
         found.append(measured("Requests per second", report.requests_per_s, "requests/s", chosen))
         if report.ttft_s is not None:

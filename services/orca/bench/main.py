@@ -49,7 +49,6 @@ from orca.core.domain.model import DTYPES, QUANTIZATIONS, load_model_info
 from orca.core.process.command_line import CommandLineParser
 from orca.planner.simulate.outcomes import RequestOutcome, summarise
 from orca.planner.workload.trace import generate
-from orca.scheduler.settings import POLICIES
 from orca.worker.machine import thread_variables
 
 SEQ2SEQ_SHAPES = ("t5-60m", "bart-60m")
@@ -302,13 +301,14 @@ def _add_sweep_options(parser: argparse.ArgumentParser) -> None:
     add, sizes = parser.add_argument, comma_separated(positive(int))
     add("--engine", choices=("real", "simulated"), default="real", help="real starts `orca up` itself (%(default)s)")
     add("--model", metavar="DIR", help="model for `orca up` (its own small model)")
-    policies = "policies to compare (iteration,request_level)"
-    add("--policies", type=comma_separated(str), default=POLICIES, metavar="A,B", help=policies)
+    compared = simulate.COMPARED
+    add("--policies", type=comma_separated(str), default=compared, metavar="A,B", help=simulate.POLICIES_HELP)
     add("--max-batch-sizes", type=sizes, default=(1, 8, 16), metavar="N,M", help="one curve per size (1,8,16)")
     rates = "arrival rates in requests/s, one point per rate"
     add("--rates", type=comma_separated(positive(float)), metavar="X,Y", help=rates)
     simulate.add_engine_options(parser)
     simulate.add_baseline_options(parser)
+    simulate.add_cycle_options(parser)
     add_output_options(parser, can_plot=True)
 
 
@@ -387,18 +387,19 @@ def _homogeneous(options: argparse.Namespace, up_options: Sequence[str]) -> None
 
 
 def _run_sweep(options: argparse.Namespace, up_options: Sequence[str], *, is_normalised: bool) -> None:
-    baseline, model = simulate.baseline(options), None
+    baseline, cycle, model = simulate.baseline(options), simulate.cycle(options), None
     if options.engine == "simulated":
         _refuse_up_options(up_options)
-        measure: Measure = replace(simulate.simulation(options), baseline=baseline).measure
+        measure: Measure = replace(simulate.simulation(options), baseline=baseline, cycle=cycle).measure
     else:
         simulate.refuse_engine_options(options)
         model = options.model or _small_model()
-        measure = measure_real(model, up_options, baseline, vocab_size=_vocab_size(find_model(model)[0]))
+        measure = measure_real(model, up_options, baseline, cycle, vocab_size=_vocab_size(find_model(model)[0]))
     sweep = Sweep(
         spec=trace_spec(options, None),
         policies=simulate.known_policies(options.policies),
         baseline=baseline,
+        cycle=cycle,
         max_batch_sizes=options.max_batch_sizes,
         rates=options.rates or (simulate.RATES if options.engine == "simulated" else (1.0, 2.0, 4.0, 8.0, 16.0)),
     )

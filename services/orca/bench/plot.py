@@ -10,7 +10,7 @@ from typing import Any
 from orca.bench.curve import CurvePoint
 from orca.bench.engine import BatchTime
 
-LINE_STYLES = {"iteration": "-o", "request_level": "--s"}
+LINE_STYLES = {"iteration": "-o", "request_level": "--s", "rra": "-.^"}
 
 
 def plot_curves(points: Sequence[CurvePoint], file: Path, *, is_normalised: bool) -> None:

@@ -30,8 +30,13 @@ from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.process.command_line import CommandLineParser
 from orca.planner.simulate.simulated_run import Simulation
 from orca.scheduler.engines.step_cost import LinearCost
+from orca.scheduler.policy.cycle import DEFAULT_THRESHOLD_PERCENT, CycleControls
 from orca.scheduler.policy.request_level import HABITS, Habits, RequestLevelPolicy
-from orca.scheduler.settings import POLICIES
+from orca.scheduler.settings import CYCLE_SETTINGS, POLICIES
+
+COMPARED = ("iteration", "request_level")
+"""The policies that a sweep compares unless others are named: those that need no further option."""
+POLICIES_HELP = f"policies to compare, of {', '.join(POLICIES)} ({','.join(COMPARED)})"
 
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Requests/s: from an almost idle 175B model to a saturated one."""
@@ -70,10 +75,11 @@ def main(argv: Sequence[str]) -> int:
         spec=trace_spec(options, None),
         policies=known_policies(options.policies),
         baseline=baseline(options),
+        cycle=cycle(options),
         max_batch_sizes=options.max_batch_sizes,
         rates=options.rates,
     )
-    simulated = replace(simulation(options), baseline=sweep.baseline)
+    simulated = replace(simulation(options), baseline=sweep.baseline, cycle=sweep.cycle)
     points = run_sweep(sweep, simulated.measure, lambda text: print(text, file=sys.stderr))
     show(points, options, is_normalised=True, model=None)
     return 0
@@ -84,12 +90,12 @@ def _parser() -> CommandLineParser:
         prog="orca simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    policies = "policies to compare (iteration,request_level)"
-    add("--policies", type=comma_separated(str), default=POLICIES, metavar="A,B", help=policies)
+    add("--policies", type=comma_separated(str), default=COMPARED, metavar="A,B", help=POLICIES_HELP)
     add("--max-batch-sizes", type=comma_separated(int), default=(8,), metavar="N,M", help="requests in a batch (8)")
     add("--rates", type=comma_separated(float), default=(2.0,), metavar="X,Y", help="arrival rates in requests/s (2)")
     add_engine_options(parser)
     add_baseline_options(parser)
+    add_cycle_options(parser)
     add_trace_options(parser, preset="paper", requests=400)
     add_output_options(parser, can_plot=True)
     return parser
@@ -139,6 +145,30 @@ def baseline(options: argparse.Namespace) -> RequestLevelPolicy:
     return RequestLevelPolicy(microbatch_size=options.microbatch_size, habits=Habits.without(options.without_habits))
 
 
+def add_cycle_options(parser: argparse.ArgumentParser) -> None:
+    """Add the controls of the policy rra, for any engine."""
+    add = parser.add_argument_group("rra").add_argument
+    add("--encode-batch", type=int, metavar="N", help="most requests that enter with an encode iteration")
+    add("--decode-steps", type=int, metavar="N", help="decode iterations between two encode iterations")
+    add("--decode-batch", type=int, metavar="N", help="planned requests at the start of a decode phase (no plan)")
+    add("--encode-tokens", type=int, metavar="N", help="planned prompt tokens of an encode iteration (no plan)")
+    threshold = f"deviation from both plans that is left alone ({DEFAULT_THRESHOLD_PERCENT})"
+    add("--threshold-percent", type=int, metavar="N", help=threshold)
+
+
+def cycle(options: argparse.Namespace) -> CycleControls | None:
+    """Return the controls of the policy rra; None if no run has this policy. Raises: SettingError."""
+    given = {name: getattr(options, name) for name in CYCLE_SETTINGS if getattr(options, name) is not None}
+    if "rra" not in options.policies:
+        for name in given:
+            raise SettingError(f"--{name.replace('_', '-')} is an option of the policy rra; add it to --policies")
+        return None
+    for name in ("encode_batch", "decode_steps"):
+        if name not in given:
+            raise SettingError(f"the policy rra needs --{name.replace('_', '-')}")
+    return CycleControls(**given)
+
+
 def simulation(options: argparse.Namespace) -> Simulation:
     """Return the simulated engine that the options describe. Raises: SettingError."""
     engine = options.simulate or "175b"
@@ -173,7 +203,7 @@ def known_policies(names: Sequence[str]) -> Sequence[str]:
     """Check that all names are policies, and return them. Raises: SettingError."""
     for name in names:
         if name not in POLICIES:
-            raise SettingError(f"--policies takes {' and '.join(POLICIES)}, not {name}")
+            raise SettingError(f"--policies takes any of {', '.join(POLICIES)}, not {name}")
     return names
 
 

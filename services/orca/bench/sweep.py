@@ -6,7 +6,7 @@ simulated stages (`planner.simulate.simulated_run.Simulation`). The sweep treats
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +16,9 @@ from orca.bench.system import running_system
 from orca.planner.simulate.outcomes import RunReport, summarise
 from orca.planner.workload.lengths import Range
 from orca.planner.workload.trace import Trace, TraceSpec, generate
+from orca.scheduler.policy.cycle import CycleControls
+from orca.scheduler.policy.policies import policy_of
+from orca.scheduler.policy.policy import BatchBounds
 from orca.scheduler.policy.request_level import HABITS, RequestLevelPolicy
 
 Measure = Callable[[str, int, Sequence[Trace]], Iterable[RunReport]]
@@ -32,12 +35,14 @@ class Sweep:
     spec: TraceSpec  # each of `rates` replaces its rate
     policies: Sequence[str]
     baseline: RequestLevelPolicy = field(default_factory=RequestLevelPolicy)  # the policy named `request_level`
+    cycle: CycleControls | None = None  # the controls of the policy `rra`
     max_batch_sizes: Sequence[int]
     rates: Sequence[float]  # requests/s
 
-    def scheduling(self, policy: str) -> str:
+    def scheduling(self, policy: str, max_batch_size: int) -> str:
         """Return the full description of a policy."""
-        return self.baseline.describe() if policy == "request_level" else policy
+        bounds = BatchBounds(max_batch_size=max_batch_size, cycle=self.cycle)
+        return policy_of(policy, self.baseline).describe(bounds)
 
 
 def run_sweep(sweep: Sweep, measure: Measure, report_progress: Callable[[str], None]) -> list[CurvePoint]:
@@ -54,7 +59,7 @@ def run_sweep(sweep: Sweep, measure: Measure, report_progress: Callable[[str], N
                 points.append(
                     CurvePoint(
                         policy=policy,
-                        scheduling=sweep.scheduling(policy),
+                        scheduling=sweep.scheduling(policy, size),
                         max_batch_size=size,
                         rate=rate,
                         report=report,
@@ -73,12 +78,20 @@ def _at_rate(spec: TraceSpec, rate: float) -> TraceSpec:
     )
 
 
-def measure_real(model: str, up_options: Sequence[str], baseline: RequestLevelPolicy, *, vocab_size: int) -> Measure:
+def measure_real(
+    model: str,
+    up_options: Sequence[str],
+    baseline: RequestLevelPolicy,
+    cycle: CycleControls | None = None,
+    *,
+    vocab_size: int,
+) -> Measure:
     """Return a `Measure` of `orca up` on this machine: one system per policy and max batch size, for all its traces."""
 
     async def run(policy: str, max_batch_size: int, traces: Sequence[Trace], folder: Path) -> list[RunReport]:
         options = ["--policy", policy, "--max-batch-size", str(max_batch_size), *up_options]
         options += baseline_flags(baseline) if policy == "request_level" else []
+        options += cycle_flags(cycle) if policy == "rra" and cycle is not None else []
         async with running_system(model, options, folder, vocab_size=vocab_size) as target:
             await run_trace(target, _warm_up(traces[0].spec))
             return [summarise(await run_trace(target, trace)) for trace in traces]
@@ -95,6 +108,12 @@ def baseline_flags(baseline: RequestLevelPolicy) -> list[str]:
     flags = [] if baseline.microbatch_size is None else ["--microbatch-size", str(baseline.microbatch_size)]
     off = [name for name in HABITS if name not in baseline.habits.in_force()]
     return [*flags, "--without-habits", ",".join(off)] if off else flags
+
+
+def cycle_flags(cycle: CycleControls) -> list[str]:
+    """Return the options of `orca up` for the controls of the policy `rra`."""
+    chosen = {name: value for name, value in asdict(cycle).items() if value is not None}
+    return [word for name, value in chosen.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def _warm_up(spec: TraceSpec) -> Trace:

@@ -1,5 +1,8 @@
 """A file with the bounds of a batch, polled while the scheduler runs: `{"max_batch_size": 16}`.
 
+Under the policy rra it may have the controls of the cycle too: `{"encode_batch": 8, "decode_steps": 16}`. A name that
+is left out keeps the value of its setting, but for `max_batch_tokens`, which is off then.
+
 Kubernetes replaces a changed ConfigMap by swapping a link, an editor by writing a new file, so the content is compared.
 If the content is invalid, the bounds in force stay, and an error is logged.
 """
@@ -14,24 +17,28 @@ import orjson
 
 from orca.core.domain.errors import BadValue, SettingError
 from orca.scheduler.loop import GroupScheduler
-from orca.scheduler.settings import BatchingSettings
+from orca.scheduler.policy.policy import BatchBounds
+from orca.scheduler.settings import CYCLE_SETTINGS, BatchingSettings
 
 log = logging.getLogger("orca.scheduler")
 
 POLL_S = 1.0
-FIELDS = frozenset({"max_batch_size", "max_batch_tokens"})
+FIELDS = frozenset({"max_batch_size", "max_batch_tokens", *CYCLE_SETTINGS})
+REQUIRED = frozenset({"max_batch_size", "encode_batch", "decode_steps"})
+"""Fields that cannot be null. Null switches the others off; a threshold has its default then."""
 
 
 class BoundsFile:
     """Polls the file; `run` is one task of the process."""
 
-    def __init__(self, path: Path, settings: BatchingSettings) -> None:
-        """Args: settings: the settings that the file does not hold.
+    def __init__(self, path: Path, settings: BatchingSettings, *, stages: int) -> None:
+        """Args: settings: the settings that the file does not hold; stages: those of the group.
 
         Raises: SettingError if the file is invalid: at the start there are no other bounds to keep.
         """
         self._path = path
         self._settings = settings
+        self._stages = stages
         self._seen = self._content()
         self.bounds = self._read(self._seen)
 
@@ -49,14 +56,15 @@ class BoundsFile:
                 return
             self._seen = content
             bounds = self._read(content)
-            scheduler.set_batch_bounds(bounds.max_batch_size, bounds.max_batch_tokens)
+            scheduler.set_batch_bounds(bounds)
         except SettingError as error:
             log.error("the changed file of bounds is invalid, so the old bounds stay in force: %s", error)
             return
         self.bounds = bounds
+        controls = {} if bounds.cycle is None else dataclasses.asdict(bounds.cycle)
         log.info(
             "the bounds of the changed file are in force",
-            extra={"max_batch_size": bounds.max_batch_size, "max_batch_tokens": bounds.max_batch_tokens},
+            extra={"max_batch_size": bounds.max_batch_size, "max_batch_tokens": bounds.max_batch_tokens} | controls,
         )
 
     def _content(self) -> bytes:
@@ -65,7 +73,7 @@ class BoundsFile:
         except OSError as error:
             raise SettingError(f"setting bounds_file: {self._path}: {error.strerror}") from error
 
-    def _read(self, content: bytes) -> BatchingSettings:
+    def _read(self, content: bytes) -> BatchBounds:
         """Parse the content. The settings of the same names have the same rules. Raises: SettingError."""
         try:
             found = orjson.loads(content)
@@ -74,11 +82,13 @@ class BoundsFile:
         if not isinstance(found, dict) or set(found) - FIELDS:
             raise SettingError(f"setting bounds_file: {self._path} is not an object of {', '.join(sorted(FIELDS))}")
         for name, value in found.items():
-            if not _is_number(value) and not (value is None and name == "max_batch_tokens"):
+            if not _is_number(value) and (value is not None or name in REQUIRED):
                 raise SettingError(f"setting bounds_file: {self._path}: {name} is {value!r}, not a whole number")
         try:
             chosen = {field.name: getattr(self._settings, field.name) for field in dataclasses.fields(BatchingSettings)}
-            return BatchingSettings(**chosen | {"max_batch_tokens": None} | found)
+            settings = BatchingSettings(**chosen | {"max_batch_tokens": None} | found)
+            settings.check_stages(self._stages)
+            return settings.make_bounds()
         except BadValue as error:
             raise SettingError(f"setting bounds_file: {self._path}: {error.name} {error.complaint}") from error
 

@@ -10,7 +10,7 @@ truth: everything that it knows is in the pool or can be computed again.
 import asyncio
 import logging
 from collections.abc import Awaitable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from orca.core.domain.engine import EngineShape
@@ -21,7 +21,7 @@ from orca.pool.schemas import SCHEMA_OF_TARGETS
 from orca.scheduler.dependencies import Dependencies
 from orca.scheduler.epoch.epoch_run import EpochRun
 from orca.scheduler.observer import SchedulerLoad
-from orca.scheduler.policy.policy import BatchLimits
+from orca.scheduler.policy.policy import BatchBounds, BatchLimits
 from orca.scheduler.policy.state import GroupState
 from orca.scheduler.seat import GroupSeat
 
@@ -31,12 +31,11 @@ E = TypeVar("E", bound=BaseException)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulingOptions:
+class SchedulingOptions(BatchBounds):
     """The options of scheduling. The group's own sizes come from its engine when it forms."""
 
     max_batch_size: int = 16
     prefetch: int = 0
-    max_batch_tokens: int | None = None
     is_encoder_decoder: bool = False  # the model is one: its requests have a source and a target
     are_slots_chosen: bool = False  # slots of the engine are set; otherwise memory decides them
     generation: int = 1  # of the revision: the newest one becomes current
@@ -51,6 +50,7 @@ class SchedulingOptions:
             max_model_len=shape.max_model_len,
             prefetch=self.prefetch,
             max_batch_tokens=self.max_batch_tokens,
+            cycle=self.cycle,
             is_encoder_decoder=self.is_encoder_decoder,
             are_slots_chosen=self.are_slots_chosen,
         )
@@ -80,15 +80,14 @@ class GroupScheduler:
     def load(self) -> SchedulerLoad:
         return SchedulerLoad() if self._run is None else self._run.load()
 
-    def set_batch_bounds(self, max_batch_size: int, max_batch_tokens: int | None) -> None:
+    def set_batch_bounds(self, bounds: BatchBounds) -> None:
         """Use other bounds for every batch from the next one on; running requests go on.
 
         Raises: SettingError if the policy cannot work under them; nothing has changed then.
         """
-        options = replace(self._options, max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens)
         if self._run is not None:
-            self._run.set_batch_bounds(max_batch_size, max_batch_tokens)
-        self._options = options
+            self._run.set_batch_bounds(bounds)
+        self._options = self._options.with_bounds(bounds)
 
     def stop(self) -> None:
         """Drain: submit no new steps, commit what is in flight, give the rest back, leave. `run` then returns."""
@@ -154,7 +153,7 @@ class GroupScheduler:
             raise SettingError(refusal)
         if await self._unless_stopped(self._promise(limits)) is None:
             return
-        self._dependencies.observer.formed(epoch, shape.slots, self._dependencies.policy.describe())
+        self._dependencies.observer.formed(epoch, shape.slots, self._dependencies.policy.describe(limits))
         log.info("epoch formed", extra={"epoch": epoch.number, "stages": shape.stages, "slots": shape.slots})
         self._run = EpochRun(self._dependencies, epoch, limits)
         try:

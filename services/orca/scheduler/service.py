@@ -132,7 +132,9 @@ async def _schedule(
             timings=LoopTimings(commit_s=settings.commit_interval_ms / 1000),
             refuse=refusals_of(model),
         )
-        bounds_file = None if settings.bounds_file is None else BoundsFile(Path(settings.bounds_file), settings)
+        bounds_file = None
+        if settings.bounds_file is not None:
+            bounds_file = BoundsFile(Path(settings.bounds_file), settings, stages=len(settings.stages))
         options = settings.make_options(None if bounds_file is None else bounds_file.bounds)
         scheduler = GroupScheduler(dependencies, replace(options, is_encoder_decoder=model.encoder_decoder is not None))
         if bounds_file is not None:
@@ -148,7 +150,11 @@ async def _schedule(
         log.info(
             "scheduler of a group",
             extra={"group": settings.group, "scheduler": process, "revision": model.revision, "model": model.name}
-            | {"policy": dependencies.policy.describe(), "prefetch": settings.prefetch, "stages": settings.stages},
+            | {
+                "policy": dependencies.policy.describe(options),
+                "prefetch": settings.prefetch,
+                "stages": settings.stages,
+            },
         )
         await _run_until_signalled(scheduler)
 

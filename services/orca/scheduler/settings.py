@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from orca.core.domain.errors import BadValue
 from orca.core.domain.model import DTYPES, QUANTIZATIONS
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.process.settings import (
@@ -24,12 +25,15 @@ from orca.core.transport.tls_files import (
     tls_server_name_setting,
 )
 from orca.scheduler.loop import SchedulingOptions
-from orca.scheduler.policy.iteration import IterationPolicy
-from orca.scheduler.policy.policy import Policy
+from orca.scheduler.policy.cycle import DEFAULT_THRESHOLD_PERCENT, CycleControls
+from orca.scheduler.policy.policies import policy_of
+from orca.scheduler.policy.policy import BatchBounds, Policy
 from orca.scheduler.policy.request_level import HABITS, Habits, RequestLevelPolicy
 
 PREFIX = "ORCA_SCHEDULER_"
-POLICIES = ("iteration", "request_level")
+POLICIES = ("iteration", "request_level", "rra")
+CYCLE_SETTINGS = tuple(field.name for field in dataclasses.fields(CycleControls))
+"""The settings that are controls of the policy rra, by the names of the controls."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +42,8 @@ class BatchingSettings:
 
     policy: str = setting(
         "iteration",
-        "iteration is Algorithm 1 of the ORCA paper, request_level is the paper's baseline",
+        "iteration is Algorithm 1 of the ORCA paper, request_level is the paper's baseline, rra alternates one encode"
+        " iteration of new requests with decode iterations (ExeGPT)",
         choices=POLICIES,
     )
     max_batch_size: int = setting(16, "maximum number of requests in a batch", least=1)
@@ -54,6 +59,33 @@ class BatchingSettings:
     without_habits: tuple[str, ...] = setting(
         (), f"request_level only: comma-separated habits to switch off, of {' '.join(HABITS)}"
     )
+    encode_batch: int | None = setting(
+        None,
+        "rra only, which needs it: most requests that enter with an encode iteration; at most the number of stages"
+        " times max_batch_size",
+        least=1,
+    )
+    decode_steps: int | None = setting(
+        None, "rra only, which needs it: decode iterations between two encode iterations", least=1
+    )
+    decode_batch: int | None = setting(
+        None,
+        "rra only: planned number of requests at the start of a decode phase; encode batches grow or shrink so that it"
+        " stays near; unset never adjusts them for it",
+        least=1,
+    )
+    encode_tokens: int | None = setting(
+        None,
+        "rra only: planned prompt tokens of an encode iteration, on average; a longer iteration leaves requests to the"
+        " next one; unset sets no bound",
+        least=1,
+    )
+    threshold_percent: int | None = setting(
+        None,
+        "rra only: deviation from decode_batch and encode_tokens that is left alone, in percent, at most 100; unset is"
+        f" {DEFAULT_THRESHOLD_PERCENT}",
+        least=0,
+    )
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -61,16 +93,46 @@ class BatchingSettings:
         is_request_level = self.policy == "request_level"
         for name in ("microbatch_size", "without_habits"):
             require(is_request_level or not getattr(self, name), self, name, "for this policy: only for request_level")
+        self._check_cycle()
         is_chunked = bool(self.max_batch_tokens)
-        require(not is_chunked or not is_request_level, self, "max_batch_tokens", "for the policy request_level")
+        require(not is_chunked or self.policy == "iteration", self, "max_batch_tokens", f"for the policy {self.policy}")
         # A full batch of increments must always leave a token for the oldest prompt.
         is_enough = not self.max_batch_tokens or self.max_batch_tokens > self.max_batch_size
         require(is_enough, self, "max_batch_tokens", f"above max_batch_size ({self.max_batch_size})")
 
+    def check_stages(self, stages: int) -> None:
+        """Check that the controls of the policy rra can be reached with so many stages. Raises: BadValue."""
+        controls = self.make_bounds().cycle
+        if controls is not None:
+            broken = controls.broken_rule(stages=stages, max_batch_size=self.max_batch_size)
+            require(broken is None, self, *(broken or ("encode_batch", "")))
+
+    def make_bounds(self) -> BatchBounds:
+        """Return the bounds that may change while the scheduler runs."""
+        controls = {name: getattr(self, name) for name in CYCLE_SETTINGS if getattr(self, name) is not None}
+        return BatchBounds(
+            max_batch_size=self.max_batch_size,
+            max_batch_tokens=self.max_batch_tokens,
+            cycle=CycleControls(**controls) if self.encode_batch and self.decode_steps else None,
+        )
+
     def make_policy(self) -> Policy:
-        if self.policy == "iteration":
-            return IterationPolicy()
-        return RequestLevelPolicy(microbatch_size=self.microbatch_size, habits=Habits.without(self.without_habits))
+        habits = Habits.without(self.without_habits)
+        return policy_of(self.policy, RequestLevelPolicy(microbatch_size=self.microbatch_size, habits=habits))
+
+    @property
+    def _has_all_bounds(self) -> bool:
+        """False if a file has the bounds that are left out here."""
+        return True
+
+    def _check_cycle(self) -> None:
+        is_rra = self.policy == "rra"
+        for name in CYCLE_SETTINGS:
+            require(is_rra or getattr(self, name) is None, self, name, "for this policy: only for rra")
+        for name in ("encode_batch", "decode_steps"):
+            if is_rra and self._has_all_bounds and getattr(self, name) is None:
+                raise BadValue(name, "the policy rra needs it")
+        require((self.threshold_percent or 0) <= 100, self, "threshold_percent", "100 or less")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +199,8 @@ class SchedulerSettings(BatchingSettings):
     # For a cluster: an edit of the deployment is in force without a new pod.
     bounds_file: str | None = setting(
         None,
-        "JSON file with max_batch_size, and max_batch_tokens if steps have a bound; it overrides both settings and is"
-        " read again when it changes",
+        "JSON file with max_batch_size, max_batch_tokens if steps have a bound, and controls of the policy rra"
+        f" ({', '.join(CYCLE_SETTINGS)}); it overrides the settings of these names and is read again when it changes",
     )
     iteration_log: str | None = setting(None, "file to which one JSON line per step is written; unset writes none")
     log_format: str = log_format_setting()
@@ -147,6 +209,7 @@ class SchedulerSettings(BatchingSettings):
     def __post_init__(self) -> None:
         # super() does not find the class of a dataclass with slots.
         BatchingSettings.__post_init__(self)
+        self.check_stages(len(self.stages))
         require(self.prefetch <= 1, self, "prefetch", "0 or 1")
         for address in self.stages:
             require(is_address(address, least_port=1), self, "stages", "a list of host:port")
@@ -157,17 +220,19 @@ class SchedulerSettings(BatchingSettings):
         is_name = bool(self.group) and not set(self.group) & set(" :{}\n")
         require(is_name, self, "group", "a name without spaces, colons and braces")
 
-    def make_options(self, bounds: BatchingSettings | None = None) -> SchedulingOptions:
-        """Return the options of scheduling. Args: bounds: settings whose bounds of a batch override these."""
-        bounds = bounds or self
-        return SchedulingOptions(
-            max_batch_size=bounds.max_batch_size,
+    @property
+    def _has_all_bounds(self) -> bool:
+        return self.bounds_file is None
+
+    def make_options(self, bounds: BatchBounds | None = None) -> SchedulingOptions:
+        """Return the options of scheduling. Args: bounds: bounds of a batch that override those of the settings."""
+        options = SchedulingOptions(
             prefetch=self.prefetch,
-            max_batch_tokens=bounds.max_batch_tokens,
             are_slots_chosen=self.slots is not None,
             generation=self.generation,
             is_predecessor_dead=self.predecessor_exited,
         )
+        return options.with_bounds(bounds or self.make_bounds())
 
 
 def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> SchedulerSettings:

@@ -10,10 +10,11 @@ import pytest
 from orca.bench.main import main as bench
 from orca.bench.peers.model import LlamaShape, make_model
 from orca.bench.simulate import main as simulate
-from orca.bench.sweep import baseline_flags
+from orca.bench.sweep import baseline_flags, cycle_flags
 from orca.bench.system import ServerFailed, running_system
 from orca.core.domain.errors import ModelError, SettingError
 from orca.core.process.ports import free_port
+from orca.scheduler.policy.cycle import CycleControls
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
 from support.bench.fake_completions import HEAD, chunk, event, serving, token
 
@@ -60,6 +61,44 @@ def test_the_measured_baseline_is_passed_to_orca_up() -> None:
     chosen = RequestLevelPolicy(microbatch_size=2, habits=Habits.without(["splits_batch"]))
     assert baseline_flags(chosen) == ["--microbatch-size", "2", "--without-habits", "splits_batch"]
     assert baseline_flags(RequestLevelPolicy()) == []
+
+
+def test_the_controls_of_a_cycle_are_named_and_passed_to_orca_up(capsys: pytest.CaptureFixture[str]) -> None:
+    controls = ["--encode-batch", "4", "--decode-steps", "9", "--decode-batch", "7"]
+    assert simulate(["--policies", "iteration,rra", *controls, "--rates", "1,2", *SHORT]) == 0
+    shown = capsys.readouterr().out
+    assert "rra(encode_batch 4, decode_steps 9, decode_batch 7, threshold_percent 12)" in shown
+    assert "rra(8)" in shown
+    cycle = CycleControls(encode_batch=4, decode_steps=9, decode_batch=7)
+    assert cycle_flags(cycle) == [*controls, "--threshold-percent", "12"]
+
+
+def test_a_figure_of_a_cycle_has_its_controls(tmp_path: Path) -> None:
+    file = tmp_path / "figures.jsonl"
+    controls = ["--policies", "rra", "--encode-batch", "4", "--decode-steps", "9", "--rates", "1"]
+    options = ["--engine", "simulated", "--max-batch-sizes", "8", *controls, *SHORT]
+    assert bench(["sweep", *options, "--figures", str(file)]) == 0
+    assert "rra(encode_batch 4, decode_steps 9)" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--policies", "rra"], "the policy rra needs --encode-batch"),
+        (["--policies", "rra", "--encode-batch", "4"], "the policy rra needs --decode-steps"),
+        (["--encode-batch", "4"], "--encode-batch is an option of the policy rra; add it to --policies"),
+        (["--policies", "rra", "--encode-batch", "0", "--decode-steps", "1"], "encode_batch must be at least 1"),
+        (
+            ["--policies", "rra", "--encode-batch", "17", "--decode-steps", "1"],
+            r"encode_batch \(17\) must be at most 16",
+        ),
+        (["--policies", "fly"], "--policies takes any of iteration, request_level, rra, not fly"),
+    ],
+)
+def test_controls_that_make_no_sense_are_refused_by_name(flags: list[str], complaint: str) -> None:
+    for command in (simulate, lambda options: bench(["sweep", "--engine", "simulated", *options])):
+        with pytest.raises(SettingError, match=complaint):
+            command([*flags, "--max-batch-sizes", "8", "--rates", "1", *SHORT])
 
 
 def test_a_homogeneous_sweep_does_not_normalise_latency(capsys: pytest.CaptureFixture[str]) -> None:

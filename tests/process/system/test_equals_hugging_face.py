@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from orca.bench.parts.tiny_families import ENCODER_DECODERS, FAMILIES, tiny_checkpoint
+from orca.core.domain.model import load_model_info
 from orca.core.domain.request import SamplingParams
 from orca.core.grammars.matching import NO_FORCING
+from orca.scheduler.policy.cycle import CycleControls
 from support.pairs import full, pairwise
 from support.system.hugging_face import Reference, Verdict, generate, sample
 from support.system.running_group import GREEDY, RunningGroup, Work
@@ -35,8 +37,9 @@ SETTINGS = {
     # The cover takes the first where any would do: most often many requests side by side.
     "max_batch_size": (16, 3, 1),
     "prefetch": (0, 1),
-    "max_batch_tokens": (None, 24),  # chunked prefill off and on; above the largest batch
+    "strategy": ("whole", "chunks", "rra"),
 }
+CHUNK_TOKENS = 24  # above the largest batch
 GREEDY_REQUESTS, SAMPLED_REQUESTS = 100, 20
 GRAMMAR_STRIDE = 5
 """One of so many requests has a grammar, greedy ones and sampled ones, in one batch with the others."""
@@ -151,6 +154,20 @@ async def test_output_equals_hugging_face_in_every_combination(
     await check_system(oracles, family, layout, cases)
 
 
+def strategy_of(case: Case) -> dict[str, Any]:
+    """The options of a strategy: whole prompts, prompts in chunks, or encode and decode iterations by turns."""
+    size = case["max_batch_size"]
+    cycle = CycleControls(encode_batch=size, decode_steps=3, decode_batch=size, encode_tokens=90)
+    return {"whole": {}, "chunks": {"max_batch_tokens": CHUNK_TOKENS}, "rra": {"cycle": cycle}}[case["strategy"]]
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("family", ALL_FAMILIES)
+async def test_output_equals_hugging_face_with_few_layers_in_the_first_stage(oracles: Oracles, family: str) -> None:
+    sizes = {"max_batch_size": (16, 3), "prefetch": (0, 1), "strategy": SETTINGS["strategy"]}
+    await check_system(oracles, family, (2, 1), full(sizes), has_uneven_layers=True)
+
+
 async def check_system(
     oracles: Oracles,
     family: str,
@@ -159,17 +176,20 @@ async def check_system(
     *,
     stride: int = 1,
     alone_stride: int = 1,
+    has_uneven_layers: bool = False,
 ) -> None:
     """Serve the requests under each case, in the same processes, and compare every token.
 
     Args:
         stride: only every so many of them.
         alone_stride: of these, where each runs alone, which takes a step for each token.
+        has_uneven_layers: the first of two stages has one layer, the second one has the others.
     """
     folder, all_works, all_references = oracles.of(family, stride)
-    with RunningGroup(folder, stages=layout[0], tensor=layout[1]) as group:
+    flags = {"layers": f"1,{load_model_info(folder).num_layers - 1}"} if has_uneven_layers else {}
+    with RunningGroup(folder, stages=layout[0], tensor=layout[1], **flags) as group:
         for case in cases:
-            choices = {name: case[name] for name in ("max_batch_size", "prefetch", "max_batch_tokens")}
+            choices = {name: case[name] for name in ("max_batch_size", "prefetch")} | strategy_of(case)
             apart = alone_stride if case["max_batch_size"] == 1 else 1
             works, references = all_works[::apart], all_references[::apart]
             outputs = await group.serve(works, **choices)

@@ -15,7 +15,9 @@ from orca.core.domain.engine import Engine, EngineShape
 from orca.core.domain.request import End, FinishReason, Request
 from orca.scheduler.engines.simulated_engine import SimulatedEngine, seeded_tokens
 from orca.scheduler.engines.step_cost import LinearCost
+from orca.scheduler.policy.cycle import CycleControls
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
+from orca.scheduler.policy.rra import RoundRobinPolicy
 from orca.worker.models.build import load_stage
 from orca.worker.parallel.shard import Shard
 from orca.worker.rank.local_engine import LocalEngine
@@ -64,13 +66,16 @@ async def outcomes_of(group: Scheduled, early: Sequence[Request], late: Request)
 
 @pytest.mark.parametrize(("stages", "prefetch"), [(1, 0), (1, 1), (3, 0), (3, 1)])
 @pytest.mark.parametrize("kind", [local_engine, simulated_engine])
+@pytest.mark.parametrize("cycle", [None, CycleControls(encode_batch=3, decode_steps=4)])
 async def test_requests_that_join_late_or_leave_early_get_the_tokens_they_get_alone(
-    tiny_model: Path, kind: Callable[[Path], MakeEngine], stages: int, prefetch: int
+    tiny_model: Path, kind: Callable[[Path], MakeEngine], stages: int, prefetch: int, cycle: CycleControls | None
 ) -> None:
     make = kind(tiny_model)
     expected = await alone(make(stages, 0), (LONG, SHORT, STOPPED, LATE))
     stopped, expected[STOPPED.id] = stopping_at(STOPPED, expected[STOPPED.id], 4)
-    async with Scheduled(make(stages, prefetch), max_batch_size=4, prefetch=prefetch) as group:
+    policy = None if cycle is None else RoundRobinPolicy()
+    engine = make(stages, prefetch)
+    async with Scheduled(engine, max_batch_size=4, prefetch=prefetch, policy=policy, cycle=cycle) as group:
         outcomes = await outcomes_of(group, (LONG, SHORT, stopped), LATE)
     assert {name: tokens for name, (tokens, _) in outcomes.items()} == expected
     reasons = {name: end.reason for name, (_, end) in outcomes.items()}

@@ -26,6 +26,7 @@ from orca.scheduler.engines.grpc_engine import GrpcEngine
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
 from orca.scheduler.observer import IterationHistory
 from orca.scheduler.policy.iteration import IterationPolicy
+from orca.scheduler.policy.rra import RoundRobinPolicy
 
 REVISION = "r1"
 BLOCK_TOKENS = 8
@@ -95,7 +96,10 @@ class RunningGroup:
     async def serve(
         self, works: Sequence[Work], *, log: IterationHistory | None = None, limit_s: float = 250.0, **choices: Any
     ) -> list[Output]:
-        """Run a scheduler with these choices until every work has ended. Returns: outputs in order of `works`."""
+        """Run a scheduler with these choices until every work has ended. Returns: outputs in order of `works`.
+
+        The policy is Algorithm 1, or round-robin allocation if the choices have a `cycle`.
+        """
         prefetch = choices.get("prefetch", 0)
         engine = GrpcEngine(
             self.addresses,
@@ -109,7 +113,7 @@ class RunningGroup:
         dependencies = Dependencies(
             pool=self.pool,
             engine=engine,
-            policy=IterationPolicy(),
+            policy=RoundRobinPolicy() if choices.get("cycle") else IterationPolicy(),
             caller=Caller(group="g0", process=next(self._words), revision=REVISION),
             calls=itertools.count(1),
             clock_ns=time.monotonic_ns,

@@ -17,6 +17,7 @@ from orca.scheduler.dependencies import Dependencies
 from orca.scheduler.engines.virtual_time import VirtualClock
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
 from orca.scheduler.observer import IterationHistory
+from orca.scheduler.policy.cycle import CycleControls
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import Policy
 from support.worker.engine_builders import generate, until
@@ -50,6 +51,7 @@ class Scheduled:
         prefetch: int = 0,
         pool: MemoryPool | None = None,
         policy: Policy | None = None,
+        cycle: CycleControls | None = None,
         is_encoder_decoder: bool = False,
     ) -> None:
         self.pool = pool or MemoryPool(VirtualClock())
@@ -65,7 +67,7 @@ class Scheduled:
             observer=self.log,
         )
         options = SchedulingOptions(
-            max_batch_size=max_batch_size, prefetch=prefetch, is_encoder_decoder=is_encoder_decoder
+            max_batch_size=max_batch_size, prefetch=prefetch, is_encoder_decoder=is_encoder_decoder, cycle=cycle
         )
         self._scheduler = GroupScheduler(dependencies, options)
 

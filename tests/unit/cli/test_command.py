@@ -1,5 +1,6 @@
 """The `orca` command and the mistakes that `orca up` refuses before anything starts."""
 
+import dataclasses
 import fcntl
 import importlib
 import json
@@ -15,6 +16,7 @@ from orca.cli.main import COMMANDS, main
 from orca.cli.small_model import small_model_folder
 from orca.cli.up.local_resources import DataFolder, default_data_folder
 from orca.scheduler.policy.request_level import HABITS
+from orca.scheduler.settings import BatchingSettings
 
 OPEN = ("--open-to-network", "true")
 
@@ -67,6 +69,16 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
         (
             ["--policy", "request_level", "--without-habits", "haste"],
             f"setting --without-habits: ('haste',) is not of {' '.join(HABITS)}",
+        ),
+        (["--encode-batch", "4"], "setting --encode-batch: 4 is not for this policy: only for rra"),
+        (["--policy", "rra", "--encode-batch", "4"], "setting --decode-steps: the policy rra needs it"),
+        (
+            ["--policy", "rra", "--encode-batch", "33", "--decode-steps", "4", "--stages", "2"],
+            "setting --encode-batch: 33 is not at most 32, the number of stages (2) times max_batch_size (16)",
+        ),
+        (
+            ["--policy", "rra", "--encode-batch", "4", "--decode-steps", "4", "--max-batch-tokens", "64"],
+            "setting --max-batch-tokens: 64 is not for the policy rra",
         ),
         (["--served-name", ""], "setting --served-name: '' is not a name"),
         (["--stages", "two"], "setting --stages: 'two' is not a number"),
@@ -167,7 +179,9 @@ def test_help_lists_the_settings_of_the_system_before_those_of_its_schedule(caps
     with pytest.raises(SystemExit):
         main(["up", "--help"])
     options = re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
-    assert (options[0], options[-4]) == ("--model", "--policy")
+    of_schedule = options[options.index("--policy") :]
+    assert options[0] == "--model"
+    assert len(of_schedule) == len(dataclasses.fields(BatchingSettings)) - 1, "max_batch_tokens has its own default"
 
 
 def test_cuda_without_a_device_is_refused(refused, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,7 @@ def test_there_is_one_stage_unless_more_are_asked_for() -> None:
         ("--max-batch-tokens 0", None),
         ("--max-batch-tokens 0 --policy request_level", None),
         ("--policy request_level", None),
+        ("--policy rra --encode-batch 4 --decode-steps 8", None),
         ("--device cuda", None),
         ("--device cuda --max-batch-tokens 4096", 4096),
     ],

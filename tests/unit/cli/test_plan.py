@@ -101,9 +101,23 @@ def test_all_parts_agree_on_model_dtype_pool_and_deployment() -> None:
         ["--max-batch-size", "4", "--max-batch-tokens", "64", "--prefetch", "0", "--iteration-log", "log"],
         ["--policy", "request_level", "--dtype", "float16", "--host", "::1", "--log-level", "debug"],
         ["--policy", "request_level", "--microbatch-size", "4", "--without-habits", "holds_results,computes_ended"],
+        ["--policy", "rra", "--encode-batch", "4", "--decode-steps", "8", "--stages", "2", "--layers", "1,1"],
+        [
+            *["--policy", "rra", "--encode-batch", "4", "--decode-steps", "8", "--decode-batch", "9"],
+            *["--encode-tokens", "99", "--threshold-percent", "0"],
+        ],
         ["--quantization", "int8"],
     ],
-    ids=["defaults", "shape", "schedule", "baseline", "parts of the baseline", "quantization"],
+    ids=[
+        "defaults",
+        "shape",
+        "schedule",
+        "baseline",
+        "parts of the baseline",
+        "cycle",
+        "plan",
+        "quantization",
+    ],
 )
 def test_every_part_accepts_the_flags_it_is_given(flags: list[str]) -> None:
     for spec in planned(*flags):

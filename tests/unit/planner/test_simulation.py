@@ -12,6 +12,8 @@ from orca.planner.simulate.simulated_run import Simulation
 from orca.planner.workload.lengths import Range
 from orca.planner.workload.trace import PRESETS, Trace, TraceSpec, generate
 from orca.scheduler.engines.step_cost import LinearCost
+from orca.scheduler.observer import IterationHistory, IterationRecord
+from orca.scheduler.policy.cycle import CycleControls
 
 PAPER = ENGINES["175b"]
 
@@ -52,11 +54,12 @@ def test_a_lone_request_takes_what_its_iterations_cost() -> None:
     assert outcome.latency_s == pytest.approx(2 * (5 * 1_000 + (50 + 4) * 10) / 1e6, abs=1e-4)
 
 
-@pytest.mark.parametrize("policy", ["iteration", "request_level"])
+@pytest.mark.parametrize("policy", ["iteration", "request_level", "rra"])
 def test_a_lone_request_with_a_source_takes_one_step_for_both_and_then_its_increments(policy: str) -> None:
     shape = EngineShape(stages=2, slots=512, block_tokens=16, max_model_len=56)
     cost = LinearCost(step_us=1_000, token_us=10, source_token_us=4)
-    alone = Simulation(shape=shape, cost=cost, is_encoder_decoder=True)
+    cycle = CycleControls(encode_batch=1, decode_steps=2)
+    alone = Simulation(shape=shape, cost=cost, is_encoder_decoder=True, cycle=cycle)
     [outcome] = alone.run(policy, 1, trace(None, requests=1, lengths=(Range(50, 50), Range(5, 5))))
     assert outcome.error is None
     # The first iteration has 50 source tokens and the start token, the others have one token.
@@ -81,6 +84,23 @@ def test_request_level_returns_nothing_before_its_batch_ends() -> None:
     outcomes = PAPER.run("request_level", 8, trace(None, requests=8))
     assert len({outcome.end_s for outcome in outcomes}) == 1
     assert len({outcome.end_s for outcome in PAPER.run("iteration", 8, trace(None, requests=8))}) > 4
+
+
+def test_with_round_robin_allocation_a_new_prompt_never_lengthens_a_decode_step() -> None:
+    """A long prompt costs the others one encode iteration in a cycle, whole. Their decode steps stay short."""
+
+    def steps(policy: str) -> list[IterationRecord]:
+        history = IterationHistory()
+        simulation = replace(PAPER, cycle=CycleControls(encode_batch=4, decode_steps=16))
+        simulation.run(policy, 8, trace(2.0, lengths=(Range(256, 512), Range(32, 64))), history)
+        return [record for record in history.records if record.rows]
+
+    def mixed(records: list[IterationRecord]) -> int:
+        counts = [[row.count for row in record.rows] for record in records]
+        return sum(min(each) == 1 < max(each) for each in counts)
+
+    assert mixed(steps("rra")) == 0
+    assert mixed(steps("iteration")) > 20
 
 
 def test_a_larger_max_batch_size_raises_throughput_without_raising_latency() -> None:

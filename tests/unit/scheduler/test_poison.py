@@ -18,7 +18,9 @@ from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import Policy
 from orca.scheduler.policy.request_level import RequestLevelPolicy
+from orca.scheduler.policy.rra import RoundRobinPolicy
 from support.effort import tries
+from support.scheduler.cycles import a_random_cycle
 from support.scheduler.scheduler_simulation import Simulation, a_request, a_shape, a_simulation, virtually
 
 SEEDS = range(7_000_000, 7_000_000 + tries(150))
@@ -172,12 +174,20 @@ async def has_crashed(poison: Poison, times: int) -> bool:
 
 async def run_poisoned_simulation(seed: int) -> None:
     chance = random.Random(seed)
-    policy: Policy = (
-        IterationPolicy() if chance.random() < 0.7 else RequestLevelPolicy(microbatch_size=chance.choice([None, 1, 2]))
-    )
+    max_batch_size = chance.randint(1, 4)
+    policies: list[Policy] = [
+        IterationPolicy(),
+        RoundRobinPolicy(),
+        RequestLevelPolicy(microbatch_size=chance.choice([None, 1, 2])),
+    ]
+    (policy,) = chance.choices(policies, (4, 3, 3))
     simulation = Simulation(
         tokens=seeded_tokens(chance.randrange(1000), chance.choice([8, 30])),
-        choices=SchedulingOptions(max_batch_size=chance.randint(1, 4), prefetch=chance.randint(0, 1)),
+        choices=SchedulingOptions(
+            max_batch_size=max_batch_size,
+            prefetch=chance.randint(0, 1),
+            cycle=a_random_cycle(chance, max_batch_size),
+        ),
         policy=policy,
         chance=chance,
         delay_ms=chance.choice([0.0, 5.0]),

@@ -16,10 +16,13 @@ from orca.scheduler.engines import virtual_time
 from orca.scheduler.engines.simulated_engine import StepFault, seeded_tokens
 from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.loop import SchedulingOptions
+from orca.scheduler.policy.cycle import CycleControls
 from orca.scheduler.policy.iteration import IterationPolicy
-from orca.scheduler.policy.policy import Policy
+from orca.scheduler.policy.policy import BatchBounds, Policy
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
+from orca.scheduler.policy.rra import RoundRobinPolicy
 from support.effort import tries
+from support.scheduler.cycles import a_random_cycle
 from support.scheduler.scheduler_simulation import (
     Group,
     Simulation,
@@ -67,10 +70,12 @@ POLICIES: list[Policy] = [
     RequestLevelPolicy(),
     RequestLevelPolicy(microbatch_size=2),
     RequestLevelPolicy(habits=Habits.without(["computes_ended", "holds_results"])),
+    RoundRobinPolicy(),
 ]
+CYCLE = CycleControls(encode_batch=3, decode_steps=2)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.describe())
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.describe(BatchBounds(max_batch_size=1)))
 @pytest.mark.parametrize(("stages", "prefetch"), [(1, 0), (1, 1), (3, 0), (3, 1)])
 @pytest.mark.parametrize("index", [0, 1, 5])
 @pytest.mark.parametrize("prefix", [0, 2])
@@ -82,7 +87,7 @@ def test_a_refused_request_ends_with_its_reason_and_its_neighbours_with_their_to
 
 
 async def refuse_one(policy: Policy, stages: int, prefetch: int, index: int, prefix: int) -> None:
-    choices = SchedulingOptions(max_batch_size=4, prefetch=prefetch, is_encoder_decoder=prefix > 0)
+    choices = SchedulingOptions(max_batch_size=4, prefetch=prefetch, is_encoder_decoder=prefix > 0, cycle=CYCLE)
     simulation = a_simulation(policy=policy, choices=choices)
     plan = Refusals({"B.0": index, "D.0": index})
     group = simulation.add_group(a_shape(stages=stages, slots=256), refusals=plan, cost=LinearCost(step_us=1_000))
@@ -165,12 +170,20 @@ async def test_a_long_reason_is_cut_to_what_the_pool_has_reserved() -> None:
 async def run_refusing_world(seed: int) -> None:
     """Refusals beside crashes of the scheduler, deaths of stages, lost calls and cancels of nobody."""
     chance = random.Random(seed)
-    policy: Policy = (
-        IterationPolicy() if chance.random() < 0.7 else RequestLevelPolicy(microbatch_size=chance.choice([None, 1, 2]))
-    )
+    max_batch_size = chance.randint(1, 4)
+    policies: list[Policy] = [
+        IterationPolicy(),
+        RoundRobinPolicy(),
+        RequestLevelPolicy(microbatch_size=chance.choice([None, 1, 2])),
+    ]
+    (policy,) = chance.choices(policies, (4, 3, 3))
     simulation = Simulation(
         tokens=seeded_tokens(chance.randrange(1000), chance.choice([8, 30])),
-        choices=SchedulingOptions(max_batch_size=chance.randint(1, 4), prefetch=chance.randint(0, 1)),
+        choices=SchedulingOptions(
+            max_batch_size=max_batch_size,
+            prefetch=chance.randint(0, 1),
+            cycle=a_random_cycle(chance, max_batch_size),
+        ),
         policy=policy,
         chance=chance,
         loss=chance.choice([0.0, 0.05]),

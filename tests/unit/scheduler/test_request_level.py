@@ -97,9 +97,9 @@ def test_without_microbatches_whole_batches_follow_each_other_through_the_pipeli
 
 
 def test_the_result_names_the_habits_in_force() -> None:
-    assert "computes_ended" in baseline().describe()
-    assert "computes_ended" not in baseline(computes_ended=False).describe()
-    assert "microbatch=2" in baseline(2).describe()
+    assert "computes_ended" in baseline().describe(some_limits())
+    assert "computes_ended" not in baseline(computes_ended=False).describe(some_limits())
+    assert "microbatch=2" in baseline(2).describe(some_limits())
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])

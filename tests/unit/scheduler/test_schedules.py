@@ -15,7 +15,9 @@ from orca.core.domain.step import Step
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, Policy
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
+from orca.scheduler.policy.rra import RoundRobinPolicy
 from support.effort import tries
+from support.scheduler.cycles import cycles
 from support.scheduler.scheduler_simulation import a_request, schedule_all
 
 EXAMPLES = tries(300)
@@ -31,19 +33,22 @@ def some_requests(draw: st.DrawFn) -> list[Request]:
 def limits_for(draw: st.DrawFn, *, chunks: bool = False) -> BatchLimits:
     block_tokens = draw(st.sampled_from([1, 4]))
     max_batch_size = draw(st.integers(1, 4))
+    stages = draw(st.integers(1, 3))
     return BatchLimits(
-        stages=draw(st.integers(1, 3)),
+        stages=stages,
         max_batch_size=max_batch_size,
         slots=draw(st.integers(4, 12)) * 4,
         block_tokens=block_tokens,
         max_model_len=15,
         prefetch=draw(st.integers(0, 1)),
         max_batch_tokens=max_batch_size + draw(st.integers(1, 5)) if chunks else None,
+        cycle=draw(cycles(stages * max_batch_size)),
     )
 
 
 policies = st.one_of(
     st.just(IterationPolicy()),
+    st.just(RoundRobinPolicy()),
     st.builds(
         RequestLevelPolicy,
         microbatch_size=st.none() | st.integers(1, 2),
@@ -105,16 +110,34 @@ def test_an_earlier_request_has_run_at_least_as_many_iterations(
     turns=st.lists(st.integers(0, 20), min_size=9, max_size=9),
     order=st.permutations(range(1, 10)),
     limits=limits_for() | limits_for(chunks=True),
+    policy=st.just(IterationPolicy()) | st.just(RoundRobinPolicy()),
 )
 def test_older_requests_that_arrive_late_cause_no_deadlock_and_precede_younger_waiting_ones(
-    requests: list[Request], turns: list[int], order: list[int], limits: BatchLimits
+    requests: list[Request], turns: list[int], order: list[int], limits: BatchLimits, policy: Policy
 ) -> None:
+    if isinstance(policy, RoundRobinPolicy):
+        limits = replace(limits, max_batch_tokens=None)
     arrivals = {request.id: arrival for request, arrival in zip(requests, order, strict=False)}
     late = [(turns[i], replace(request, arrival=order[i])) for i, request in enumerate(requests)]
-    steps = schedule_all(IterationPolicy(), limits, [], late=late)
+    steps = schedule_all(policy, limits, [], late=late)
     admitted = [[arrivals[new.request_id] for new in step.new] for step in steps]
     assert sorted(chain.from_iterable(admitted)) == sorted(arrivals.values())
     assert all(ages == sorted(ages) for ages in admitted)
+
+
+@settings(max_examples=EXAMPLES)
+@given(requests=some_requests(), limits=limits_for(), ends=st.booleans(), seed=st.integers(0, 99))
+def test_round_robin_allocation_never_mixes_prompts_with_increments(
+    requests: list[Request], limits: BatchLimits, ends: bool, seed: int
+) -> None:
+    steps = schedule_all(RoundRobinPolicy(), limits, requests, **({"ends": early_ends(seed)} if ends else {}))
+    lengths = {new.handle: len(new.tokens) for step in steps for new in step.new}
+    assert limits.cycle is not None
+    for step in steps:
+        known = [row.count for row in step.rows if row.start == 0]
+        assert known == [lengths[row.handle] for row in step.rows if row.start == 0], "a prompt did not run whole"
+        assert len(known) in (0, len(step.rows)), "an encode and a decode iteration in one step"
+        assert all(row.sample for row in step.rows)
 
 
 @settings(max_examples=EXAMPLES)

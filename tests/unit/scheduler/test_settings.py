@@ -4,11 +4,14 @@ import pytest
 
 from orca.core.domain.errors import SettingError
 from orca.pool.settings import parse_pool_settings
+from orca.scheduler.policy.cycle import CycleControls
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
+from orca.scheduler.policy.rra import RoundRobinPolicy
 from orca.scheduler.settings import parse_settings
 
 NEEDED = ["--model", "m", "--stages", "h:1,h:2"]
+ROUND_ROBIN = [*NEEDED, "--policy", "rra", "--encode-batch", "4", "--decode-steps", "9"]
 
 
 def test_a_flag_wins_over_a_variable_and_a_variable_over_the_default() -> None:
@@ -34,6 +37,21 @@ def test_a_flag_wins_over_a_variable_and_a_variable_over_the_default() -> None:
         ([*NEEDED, "--microbatch-size", "2"], "--microbatch-size"),
         ([*NEEDED, "--policy", "request_level", "--without-habits", "sleeps"], "--without-habits"),
         ([*NEEDED, "--policy", "request_level", "--max-batch-tokens", "99"], "--max-batch-tokens"),
+        ([*NEEDED, "--encode-batch", "4"], "--encode-batch"),
+        ([*NEEDED, "--decode-steps", "4"], "--decode-steps"),
+        ([*NEEDED, "--decode-batch", "4"], "--decode-batch"),
+        ([*NEEDED, "--encode-tokens", "4"], "--encode-tokens"),
+        ([*NEEDED, "--threshold-percent", "0"], "--threshold-percent"),
+        ([*NEEDED, "--policy", "rra", "--encode-batch", "4"], "--decode-steps: the policy rra needs it"),
+        ([*NEEDED, "--policy", "rra", "--decode-steps", "4"], "--encode-batch: the policy rra needs it"),
+        ([*ROUND_ROBIN, "--encode-batch", "0"], "--encode-batch: 0 is not 1 or more"),
+        ([*ROUND_ROBIN, "--decode-steps", "0"], "--decode-steps: 0 is not 1 or more"),
+        ([*ROUND_ROBIN, "--threshold-percent", "101"], "--threshold-percent: 101 is not 100 or less"),
+        ([*ROUND_ROBIN, "--max-batch-tokens", "64"], "--max-batch-tokens: 64 is not for the policy rra"),
+        ([*ROUND_ROBIN, "--max-batch-size", "1"], "--encode-batch: 4 is not at most 2, the number of stages"),
+        ([*ROUND_ROBIN, "--decode-batch", "33"], "--decode-batch: 33 is not at most 32, the number of stages"),
+        ([*ROUND_ROBIN, "--decode-batch", "3"], "--encode-batch: 4 is not at most decode_batch"),
+        ([*ROUND_ROBIN, "--microbatch-size", "3"], "--microbatch-size"),
         ([*NEEDED, "--predecessor-exited", "perhaps"], "--predecessor-exited"),
         ([*NEEDED, "--speed", "high"], "--speed"),
     ],
@@ -72,6 +90,14 @@ def test_policies_get_the_habits_that_are_switched_on() -> None:
     flags = [*NEEDED, "--policy", "request_level", "--microbatch-size", "2", "--without-habits", "computes_ended"]
     expected = RequestLevelPolicy(microbatch_size=2, habits=Habits(computes_ended=False))
     assert parse_settings(flags, {}).make_policy() == expected
+
+
+def test_the_controls_of_a_cycle_are_bounds_that_may_change() -> None:
+    settings = parse_settings(ROUND_ROBIN, {"ORCA_SCHEDULER_DECODE_BATCH": "8"})
+    assert settings.make_policy() == RoundRobinPolicy()
+    controls = CycleControls(encode_batch=4, decode_steps=9, decode_batch=8, threshold_percent=12)
+    assert settings.make_options().cycle == controls
+    assert parse_settings(NEEDED, {}).make_options().cycle is None
 
 
 def test_a_switch_needs_no_value() -> None:

@@ -22,10 +22,13 @@ from orca.scheduler.engines import virtual_time
 from orca.scheduler.engines.simulated_engine import StepFault, seeded_tokens
 from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.loop import SchedulingOptions
+from orca.scheduler.policy.cycle import CycleControls
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import Policy
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
+from orca.scheduler.policy.rra import RoundRobinPolicy
 from support.effort import tries
+from support.scheduler.cycles import a_random_cycle
 from support.scheduler.scheduler_simulation import Simulation, a_request
 
 SEEDS_PER_TEST = tries(150)
@@ -36,9 +39,13 @@ def random_simulation(chance: random.Random, *, has_sources: bool) -> Simulation
     max_batch_size = chance.randint(1, 4)
     policy: Policy = IterationPolicy()
     max_batch_tokens = max_batch_size + chance.randint(1, 8) if chance.random() < 0.3 else None
-    if chance.random() < 0.2:
+    cycle: CycleControls | None = None
+    if (kind := chance.random()) < 0.2:
         habits = Habits(**{name: chance.random() < 0.5 for name in Habits.__dataclass_fields__})
         policy, max_batch_tokens = RequestLevelPolicy(microbatch_size=chance.choice([None, 1, 2]), habits=habits), None
+    elif kind < 0.5:
+        # Groups of this simulation may have one stage only.
+        policy, max_batch_tokens, cycle = RoundRobinPolicy(), None, a_random_cycle(chance, max_batch_size)
     return Simulation(
         tokens=seeded_tokens(chance.randrange(1000), chance.choice([8, 30])),
         eos=(EOS,) if chance.random() < 0.7 else (),
@@ -47,6 +54,7 @@ def random_simulation(chance: random.Random, *, has_sources: bool) -> Simulation
             prefetch=chance.randint(0, 1),
             max_batch_tokens=max_batch_tokens,
             is_encoder_decoder=has_sources,
+            cycle=cycle,
         ),
         policy=policy,
         chance=chance,

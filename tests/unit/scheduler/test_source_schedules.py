@@ -18,8 +18,10 @@ from orca.scheduler.engines.simulated_engine import SimulatedEngine
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, Policy
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
+from orca.scheduler.policy.rra import RoundRobinPolicy
 from orca.scheduler.policy.state import Batch, GroupState
 from support.effort import tries
+from support.scheduler.cycles import cycles
 from support.scheduler.scheduler_simulation import a_request, by_index, schedule_all
 
 EXAMPLES = tries(200)
@@ -47,10 +49,10 @@ def loads(draw: st.DrawFn) -> Load:
 
 @st.composite
 def limits_for(draw: st.DrawFn, *, has_bound: bool | None = None) -> BatchLimits:
-    max_batch_size = draw(st.integers(1, 4))
+    max_batch_size, stages = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     is_bounded = draw(st.booleans()) if has_bound is None else has_bound
     return BatchLimits(
-        stages=draw(st.integers(1, 3)),
+        stages=stages,
         max_batch_size=max_batch_size,
         slots=draw(st.integers(6, 14)) * 4,
         block_tokens=draw(st.sampled_from([1, 4])),
@@ -59,6 +61,7 @@ def limits_for(draw: st.DrawFn, *, has_bound: bool | None = None) -> BatchLimits
         max_batch_tokens=max_batch_size + draw(st.integers(1, 15)) if is_bounded else None,
         max_source_slots=draw(st.integers(3, 20)),
         is_encoder_decoder=True,
+        cycle=draw(cycles(stages * max_batch_size)),
     )
 
 
@@ -71,7 +74,7 @@ baselines = st.builds(
 
 @st.composite
 def settings_of(draw: st.DrawFn) -> tuple[Policy, BatchLimits]:
-    policy: Policy = draw(st.just(IterationPolicy()) | baselines)
+    policy: Policy = draw(st.just(IterationPolicy()) | st.just(RoundRobinPolicy()) | baselines)
     return policy, draw(limits_for(has_bound=None if isinstance(policy, IterationPolicy) else False))
 
 

@@ -11,6 +11,7 @@ from orca.cli.up.spec import ProcessSpec, Role
 from orca.core.domain.model import ModelInfo
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, slots_needed, slots_of_any_split
 from orca.core.process.settings import DEFAULT_METRIC_NAMES
+from orca.scheduler.settings import CYCLE_SETTINGS
 
 DEPLOYMENT = "local"
 """Name of this system in its pool."""
@@ -127,6 +128,7 @@ def _scheduler(settings: UpSettings, model: ModelInfo, context: RuntimeContext, 
         "policy": settings.policy,
         "microbatch_size": settings.microbatch_size,
         "without_habits": ",".join(settings.without_habits) or None,
+        **{name: getattr(settings, name) for name in CYCLE_SETTINGS},
         "max_batch_size": settings.max_batch_size,
         "max_batch_tokens": settings.max_batch_tokens,
         "prefetch": settings.prefetch,

@@ -141,6 +141,7 @@ class UpSettings(BatchingSettings):
     def __post_init__(self) -> None:
         # super() without arguments does not work in a dataclass with slots.
         BatchingSettings.__post_init__(self)
+        self.check_stages(self.stages)
         require(self.prefetch in (None, 0, 1), self, "prefetch", "0 or 1")
         most = PORT_MAX - self.gateways + 1
         behind = "" if self.gateways == 1 else f", with {self.gateways} gateways"

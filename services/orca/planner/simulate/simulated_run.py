@@ -22,7 +22,8 @@ from orca.scheduler.engines.simulated_engine import SimulatedEngine
 from orca.scheduler.engines.step_cost import StepCost
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
 from orca.scheduler.observer import Observer
-from orca.scheduler.policy.iteration import IterationPolicy
+from orca.scheduler.policy.cycle import CycleControls
+from orca.scheduler.policy.policies import policy_of
 from orca.scheduler.policy.policy import Policy
 from orca.scheduler.policy.request_level import RequestLevelPolicy
 
@@ -39,6 +40,7 @@ class Simulation:
     prefetch: int = 0
     is_encoder_decoder: bool = False  # prompts are sources, and each target begins with one start token
     baseline: RequestLevelPolicy = field(default_factory=RequestLevelPolicy)  # the policy named `request_level`
+    cycle: CycleControls | None = None  # the controls of the policy `rra`
 
     def measure(self, policy: str, max_batch_size: int, traces: Sequence[Trace]) -> Iterator[RunReport]:
         """Yield a report of each trace (see `sweep.Measure`). Raises: SettingError if the policy cannot run here."""
@@ -56,19 +58,16 @@ class Simulation:
                 f"the trace has a request of {longest} tokens, and one that needs {needed} slots; the simulated engine "
                 f"has {self.shape.slots} slots and a length of {self.shape.max_model_len}"
             )
-        chosen = self._policy(policy)
+        chosen = policy_of(policy, self.baseline)
         choices = SchedulingOptions(
-            max_batch_size=max_batch_size, prefetch=self.prefetch, is_encoder_decoder=self.is_encoder_decoder
+            max_batch_size=max_batch_size,
+            prefetch=self.prefetch,
+            is_encoder_decoder=self.is_encoder_decoder,
+            cycle=self.cycle if policy == "rra" else None,
         )
         if (refusal := chosen.refuse(choices.limits(self.shape))) is not None:
             raise SettingError(f"{policy}: {refusal}")
         return virtual_time.run(self._run(chosen, choices, trace, observer or Observer()))
-
-    def _policy(self, name: str) -> Policy:
-        if name == "iteration":
-            return IterationPolicy()
-        assert name == "request_level", name
-        return self.baseline
 
     async def _run(
         self, policy: Policy, choices: SchedulingOptions, trace: Trace, observer: Observer

@@ -11,7 +11,6 @@ A failure of the engine or the seat ends the whole epoch; a refusal of one reque
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 
 from orca.core.domain.errors import EngineError, SettingError
 from orca.core.domain.step import Claim, Epoch, StepResult
@@ -23,7 +22,7 @@ from orca.scheduler.epoch.commits import Committer
 from orca.scheduler.epoch.owned_requests import OwnedRequests
 from orca.scheduler.epoch.steps import StepSubmitter
 from orca.scheduler.observer import IterationRecord, SchedulerLoad
-from orca.scheduler.policy.policy import BatchLimits
+from orca.scheduler.policy.policy import BatchBounds, BatchLimits
 from orca.scheduler.policy.state import GroupRequest, GroupState
 
 log = logging.getLogger("orca.scheduler")
@@ -88,9 +87,9 @@ class EpochRun:
                     await self._committer.flush()
                 commits.cancel()
 
-    def set_batch_bounds(self, max_batch_size: int, max_batch_tokens: int | None) -> None:
+    def set_batch_bounds(self, bounds: BatchBounds) -> None:
         """Use other bounds of a batch. Raises: SettingError if the policy cannot work under them."""
-        limits = replace(self._limits, max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens)
+        limits = self._limits.with_bounds(bounds)
         if (refusal := self._dependencies.policy.refuse(limits)) is not None:
             raise SettingError(refusal)
         self._limits = limits

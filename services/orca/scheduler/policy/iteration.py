@@ -1,11 +1,11 @@
 """Iteration-level scheduling: `Select` of Algorithm 1 (ORCA, section 4.2)."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orca.core.domain.request import reserved_slots, slots_needed
-from orca.scheduler.policy.policy import BatchLimits, FreeCapacity
+from orca.core.domain.request import slots_needed
+from orca.scheduler.policy.admission import oldest_suspect, slots_for
+from orca.scheduler.policy.policy import BatchBounds, BatchLimits, FreeCapacity
 from orca.scheduler.policy.state import Admission, Batch, BatchRow, GroupRequest, GroupState
 
 
@@ -46,7 +46,7 @@ class IterationPolicy:
             if not entry.in_flight:
                 (freed if entry.is_over else pool).append(entry)
         reserved = state.reserved - sum(entry.slots for entry in freed)
-        suspect = _suspect(pool, reserved, limits)
+        suspect = oldest_suspect(pool, reserved, limits)
         if suspect is not None:
             pool = [suspect]
         prompt_tokens = _prompt_tokens(pool, limits)
@@ -65,7 +65,7 @@ class IterationPolicy:
                 if entry.source_tokens and not _can_enter(entry, prompt_tokens, source_slots, limits):
                     prompt_tokens = 0
                     continue
-                slots = _slots_for(entry, limits)
+                slots = slots_for(entry, limits)
                 is_admitting = is_admitting and reserved + slots <= limits.slots
                 if not is_admitting:
                     continue
@@ -88,18 +88,14 @@ class IterationPolicy:
         back, and a successor that was claimed by then costs no iteration.
         """
         staying = [entry for entry in state.requests if not entry.is_over]
-        slots = sum(entry.slots or _slots_for(entry, limits) for entry in staying)
+        slots = sum(entry.slots or slots_for(entry, limits) for entry in staying)
         return FreeCapacity(requests=limits.stages * limits.max_batch_size - len(staying), slots=limits.slots - slots)
 
     def refuse(self, limits: BatchLimits) -> str | None:  # noqa: ARG002 - Algorithm 1 works under any limits
         return None
 
-    def describe(self) -> str:
+    def describe(self, bounds: BatchBounds) -> str:  # noqa: ARG002 - the name says it all
         return "iteration"
-
-
-def _slots_for(entry: GroupRequest, limits: BatchLimits) -> int:
-    return reserved_slots(entry.request.max_total_tokens, entry.source_tokens, limits.block_tokens)
 
 
 def _can_enter(entry: GroupRequest, prompt_tokens: int, source_slots: int, limits: BatchLimits) -> bool:
@@ -114,18 +110,6 @@ def _can_enter(entry: GroupRequest, prompt_tokens: int, source_slots: int, limit
     tokens = entry.source_tokens + len(entry.known)
     own_slots = slots_needed(entry.source_tokens, limits.block_tokens)
     return tokens <= prompt_tokens and source_slots + own_slots <= limits.max_source_slots
-
-
-def _suspect(pool: Sequence[GroupRequest], reserved: int, limits: BatchLimits) -> GroupRequest | None:
-    """Return the oldest request that must run alone and has its slots, or gets them before an older one needs them."""
-    if not [entry for entry in pool if entry.is_alone]:
-        return None
-    for entry in pool:
-        if not entry.is_admitted:
-            reserved += _slots_for(entry, limits)
-        if entry.is_alone and (entry.is_admitted or reserved <= limits.slots):
-            return entry
-    return None
 
 
 def _prompt_tokens(pool: list[GroupRequest], limits: BatchLimits) -> int:

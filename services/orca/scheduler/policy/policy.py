@@ -1,31 +1,44 @@
 """A scheduling policy: a pure function from the group's state and its limits to the next batch.
 
-There are two: `iteration.IterationPolicy` (Algorithm 1 of the paper) and `request_level.RequestLevelPolicy` (its
-baseline). `next_batch` adds what both share: the bound on batches in flight, and prefetch.
+There are three: `iteration.IterationPolicy` (Algorithm 1 of the paper), `request_level.RequestLevelPolicy` (its
+baseline) and `rra.RoundRobinPolicy` (ExeGPT's cycles of encode and decode iterations). `next_batch` adds what all of
+them share: the bound on batches in flight, and prefetch.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Protocol, Self
 
 from orca.core.domain.encoder_decoder import SOURCE_SLOTS_MAX
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import least_slots, slots_needed, slots_of_any_split
+from orca.scheduler.policy.cycle import CycleControls
 from orca.scheduler.policy.state import NOTHING, Batch, GroupState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchLimits:
+class BatchBounds:
+    """The bounds of batches that may change while the scheduler runs. Others are in force from the next batch on."""
+
+    max_batch_size: int  # requests in a batch: max_bs
+    # Tokens in a step, sources included. Prompts run in chunks. A source runs whole: one that does not fit beside the
+    # increments enters alone, so its step has more tokens. None: off, as in the paper.
+    max_batch_tokens: int | None = None
+    cycle: CycleControls | None = None  # round-robin allocation only, which needs it
+
+    def with_bounds(self, bounds: "BatchBounds") -> Self:
+        """Return a copy with other bounds of batches; what a subclass adds stays. Raises: SettingError."""
+        return replace(self, **{field.name: getattr(bounds, field.name) for field in fields(BatchBounds)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLimits(BatchBounds):
     """The resources that a policy may use. Sizes of the group are known once its engine is formed."""
 
     stages: int  # batches in flight: n_workers of Algorithm 1
-    max_batch_size: int  # requests in a batch: max_bs
     slots: int  # KV slots: n_slots, a whole number of blocks
     block_tokens: int  # slots in a block; reservations are whole blocks
     max_model_len: int  # longest prompt + output in tokens; longest source + target
     prefetch: int = 0  # 0: Algorithm 1; 1: one more batch is submitted before the oldest has been read
-    # Tokens in a step, sources included. Prompts run in chunks. A source runs whole: one that does not fit beside the
-    # increments enters alone, so its step has more tokens. None: off, as in the paper.
-    max_batch_tokens: int | None = None
     # Of the sources of a step, each in whole blocks, but for a single longer source.
     max_source_slots: int = SOURCE_SLOTS_MAX
     is_encoder_decoder: bool = False  # each request has a source and a target, and a block table for each
@@ -104,8 +117,8 @@ class Policy(Protocol):
         """Return the reason why the policy cannot work under these limits, None if it can."""
         ...
 
-    def describe(self) -> str:
-        """Return the name and the habits in force, for logs and results."""
+    def describe(self, bounds: BatchBounds) -> str:
+        """Return the name, and the habits or controls in force, for logs and results."""
         ...
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from itertools import groupby
 
 from orca.core.domain.request import reserved_slots, slots_needed
-from orca.scheduler.policy.policy import BatchLimits, FreeCapacity
+from orca.scheduler.policy.policy import BatchBounds, BatchLimits, FreeCapacity
 from orca.scheduler.policy.state import NOTHING, Admission, Batch, BatchRow, GroupRequest, GroupState
 
 
@@ -88,7 +88,7 @@ class RequestLevelPolicy:
             return f"the full length needs {full} slots for each request and the group has {limits.slots}"
         return None
 
-    def describe(self) -> str:
+    def describe(self, bounds: BatchBounds) -> str:  # noqa: ARG002 - its habits are its own
         size = "whole batch" if self.microbatch_size is None else str(self.microbatch_size)
         return f"request_level(microbatch={size}; habits: {', '.join(self.habits.in_force()) or 'none'})"
 

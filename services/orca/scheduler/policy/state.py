@@ -20,6 +20,7 @@ from enum import StrEnum
 
 from orca.core.domain.request import Request, Token, reserved_slots
 from orca.core.domain.step import Claim, Epoch, NewRequest, Part, Row, Step
+from orca.scheduler.policy.cycle import CYCLE_START, CyclePosition
 
 
 class Phase(StrEnum):
@@ -45,7 +46,8 @@ class GroupRequest:
     handle: int | None = None  # its number on the stages, from its admission on
     slots: int = 0  # reserved for it, in whole blocks, from its admission on
     batch: int = 0  # request-level policy: the batch in which it stays from its admission on
-    microbatch: int = 0  # request-level policy: its part of that batch
+    # Request-level policy: its part of that batch. Round-robin allocation: the micro-batch in which it stays.
+    microbatch: int = 0
     computed: int = 0  # positions scheduled, from 0; not those of its source
     in_flight: int = 0  # steps that hold it
     iterations: int = 0  # rows scheduled under this claim
@@ -80,7 +82,7 @@ class Admission:
     slots: int  # in whole blocks; under the request-level policy the whole group's for a request that must be alone
     tokens: int  # of the request itself, before rounding
     batch: int = 0  # request-level policy only
-    microbatch: int = 0
+    microbatch: int = 0  # request-level policy and round-robin allocation
 
 
 @dataclass(slots=True)
@@ -109,6 +111,7 @@ class Batch:
     admitted: tuple[Admission, ...] = ()
     sources: tuple[GroupRequest, ...] = ()  # those whose whole source runs too; `rows` has their first target rows
     rows: tuple[BatchRow, ...] = ()  # one per request
+    position: CyclePosition | None = None  # of round-robin allocation after this batch; None leaves it as it is
 
     @property
     def source_tokens(self) -> int:
@@ -145,6 +148,7 @@ class GroupState:
     reserved: int = 0  # slots
     handles: int = 0  # given out so far in this epoch
     submitted: int = 0  # number of the last step
+    position: CyclePosition = CYCLE_START  # round-robin allocation: the turn in its cycle that comes next
 
     @property
     def in_flight(self) -> int:
@@ -183,6 +187,8 @@ class GroupState:
         rows = tuple(self._run(row) for row in batch.rows)
         if batch.sources:
             rows = tuple(map(_run_source, batch.sources)) + rows
+        if batch.position is not None:
+            self.position = batch.position
         self.submitted += 1
         self.steps.append(StepInFlight(self.submitted, batch, now_ns))
         return Step(epoch=epoch, number=self.submitted, freed=freed, new=new, rows=rows)

@@ -1,0 +1,29 @@
+"""Rules of admission that policies share: the slots of a request, and the turn of one that must run alone."""
+
+from collections.abc import Sequence
+
+from orca.core.domain.request import reserved_slots
+from orca.scheduler.policy.policy import BatchLimits
+from orca.scheduler.policy.state import GroupRequest
+
+
+def slots_for(entry: GroupRequest, limits: BatchLimits) -> int:
+    """Return the slots that a request needs for its whole length, in whole blocks."""
+    return reserved_slots(entry.request.max_total_tokens, entry.source_tokens, limits.block_tokens)
+
+
+def oldest_suspect(pool: Sequence[GroupRequest], reserved: int, limits: BatchLimits) -> GroupRequest | None:
+    """Return the oldest request that must run alone and has its slots, or gets them before an older one needs them.
+
+    Args:
+        pool: requests that are not in flight and not over.
+        reserved: slots of all admitted requests.
+    """
+    if not [entry for entry in pool if entry.is_alone]:
+        return None
+    for entry in pool:
+        if not entry.is_admitted:
+            reserved += slots_for(entry, limits)
+        if entry.is_alone and (entry.is_admitted or reserved <= limits.slots):
+            return entry
+    return None
