@@ -19,7 +19,7 @@ from orca.scheduler.policy.policy import BatchLimits, next_batch
 from orca.scheduler.policy.state import GroupState
 
 _PROMPT_TOKENS = (8, 900)
-_NEW_TOKENS = (3, 32)
+_NEW_TOKENS = (2, 16)
 _BATCH_SIZE_MAX = 24
 _BOUNDS = (None, 96, 128, 256)
 _SOME_ID = 40

@@ -19,6 +19,7 @@ class View(StrEnum):
     LAYERS = "layers"  # embedding and all layers of the decoder, or of a model's only stack
     FEWER = "fewer"  # the same with half of the layers
     HEADED = "headed"  # all layers and the head
+    KEPT = "kept"  # embedding, one layer and the head
     EMBEDDED = "embedded"  # embedding and one layer
     BARE = "bare"  # one layer
     ALL_REDUCE = "all_reduce"
@@ -81,14 +82,14 @@ SINGLE_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Rows of `rest` that have one token each."""
 SHORT = 16
 """Tokens of each row where `rest` has more rows than that: they fill a KV block."""
-MANY_ROWS = (96, 128, 192, 256, 384, 512, 768, 1024)
-COUNTS = (2, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+MANY_ROWS = (96, 128, 192, 256, 384, 512, 1024)
+COUNTS = (2, 16, 64, 128, 192, 256, 384, 512, 1024)
 """Tokens of a prompt, or of a chunk."""
-_STARTED_COUNTS = (2, 16, 64, 128, 256, 512)
-_STARTS = (0, 128, 512, 1024)
-_KEPT_COUNTS = (2, 8, 32, 128, 512)
+_LATER_START = 768
+"""Start of a later chunk, if the model's texts are so long. Attention is linear in the start."""
+_KEPT_COUNTS = (2, 16, 64, 256, 512)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
-_CONTEXTS = (32, 128, 256, 512, 1024, 2048)
+_CONTEXTS = (64, 512, 2048)
 _SOURCES = (16, 64, 128, 256, 512)
 _EMBEDDED = (1, 16, 64, 256)
 _FEWER = (1, 2, 4, 8, 16)
@@ -128,16 +129,15 @@ def prompt_points(bounds: Bounds) -> dict[int, dict[int, Point]]:
     for count in COUNTS:
         if count > min(longest, rest_rows(bounds)[-1]):
             continue
-        starts = _STARTS if count in _STARTED_COUNTS else (0,)
+        later = min(_LATER_START, longest - count) // SHORT * SHORT
         points = {
             start: Point(
                 view=View.LAYERS, rows=1, count=count, start=start, source=source, enters=not start, samples=False
             )
-            for start in starts
-            if start + count <= longest
+            for start in sorted({0, later})
         }
         found[count] = {start: point for start, point in points.items() if point.slots <= bounds.slots}
-    return {count: points for count, points in found.items() if points}
+    return {count: points for count, points in found.items() if 0 in points}
 
 
 def source_points(bounds: Bounds) -> dict[int, Point]:
@@ -190,11 +190,11 @@ def memory_points(bounds: Bounds) -> dict[int, Point]:
 
 
 def kept_points(bounds: Bounds) -> dict[int, Point]:
-    """Return prompts that no token is drawn from, on a stage with the head: by their tokens."""
+    """Return prompts that no token is drawn from, on a stage of one layer and the head: by their tokens."""
     source = 0 if bounds.source_positions is None else 1
     prompts = prompt_points(bounds)
     return {
-        count: Point(view=View.HEADED, rows=1, count=count, source=source, enters=True, samples=False)
+        count: Point(view=View.KEPT, rows=1, count=count, source=source, enters=True, samples=False)
         for count in _KEPT_COUNTS
         if count in prompts
     }

@@ -156,14 +156,11 @@ def _memory(layers: _Layers, cross: Surface, rest: Mapping[int, Point]) -> Curve
 
 def _keep(layers: _Layers) -> Curve:
     """Return the time of a last layer that only writes keys and values."""
-    prompts, found = points.prompt_points(layers.rounds.bounds), {}
+    found = {}
     for count, point in points.kept_points(layers.rounds.bounds).items():
-        whole = prompts[count][0]
-        if point in layers.rounds and whole in layers.rounds:
-            saved = [
-                us - other for us, other in zip(layers.rounds.total(whole), layers.rounds.total(point), strict=True)
-            ]
-            found[count] = [each - less for each, less in zip(layers.each(whole), saved, strict=True)]
+        if point in layers.rounds:
+            other = layers.step(point.rows) + layers.embed(point.tokens)
+            found[count] = [us - other for us in layers.rounds.total(point)]
     return _curve(found)
 
 

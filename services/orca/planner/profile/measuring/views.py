@@ -9,7 +9,6 @@ from orca.worker.models.build import StageModel
 def view_of(model: StageModel, view: View) -> StageModel:
     """Return the part of a whole model that a view runs. Args: model: all of its layers, on one rank of one stage."""
     shard, encoder = model.shard, model.encoder_layers
-    total = model.config.num_layers
     if view is View.ENCODER:
         return replace(
             model,
@@ -20,27 +19,25 @@ def view_of(model: StageModel, view: View) -> StageModel:
             head=None,
             windows=(),
         )
-    # Behind an encoder, a stage that begins the decoder gets the encoder output of new sources.
-    place = replace(shard, stage=1, stages=3) if encoder else replace(shard, stage=0, stages=2)
-    decoder = replace(model, shard=place, encoder=None, numbers=range(encoder, total))
-    if view is View.HEADED:
-        return replace(decoder, shard=replace(shard, stage=1 if encoder else 0, stages=2 if encoder else 1))
-    decoder = replace(decoder, head=None)
-    if view is View.LAYERS:
-        return decoder
-    if view is View.BARE:
-        after = replace(shard, stage=1, stages=3)
-        first = encoder + 1  # any layer that the decoder does not begin with: its rows come from the stage before
-        return replace(
-            decoder, shard=after, embed=None, layers=model.layers[:1], windows=model.windows[:1],
-            numbers=range(first, first + 1),
-        )  # fmt: skip
-    count = fewer_layers(model) if view is View.FEWER else 1
+    count = len(model.layers)
+    if view is View.FEWER:
+        count = fewer_layers(model)
+    elif view in (View.EMBEDDED, View.BARE, View.KEPT):
+        count = 1
+    # A stage that begins the decoder gets the encoder output of new sources from the stage before.
+    before = 1 if encoder else 0
+    first = encoder if view is not View.BARE else encoder + 1  # any layer that does not begin the decoder
+    is_last = view in (View.HEADED, View.KEPT)
+    stages = before + 1 if is_last else 3
     return replace(
-        decoder,
+        model,
+        shard=replace(shard, stage=1 if view is View.BARE else before, stages=stages),
+        encoder=None,
+        embed=None if view is View.BARE else model.embed,
         layers=model.layers[:count],
+        head=model.head if is_last else None,
         windows=model.windows[:count],
-        numbers=range(encoder, encoder + count),
+        numbers=range(first, first + count),
     )
 
 
