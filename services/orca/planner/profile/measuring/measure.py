@@ -181,7 +181,9 @@ class _Visits:
                 self._repeats[index] = _LINK_REPEATS
                 continue
             us = self._processes.visit(index, point, 0).total_us
-            self._repeats[index] = next((repeats for most, repeats in _REPEATS if us < most), 0)
+            # The first step of requests that are not new in later ones brings their sources, too: it is no sample.
+            least = 0 if point.enters else 1
+            self._repeats[index] = next((repeats for most, repeats in _REPEATS if us < most), least)
         line = f"{self._degree}: {len(self._repeats)} kinds of steps"
         if left_out:
             longest = max(point.tokens for point in left_out)

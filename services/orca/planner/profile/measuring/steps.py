@@ -43,8 +43,10 @@ class PointSteps:
             rows += [Row(handle, 0, point.source, False, part=Part.SOURCE) for handle in self._handles]
         if point.view is not View.ENCODER:
             part = Part.TARGET if has_parts else Part.UNSPECIFIED
-            token = self._token(self._number) if point.count == 1 else None
-            rows += [Row(handle, point.start, point.count, point.samples, token, part=part) for handle in self._handles]
+            rows += [
+                Row(handle, point.start, point.count, point.samples, self._input(handle, point), part=part)
+                for handle in self._handles
+            ]
         return Step(epoch=EPOCH, number=self._number, freed=freed, new=new, rows=tuple(rows))
 
     def _new(self, handle: int, point: Point) -> NewRequest:
@@ -64,6 +66,10 @@ class PointSteps:
             sampling=_GREEDY,
             decoder_prefix=prefix,
         )
+
+    def _input(self, handle: int, point: Point) -> int | None:
+        """Return the token of a row of one token, which the master sends; None for a row of several."""
+        return self._token(handle + self._number) if point.count == 1 else None
 
     def _token(self, number: int) -> int:
         """Return some token that is none of the special ones, which have the lowest ids."""

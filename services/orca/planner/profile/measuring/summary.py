@@ -41,7 +41,8 @@ class Rounds:
 def degree_times(rounds: Rounds, *, encoder_layers: int) -> DegreeTimes:
     """Return the times of a tensor degree. Args: encoder_layers: 0 for a decoder-only model."""
     bounds, facts = rounds.bounds, rounds.facts
-    step, embed = _step(rounds), _embed(rounds)
+    embed = _embed(rounds)
+    step = _step(rounds, embed.line())
     decoder = _Layers(rounds, facts.layers, step.line(), embed.line())
     stacks = [_decoder_times(decoder, has_encoder=bool(encoder_layers))]
     if encoder_layers:
@@ -184,7 +185,7 @@ def _embed(rounds: Rounds) -> Curve:
     )
 
 
-def _step(rounds: Rounds) -> Curve:
+def _step(rounds: Rounds, embed: Line) -> Curve:
     """Return what a stage takes besides its layers: Python around the computation, and the computation's own start.
 
     The start follows from stages of different layer counts.
@@ -194,8 +195,10 @@ def _step(rounds: Rounds) -> Curve:
     if fewer:
         for rows, point in points.fewer_points(rounds.bounds).items():
             longer, shorter = (median(rounds.compute(each)) for each in (points.rest_point(rows, rounds.bounds), point))
-            starts.append((whole * shorter - fewer * longer) / (whole - fewer))
-    start = max(0.0, median(starts)) if starts else 0.0
+            starts.append((whole * shorter - fewer * longer) / (whole - fewer) - embed(rows))
+    # One layer takes no less than its start. Only on a machine that others use does the difference say so.
+    least = median(rounds.compute(points.rest_point(1, rounds.bounds, View.BARE)))
+    start = min(max(0.0, median(starts)), least) if starts else 0.0
     found = {}
     for rows in _STEP_ROWS:
         point = points.rest_point(rows, rounds.bounds)
