@@ -10,6 +10,7 @@
     grammars      structured output: the cost of a mask, and the engine with and without a schema
     gpu           kernels, decode steps and a trace on a GPU, each compared with its limit
     peers         comparison with Hugging Face transformers, OpenVINO GenAI, vLLM and CTranslate2, in one run
+    plan          predictions of the planner against measurements
     host          scheduler, pool and gateway with an engine that computes nothing
 
 Arguments after `--` are options for `orca up`.
@@ -41,6 +42,7 @@ from orca.bench.options import (
     write_figures,
     write_json,
 )
+from orca.bench.plan import command as plan
 from orca.bench.sweep import ANY_VOCAB, Measure, Sweep, measure_real, run_sweep
 from orca.cli.model_folder import find_model
 from orca.cli.small_model import CONTINUES
@@ -111,6 +113,7 @@ def _parser() -> CommandLineParser:
             "peers", help="comparison with Hugging Face transformers, OpenVINO GenAI, vLLM and CTranslate2"
         )
     )
+    plan.add_options(actions.add_parser("plan", help=plan.HELP))
     _add_host_options(
         actions.add_parser("host", help="scheduler, pool and gateway with an engine that computes nothing")
     )
@@ -615,5 +618,6 @@ ACTIONS: Mapping[str, Callable[[argparse.Namespace, Sequence[str]], int | None]]
     "grammars": _grammars,
     "gpu": gpu.act,
     "peers": _peers,
+    "plan": plan.act,
     "host": _host,
 }

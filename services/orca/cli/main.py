@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, Command] = {
     "fetch": Command("orca.cli.fetch.main", "download a model from a hub or an S3 store into a folder"),
     "keys": Command("orca.cli.keys", "make API keys"),
     "pool": Command("orca.cli.pool", "show the contents of a request pool, or change its schema number"),
+    "profile": Command("orca.cli.profile", "measure a model, for the planner"),
     "bench": Command("orca.bench.main", "measure a server as the paper does"),
     "simulate": Command("orca.bench.simulate", "run a trace through the real scheduler on simulated stages"),
 }
@@ -63,7 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A container holds only the libraries of its own part. If a module of Orca itself is missing, that is a bug.
         if error.name is None or error.name.partition(".")[0] == "orca":
             raise
-        extra = {"up": "local", "keys": "gateway", "pool": "gateway"}.get(options.command, options.command)
+        extra = {"up": "local", "keys": "gateway", "pool": "gateway", "profile": "worker"}.get(
+            options.command, options.command
+        )
         print(f"orca {options.command}: {error.name} is missing: install orca-serving[{extra}]", file=sys.stderr)
         return 2
 

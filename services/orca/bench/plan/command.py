@@ -1,0 +1,29 @@
+"""`orca bench plan`: compares what the planner predicts with what is measured.
+
+profile    the time of real steps, against the time that a profile predicts for them
+"""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+
+from orca.bench.plan import profile_command
+from orca.core.domain.errors import SettingError
+from orca.core.process.command_line import CommandLineParser
+
+HELP = "predictions of the planner against measurements"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the actions of `orca bench plan`."""
+    parts = parser.add_subparsers(dest="part", required=True, metavar="PART", parser_class=CommandLineParser)
+    profile_command.add_options(parts.add_parser("profile", help=profile_command.HELP))
+
+
+def act(options: argparse.Namespace, up_options: Sequence[str]) -> int | None:
+    """Run one part. Returns: its exit code. Raises: SettingError, ModelError, OrcaError."""
+    if up_options:
+        raise SettingError(f"this measurement does not start `orca up`, which could take {' '.join(up_options)}")
+    return _PARTS[options.part](options)
+
+
+_PARTS: Mapping[str, Callable[[argparse.Namespace], int | None]] = {"profile": profile_command.act}
