@@ -16,6 +16,7 @@ from orca.planner.simulate.outcomes import RequestOutcome, RunReport, summarise
 from orca.planner.workload.trace import GREEDY, Trace, TraceRequest
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.records import Caller, CommitAnswer, CommitEntry, OnDisconnect, Submission
+from orca.pool.settings import PoolSettings
 from orca.scheduler.dependencies import Dependencies
 from orca.scheduler.engines import virtual_time
 from orca.scheduler.engines.simulated_engine import SimulatedEngine
@@ -37,6 +38,7 @@ class Simulation:
     cost: StepCost | Sequence[StepCost]  # of every stage, or one for each
     host_us: int = 0  # of a result's way to the scheduler
     prefetch: int = 0
+    max_batch_tokens: int | None = None  # of a step; prompts run in chunks then
     is_encoder_decoder: bool = False  # prompts are sources, and each target begins with one start token
     baseline: RequestLevelPolicy = field(default_factory=RequestLevelPolicy)  # the policy named `request_level`
 
@@ -58,7 +60,10 @@ class Simulation:
             )
         chosen = self._policy(policy)
         choices = SchedulingOptions(
-            max_batch_size=max_batch_size, prefetch=self.prefetch, is_encoder_decoder=self.is_encoder_decoder
+            max_batch_size=max_batch_size,
+            prefetch=self.prefetch,
+            max_batch_tokens=self.max_batch_tokens,
+            is_encoder_decoder=self.is_encoder_decoder,
         )
         if (refusal := chosen.refuse(choices.limits(self.shape))) is not None:
             raise SettingError(f"{policy}: {refusal}")
@@ -93,11 +98,11 @@ class Simulation:
                 tasks.create_task(_submit_on_time(pool, self._request(request), start_s + request.arrival_s))
             await pool.is_done.wait()
             scheduler.stop()
-        return [_outcome(request, pool.observed[_parent_id(request)], start_s) for request in trace.requests]
+        return [_outcome(request, pool.observed[parent_id(request)], start_s) for request in trace.requests]
 
     def _request(self, trace_request: TraceRequest) -> Request:
         return Request(
-            parent=_parent_id(trace_request),
+            parent=parent_id(trace_request),
             choice=0,
             revision=CALLER.revision,
             prompt=(0,) * trace_request.prompt_tokens,  # simulated stages do not read it
@@ -121,7 +126,9 @@ class WatchedPool(MemoryPool):
     """The in-memory pool on the running loop's clock; records when each token became readable."""
 
     def __init__(self, requests: int) -> None:
-        super().__init__(virtual_time.VirtualClock())
+        # A saturated trace arrives as a whole: no bound of a queue applies to it.
+        unbounded = PoolSettings(max_queued=requests, max_queued_prompt_tokens=1 << 40, bytes_max=1 << 50)
+        super().__init__(virtual_time.VirtualClock(), unbounded)
         self.observed: dict[str, ObservedRequest] = {}
         self.is_served = asyncio.Event()  # a formed group has set the revision
         self.is_done = asyncio.Event()  # all of `requests` have ended
@@ -159,7 +166,8 @@ async def _submit_on_time(pool: WatchedPool, request: Request, due_s: float) -> 
     )
 
 
-def _parent_id(request: TraceRequest) -> str:
+def parent_id(request: TraceRequest | RequestOutcome) -> str:
+    """Return the parent of a trace's request in the pool."""
     return f"r{request.index}"
 
 

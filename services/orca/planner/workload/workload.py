@@ -97,6 +97,15 @@ class Marginal:
 
     def strata(self, count: int) -> tuple[float, ...]:
         """Return the mean lengths of `count` groups of equal share, shortest first."""
+        if count not in self._strata:
+            self._strata[count] = self._find_strata(count)
+        return self._strata[count]
+
+    @cached_property
+    def _strata(self) -> dict[int, tuple[float, ...]]:
+        return {}
+
+    def _find_strata(self, count: int) -> tuple[float, ...]:
         sums, filled, group = [0.0] * count, 0.0, 0
         for length, share in zip(self.lengths, self.shares, strict=True):
             left = share * count
@@ -158,10 +167,6 @@ class Workload:
         return Workload(parts, source, answers, cut_share, rate)
 
     @cached_property
-    def weight(self) -> float:
-        return sum(part.weight for part in self.parts)
-
-    @cached_property
     def outputs(self) -> Marginal:
         """The distribution of output tokens."""
         return Marginal.of(self._weights(lambda part: part.outputs), f"outputs of {self.source}")
@@ -177,7 +182,7 @@ class Workload:
         weights: dict[int, float] = {}
         sums: dict[int, float] = {}
         for lengths, (weight, prompts) in self._by_outputs().items():
-            for length, share in lengths.pmf(self._points).items():
+            for length, share in lengths.pmf(_points(self.parts)).items():
                 weights[length] = weights.get(length, 0.0) + weight * share
                 sums[length] = sums.get(length, 0.0) + prompts * share
         places = [min(bisect_left(self.outputs.lengths, length), len(self.outputs.lengths) - 1) for length in weights]
@@ -194,7 +199,7 @@ class Workload:
         if spread <= 1e-9:
             return 0.0
         products = sum(prompts * mean_of(outputs) for outputs, (_, prompts) in self._by_outputs().items())
-        product = products / self.weight
+        product = products / self._ends[-1]
         return min(max((product - self.prompts.mean * self.outputs.mean) / spread, -1.0), 1.0)
 
     @cached_property
@@ -210,7 +215,7 @@ class Workload:
         lengths together fill the distribution evenly.
         """
         parts = sorted(self.parts, key=lambda part: (part.outputs.low, part.outputs.high, part.prompts.low))
-        ends = list(accumulate(part.weight / self.weight for part in parts))
+        ends = list(accumulate(part.weight / self._ends[-1] for part in parts))
         pairs = []
         for number in range(PAIRS):
             place = (number + 0.5) / PAIRS
@@ -254,10 +259,6 @@ class Workload:
             lines.append(f"cut by max_tokens: {self.cut_share:.1%} of the answers, counted with the length at the cut")
         return lines
 
-    @property
-    def _points(self) -> int:
-        return PMF_POINTS if len(self.parts) == 1 else BIN_POINTS
-
     @cached_property
     def _ends(self) -> Sequence[float]:
         return list(accumulate(part.weight for part in self.parts))
@@ -270,7 +271,7 @@ class Workload:
             parts[lengths] = parts.get(lengths, 0.0) + part.weight
         weights: dict[int, float] = {}
         for lengths, weight in parts.items():
-            for length, share in lengths.pmf(self._points).items():
+            for length, share in lengths.pmf(_points(self.parts)).items():
                 weights[length] = weights.get(length, 0.0) + weight * share
         return weights
 
@@ -290,6 +291,10 @@ def parse_workload(text: str) -> Workload:
     if not separator:
         raise ValueError(f"lengths are PROMPT/OUTPUT, such as 32:512/1:128, not {text!r}")
     return Workload.of_lengths(parse_lengths(prompts), parse_lengths(outputs))
+
+
+def _points(parts: Sequence[LengthPart]) -> int:
+    return PMF_POINTS if len(parts) == 1 else BIN_POINTS
 
 
 def _cut(lengths: Range, length_max: int | None) -> Range:
