@@ -18,7 +18,7 @@ import torch
 from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
 from orca.bench.peers.engine_peer import run
-from orca.bench.peers.workload import Workload
+from orca.bench.peers.workload import PeerWorkload
 from orca.core.domain.step import Step
 from orca.planner.simulate.outcomes import percentile
 from orca.worker.models.build import StageModel, load_stage
@@ -41,7 +41,7 @@ class ChunkRun:
 
 
 def measure(
-    workload: Workload, bounds: Sequence[int], *, dtype: str, rounds: int, report_progress: Callable[[str], None]
+    workload: PeerWorkload, bounds: Sequence[int], *, dtype: str, rounds: int, report_progress: Callable[[str], None]
 ) -> list[ChunkRun]:
     """Run whole prompts and then each bound, once per round.
 
@@ -66,7 +66,7 @@ def measure(
     return runs
 
 
-def _run(model: StageModel, workload: Workload, into: ChunkRun) -> list[list[int]]:
+def _run(model: StageModel, workload: PeerWorkload, into: ChunkRun) -> list[list[int]]:
     last: dict[int, float] = {}  # handle -> time of its last token
     gaps: list[float] = []
 

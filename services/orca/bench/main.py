@@ -490,7 +490,7 @@ def _grammars(options: argparse.Namespace, up_options: Sequence[str]) -> None:
         return
     from orca.bench.parts import grammars  # torch: only here
     from orca.bench.peers.compare import make_random_model
-    from orca.bench.peers.workload import Workload
+    from orca.bench.peers.workload import PeerWorkload
 
     _refuse_up_options(up_options)
     matchers = [grammars.time_matcher(vocab, options.tokens) for vocab in options.vocabularies]
@@ -498,7 +498,7 @@ def _grammars(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     with TemporaryDirectory(prefix="orca-grammars-") as folder:
         model = make_random_model(options.shape, Path(folder), _print_progress)
         sizes = {"batch_size": options.batch_size, "threads": options.threads}
-        workload = Workload.of(trace, model, _vocab_size(model), **sizes)
+        workload = PeerWorkload.of(trace, model, _vocab_size(model), **sizes)
         speeds = grammars.measure_engine(model, workload, options.rounds)
     print("\n".join(grammars.lines(matchers, speeds)))
     write_json(options.json, grammars.to_json(matchers, speeds))
@@ -526,12 +526,14 @@ def _hostile_grammars(options: argparse.Namespace, up_options: Sequence[str]) ->
 def _chunks(options: argparse.Namespace, up_options: Sequence[str]) -> None:
     os.environ.update(thread_variables(options.threads))
     from orca.bench import chunks  # torch: only here
-    from orca.bench.peers.workload import Workload
+    from orca.bench.peers.workload import PeerWorkload
 
     _refuse_up_options(up_options)
     folder, _ = find_model(options.model or _small_model())
     trace = generate(trace_spec(options, None))
-    workload = Workload.of(trace, folder, _vocab_size(folder), batch_size=options.batch_size, threads=options.threads)
+    workload = PeerWorkload.of(
+        trace, folder, _vocab_size(folder), batch_size=options.batch_size, threads=options.threads
+    )
     runs = chunks.measure(
         workload, options.max_batch_tokens, dtype=options.dtype, rounds=options.rounds, report_progress=_print_progress
     )

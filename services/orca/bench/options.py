@@ -4,7 +4,9 @@ import argparse
 import math
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +17,10 @@ from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import append
 from orca.core.domain.errors import SettingError
 from orca.planner.workload.lengths import Lengths, Range, parse_lengths
+from orca.planner.workload.lengths_file import read_workload
+from orca.planner.workload.tasks import TASKS, task_lengths, task_lines
 from orca.planner.workload.trace import PRESETS, TraceSpec
+from orca.planner.workload.workload import Workload
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
@@ -92,14 +97,28 @@ def add_trace_options(
     """
     add = parser.add_argument_group("trace").add_argument
     prompt, new = (None, None) if lengths is None else (Range(lengths[0], lengths[0]), Range(lengths[1], lengths[1]))
+    parser.set_defaults(default_lengths=PRESETS[preset] if preset is not None else (prompt, new))
     if preset is not None:
         shown = "; ".join(f"{name}: prompts {p}, new tokens {n}" for name, (p, n) in PRESETS.items())
-        add("--preset", choices=tuple(PRESETS), default=preset, help=f"lengths ({shown}; default %(default)s)")
+        add("--preset", choices=tuple(PRESETS), help=f"lengths ({shown}; default {preset})")
+        parser.set_defaults(default_preset=preset)
     kinds = "uniform from N to M; with MEAN and SD (standard deviation), normal and cut off at N and M"
-    add("--prompt-tokens", type=_lengths, default=prompt, metavar=_LENGTHS, help=f"tokens of a prompt, {kinds}")
-    add("--new-tokens", type=_lengths, default=new, metavar=_LENGTHS, help=f"tokens to generate, {kinds}")
+    add("--prompt-tokens", type=_lengths, metavar=_LENGTHS, help=f"tokens of a prompt, {kinds}{_default(prompt)}")
+    add("--new-tokens", type=_lengths, metavar=_LENGTHS, help=f"tokens to generate, {kinds}{_default(new)}")
+    tasks = "lengths of a task of the ExeGPT paper (Table 3): truncated normal, independent of each other"
+    add("--task", choices=tuple(TASKS), help=tasks)
+    file = (
+        "lengths of past requests: CSV with the columns prompt,output, JSON lines with prompt_tokens and output_tokens"
+    )
+    add("--lengths", type=Path, metavar="FILE", help=f"{file}, or a public trace of Azure or Mooncake")
+    scale = "factor of the lengths of --task and --lengths, for smaller models (1)"
+    add("--lengths-scale", type=positive(float), metavar="X", help=scale)
     add("--requests", type=positive(int), default=requests, metavar="N", help="number of requests (%(default)s)")
     add("--seed", type=int, default=0, metavar="N", help="seed of lengths, arrivals and prompts (%(default)s)")
+
+
+def _default(lengths: Lengths | None) -> str:
+    return "" if lengths is None else f" ({lengths})"
 
 
 def _lengths(text: str) -> Lengths:
@@ -109,19 +128,61 @@ def _lengths(text: str) -> Lengths:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _ChosenLengths:
+    """The lengths that the options of a trace name."""
+
+    prompts: Lengths
+    outputs: Lengths
+    text: str  # for figures
+    joint: Workload | None = None  # of --lengths
+
+
+def _chosen_lengths(options: argparse.Namespace) -> _ChosenLengths:
+    """Return the lengths of a trace. Raises: SettingError if two options name them, or a file has bad lines."""
+    given = [name for name in ("task", "lengths") if getattr(options, name) is not None]
+    others = [name for name in ("preset", "prompt_tokens", "new_tokens") if getattr(options, name, None) is not None]
+    if given and len(given + others) > 1:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in given + others)
+        raise SettingError(f"{flags} each name lengths: give one of them")
+    if options.lengths_scale is not None and not given:
+        raise SettingError("--lengths-scale is a factor of --task or --lengths: add one of them, or leave it out")
+    scale = options.lengths_scale or 1.0
+    if options.lengths is not None:
+        joint = read_workload(options.lengths, scale=scale)
+        return _ChosenLengths(joint.prompts, joint.outputs, joint.source, joint)
+    if options.task is not None:
+        try:
+            both = task_lengths(options.task, scale)
+        except ValueError as error:
+            raise SettingError(f"--task {options.task}: {error}") from error
+        return _ChosenLengths(*both, f"task {options.task}" + ("" if scale == 1 else f" x {scale:g}"))
+    preset_name = getattr(options, "preset", None)
+    preset = PRESETS[preset_name] if preset_name is not None else options.default_lengths
+    prompts, outputs = options.prompt_tokens or preset[0], options.new_tokens or preset[1]
+    is_preset = "preset" in options and options.prompt_tokens is None and options.new_tokens is None
+    text = (preset_name or options.default_preset) if is_preset else f"{prompts} in, {outputs} out"
+    return _ChosenLengths(prompts, outputs, text)
+
+
 def trace_spec(options: argparse.Namespace, rate: float | None) -> TraceSpec:
-    """Return the settings of the trace from the options. Raises: SettingError."""
-    prompt_tokens, new_tokens = options.prompt_tokens, options.new_tokens
-    if "preset" in options:
-        preset = PRESETS[options.preset]
-        prompt_tokens, new_tokens = prompt_tokens or preset[0], new_tokens or preset[1]
+    """Return the settings of the trace from the options, and print what its readers must know of the lengths.
+
+    Raises: SettingError.
+    """
+    chosen = _chosen_lengths(options)
+    notes = chosen.joint.lines() if chosen.joint is not None else []
+    notes += task_lines(options.task, options.lengths_scale or 1.0) if options.task is not None else []
+    if notes:
+        print("\n".join(notes), file=sys.stderr)
     try:
         return TraceSpec(
             requests=options.requests,
-            prompt_tokens=prompt_tokens,
-            new_tokens=new_tokens,
+            prompt_tokens=chosen.prompts,
+            new_tokens=chosen.outputs,
             rate=rate,
             seed=options.seed,
+            joint=chosen.joint,
         )
     except ValueError as error:
         raise SettingError(str(error)) from error
@@ -129,14 +190,8 @@ def trace_spec(options: argparse.Namespace, rate: float | None) -> TraceSpec:
 
 def trace_settings(options: argparse.Namespace, rate: float | None) -> dict[str, Setting]:
     """Return the settings that distinguish figures of different traces: load and lengths."""
-    prompt_tokens, new_tokens = options.prompt_tokens, options.new_tokens
-    lengths = f"{prompt_tokens} in, {new_tokens} out"
-    if "preset" in options:
-        preset = PRESETS[options.preset]
-        is_preset = prompt_tokens is None and new_tokens is None
-        lengths = options.preset if is_preset else f"{prompt_tokens or preset[0]} in, {new_tokens or preset[1]} out"
     load = "all at once" if rate is None else f"{rate:g} request{'' if rate == 1 else 's'}/s"
-    return {"load": load, "lengths": lengths}
+    return {"load": load, "lengths": _chosen_lengths(options).text}
 
 
 def add_output_options(parser: argparse.ArgumentParser, *, can_plot: bool) -> None:

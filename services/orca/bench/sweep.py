@@ -6,7 +6,7 @@ simulated stages (`planner.simulate.simulated_run.Simulation`). The sweep treats
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -69,13 +69,7 @@ def run_sweep(sweep: Sweep, measure: Measure, report_progress: Callable[[str], N
 
 
 def _at_rate(spec: TraceSpec, rate: float) -> TraceSpec:
-    return TraceSpec(
-        requests=spec.requests,
-        prompt_tokens=spec.prompt_tokens,
-        new_tokens=spec.new_tokens,
-        rate=rate,
-        seed=spec.seed,
-    )
+    return replace(spec, rate=rate)
 
 
 def measure_real(

@@ -29,6 +29,16 @@ def test_simulate_shows_the_whole_report_of_a_single_run(capsys: pytest.CaptureF
     assert "time to first token" in shown
 
 
+def test_a_trace_has_the_lengths_of_a_task_or_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (past := tmp_path / "past.csv").write_text("prompt,output\n40,8\n80,12\n")
+    for lengths, shown in (
+        (["--task", "S", "--lengths-scale", "0.25"], "cannot be a moment"),
+        (["--lengths", str(past)], "p99 12"),
+    ):
+        assert simulate(["--policies", "iteration", "--rates", "4", "--requests", "5", *lengths]) == 0
+        assert shown in capsys.readouterr().err
+
+
 def test_a_simulated_sweep_writes_its_points_and_draws_them(tmp_path: Path) -> None:
     json_file, plot = tmp_path / "points.json", tmp_path / "curves.png"
     files = ["--json", str(json_file), "--plot", str(plot)]
@@ -187,6 +197,13 @@ def test_serve_reports_an_unreachable_server(capsys: pytest.CaptureFixture[str])
         (["serve", "--vocab-size", "0"], "--vocab-size: 0 is not above 0"),
         (["serve", "--new-tokens", "5:a"], "--new-tokens: lengths are N, N:M or N:M:MEAN:SD, in numbers, not '5:a'"),
         (["serve", "--preset", "huge"], "--preset"),
+        (["sweep", "--task", "S", "--prompt-tokens", "3"], "--task and --prompt-tokens each name lengths"),
+        (["serve", "--task", "S", "--preset", "small"], "--task and --preset each name lengths"),
+        (["serve", "--task", "S", "--lengths", "past.csv"], "--task and --lengths each name lengths"),
+        (["serve", "--lengths", "nowhere.csv"], "nowhere.csv cannot be read"),
+        (["serve", "--lengths-scale", "0.5"], "--lengths-scale is a factor of --task or --lengths"),
+        (["serve", "--task", "S", "--lengths-scale", "0.01"], "--task S: the scale of a task's lengths"),
+        (["serve", "--task", "Z"], "--task"),
         (["serve", "--prompt-tokens", "9:3"], "--prompt-tokens: .* 1 <= low <= high, not 9..3"),
         (["serve", "--new-tokens", "1:9:20:2"], "--new-tokens: the mean of lengths from 1 to 9 .*, not 20"),
         (

@@ -20,7 +20,7 @@ from orca.bench.gpu.shapes import SMALL, llama, made, random_tokens
 from orca.bench.gpu.steps import BatchSteps
 from orca.bench.kernels.clock import Clock
 from orca.bench.main import main as bench
-from orca.bench.peers.workload import PeerAnswer, Workload
+from orca.bench.peers.workload import PeerAnswer, PeerWorkload
 from orca.core.domain.errors import SettingError
 from orca.core.domain.step import Sampled
 from orca.worker.stage.sampling import HostSample
@@ -119,7 +119,7 @@ def test_another_librarys_failure_is_reported_and_is_no_error(monkeypatch: pytes
     def fails(*_: object, **__: object) -> PeerAnswer:
         raise RuntimeError("out of memory\nand more")
 
-    def lies(_: Any, workload: Workload) -> PeerAnswer:
+    def lies(_: Any, workload: PeerWorkload) -> PeerAnswer:
         return PeerAnswer(seconds=0.001, tokens=[[7] * count for count in workload.new_tokens])
 
     monkeypatch.setattr(paper_trace, "continuous_batching", fails)

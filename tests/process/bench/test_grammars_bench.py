@@ -10,7 +10,7 @@ from orca.bench.figures.writer import append
 from orca.bench.parts import grammars
 from orca.bench.parts import hostile_neighbours as neighbours
 from orca.bench.parts.tiny_families import tiny_checkpoint
-from orca.bench.peers.workload import Workload
+from orca.bench.peers.workload import PeerWorkload
 from orca.planner.workload.lengths import Range
 from orca.planner.workload.trace import TraceSpec, generate
 
@@ -23,7 +23,7 @@ def test_a_matcher_takes_random_tokens_of_the_schema() -> None:
 def test_both_sides_of_the_engine_run_by_turns_and_are_shown(tmp_path: Path) -> None:
     folder = tiny_checkpoint("llama", tmp_path / "model", num_hidden_layers=1, vocab_size=300)
     trace = generate(TraceSpec(requests=4, prompt_tokens=Range(3, 9), new_tokens=Range(2, 6), seed=5))
-    workload = Workload.of(trace, folder, 300, batch_size=3, threads=1)
+    workload = PeerWorkload.of(trace, folder, 300, batch_size=3, threads=1)
     speeds = grammars.measure_engine(folder, workload, rounds=2)
     assert len(speeds.free) == len(speeds.constrained) == len(speeds.ratios) == 2
     matchers = [grammars.MatcherTimes(vocab=300, read_s=0.5, build_s=0.002, token_s=[1e-5, 2e-5, 3e-5])]

@@ -17,7 +17,7 @@ from orca.bench.peers import compare, engine_peer, transformers_peer
 from orca.bench.peers.compare import up_options
 from orca.bench.peers.judgement import judge
 from orca.bench.peers.model import SHAPES, GPT2Shape, LlamaShape, Shape, make_model
-from orca.bench.peers.workload import PeerAnswer, Workload
+from orca.bench.peers.workload import PeerAnswer, PeerWorkload
 from orca.core.domain.errors import SettingError
 from orca.planner.workload.lengths import Range
 from orca.planner.workload.trace import TraceSpec, generate
@@ -35,9 +35,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def workload(model: Path) -> Workload:
+def workload(model: Path) -> PeerWorkload:
     trace = generate(TraceSpec(requests=7, prompt_tokens=Range(3, 20), new_tokens=Range(1, 12), seed=5))
-    return Workload(
+    return PeerWorkload(
         model=str(model),
         prompts=[trace.prompt(index, TINY.vocab) for index in range(7)],
         new_tokens=[request.new_tokens for request in trace.requests],
@@ -46,7 +46,7 @@ def workload(model: Path) -> Workload:
     )
 
 
-def peer(mode: str, workload: Workload, folder: Path, *more: Path) -> Path:
+def peer(mode: str, workload: PeerWorkload, folder: Path, *more: Path) -> Path:
     """Run transformers as the comparison does, but in this process."""
     workload.save(folder / "workload.json")
     transformers_peer.main([mode, str(folder / "workload.json"), str(folder / "answer.json"), *map(str, more)])
@@ -54,7 +54,9 @@ def peer(mode: str, workload: Workload, folder: Path, *more: Path) -> Path:
 
 
 @pytest.mark.sampled(1)
-def test_static_and_continuous_batching_give_every_request_the_same_tokens(workload: Workload, tmp_path: Path) -> None:
+def test_static_and_continuous_batching_give_every_request_the_same_tokens(
+    workload: PeerWorkload, tmp_path: Path
+) -> None:
     static, continuous = (PeerAnswer.load(peer(mode, workload, tmp_path)) for mode in ("static", "continuous"))
     assert [len(tokens) for tokens in static.tokens] == workload.new_tokens
     assert continuous.tokens == static.tokens
@@ -62,7 +64,7 @@ def test_static_and_continuous_batching_give_every_request_the_same_tokens(workl
 
 
 @pytest.mark.sampled(1)
-def test_the_engine_alone_gives_every_request_the_same_tokens(workload: Workload, tmp_path: Path) -> None:
+def test_the_engine_alone_gives_every_request_the_same_tokens(workload: PeerWorkload, tmp_path: Path) -> None:
     static = PeerAnswer.load(peer("static", workload, tmp_path))
     engine_peer.main(["float32", str(tmp_path / "workload.json"), str(tmp_path / "engine.json")])
     engine = PeerAnswer.load(tmp_path / "engine.json")
@@ -71,7 +73,7 @@ def test_the_engine_alone_gives_every_request_the_same_tokens(workload: Workload
     assert 0 < engine.limit_seconds < engine.seconds
 
 
-def test_the_engine_alone_takes_requests_when_they_arrive(workload: Workload, tmp_path: Path) -> None:
+def test_the_engine_alone_takes_requests_when_they_arrive(workload: PeerWorkload, tmp_path: Path) -> None:
     static = PeerAnswer.load(peer("static", workload, tmp_path))
     # The last one comes when the others have long ended.
     replace(workload, arrivals_s=[0.0, 0.0, 0.001, 0.002, 0.003, 0.004, 1.5]).save(tmp_path / "workload.json")
@@ -85,17 +87,23 @@ def test_the_engine_alone_takes_requests_when_they_arrive(workload: Workload, tm
     assert all(0 < first <= last for first, last in zip(engine.first_s, engine.last_s, strict=True))
 
 
-def test_the_reference_finds_its_own_tokens_right_and_a_changed_one_wrong(workload: Workload, tmp_path: Path) -> None:
+def test_the_reference_finds_its_own_tokens_right_and_a_changed_one_wrong(
+    workload: PeerWorkload, tmp_path: Path
+) -> None:
     answer = PeerAnswer.load(peer("static", workload, tmp_path))
     judge = partial(peer, "judge", workload, tmp_path)
     check_judge(answer, judge, workload.new_tokens, vocab=TINY.vocab, folder=tmp_path)
 
 
-def test_the_output_of_the_made_model_depends_on_every_token_of_its_prompt(workload: Workload, tmp_path: Path) -> None:
+def test_the_output_of_the_made_model_depends_on_every_token_of_its_prompt(
+    workload: PeerWorkload, tmp_path: Path
+) -> None:
     prompt = workload.prompts[0]
     changed = [[*prompt[:at], (prompt[at] + 1) % TINY.vocab, *prompt[at + 1 :]] for at in range(len(prompt))]
     prompts = [prompt, *changed]
-    wanted = Workload(model=workload.model, prompts=prompts, new_tokens=[16] * len(prompts), batch_size=32, threads=1)
+    wanted = PeerWorkload(
+        model=workload.model, prompts=prompts, new_tokens=[16] * len(prompts), batch_size=32, threads=1
+    )
     first, *others = PeerAnswer.load(peer("static", wanted, tmp_path)).tokens
     assert len(set(first)) > 3
     assert first not in others
@@ -171,7 +179,7 @@ def test_an_answer_of_the_wrong_length_is_wrong() -> None:
     assert (verdict.wrong, verdict.wrong_counts, verdict.is_right) == (0, 1, False)
 
 
-def test_the_warm_up_is_short(workload: Workload) -> None:
+def test_the_warm_up_is_short(workload: PeerWorkload) -> None:
     head = replace(workload, new_tokens=[1, 12, 3, 9, 9, 9, 9], arrivals_s=[0.5] * 7).head(3)
     assert (len(head.prompts), head.new_tokens, head.arrivals_s) == (3, [1, 4, 3], None)
 

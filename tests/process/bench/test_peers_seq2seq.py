@@ -30,7 +30,7 @@ from orca.bench.peers.seq2seq import table, transformers_peer
 from orca.bench.peers.seq2seq.ctranslate2_peer import CTranslate2, translate_all, translate_waiting
 from orca.bench.peers.seq2seq.orders import ARRIVAL, BY_ANSWER, BY_SOURCE, batches
 from orca.bench.peers.seq2seq.shapes import END, BartShape, T5Shape, bart_weights, t5_weights
-from orca.bench.peers.workload import PeerAnswer, Workload
+from orca.bench.peers.workload import PeerAnswer, PeerWorkload
 from orca.core.domain.errors import SettingError
 from orca.planner.workload.lengths import Range
 from orca.planner.workload.trace import TraceSpec, generate
@@ -48,25 +48,25 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def workload(model: Path) -> Workload:
+def workload(model: Path) -> PeerWorkload:
     trace = generate(TraceSpec(requests=7, prompt_tokens=Range(3, 20), new_tokens=Range(1, 12), seed=5))
-    return Workload.of(trace, model, TINY_T5.vocab, batch_size=3, threads=1)
+    return PeerWorkload.of(trace, model, TINY_T5.vocab, batch_size=3, threads=1)
 
 
-def peer(mode: str, workload: Workload, folder: Path, *more: Path) -> Path:
+def peer(mode: str, workload: PeerWorkload, folder: Path, *more: Path) -> Path:
     """Run transformers as the comparison does, but in this process."""
     workload.save(folder / "workload.json")
     transformers_peer.main([mode, str(folder / "workload.json"), str(folder / "answer.json"), *map(str, more)])
     return folder / "answer.json"
 
 
-def engine(kind: str, workload: Workload, folder: Path) -> PeerAnswer:
+def engine(kind: str, workload: PeerWorkload, folder: Path) -> PeerAnswer:
     workload.save(folder / "workload.json")
     engine_peer.main([kind, str(folder / "workload.json"), str(folder / "engine.json")])
     return PeerAnswer.load(folder / "engine.json")
 
 
-def test_every_order_of_batches_and_the_engine_give_the_same_tokens(workload: Workload, tmp_path: Path) -> None:
+def test_every_order_of_batches_and_the_engine_give_the_same_tokens(workload: PeerWorkload, tmp_path: Path) -> None:
     answers = [PeerAnswer.load(peer(order, workload, tmp_path)) for order in (ARRIVAL, BY_SOURCE, BY_ANSWER)]
     first = answers[0].tokens
     assert [len(tokens) for tokens in first] == workload.new_tokens
@@ -78,17 +78,21 @@ def test_every_order_of_batches_and_the_engine_give_the_same_tokens(workload: Wo
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "int8"])
-def test_the_engine_gives_as_many_tokens_in_less_precision(kind: str, workload: Workload, tmp_path: Path) -> None:
+def test_the_engine_gives_as_many_tokens_in_less_precision(kind: str, workload: PeerWorkload, tmp_path: Path) -> None:
     assert [len(tokens) for tokens in engine(kind, workload, tmp_path).tokens] == workload.new_tokens
 
 
-def test_the_reference_finds_its_own_tokens_right_and_a_changed_one_wrong(workload: Workload, tmp_path: Path) -> None:
+def test_the_reference_finds_its_own_tokens_right_and_a_changed_one_wrong(
+    workload: PeerWorkload, tmp_path: Path
+) -> None:
     answer = PeerAnswer.load(peer(ARRIVAL, workload, tmp_path))
     judge = partial(peer, "judge", workload, tmp_path)
     check_judge(answer, judge, workload.new_tokens, vocab=TINY_T5.vocab, folder=tmp_path)
 
 
-def test_the_output_of_a_made_model_depends_on_every_token_of_its_source(workload: Workload, tmp_path: Path) -> None:
+def test_the_output_of_a_made_model_depends_on_every_token_of_its_source(
+    workload: PeerWorkload, tmp_path: Path
+) -> None:
     source = workload.prompts[1]  # with a very short one, a model of two layers may repeat a token
     changed = [[*source[:at], (source[at] + 1) % TINY_T5.vocab, *source[at + 1 :]] for at in range(len(source))]
     sources = [source, *changed]
@@ -106,7 +110,7 @@ def test_the_models_have_about_as_many_parameters_as_their_names_say() -> None:
 
 
 def test_batches_by_length_begin_with_the_longest_and_hold_each_request_once() -> None:
-    workload = Workload(
+    workload = PeerWorkload(
         model="", prompts=[[1] * length for length in (2, 9, 5, 7)], new_tokens=[8, 1, 6, 3], batch_size=2, threads=1
     )
     assert batches(workload, ARRIVAL) == [[0, 1], [2, 3]]
@@ -134,7 +138,7 @@ class FakeCTranslate2(CTranslate2):
 
 
 def test_answers_of_sorted_batches_return_to_their_requests() -> None:
-    workload = Workload(model="", prompts=[[4, 1], [5], [6, 1, 1]], new_tokens=[1, 2, 3], batch_size=2, threads=1)
+    workload = PeerWorkload(model="", prompts=[[4, 1], [5], [6, 1, 1]], new_tokens=[1, 2, 3], batch_size=2, threads=1)
     translator = FakeCTranslate2()
     answer = translate_all(translator, workload, BY_SOURCE)
     assert translator.batches == [[2, 0], [1]]
@@ -144,7 +148,9 @@ def test_answers_of_sorted_batches_return_to_their_requests() -> None:
 @pytest.mark.parametrize("arrivals_s", [None, [0.0] * 9])
 def test_two_batches_at_once_answer_each_request_once(arrivals_s: list[float] | None) -> None:
     prompts = [[4 + number] for number in range(9)]
-    workload = Workload(model="", prompts=prompts, new_tokens=[2] * 9, batch_size=2, threads=2, arrivals_s=arrivals_s)
+    workload = PeerWorkload(
+        model="", prompts=prompts, new_tokens=[2] * 9, batch_size=2, threads=2, arrivals_s=arrivals_s
+    )
     translator = FakeCTranslate2(batches_at_once=2)
     answer = (
         translate_all(translator, workload, BY_SOURCE)
@@ -157,7 +163,9 @@ def test_two_batches_at_once_answer_each_request_once(arrivals_s: list[float] | 
 
 def test_a_batch_has_all_requests_that_wait_up_to_the_limit() -> None:
     prompts, counts, arrivals_s = [[4], [5], [6], [7]], [1, 2, 1, 1], [0.0, 0.0, 0.0, 0.05]
-    workload = Workload(model="", prompts=prompts, new_tokens=counts, batch_size=2, threads=1, arrivals_s=arrivals_s)
+    workload = PeerWorkload(
+        model="", prompts=prompts, new_tokens=counts, batch_size=2, threads=1, arrivals_s=arrivals_s
+    )
     translator = FakeCTranslate2()
     answer = translate_waiting(translator, workload, 2)
     assert translator.batches == [[0, 1], [2], [3]]

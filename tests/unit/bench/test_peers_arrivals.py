@@ -10,7 +10,7 @@ import pytest
 
 from orca.bench.peers import openvino_peer, vllm_peer
 from orca.bench.peers.arrivals import Arrivals, serve
-from orca.bench.peers.workload import Workload
+from orca.bench.peers.workload import PeerWorkload
 
 STEP_S = 1 / 64
 """Time of a step. Arrivals are whole numbers of 1/16, so sums of both are exact."""
@@ -29,9 +29,9 @@ class Clock:
         self.now_s += seconds
 
 
-def workload(*arrivals_s: float, new_tokens: int = 2, prompt_tokens: int = 1) -> Workload:
+def workload(*arrivals_s: float, new_tokens: int = 2, prompt_tokens: int = 1) -> PeerWorkload:
     requests = len(arrivals_s)
-    return Workload(
+    return PeerWorkload(
         model="m",
         prompts=[[number] * prompt_tokens for number in range(requests)],
         new_tokens=[new_tokens] * requests,

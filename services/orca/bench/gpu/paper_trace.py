@@ -27,13 +27,13 @@ from orca.bench.gpu.rows import Asked, EngineRow, said
 from orca.bench.gpu.shapes import LLAMA_1B, SMALL, made
 from orca.bench.peers.engine_peer import run
 from orca.bench.peers.transformers_peer import continuous_batching, static_batching
-from orca.bench.peers.workload import PeerAnswer, Workload
+from orca.bench.peers.workload import PeerAnswer, PeerWorkload
 from orca.planner.workload.lengths import Range
 from orca.planner.workload.trace import PRESETS, TraceSpec, generate
 from orca.worker.models.build import StageModel
 from orca.worker.models.config import LlamaConfig
 
-System = Callable[[Workload], PeerAnswer]
+System = Callable[[PeerWorkload], PeerAnswer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class _Contest:
     def __init__(self, sizes: TraceSizes, tensors: RandomTensors) -> None:
         self.tensors = tensors
         self._sizes = sizes
-        self._workload = Workload.of(
+        self._workload = PeerWorkload.of(
             generate(sizes.spec),
             Path("random"),
             sizes.config.vocab_size,
@@ -131,7 +131,7 @@ class _Contest:
         return replace(found, judgement=replace(found.judgement, wrong_counts=wrong))
 
 
-def _engine(model: StageModel, workload: Workload) -> PeerAnswer:
+def _engine(model: StageModel, workload: PeerWorkload) -> PeerAnswer:
     start_s = time.perf_counter()
     ran = run(model, workload)
     return PeerAnswer(seconds=time.perf_counter() - start_s, tokens=ran.tokens)

@@ -24,7 +24,7 @@ from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
 from orca.bench.peers import engine_peer
 from orca.bench.peers.model import made_up_tokenizer
-from orca.bench.peers.workload import Workload
+from orca.bench.peers.workload import PeerWorkload
 from orca.core.domain.text import Tokenizer
 from orca.core.grammars.matching import GrammarVocabulary
 from orca.gateway.grammars.fields import StructuredOutputs, grammar_of
@@ -103,7 +103,7 @@ def time_matcher(vocab: int, tokens: int) -> MatcherTimes:
     return times
 
 
-def measure_engine(folder: Path, workload: Workload, rounds: int) -> EngineSpeeds:
+def measure_engine(folder: Path, workload: PeerWorkload, rounds: int) -> EngineSpeeds:
     """Run the workload on a model with all requests under the schema, and with none, by turns."""
     torch.set_num_threads(workload.threads)
     torch.set_grad_enabled(False)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from orca.bench.peers.workload import Workload
+from orca.bench.peers.workload import PeerWorkload
 
 
 class Arrivals:
@@ -17,7 +17,7 @@ class Arrivals:
 
     def __init__(
         self,
-        workload: Workload,
+        workload: PeerWorkload,
         *,
         clock_s: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
@@ -76,7 +76,7 @@ class SteppedSystem(Protocol):
         ...
 
 
-def serve(workload: Workload, system: SteppedSystem, arrivals: Arrivals | None = None) -> dict[str, Any]:
+def serve(workload: PeerWorkload, system: SteppedSystem, arrivals: Arrivals | None = None) -> dict[str, Any]:
     """Run a workload: each request joins after the step during which it arrives.
 
     Args: arrivals: of the workload; None: they start now.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orca.bench.peers.workload import Workload
+from orca.bench.peers.workload import PeerWorkload
 from orca.core.domain.errors import OrcaError
 from orca.planner.workload.trace import Trace
 
@@ -32,8 +32,10 @@ class PeerComparison:
     only_judges: bool = False  # transformers only judges the tokens; with a rate it always does only this
 
     @property
-    def workload(self) -> Workload:
-        return Workload.of(self.trace, self.model, self.vocab_size, batch_size=self.batch_size, threads=self.threads)
+    def workload(self) -> PeerWorkload:
+        return PeerWorkload.of(
+            self.trace, self.model, self.vocab_size, batch_size=self.batch_size, threads=self.threads
+        )
 
     @property
     def is_paced(self) -> bool:

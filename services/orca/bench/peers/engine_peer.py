@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from orca.bench.peers.arrivals import Arrivals
-from orca.bench.peers.workload import PeerAnswer, Workload
+from orca.bench.peers.workload import PeerAnswer, PeerWorkload
 from orca.core.domain.model import QUANTIZATIONS
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, Request, SamplingParams
 from orca.core.domain.step import Claim, Epoch, Sampled, Step
@@ -39,7 +39,7 @@ _FOR_DRAWN = 4
 
 def main(arguments: list[str]) -> None:
     dtype, workload_file, answer_file = arguments
-    workload = Workload.load(Path(workload_file))
+    workload = PeerWorkload.load(Path(workload_file))
     torch.set_num_threads(workload.threads)
     torch.set_grad_enabled(False)
     is_quantized = dtype in QUANTIZATIONS
@@ -75,7 +75,7 @@ class EngineRun:
 
 def run(
     model: StageModel,
-    workload: Workload,
+    workload: PeerWorkload,
     on_step: Callable[[Step], None] = lambda _: None,
     *,
     max_batch_tokens: int | None = None,
@@ -133,7 +133,7 @@ def run(
         arrivals.record_tokens([entry.request.choice for entry in drawing])
 
 
-def _request(workload: Workload, number: int, decoder_prefix: tuple[int, ...], sampling: SamplingParams) -> Request:
+def _request(workload: PeerWorkload, number: int, decoder_prefix: tuple[int, ...], sampling: SamplingParams) -> Request:
     return Request(
         parent="bench",
         choice=number,

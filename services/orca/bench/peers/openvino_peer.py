@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any
 
 from orca.bench.peers.arrivals import serve
-from orca.bench.peers.workload import PeerAnswer, Workload
+from orca.bench.peers.workload import PeerAnswer, PeerWorkload
 from orca.core.process.gc_freeze import freeze_all
 
 BATCH_TOKENS = 256
@@ -30,7 +30,7 @@ CACHE_BLOCK_TOKENS = 32
 
 def main(arguments: list[str]) -> None:
     mode, workload_file, converted, *answer_file = arguments
-    workload, folder = Workload.load(Path(workload_file)), Path(converted)
+    workload, folder = PeerWorkload.load(Path(workload_file)), Path(converted)
     if mode == "convert":
         _convert(Path(workload.model), folder)
         return
@@ -59,7 +59,7 @@ def _convert(model: Path, folder: Path) -> None:
     )
 
 
-def _pipeline(folder: Path, precision: str, workload: Workload) -> Any:
+def _pipeline(folder: Path, precision: str, workload: PeerWorkload) -> Any:
     genai: Any = import_module("openvino_genai")
     scheduling = genai.SchedulerConfig()
     scheduling.max_num_seqs = workload.batch_size
@@ -72,7 +72,7 @@ def _pipeline(folder: Path, precision: str, workload: Workload) -> Any:
     return genai.ContinuousBatchingPipeline(str(folder), scheduling, "CPU", options)
 
 
-def _requests(workload: Workload) -> list[tuple[Any, Any]]:
+def _requests(workload: PeerWorkload) -> list[tuple[Any, Any]]:
     """Return the prompt and the generation settings of each request in the pipeline's types."""
     genai, openvino, numpy = (import_module(name) for name in ("openvino_genai", "openvino", "numpy"))
     requests = []
@@ -97,7 +97,7 @@ class OpenVinoPipeline:
         requests: prompt and configuration of each.
     """
 
-    def __init__(self, pipeline: Any, workload: Workload, requests: list[tuple[Any, Any]]) -> None:
+    def __init__(self, pipeline: Any, workload: PeerWorkload, requests: list[tuple[Any, Any]]) -> None:
         self._pipeline, self._requests = pipeline, requests
         self._left = list(workload.new_tokens)  # number of missing tokens, by request
         self._running: dict[int, Any] = {}  # handles, by request

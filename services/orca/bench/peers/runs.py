@@ -125,7 +125,7 @@ async def serve_trace(
 
 
 def _warm_up(comparison: PeerComparison) -> Trace:
-    """Return the first requests, all at once and with at most four tokens each, like Workload.head for the peers."""
+    """Return the first requests, all at once, with at most four tokens each, like PeerWorkload.head for the peers."""
     first = comparison.trace.requests[: 2 * comparison.batch_size]
     requests = [replace(request, arrival_s=0.0, new_tokens=min(4, request.new_tokens)) for request in first]
     return replace(comparison.trace, requests=tuple(requests))

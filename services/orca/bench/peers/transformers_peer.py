@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from orca.bench.peers.judgement import judge
-from orca.bench.peers.workload import PeerAnswer, Workload
+from orca.bench.peers.workload import PeerAnswer, PeerWorkload
 from orca.core.process.gc_freeze import freeze_all
 
 CONTINUOUS_BATCH_TOKENS = 256
@@ -36,7 +36,7 @@ def run_mode(
     arguments: list[str],
     load: Callable[[str], Any],
     logits: Callable[[Any, list[int], list[int]], torch.Tensor],
-    ways: Mapping[str, Callable[[Any, Workload], PeerAnswer]],
+    ways: Mapping[str, Callable[[Any, PeerWorkload], PeerAnswer]],
 ) -> None:
     """Run a workload in one of some ways after a warm-up, or judge an answer, as the arguments say.
 
@@ -46,7 +46,7 @@ def run_mode(
         ways: by the mode that names them.
     """
     mode, workload_file, answer_file = arguments[:3]
-    workload = Workload.load(Path(workload_file))
+    workload = PeerWorkload.load(Path(workload_file))
     torch.set_num_threads(workload.threads)
     model = load(workload.model)
     if mode == "judge":
@@ -82,7 +82,7 @@ def without_end_token(model: Any) -> Any:
 
 
 @torch.inference_mode()
-def static_batching(model: Any, workload: Workload) -> PeerAnswer:
+def static_batching(model: Any, workload: PeerWorkload) -> PeerAnswer:
     """Run request-level batching by `generate`."""
     answers: list[list[int]] = []
     start_s = perf_counter()
@@ -99,7 +99,7 @@ def static_batching(model: Any, workload: Workload) -> PeerAnswer:
     return PeerAnswer(seconds=perf_counter() - start_s, tokens=answers)
 
 
-def continuous_batching(model: Any, workload: Workload, batch_tokens: int = CONTINUOUS_BATCH_TOKENS) -> PeerAnswer:
+def continuous_batching(model: Any, workload: PeerWorkload, batch_tokens: int = CONTINUOUS_BATCH_TOKENS) -> PeerAnswer:
     """Run the library's continuous batching; its start and stop, which take more than half a second, do not count.
 
     Args: batch_tokens: most tokens of a step.
@@ -128,7 +128,7 @@ def continuous_batching(model: Any, workload: Workload, batch_tokens: int = CONT
     return PeerAnswer(seconds=seconds, tokens=[tokens[str(index)] for index in range(len(workload.prompts))])
 
 
-def _continuous_config(kind: Any, workload: Workload, batch_tokens: int) -> Any:
+def _continuous_config(kind: Any, workload: PeerWorkload, batch_tokens: int) -> Any:
     page_tokens = 32
     known = {each.name for each in fields(kind)}
     return kind(

@@ -22,7 +22,7 @@ from time import perf_counter
 from typing import Any
 
 from orca.bench.peers.arrivals import serve
-from orca.bench.peers.workload import PeerAnswer, Workload
+from orca.bench.peers.workload import PeerAnswer, PeerWorkload
 from orca.core.process.gc_freeze import freeze_all
 
 CACHE_BLOCK_TOKENS = 128
@@ -31,7 +31,7 @@ CACHE_BLOCK_TOKENS = 128
 
 def main(arguments: list[str]) -> None:
     mode, workload_file, last = arguments
-    workload = Workload.load(Path(workload_file))
+    workload = PeerWorkload.load(Path(workload_file))
     os.environ.update(variables(workload))
     if mode == "serve":
         command = server_command(workload, port=int(last))
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> None:
     PeerAnswer(seconds=perf_counter() - start_s, **answer).save(Path(last))
 
 
-def variables(workload: Workload) -> Mapping[str, str]:
+def variables(workload: PeerWorkload) -> Mapping[str, str]:
     """Return the environment variables for vLLM."""
     processors = sorted(os.sched_getaffinity(0))[: workload.threads]
     return {
@@ -56,7 +56,7 @@ def variables(workload: Workload) -> Mapping[str, str]:
     }
 
 
-def server_command(workload: Workload, *, port: int) -> list[str]:
+def server_command(workload: PeerWorkload, *, port: int) -> list[str]:
     """Return the command of vLLM's server of the OpenAI API, in float32."""
     flags = {
         "--model": workload.model,
@@ -71,7 +71,7 @@ def server_command(workload: Workload, *, port: int) -> list[str]:
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words, "--no-enable-prefix-caching"]
 
 
-def _engine(workload: Workload, dtype: str) -> tuple[Any, Callable[[int], Any]]:
+def _engine(workload: PeerWorkload, dtype: str) -> tuple[Any, Callable[[int], Any]]:
     """Return the engine, and a function that makes the parameters of a request with a number of tokens."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     vllm: Any = import_module("vllm")
@@ -101,7 +101,7 @@ class VllmEngine:
         make_params: makes the parameters of a request with a number of tokens.
     """
 
-    def __init__(self, engine: Any, workload: Workload, make_params: Callable[[int], Any]) -> None:
+    def __init__(self, engine: Any, workload: PeerWorkload, make_params: Callable[[int], Any]) -> None:
         self._engine, self._workload, self._make_params = engine, workload, make_params
 
     def add(self, number: int) -> None:

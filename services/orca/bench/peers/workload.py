@@ -11,7 +11,7 @@ from orca.planner.workload.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class PeerWorkload:
     """The same requests for every system."""
 
     model: str  # folder
@@ -22,8 +22,8 @@ class Workload:
     arrivals_s: list[float] | None = None  # of each request, after the start; None: all arrive at the start
 
     @staticmethod
-    def of(trace: Trace, model: Path, vocab_size: int, *, batch_size: int, threads: int) -> "Workload":
-        return Workload(
+    def of(trace: Trace, model: Path, vocab_size: int, *, batch_size: int, threads: int) -> "PeerWorkload":
+        return PeerWorkload(
             model=str(model),
             prompts=[trace.prompt(request.index, vocab_size) for request in trace.requests],
             new_tokens=[request.new_tokens for request in trace.requests],
@@ -36,8 +36,8 @@ class Workload:
         path.write_text(json.dumps(asdict(self)))
 
     @staticmethod
-    def load(path: Path) -> "Workload":
-        return Workload(**json.loads(path.read_text()))
+    def load(path: Path) -> "PeerWorkload":
+        return PeerWorkload(**json.loads(path.read_text()))
 
     @property
     def longest(self) -> int:
@@ -59,9 +59,9 @@ class Workload:
         whole_blocks = -(-self.longest // block_tokens) * block_tokens
         return -(-self.batch_size * whole_blocks * token_bytes // 2**30)
 
-    def head(self, requests: int) -> "Workload":
+    def head(self, requests: int) -> "PeerWorkload":
         """Return the first requests, all at the start, with at most four tokens each, to warm up caches."""
-        return Workload(
+        return PeerWorkload(
             model=self.model,
             prompts=self.prompts[:requests],
             new_tokens=[min(4, count) for count in self.new_tokens[:requests]],

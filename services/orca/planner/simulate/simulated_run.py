@@ -16,9 +16,10 @@ from orca.planner.simulate.outcomes import RequestOutcome, RunReport, summarise
 from orca.planner.workload.trace import GREEDY, Trace, TraceRequest
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.records import Caller, CommitAnswer, CommitEntry, OnDisconnect, Submission
+from orca.pool.settings import PoolSettings
 from orca.scheduler.dependencies import Dependencies
 from orca.scheduler.engines import virtual_time
-from orca.scheduler.engines.simulated_engine import SimulatedEngine
+from orca.scheduler.engines.simulated_engine import SimulatedEngine, StageTime
 from orca.scheduler.engines.step_cost import StepCost
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
 from orca.scheduler.observer import Observer
@@ -38,6 +39,7 @@ class Simulation:
     cost: StepCost | Sequence[StepCost]  # of every stage, or one for each
     host_us: int = 0  # of a result's way to the scheduler
     prefetch: int = 0
+    max_batch_tokens: int | None = None  # of a step; prompts run in chunks then
     is_encoder_decoder: bool = False  # prompts are sources, and each target begins with one start token
     baseline: RequestLevelPolicy = field(default_factory=RequestLevelPolicy)  # the policy named `request_level`
     cycle: CycleControls | None = None  # the controls of the policy `rra`
@@ -48,9 +50,18 @@ class Simulation:
             yield summarise(self.run(policy, max_batch_size, trace))
 
     def run(
-        self, policy: str, max_batch_size: int, trace: Trace, observer: Observer | None = None
+        self,
+        policy: str,
+        max_batch_size: int,
+        trace: Trace,
+        observer: Observer | None = None,
+        stage_times: list[StageTime] | None = None,
     ) -> list[RequestOutcome]:
-        """Run one trace to its end. Returns: an outcome per request, in order of arrival."""
+        """Run one trace to its end.
+
+        Args: stage_times: takes the time of each step on each stage.
+        Returns: an outcome per request, in order of arrival.
+        """
         longest = trace.max_total_tokens + self.is_encoder_decoder
         needed = max(self._request(request).slots(self.shape.block_tokens) for request in trace.requests)
         if longest > self.shape.max_model_len or needed > self.shape.slots:
@@ -62,20 +73,23 @@ class Simulation:
         choices = SchedulingOptions(
             max_batch_size=max_batch_size,
             prefetch=self.prefetch,
+            max_batch_tokens=self.max_batch_tokens,
             is_encoder_decoder=self.is_encoder_decoder,
             cycle=self.cycle if policy == "rra" else None,
         )
         if (refusal := chosen.refuse(choices.limits(self.shape))) is not None:
             raise SettingError(f"{policy}: {refusal}")
-        return virtual_time.run(self._run(chosen, choices, trace, observer or Observer()))
+        engine = SimulatedEngine(self.shape, cost=self.cost, host_us=self.host_us)
+        engine.stage_times = stage_times
+        return virtual_time.run(self._run(chosen, engine, choices, trace, observer or Observer()))
 
     async def _run(
-        self, policy: Policy, choices: SchedulingOptions, trace: Trace, observer: Observer
+        self, policy: Policy, engine: SimulatedEngine, choices: SchedulingOptions, trace: Trace, observer: Observer
     ) -> list[RequestOutcome]:
         pool = WatchedPool(len(trace.requests))
         dependencies = Dependencies(
             pool=pool,
-            engine=SimulatedEngine(self.shape, cost=self.cost, host_us=self.host_us),
+            engine=engine,
             policy=policy,
             caller=CALLER,
             calls=count(1),
@@ -92,11 +106,11 @@ class Simulation:
                 tasks.create_task(_submit_on_time(pool, self._request(request), start_s + request.arrival_s))
             await pool.is_done.wait()
             scheduler.stop()
-        return [_outcome(request, pool.observed[_parent_id(request)], start_s) for request in trace.requests]
+        return [_outcome(request, pool.observed[parent_id(request)], start_s) for request in trace.requests]
 
     def _request(self, trace_request: TraceRequest) -> Request:
         return Request(
-            parent=_parent_id(trace_request),
+            parent=parent_id(trace_request),
             choice=0,
             revision=CALLER.revision,
             prompt=(0,) * trace_request.prompt_tokens,  # simulated stages do not read it
@@ -120,7 +134,9 @@ class WatchedPool(MemoryPool):
     """The in-memory pool on the running loop's clock; records when each token became readable."""
 
     def __init__(self, requests: int) -> None:
-        super().__init__(virtual_time.VirtualClock())
+        # A saturated trace arrives as a whole: no bound of a queue applies to it.
+        unbounded = PoolSettings(max_queued=requests, max_queued_prompt_tokens=1 << 40, bytes_max=1 << 50)
+        super().__init__(virtual_time.VirtualClock(), unbounded)
         self.observed: dict[str, ObservedRequest] = {}
         self.is_served = asyncio.Event()  # a formed group has set the revision
         self.is_done = asyncio.Event()  # all of `requests` have ended
@@ -158,7 +174,8 @@ async def _submit_on_time(pool: WatchedPool, request: Request, due_s: float) -> 
     )
 
 
-def _parent_id(request: TraceRequest) -> str:
+def parent_id(request: TraceRequest | RequestOutcome) -> str:
+    """Return the parent of a trace's request in the pool."""
     return f"r{request.index}"
 
 

@@ -1,7 +1,9 @@
 """Distributions of lengths in tokens: uniform (ORCA, section 6.2) and truncated normal (ExeGPT, section 7.1)."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 from random import Random
 from statistics import NormalDist
 from typing import Protocol
@@ -13,11 +15,36 @@ LENGTH_MAX = 2**31 - 1
 """Largest length in tokens: more than the longest context that any part of Orca accepts."""
 
 
+PMF_POINTS = 4096
+"""Most lengths in a `pmf`: of more of them, neighbours are represented by the one in their middle."""
+
+
 class Lengths(Protocol):
     """A distribution of lengths in tokens. Its text is shown in reports."""
 
+    @property
+    def low(self) -> int:
+        """The shortest length, at least 1."""
+        ...
+
+    @property
+    def high(self) -> int:
+        """The longest length."""
+        ...
+
     def draw(self, numbers: Random) -> int:
         """Return the next length, at least 1."""
+        ...
+
+    def quantile(self, share: float) -> int:
+        """Return the length below which `share` (0 to 1) of all lengths lie."""
+        ...
+
+    def pmf(self, points: int = PMF_POINTS) -> Mapping[int, float]:
+        """Return the share of each length, shortest first; the shares sum to 1.
+
+        Args: points: the most lengths to return (see PMF_POINTS).
+        """
         ...
 
 
@@ -37,6 +64,13 @@ class Range:
 
     def draw(self, numbers: Random) -> int:
         return numbers.randint(self.low, self.high)
+
+    def quantile(self, share: float) -> int:
+        return min(self.low + int(share * (self.high - self.low + 1)), self.high)
+
+    def pmf(self, points: int = PMF_POINTS) -> Mapping[int, float]:
+        whole = self.high - self.low + 1
+        return {(low + high) // 2: (high - low + 1) / whole for low, high in _thinned(self.low, self.high, points)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +105,37 @@ class TruncatedNormal:
     def draw(self, numbers: Random) -> int:
         # The inverse of the distribution function takes one random number, however little the ends leave. Rejection
         # would take any number of them.
+        return self.quantile(numbers.random())
+
+    def quantile(self, share: float) -> int:
         normal = NormalDist(self.mean, self.deviation)
         least, most = normal.cdf(self.low - 0.5), normal.cdf(self.high + 0.5)
-        share = least + (most - least) * numbers.random()
+        share = least + (most - least) * share
         # The inverse is not defined at 0 and 1, which rounding reaches.
         share = min(max(share, sys.float_info.min), 1 - sys.float_info.epsilon)
         return min(max(round(normal.inv_cdf(share)), self.low), self.high)
+
+    def pmf(self, points: int = PMF_POINTS) -> Mapping[int, float]:
+        normal = NormalDist(self.mean, self.deviation)
+        least = below = normal.cdf(self.low - 0.5)
+        shares: dict[int, float] = {}
+        for low, high in _thinned(self.low, self.high, points):
+            above = normal.cdf(high + 0.5)
+            shares[(low + high) // 2] = above - below
+            below = above
+        return {length: share / (below - least) for length, share in shares.items()}
+
+
+def _thinned(low: int, high: int, points: int) -> list[tuple[int, int]]:
+    """Return first and last length of at most `points` groups of neighbours, of equal size but for the last one."""
+    size = ceil((high - low + 1) / points)
+    size += size % 2 == 0  # an odd number of neighbours has one in its middle
+    return [(first, min(first + size - 1, high)) for first in range(low, high + 1, size)]
+
+
+def mean_of(lengths: Lengths) -> float:
+    """Return the mean of a distribution's lengths."""
+    return sum(share * length for length, share in lengths.pmf().items())
 
 
 def parse_lengths(text: str) -> Lengths:

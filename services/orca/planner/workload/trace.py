@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from orca.core.domain.request import SamplingParams
 from orca.planner.workload.lengths import Lengths, Range
+from orca.planner.workload.workload import Workload
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 """Sampling of every request of a measurement: the same tokens each time, exactly as many as wanted."""
@@ -26,6 +27,20 @@ class TraceSpec:
     new_tokens: Lengths  # the paper's max_gen_tokens: each request generates exactly this number
     rate: float | None = None  # requests per second of the Poisson process; None: all arrive at 0
     seed: int = 0
+    # Both lengths are drawn from it, as pairs; `prompt_tokens` and `new_tokens` are its two distributions then.
+    joint: Workload | None = None
+
+    @staticmethod
+    def of_workload(workload: Workload, *, requests: int, rate: float | None = None, seed: int = 0) -> "TraceSpec":
+        """Return the settings of a trace with the lengths of a workload, in pairs."""
+        return TraceSpec(
+            requests=requests,
+            prompt_tokens=workload.prompts,
+            new_tokens=workload.outputs,
+            rate=rate,
+            seed=seed,
+            joint=workload,
+        )
 
     def __post_init__(self) -> None:
         if self.requests < 1:
@@ -90,7 +105,10 @@ def generate(spec: TraceSpec) -> Trace:
     for index in range(spec.requests):
         if spec.rate is not None:
             arrival_s += gaps.expovariate(1.0) / spec.rate
-        prompt_tokens = spec.prompt_tokens.draw(lengths)
-        new_tokens = spec.new_tokens.draw(lengths)
+        if spec.joint is None:
+            prompt_tokens = spec.prompt_tokens.draw(lengths)
+            new_tokens = spec.new_tokens.draw(lengths)
+        else:
+            prompt_tokens, new_tokens = spec.joint.sample(lengths)
         requests.append(TraceRequest(index, arrival_s, prompt_tokens, new_tokens))
     return Trace(spec, tuple(requests))

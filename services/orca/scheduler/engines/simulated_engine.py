@@ -22,6 +22,9 @@ from orca.core.domain.step import Epoch, NewRequest, Part, Refused, Row, Sampled
 from orca.scheduler.engines.step_cost import LinearCost, StepCost
 from orca.scheduler.engines.step_timeout import StepTimeout
 
+StageTime = tuple[int, int, int, int]
+"""A step on a stage: number of the step, stage, start and end in microseconds of the loop's clock."""
+
 
 class StepFault(StrEnum):
     """A fault of one step."""
@@ -130,8 +133,7 @@ class SimulatedEngine:
         self._form_us = form_us
         self._state: _StageState | None = None
         self.slots_in_use_max = 0  # over all epochs
-        # (step, stage, start, end) in microseconds, recorded if it is a list.
-        self.stage_times: list[tuple[int, int, int, int]] | None = None
+        self.stage_times: list[StageTime] | None = None  # recorded if it is a list
 
     async def form(self, epoch: Epoch) -> EngineShape:
         if self._form_us:

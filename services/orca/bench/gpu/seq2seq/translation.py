@@ -19,7 +19,7 @@ from orca.bench.gpu.random_weights import RandomTensors
 from orca.bench.gpu.rows import Asked, EngineRow
 from orca.bench.gpu.shapes import made
 from orca.bench.peers.engine_peer import run
-from orca.bench.peers.workload import Workload
+from orca.bench.peers.workload import PeerWorkload
 from orca.planner.workload.lengths import Range
 from orca.planner.workload.trace import TraceSpec, generate
 from orca.worker.models.encoder_decoder.t5_config import T5Config
@@ -82,7 +82,7 @@ def translation_rows(asked: Asked) -> Iterator[EngineRow]:
         prompt_tokens=sizes.sources,
         new_tokens=Range(sizes.new_tokens, sizes.new_tokens),
     )
-    workload = Workload.of(
+    workload = PeerWorkload.of(
         generate(spec),
         Path("random"),
         sizes.config.vocab_size,

@@ -29,17 +29,17 @@ from typing import Any
 
 from orca.bench.peers.arrivals import Arrivals
 from orca.bench.peers.seq2seq.orders import batches
-from orca.bench.peers.workload import PeerAnswer, Workload
+from orca.bench.peers.workload import PeerAnswer, PeerWorkload
 from orca.core.process.gc_freeze import freeze_all
 
 
 def main(arguments: list[str]) -> None:
     if arguments[0] == "convert":
         workload_file, converted = arguments[1:]
-        _convert(Workload.load(Path(workload_file)).model, converted)
+        _convert(PeerWorkload.load(Path(workload_file)).model, converted)
         return
     precision, at_once, order_or_limit, workload_file, converted, answer_file = arguments
-    workload = Workload.load(Path(workload_file))
+    workload = PeerWorkload.load(Path(workload_file))
     translator = CTranslate2(Path(converted), precision, batches_at_once=int(at_once), threads=workload.threads)
     translate_all(translator, workload.head(2 * workload.batch_size), "by-source")
     freeze_all()
@@ -104,13 +104,13 @@ class CTranslate2:
         return [[self._ids[text] for text in result.hypotheses[0]] for result in results]
 
 
-def translate_all(translator: CTranslate2, workload: Workload, order: str) -> PeerAnswer:
+def translate_all(translator: CTranslate2, workload: PeerWorkload, order: str) -> PeerAnswer:
     """Run all requests at once, in batches of this order."""
     coming = iter(batches(workload, order))
     return _translate(translator, workload, lambda _: next(coming, []))
 
 
-def translate_waiting(translator: CTranslate2, workload: Workload, limit: int) -> PeerAnswer:
+def translate_waiting(translator: CTranslate2, workload: PeerWorkload, limit: int) -> PeerAnswer:
     """Run requests that come one by one. Args: limit: most requests of a batch."""
     waiting: list[int] = []
 
@@ -126,7 +126,9 @@ def translate_waiting(translator: CTranslate2, workload: Workload, limit: int) -
     return _translate(translator, workload, next_batch)
 
 
-def _translate(translator: CTranslate2, workload: Workload, next_batch: Callable[[Arrivals], list[int]]) -> PeerAnswer:
+def _translate(
+    translator: CTranslate2, workload: PeerWorkload, next_batch: Callable[[Arrivals], list[int]]
+) -> PeerAnswer:
     """Run batches until there is none. Args: next_batch: returns the numbers of requests, and none at the end."""
     sources, answers = [translator.source(prompt) for prompt in workload.prompts], [list[int]()] * len(workload.prompts)
     lock = Lock()

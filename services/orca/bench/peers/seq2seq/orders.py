@@ -7,11 +7,11 @@ longest answer ends. This module needs only the standard library, because peers 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from orca.bench.peers.workload import Workload
+from orca.bench.peers.workload import PeerWorkload
 
 ARRIVAL, BY_SOURCE, BY_ANSWER = "arrival", "by-source", "by-answer"
 
-_KEYS: Mapping[str, Callable[[Workload], Callable[[int], int]]] = MappingProxyType(
+_KEYS: Mapping[str, Callable[[PeerWorkload], Callable[[int], int]]] = MappingProxyType(
     {
         ARRIVAL: lambda _: lambda number: number,
         BY_SOURCE: lambda workload: lambda number: -len(workload.prompts[number]),
@@ -21,7 +21,7 @@ _KEYS: Mapping[str, Callable[[Workload], Callable[[int], int]]] = MappingProxyTy
 )
 
 
-def batches(workload: Workload, order: str) -> list[list[int]]:
+def batches(workload: PeerWorkload, order: str) -> list[list[int]]:
     """Return the numbers of the requests in batches, the longest ones first if the order is by length."""
     numbers = sorted(range(len(workload.prompts)), key=_KEYS[order](workload))
     size = workload.batch_size

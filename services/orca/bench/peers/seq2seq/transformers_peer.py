@@ -16,7 +16,7 @@ import torch
 
 from orca.bench.peers.seq2seq.orders import ARRIVAL, BY_ANSWER, BY_SOURCE, batches
 from orca.bench.peers.transformers_peer import import_transformers, run_mode
-from orca.bench.peers.workload import PeerAnswer, Workload
+from orca.bench.peers.workload import PeerAnswer, PeerWorkload
 
 
 def main(arguments: list[str]) -> None:
@@ -39,7 +39,7 @@ def _load(folder: str) -> Any:
 
 
 @torch.inference_mode()
-def static_batching(model: Any, workload: Workload, order: str) -> PeerAnswer:
+def static_batching(model: Any, workload: PeerWorkload, order: str) -> PeerAnswer:
     """Run request-level batching by `generate`. Args: order: one of those of orders.py."""
     answers: list[list[int]] = [[] for _ in workload.prompts]
     start_s = perf_counter()

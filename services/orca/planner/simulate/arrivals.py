@@ -1,0 +1,112 @@
+"""The time that a request waits before its first step, at a given arrival rate, and the latency from its submission."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from math import exp, inf, log, sqrt
+
+from orca.planner.simulate.estimate import Scenario
+from orca.planner.workload.workload import Marginal
+
+BEYOND = 0.5826
+"""The mean overshoot of a random walk, in standard deviations of its step: a step counts whole customers."""
+
+QUEUE_POINTS = 8
+"""Points that represent the time in a queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The time before the first step, in microseconds: a uniform part, and at times one in a queue."""
+
+    turn: float  # the request's turn comes after a time between 0 and this
+    turn_share: float  # share of the requests that wait for their turn; the others find an idle group
+    queued: float = 0.0  # mean time in the queue of those that queue: exponentially distributed
+    queued_share: float = 0.0  # share of the requests that queue as well
+
+    @staticmethod
+    def overload() -> "Waiting":
+        """Return the waiting time of requests that arrive faster than any can be served: the queue grows for ever."""
+        return Waiting(0.0, 0.0, inf, 1.0)
+
+    @staticmethod
+    def for_cycle(cycle_us: float, *, entering: float, places: float) -> "Waiting":
+        """Return the waiting time where requests enter once in a cycle.
+
+        Arrivals in a cycle are Poisson distributed. Those above the places wait for the next one: a random walk with a
+        drift, whose height is exponentially distributed.
+
+        Args:
+            entering: requests that arrive in a cycle on average.
+            places: requests that may enter in one.
+        """
+        spare = max(places - entering, 1e-9)
+        decay = 2 * spare / max(entering, 1e-9)
+        share = exp(-decay * BEYOND * sqrt(entering))
+        return Waiting(cycle_us, 1 - exp(-entering), cycle_us / decay / places, min(share, 1.0))
+
+    def points(self) -> list[tuple[float, float]]:
+        """Return times in the queue and their shares."""
+        if not self.queued_share or not self.queued:
+            return [(0.0, 1.0)]
+        found = [(0.0, 1 - self.queued_share)]
+        share = self.queued_share / QUEUE_POINTS
+        return found + [(-self.queued * log(1 - (place + 0.5) / QUEUE_POINTS), share) for place in range(QUEUE_POINTS)]
+
+
+def latency_at_rate(scenario: Scenario, latency: Callable[[int], float], waiting: Waiting) -> float:
+    """Return the percentile over all answers of waiting time and latency together, in microseconds.
+
+    Args: latency: microseconds from the first step, by output tokens.
+    """
+    if waiting.queued == inf:
+        return inf
+    points = [
+        (latency(length) + queued, share * queued_share)
+        for length, share in length_points(scenario.workload.outputs)
+        for queued, queued_share in waiting.points()
+    ]
+    points.sort()
+    wanted = scenario.percent / 100
+    low, high = points[0][0], points[-1][0] + waiting.turn
+    starts = [point[0] for point in points]
+    for _ in range(18):
+        middle = (low + high) / 2
+        below = 0.0
+        for time, share in points[: bisect_left(starts, middle)]:
+            late = 1.0 if middle - time >= waiting.turn else (middle - time) / waiting.turn
+            below += share * (1 - waiting.turn_share + waiting.turn_share * late)
+        if below < wanted:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def weighted_percentile(values: Iterable[tuple[float, float]], percent: float) -> float:
+    """Return the smallest value such that at least so many per cent of all are not larger.
+
+    Args: values: each with its weight.
+    """
+    ordered = sorted(values)
+    wanted = percent / 100 * sum(weight for _, weight in ordered) * (1 - 1e-12)
+    below = 0.0
+    for value, weight in ordered:
+        below += weight
+        if below >= wanted:
+            return value
+    return ordered[-1][0]
+
+
+@lru_cache(maxsize=256)
+def length_points(lengths: Marginal, count: int = 24) -> tuple[tuple[int, float], ...]:
+    """Return some lengths and their shares: quantiles, half of them above the 90th percentile."""
+    half = count // 2
+    edges = [place / half * 0.9 for place in range(half)] + [0.9 + place / half * 0.1 for place in range(half + 1)]
+    found: dict[int, float] = {}
+    for low, high in pairwise(edges):
+        length = lengths.quantile((low + high) / 2)
+        found[length] = found.get(length, 0.0) + high - low
+    return tuple(found.items())

@@ -1,0 +1,112 @@
+"""Measures a schedule exactly: the real scheduler on simulated stages, in its steady state.
+
+A saturated trace begins with a group that is empty and ends with one that runs empty. Both are cut off. What is left is
+the part in which as many requests enter as leave.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from orca.core.domain.errors import SettingError
+from orca.planner.simulate.outcomes import RequestOutcome
+from orca.planner.simulate.simulated_run import Simulation, parent_id
+from orca.planner.workload.trace import Trace
+from orca.scheduler.observer import IterationRecord, Observer
+
+REQUESTS_MIN = 20
+"""Fewest finished requests of a steady state: below them a percentile says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactFigures:
+    """The figures of a steady state. Latencies are percentiles over all its answers."""
+
+    requests: int  # that finished in it
+    throughput: float  # requests per second
+    tokens_per_s: float  # generated ones
+    sequence_s: float  # first step to last token
+    request_s: float  # submission to last token
+    first_token_s: float  # first step to first token
+    request_first_token_s: float  # submission to first token
+    token_s: float  # an answer's mean time between two tokens; 0 if all answers have one token
+    step_requests: float  # rows of a step on average
+
+
+@dataclass(slots=True)
+class StepTimes(Observer):
+    """Records the steps of each request, and the rows of each step; seconds of the loop's clock."""
+
+    first_s: dict[str, float] = field(default_factory=dict)  # by parent: its first step was submitted
+    last_s: dict[str, float] = field(default_factory=dict)  # by parent: its newest step returned
+    rows: list[tuple[float, int]] = field(default_factory=list)  # time at which a step returned, and its rows
+
+    def iterated(self, record: IterationRecord) -> None:
+        submitted_s, returned_s = record.submitted_ns / 1e9, record.returned_ns / 1e9
+        for row in record.batch.rows:
+            parent = row.request.request.parent
+            self.first_s.setdefault(parent, submitted_s)
+            self.last_s[parent] = returned_s
+        self.rows.append((returned_s, len(record.batch.rows)))
+
+
+def measure_exact(
+    simulation: Simulation,
+    policy: str,
+    max_batch_size: int,
+    trace: Trace,
+    *,
+    percent: float = 99,
+    warm_up: float = 0.25,
+) -> ExactFigures:
+    """Run a trace and return the figures of its steady state.
+
+    A saturated trace (without a rate) is steady from `warm_up` of its ends on until its last request enters. A trace
+    with a rate is steady between `warm_up` of its arrivals and the last one.
+
+    Args:
+        percent: the percentile of all latencies.
+        warm_up: share of the requests that belong to the begin.
+    Raises: SettingError if the trace cannot run here, or is too short to have a steady state.
+    """
+    steps = StepTimes()
+    outcomes = simulation.run(policy, max_batch_size, trace, steps)
+    # Outcomes count from the start of the trace, steps from that of the loop. Tokens can be read when a step returns.
+    begin_s = steps.last_s[parent_id(outcomes[0])] - outcomes[0].end_s
+    first_s = [steps.first_s[parent_id(outcome)] - begin_s for outcome in outcomes]
+    timed = list(zip(outcomes, first_s, strict=True))
+    if trace.spec.rate is None:
+        from_s = sorted(outcome.end_s for outcome in outcomes)[int(warm_up * len(outcomes))]
+        until_s = max(first_s)
+    else:
+        from_s = outcomes[int(warm_up * len(outcomes))].arrival_s
+        until_s = outcomes[-1].arrival_s
+    counted = [(outcome, first) for outcome, first in timed if from_s < outcome.end_s <= until_s]
+    if len(counted) < REQUESTS_MIN:
+        raise SettingError(
+            f"{len(counted)} of {len(outcomes)} requests finished in the steady state, which needs {REQUESTS_MIN}: "
+            "simulate more requests"
+        )
+    span_s = until_s - from_s
+    rows = [count for time_s, count in steps.rows if from_s < time_s - begin_s <= until_s]
+    longer = [outcome for outcome, _ in counted if outcome.new_tokens > 1]
+    return ExactFigures(
+        requests=len(counted),
+        throughput=len(counted) / span_s,
+        tokens_per_s=sum(from_s < time_s <= until_s for outcome in outcomes for time_s in outcome.token_s) / span_s,
+        sequence_s=at_percent([outcome.end_s - first for outcome, first in counted], percent),
+        request_s=at_percent([outcome.latency_s for outcome, _ in counted], percent),
+        first_token_s=at_percent([outcome.token_s[0] - first for outcome, first in counted], percent),
+        request_first_token_s=at_percent([outcome.token_s[0] - outcome.arrival_s for outcome, _ in counted], percent),
+        token_s=at_percent([_token_s(outcome) for outcome in longer], percent) if longer else 0.0,
+        step_requests=sum(rows) / max(len(rows), 1),
+    )
+
+
+def at_percent(values: Sequence[float], percent: float) -> float:
+    """Return the smallest value such that at least so many per cent of all are not larger."""
+    ordered = sorted(values)
+    return ordered[min(max(-(-int(percent * len(ordered) * 1000) // 100_000) - 1, 0), len(ordered) - 1)]
+
+
+def _token_s(outcome: RequestOutcome) -> float:
+    return (outcome.token_s[-1] - outcome.token_s[0]) / (outcome.new_tokens - 1)
