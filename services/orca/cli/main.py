@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, Command] = {
     "keys": Command("orca.cli.keys", "make API keys"),
     "pool": Command("orca.cli.pool", "show the contents of a request pool, or change its schema number"),
     "profile": Command("orca.cli.profile", "measure a model, for the planner"),
+    "plan": Command("orca.cli.plan", "find the schedule with the most throughput within a latency bound"),
     "bench": Command("orca.bench.main", "measure a server as the paper does"),
     "simulate": Command("orca.bench.simulate", "run a trace through the real scheduler on simulated stages"),
 }

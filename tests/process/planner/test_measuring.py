@@ -79,7 +79,7 @@ def measured_here(folder: Path) -> Profile:
         weights=weight_bytes(model, lambda place: load_stage(info, place)),
     )
     degree = degree_times(Rounds(bounds, facts, times), encoder_layers=model.encoder_layers)
-    return Profile(key=key, digest=key.digest, seconds=1.0, send=None, degrees=(degree,))
+    return Profile(key=key, digest=key.digest, seconds=1.0, device_bytes=1, send=None, degrees=(degree,))
 
 
 @pytest.mark.parametrize("kind", ["llama", *SEQ2SEQ])
@@ -191,7 +191,9 @@ def test_a_process_that_fails_is_reported_with_its_reason(tmp_path: Path) -> Non
 
 def test_the_key_names_the_processor_of_this_machine(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("cpu family\t: 6\nmodel\t\t: 207\nmodel name\t: Some  Processor\nstepping\t: 2\n\nmodel name: x\n")
+    cpuinfo.write_text(
+        "cpu family\t: 6\nmodel\t\t: 207\nmodel name\t: Some  Processor\nstepping\t: 2\n\nmodel name: x\n"
+    )
     assert processor_name(cpuinfo) == "Some Processor (6-207-2)"
     cpuinfo.write_text("")
     assert processor_name(cpuinfo) == "unknown processor"

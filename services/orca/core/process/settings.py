@@ -236,11 +236,12 @@ _READERS: Mapping[Any, Callable[[str], Any]] = {
     int: int,
     int | None: int,
     float: float,
+    float | None: float,
     bool: _switch,
     tuple[str, ...]: _words,
 }
 _RULES: Mapping[Any, str] = {bool: "true or false", tuple[str, ...]: "a comma-separated list of words"}
-_METAVARS: Mapping[Any, str] = {int: "N", int | None: "N", float: "X", tuple[str, ...]: "A,B"}
+_METAVARS: Mapping[Any, str] = {int: "N", int | None: "N", float: "X", float | None: "X", tuple[str, ...]: "A,B"}
 
 
 class _Parser(argparse.ArgumentParser):

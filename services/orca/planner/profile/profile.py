@@ -143,6 +143,7 @@ class Profile:
     key: ProfileKey
     digest: str  # of the key
     seconds: float  # that measuring took
+    device_bytes: int  # memory that was free on one device before; a machine's is divided among its devices
     send: Curve | None  # over bytes: from one stage to the next; None: measured with one device
     degrees: tuple[DegreeTimes, ...]  # in the order of `key.ranks`
 

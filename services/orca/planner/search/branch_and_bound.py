@@ -85,11 +85,6 @@ class Found:
     best: Point | None  # None: no evaluated point meets the bound
     evaluated: dict[Point, Performance]  # in the order of evaluation
 
-    @property
-    def fastest(self) -> Point:
-        """Return the evaluated point with the lowest latency."""
-        return min(self.evaluated, key=lambda point: self.evaluated[point].latency)
-
     def ranking(self, latency_bound: float) -> list[Point]:
         """Return the evaluated points that meet the bound, the one with the most throughput first."""
         meeting = [point for point, figures in self.evaluated.items() if figures.latency <= latency_bound]

@@ -68,6 +68,7 @@ def measure(plan: MeasurePlan, report: Report) -> Profile:
         release=plan.release,
     )
     _check(plan, key)
+    device_bytes = _free_bytes(plan)
     degrees: list[DegreeTimes] = []
     send: Curve | None = None
     for number, ranks in enumerate(plan.ranks, start=1):
@@ -77,7 +78,21 @@ def measure(plan: MeasurePlan, report: Report) -> Profile:
         degrees.append(degree_times(rounds, encoder_layers=encoder_layers))
         send = send_times(rounds) or send
     seconds = round(time.monotonic() - begun_s, 1)
-    return Profile(key=key, digest=key.digest, seconds=seconds, send=send, degrees=tuple(degrees))
+    return Profile(
+        key=key,
+        digest=key.digest,
+        seconds=seconds,
+        device_bytes=device_bytes,
+        send=send,
+        degrees=tuple(degrees),
+    )
+
+
+def _free_bytes(plan: MeasurePlan) -> int:
+    """Return the free memory of one device."""
+    if plan.device == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    return memory_available_bytes() // plan.devices
 
 
 def _check(plan: MeasurePlan, key: ProfileKey) -> None:
@@ -181,9 +196,7 @@ class _Visits:
                 self._repeats[index] = _LINK_REPEATS
                 continue
             us = self._processes.visit(index, point, 0).total_us
-            # The first step of requests that are not new in later ones brings their sources, too: it is no sample.
-            least = 0 if point.enters else 1
-            self._repeats[index] = next((repeats for most, repeats in _REPEATS if us < most), least)
+            self._repeats[index] = next((repeats for most, repeats in _REPEATS if us < most), 0)
         line = f"{self._degree}: {len(self._repeats)} kinds of steps"
         if left_out:
             longest = max(point.tokens for point in left_out)

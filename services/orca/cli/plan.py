@@ -1,0 +1,238 @@
+"""`orca plan --profile FILE --devices N --latency-ms N` finds the schedule with the most throughput within a bound.
+
+It searches every strategy and layout by formulas, and judges the best points with the real scheduler on simulated
+stages. The plan is written as JSON, with the best alternatives. Nothing is started and nothing is changed.
+"""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from math import inf, isfinite
+from pathlib import Path
+
+from orca.core.domain.errors import BadValue, SettingError
+from orca.core.process.settings import check_bounds, read_settings, require, required, setting
+from orca.planner.pictures.curves import draw
+from orca.planner.pictures.timeline import draw_timeline
+from orca.planner.profile.profile import Profile, read_profile
+from orca.planner.search.device_layouts import DeviceMemory, Shape, profiled_layouts
+from orca.planner.search.goal import KINDS, Goal
+from orca.planner.search.judge import SimulationJudge
+from orca.planner.search.plan import Plan, lines, to_json
+from orca.planner.search.planner import NothingFits, Outcome, Problem, make_plan
+from orca.planner.search.strategies import STRATEGIES
+from orca.planner.search.timeline_of import timeline_of
+from orca.planner.workload.lengths_file import read_workload
+from orca.planner.workload.tasks import TASKS, task_lines, task_workload
+from orca.planner.workload.workload import Workload, parse_workload
+from orca.worker.parallel.stage_layers import read_layers
+
+PREFIX = "ORCA_PLAN_"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSettings:
+    """The options of `orca plan`."""
+
+    profile: str = required("file of a profile, as `orca profile` writes it")
+    devices: int = setting(
+        0, "devices of a group: GPUs, or rank processes on CPUs; 0 means as many as were measured together", least=0
+    )
+    latency_ms: float | None = setting(
+        None, "bound on the latency, in milliseconds; unset: the most throughput is wanted, whatever the latency"
+    )
+    percentile: int = setting(99, "share of the answers that the bounds hold for, in percent, from 50 to 99")
+    kind: str = setting(
+        "sequence",
+        "sequence: from the first step to the last token of an answer whose length is the percentile; requests: from"
+        " submission to the last token, over all answers at the arrival rate",
+        choices=KINDS,
+    )
+    rate: float | None = setting(None, "arrival rate in requests per second, for the kind requests")
+    ttft_ms: float | None = setting(None, "further bound on the time to the first token, in milliseconds")
+    tpot_ms: float | None = setting(None, "further bound on the mean time between tokens, in milliseconds")
+    margin_percent: float = setting(0.0, "tightens every bound by so much", least=0)
+    task: str | None = setting(
+        None, "lengths of a task of the ExeGPT paper (Table 3): truncated normal", choices=tuple(TASKS)
+    )
+    lengths: str | None = setting(
+        None,
+        "file with the lengths of past requests: CSV with the columns prompt,output, JSON lines with prompt_tokens and"
+        " output_tokens, or a public trace of Azure or Mooncake",
+    )
+    workload: str | None = setting(
+        None, "lengths as PROMPT/OUTPUT, such as 32:512/1:128: uniform from N to M, or normal as N:M:MEAN:SD"
+    )
+    lengths_scale: float = setting(1.0, "factor of the lengths of task and lengths, for smaller models")
+    strategies: tuple[str, ...] = setting(
+        tuple(STRATEGIES), "comma-separated strategies to search", choices=tuple(STRATEGIES)
+    )
+    stages: int | None = setting(None, "only layouts with so many stages", least=1)
+    tensor: int | None = setting(None, "only layouts with so many ranks in a stage", least=1)
+    layers: str | None = setting(None, "only this division of the layers, such as 10,6; stages must be unset or equal")
+    slots: int | None = setting(
+        None, "KV slots of a group in tokens; unset: as many as the memory has room for", least=1
+    )
+    memory_gib: float | None = setting(
+        None, "memory of a device for weights and KV cache in GiB; unset: as when the profile was measured"
+    )
+    max_model_len: int | None = setting(
+        None, "longest prompt and output together in tokens; unset means the model's own", least=1
+    )
+    prefetch: int = setting(1, "as for the scheduler: 1 submits one more batch before the oldest was read", least=0)
+    host_us: float = setting(
+        1000.0, "microseconds from a result to the next step at stage 0; prefetch hides them", least=0
+    )
+    seed: int = setting(0, "seed of the simulated requests")
+    out: str = setting("plan.json", "file for the plan")
+    pictures: str | None = setting(
+        None, "folder for pareto.svg (throughput over latency) and timeline.svg (a few cycles of the schedule)"
+    )
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        require(self.prefetch <= 1, self, "prefetch", "0 or 1")
+        for name in ("lengths_scale", "memory_gib", "rate", "host_us"):
+            value = getattr(self, name)
+            is_good = value is None or (isfinite(value) and (value > 0 or name == "host_us"))
+            require(is_good, self, name, "a number above 0")
+        require(bool(self.strategies), self, "strategies", f"any of {', '.join(STRATEGIES)}")
+        given = [name for name in ("task", "lengths", "workload") if getattr(self, name) is not None]
+        if len(given) != 1:
+            what = "none is given" if not given else f"{' and '.join(given)} are given"
+            raise BadValue("workload", f"{what}: name the lengths by one of --task, --lengths and --workload")
+        self.goal()
+
+    def goal(self) -> Goal:
+        """Return the bounds. Raises: BadValue that names the setting."""
+        return Goal(
+            latency_ms=inf if self.latency_ms is None else self.latency_ms,
+            percentile=self.percentile,
+            kind=self.kind,
+            rate=self.rate,
+            ttft_ms=self.ttft_ms,
+            tpot_ms=self.tpot_ms,
+            margin_percent=self.margin_percent,
+        )
+
+    def memory(self, profile: Profile) -> DeviceMemory:
+        """Return the memory of a group. Args: profile: has the default."""
+        given = self.memory_gib
+        return DeviceMemory(
+            slots=self.slots, device_bytes=profile.device_bytes if given is None else int(given * (1 << 30))
+        )
+
+    def lengths_wanted(self) -> tuple[Workload, list[str]]:
+        """Return the lengths of the requests, and lines that describe them. Raises: SettingError."""
+        if self.task is not None:
+            return task_workload(self.task, self.lengths_scale, rate=self.rate), task_lines(
+                self.task, self.lengths_scale
+            )
+        if self.lengths is not None:
+            found = read_workload(Path(self.lengths), scale=self.lengths_scale)
+            return found, found.lines()
+        assert self.workload is not None
+        try:
+            stated = parse_workload(self.workload)
+        except ValueError as error:
+            raise SettingError(f"setting workload: {error}") from error
+        return stated, stated.lines()
+
+
+def main(argv: Sequence[str]) -> int:
+    """Make a plan and write it.
+
+    Returns: 0; 1 if no schedule meets the goal, and the plan is the one that comes closest. Raises: SettingError.
+    """
+    settings = parse_settings(argv, os.environ)
+    out = Path(settings.out)
+    _check_folder(out.parent, "out")
+    profile = read_profile(Path(settings.profile))
+    workload, described = settings.lengths_wanted()
+    for line in described:
+        _report(line)
+    problem = _problem(settings, profile, workload)
+    try:
+        outcome = make_plan(problem, SimulationJudge(goal=problem.goal, seed=settings.seed), _report)
+    except NothingFits as error:
+        raise SettingError(str(error)) from error
+    plan = Plan.of(outcome, problem.goal, workload, profile=profile.digest, release=version("orca-serving"))
+    out.write_bytes(to_json(plan))
+    if settings.pictures is not None:
+        _draw(Path(settings.pictures), outcome, plan)
+    print("\n".join(lines(plan)))
+    print(plan.describe())
+    if plan.is_met:
+        return 0
+    print(f"orca plan: no schedule meets the goal ({problem.goal.describe()}); this one comes closest", file=sys.stderr)
+    return 1
+
+
+def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> PlanSettings:
+    """Read the settings. Raises: SettingError that names the setting; SystemExit only for --help."""
+    return read_settings(
+        PlanSettings,
+        argv,
+        environment,
+        prefix=PREFIX,
+        prog="orca plan",
+        description="Find the schedule with the most throughput within a latency bound.",
+    )
+
+
+def _problem(settings: PlanSettings, profile: Profile, workload: Workload) -> Problem:
+    key = profile.key
+    model_len = min(settings.max_model_len or key.max_model_len, key.max_model_len)
+    is_encoder_decoder = len(key.stacks) > 1
+    workload.check_fits(model_len, is_encoder_decoder=is_encoder_decoder)
+    layers = None
+    if settings.layers is not None:
+        stages = settings.stages or settings.layers.count(",") + 1
+        layers = read_layers(settings.layers, stages=stages, num_layers=key.num_layers)
+    if settings.devices > key.devices and key.device == "cpu":
+        raise SettingError(
+            f"setting devices: {settings.devices} ranks would run at the same time, and the profile was measured with"
+            f" {key.devices}: measure again with `orca profile --devices {settings.devices}`"
+        )
+    return Problem(
+        workload=workload,
+        goal=settings.goal(),
+        layouts=profiled_layouts(
+            profile,
+            workload,
+            devices=settings.devices or key.devices,
+            shape=Shape(stages=settings.stages, ranks=settings.tensor, layers=layers),
+            memory=settings.memory(profile),
+            max_model_len=model_len,
+        ),
+        strategies=[STRATEGIES[name] for name in settings.strategies],
+        host_us=settings.host_us,
+        prefetch=settings.prefetch,
+        is_encoder_decoder=is_encoder_decoder,
+    )
+
+
+def _draw(folder: Path, outcome: Outcome, plan: Plan) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    pareto = draw(
+        {name: points for name, points in outcome.front.items() if points},
+        title=f"Throughput over latency (p{plan.goal.percentile})",
+        x_title="Latency (s)",
+        y_title="Throughput (requests/s)",
+        log=("x",),
+    )
+    (folder / "pareto.svg").write_text(pareto)
+    (folder / "timeline.svg").write_text(
+        draw_timeline(timeline_of(outcome.chosen.candidate), title=plan.schedule.describe())
+    )
+
+
+def _check_folder(folder: Path, name: str) -> None:
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise SettingError(f"setting {name}: files cannot be written to the folder {folder}")
+
+
+def _report(text: str) -> None:
+    print(f"orca plan: {text}", file=sys.stderr, flush=True)

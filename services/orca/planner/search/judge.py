@@ -1,0 +1,96 @@
+"""Judges schedules by the exact simulation: the real scheduler on simulated stages, in its steady state."""
+
+from dataclasses import dataclass
+from math import ceil, inf
+
+from orca.core.domain.engine import EngineShape
+from orca.planner.search.goal import Goal
+from orca.planner.search.planner import Candidate
+from orca.planner.simulate.exact import ExactFigures, measure_exact
+from orca.planner.simulate.simulated_run import Simulation
+from orca.planner.workload.trace import TraceSpec, generate
+from orca.scheduler.policy.policy import BatchBounds
+
+ANSWERS = 400
+"""Answers of the steady state that a percentile is taken over, at least."""
+
+OVERLOAD = 0.98
+"""At an arrival rate above this share of what a schedule can serve, the queue grows without end for all purposes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedFigures:
+    """The figures of a schedule in simulation (planner.Judgement), latencies at the percentile of the goal."""
+
+    throughput: float  # requests per second
+    latency_s: float
+    ttft_s: float
+    tpot_s: float
+    requests: int  # that the figures are of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationJudge:
+    """Simulates candidates for one goal. The same seed gives each of them the same requests.
+
+    Args:
+        answers: the steady state has at least so many of them.
+    """
+
+    goal: Goal
+    seed: int = 0
+    answers: int = ANSWERS
+
+    def __call__(self, candidate: Candidate) -> SimulatedFigures:
+        """Simulate one schedule."""
+        if self.goal.rate is not None and self.goal.rate > OVERLOAD * candidate.expected.capacity:
+            return _endless(candidate.expected.capacity)
+        # A steady state takes as many requests as are in flight to begin, and as many to end.
+        in_flight = ceil(candidate.expected.throughput * max(candidate.expected.latency_s, 0.0))
+        requests = self.answers + 3 * min(in_flight, 10 * self.answers)
+        figures = self._run(candidate, requests)
+        is_queueing = self.goal.kind == "requests"
+        return SimulatedFigures(
+            throughput=figures.throughput,
+            latency_s=figures.request_s if is_queueing else figures.sequence_s,
+            ttft_s=figures.request_first_token_s if is_queueing else figures.first_token_s,
+            tpot_s=figures.token_s,
+            requests=figures.requests,
+        )
+
+    def _run(self, candidate: Candidate, requests: int) -> ExactFigures:
+        spec = TraceSpec.of_workload(
+            candidate.scenario.workload, requests=requests, rate=self.goal.rate, seed=self.seed
+        )
+        bounds = candidate.bounds
+        return measure_exact(
+            simulation_of(candidate, bounds),
+            candidate.strategy.name,
+            bounds.max_batch_size,
+            generate(spec),
+            percent=self.goal.percentile,
+        )
+
+
+def simulation_of(candidate: Candidate, bounds: BatchBounds) -> Simulation:
+    """Return the group of a candidate on simulated stages."""
+    scenario = candidate.scenario
+    capacity = scenario.capacity
+    return Simulation(
+        shape=EngineShape(
+            stages=scenario.stages,
+            slots=capacity.slots // capacity.block_tokens * capacity.block_tokens,
+            block_tokens=capacity.block_tokens,
+            max_model_len=capacity.max_model_len,
+        ),
+        cost=scenario.costs,
+        host_us=round(scenario.host_us),
+        prefetch=scenario.prefetch,
+        max_batch_tokens=bounds.max_batch_tokens,
+        cycle=bounds.cycle,
+        is_encoder_decoder=scenario.is_encoder_decoder,
+    )
+
+
+def _endless(capacity: float) -> SimulatedFigures:
+    return SimulatedFigures(throughput=capacity, latency_s=inf, ttft_s=inf, tpot_s=inf, requests=0)

@@ -1,0 +1,270 @@
+"""The plan: the schedule to run, what it promises, and what else was found. It is written to a file as JSON."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from orca.core.domain.errors import SettingError
+from orca.planner.profile.strict_record import BadRecord, read_record
+from orca.planner.search.goal import Goal, Latencies
+from orca.planner.search.planner import Candidate, Judged, Outcome
+from orca.planner.workload.workload import Workload
+from orca.scheduler.policy.policy import BatchBounds
+
+VERSION = 1
+"""Rises when the meaning or the fields of a plan change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedGoal:
+    """The goal that a plan was made for (goal.Goal). Null means: no such bound."""
+
+    latency_ms: float | None
+    percentile: int
+    kind: str
+    rate: float | None
+    ttft_ms: float | None
+    tpot_ms: float | None
+    margin_percent: float
+
+    @staticmethod
+    def of(goal: Goal) -> "PlannedGoal":
+        values = dataclasses.asdict(goal)
+        return PlannedGoal(**values | {"latency_ms": goal.latency_ms if isfinite(goal.latency_ms) else None})
+
+    def goal(self) -> Goal:
+        values = dataclasses.asdict(self)
+        return Goal(**values | {"latency_ms": inf if self.latency_ms is None else self.latency_ms})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedWorkload:
+    """The lengths that a plan was made for."""
+
+    source: str
+    answers: int  # that were counted; 0 if the lengths are stated
+    cut_share: float  # of the answers that max_tokens cut
+    prompt_mean: float  # tokens
+    prompt_p99: int
+    output_mean: float
+    output_p99: int
+
+    @staticmethod
+    def of(workload: Workload) -> "PlannedWorkload":
+        return PlannedWorkload(
+            source=workload.source,
+            answers=workload.answers,
+            cut_share=workload.cut_share,
+            prompt_mean=workload.prompts.mean,
+            prompt_p99=workload.prompts.percentile(99),
+            output_mean=workload.outputs.mean,
+            output_p99=workload.outputs.percentile(99),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFigures:
+    """The figures of a schedule, latencies at the percentile of the goal. A latency without end is null."""
+
+    throughput: float  # requests per second
+    latency_s: float | None
+    ttft_s: float | None
+    tpot_s: float | None
+
+    @staticmethod
+    def of(found: Latencies, throughput: float) -> "PlannedFigures":
+        latencies = (found.latency_s, found.ttft_s, found.tpot_s)
+        latency_s, ttft_s, tpot_s = (each if isfinite(each) else None for each in latencies)
+        return PlannedFigures(throughput=throughput, latency_s=latency_s, ttft_s=ttft_s, tpot_s=tpot_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedBounds:
+    """The bounds of batches, as `bounds_file` of a scheduler has them. What is null is off."""
+
+    max_batch_size: int
+    max_batch_tokens: int | None = None
+    encode_batch: int | None = None
+    decode_steps: int | None = None
+    decode_batch: int | None = None
+    encode_tokens: int | None = None
+    threshold_percent: int | None = None
+
+    @staticmethod
+    def of(bounds: BatchBounds) -> "PlannedBounds":
+        cycle = {} if bounds.cycle is None else dataclasses.asdict(bounds.cycle)
+        return PlannedBounds(max_batch_size=bounds.max_batch_size, max_batch_tokens=bounds.max_batch_tokens, **cycle)
+
+    def settings(self) -> dict[str, int]:
+        """Return those that are on, by the names of the scheduler's settings."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSchedule:
+    """A schedule: its strategy, its layout and its bounds, with the figures that were found for it."""
+
+    policy: str
+    layers: tuple[int, ...]  # of each stage
+    ranks: int  # of each stage
+    bounds: PlannedBounds
+    expected: PlannedFigures  # by the formulas
+    simulated: PlannedFigures | None  # with the real scheduler; null: not among the best ones
+
+    @staticmethod
+    def of(candidate: Candidate, judged: Judged | None) -> "PlannedSchedule":
+        expected, layout = candidate.expected, candidate.placed.layout
+        simulated = None
+        if judged is not None:
+            simulated = PlannedFigures.of(judged.judgement, judged.judgement.throughput)
+        return PlannedSchedule(
+            policy=candidate.strategy.name,
+            layers=layout.layers,
+            ranks=layout.ranks,
+            bounds=PlannedBounds.of(candidate.bounds),
+            expected=PlannedFigures.of(expected, expected.throughput),
+            simulated=simulated,
+        )
+
+    @property
+    def stages(self) -> int:
+        return len(self.layers)
+
+    def describe(self) -> str:
+        """Return the schedule in a few words: `RRA, B_E 12, N_D 9, 2 stages x 2 ranks`."""
+        bounds = self.bounds
+        if bounds.encode_batch is not None:
+            words = [self.policy.upper(), f"B_E {bounds.encode_batch}", f"N_D {bounds.decode_steps}"]
+        else:
+            words = [self.policy, f"batch {bounds.max_batch_size}"]
+        if bounds.max_batch_tokens is not None:
+            words.append(f"{bounds.max_batch_tokens} tokens a step")
+        stages = "1 stage" if self.stages == 1 else f"{self.stages} stages"
+        words.append(stages if self.ranks == 1 else f"{stages} x {self.ranks} ranks")
+        return ", ".join(words)
+
+    def flags(self) -> dict[str, str]:
+        """Return the options of `orca up` that run this schedule."""
+        found = {"policy": self.policy, "stages": str(self.stages), "tensor": str(self.ranks)}
+        found["layers"] = ",".join(map(str, self.layers))
+        return found | {name: str(value) for name, value in self.bounds.settings().items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The answer of a planner."""
+
+    version: int
+    release: str  # version of Orca
+    profile: str  # digest of the profile's key
+    goal: PlannedGoal
+    workload: PlannedWorkload
+    schedule: PlannedSchedule  # the one to run
+    is_met: bool  # it meets the goal in simulation; otherwise it is the one that comes closest
+    alternatives: tuple[PlannedSchedule, ...]  # the best ones of each strategy and layout, most throughput first
+    evaluated: int  # points that formulas have estimated
+    points: int  # all there are
+
+    def __post_init__(self) -> None:
+        if self.version != VERSION:
+            raise ValueError(f"version is {self.version}, this release reads {VERSION}")
+        if self.schedule.simulated is None:
+            raise ValueError("schedule.simulated must not be null")
+
+    @staticmethod
+    def of(outcome: Outcome, goal: Goal, workload: Workload, *, profile: str, release: str) -> "Plan":
+        judged = {each.candidate.identity: each for each in outcome.judged}
+        chosen = outcome.chosen.candidate
+        others = [each for each in outcome.best if each.identity != chosen.identity]
+        return Plan(
+            version=VERSION,
+            release=release,
+            profile=profile,
+            goal=PlannedGoal.of(goal),
+            workload=PlannedWorkload.of(workload),
+            schedule=PlannedSchedule.of(chosen, outcome.chosen),
+            is_met=outcome.is_met,
+            alternatives=tuple(PlannedSchedule.of(each, judged.get(each.identity)) for each in others),
+            evaluated=outcome.evaluated,
+            points=outcome.points,
+        )
+
+    def describe(self) -> str:
+        """Return the plan in one line, as users see it in a status."""
+        figures = self.schedule.simulated
+        assert figures is not None
+        if figures.latency_s is None:
+            promise = "predicted without end"
+        else:
+            promise = f"predicted {self.goal.percentile} % in {figures.latency_s:.3g} s"
+        answers = self.workload.answers
+        planned = f"{answers:,} answers" if answers else self.workload.source
+        return f"{self.schedule.describe()}; {promise} at {figures.throughput:.3g} requests/s; planned from {planned}"
+
+    def check_layers(self, layers: int) -> None:
+        """Check that the plan is for a model of so many layers. Raises: SettingError."""
+        planned = sum(self.schedule.layers)
+        if planned != layers:
+            raise SettingError(
+                f"the plan is for another shape: it divides {planned} layers, and the model has {layers}"
+            )
+
+
+def to_json(plan: Plan) -> bytes:
+    """Return the file of a plan."""
+    return orjson.dumps(dataclasses.asdict(plan), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def from_json(text: bytes, name: str) -> Plan:
+    """Read a plan. Args: name: of the file, for errors. Raises: SettingError that names the field that is wrong."""
+    try:
+        return read_record(Plan, orjson.loads(text))
+    except orjson.JSONDecodeError as error:
+        raise SettingError(f"plan {name} is no JSON: {error}") from error
+    except BadRecord as error:
+        raise SettingError(f"plan {name}: {error}") from error
+
+
+def read_plan(file: Path) -> Plan:
+    """Read the file of a plan. Raises: SettingError if it cannot be read, or has a wrong field."""
+    try:
+        return from_json(file.read_bytes(), str(file))
+    except OSError as error:
+        raise SettingError(f"plan {file} cannot be read: {error.strerror}") from error
+
+
+def lines(plan: Plan) -> list[str]:
+    """Return the table of a plan: the schedule to run, then the alternatives."""
+    rows: list[Sequence[str]] = [("", "requests/s", f"p{plan.goal.percentile} s", "first s", "token ms", "formulas")]
+    for number, each in enumerate((plan.schedule, *plan.alternatives)):
+        rows.append((("* " if number == 0 else "  ") + each.describe(), *_figures(each)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if not column else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def _figures(schedule: PlannedSchedule) -> tuple[str, ...]:
+    """Return the simulated figures, or those of the formulas in brackets, then the formulas' throughput and latency."""
+    found, expected = schedule.simulated or schedule.expected, schedule.expected
+    values: Mapping[str, Any] = {
+        "throughput": f"{found.throughput:.3g}",
+        "latency": _seconds(found.latency_s),
+        "first": _seconds(found.ttft_s),
+        "token": "-" if found.tpot_s is None else f"{1000 * found.tpot_s:.3g}",
+    }
+    cells = tuple(values.values()) if schedule.simulated else tuple(f"({value})" for value in values.values())
+    return (*cells, f"{expected.throughput:.3g} in {_seconds(expected.latency_s)} s")
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

@@ -1,0 +1,339 @@
+"""Finds the plan: searches every strategy on every layout by formulas, and judges the best points by simulation.
+
+The formulas take milliseconds and are within some percent. The simulation runs the real scheduler, takes seconds, and
+decides. If it shows that the formulas are too optimistic about latency, the search is repeated with a bound that is
+tighter by just that ratio.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf, isfinite
+from statistics import median
+from typing import Protocol
+
+from orca.core.domain.request import reserved_slots
+from orca.planner.profile.step_shape import ShapeCost
+from orca.planner.search.branch_and_bound import Performance, Point, SearchBlock, Tolerance, search
+from orca.planner.search.goal import Goal, Latencies
+from orca.planner.search.strategies import Strategy
+from orca.planner.simulate.estimate import Estimate, Scenario
+from orca.planner.simulate.layout import GroupCapacity, Layout
+from orca.planner.workload.workload import Workload
+from orca.scheduler.policy.policy import BatchBounds
+
+JUDGED = 10
+"""Points that the simulation judges in each round."""
+
+JUDGED_OF_EACH = 3
+"""Points of each strategy among them, if it has as many that meet the bound by the formulas."""
+
+ROUNDS = 3
+"""Rounds of search and judgement: each later one has a bound corrected by the simulation."""
+
+FLOOR_SHARE = 0.9
+"""Layouts that are slower than this share of the best one so far are not searched further."""
+
+TOLERANCE = Tolerance(throughput=0.02, latency=0.05)
+"""Distances of expected values from monotone ones (ExeGPT, Table 5: 97 % of points are monotone within 5 %)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedLayout:
+    """A layout with the cost of its stages and its memory."""
+
+    layout: Layout
+    costs: Sequence[ShapeCost]  # one for each stage
+    capacity: GroupCapacity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Everything that a plan depends on. Planning is a pure function of it."""
+
+    workload: Workload
+    goal: Goal
+    layouts: Sequence[PlacedLayout]
+    strategies: Sequence[Strategy]
+    host_us: float = 0.0
+    prefetch: int = 1
+    is_encoder_decoder: bool = False
+
+    def scenario(self, placed: PlacedLayout) -> Scenario:
+        return Scenario(
+            workload=self.workload,
+            costs=placed.costs,
+            capacity=placed.capacity,
+            host_us=self.host_us,
+            prefetch=self.prefetch,
+            is_encoder_decoder=self.is_encoder_decoder,
+            percent=self.goal.percentile,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A schedule that formulas have found: a point of one strategy on one layout."""
+
+    strategy: Strategy
+    placed: PlacedLayout
+    scenario: Scenario
+    point: Point
+    expected: Estimate
+
+    @property
+    def identity(self) -> tuple[Layout, str, Point]:
+        return self.placed.layout, self.strategy.name, self.point
+
+    @property
+    def bounds(self) -> BatchBounds:
+        """Return the bounds of batches that a scheduler runs with."""
+        return self.strategy.bounds(self.scenario, self.point, self.expected)
+
+    def describe(self) -> str:
+        """Return the schedule in a few words: `rra: encode_batch 12, decode_steps 9; 2 stages x 2 ranks`."""
+        controls = self.strategy.controls(self.point)
+        words = ", ".join(f"{name} {value}" for name, value in controls.items())
+        layout = self.placed.layout
+        stages = "1 stage" if layout.stages == 1 else f"{layout.stages} stages"
+        ranks = "" if layout.ranks == 1 else f" x {layout.ranks} ranks"
+        return f"{self.strategy.name}: {words}; {stages}{ranks}"
+
+
+class Judgement(Latencies, Protocol):
+    """The figures of a schedule in simulation: latencies at the wanted percentile, and requests per second."""
+
+    @property
+    def throughput(self) -> float: ...
+
+
+Judge = Callable[[Candidate], Judgement]
+"""Simulates a schedule exactly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A candidate and its figures in simulation."""
+
+    candidate: Candidate
+    judgement: Judgement
+    pressure: float  # its largest ratio of a latency to its bound
+
+    @property
+    def is_met(self) -> bool:
+        return self.pressure <= 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result of planning."""
+
+    chosen: Judged  # the schedule to run; if none meets the goal, the one that comes closest
+    judged: Sequence[Judged]  # all that were simulated, in the order of their judgement
+    best: Sequence[Candidate]  # by the formulas: the best point of each strategy and layout, the best one first
+    evaluated: int  # points that formulas have estimated
+    points: int  # of all spaces together
+    front: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # strategy -> (latency s, requests/s)
+
+    @property
+    def is_met(self) -> bool:
+        return self.chosen.is_met
+
+
+@dataclass(slots=True)
+class _SearchResult:
+    """The result of one round of searches."""
+
+    candidates: list[Candidate] = field(default_factory=list)  # those that meet the bound, the best one first
+    best: dict[tuple[Layout, str], Candidate] = field(default_factory=dict)  # by layout and strategy
+    closest: Candidate | None = None  # the one with the least pressure
+    evaluated: int = 0
+    points: int = 0
+
+
+class NothingFits(Exception):
+    """No layout can hold the requests of the workload."""
+
+
+def make_plan(problem: Problem, judge: Judge, report: Callable[[str], None] = lambda text: None) -> Outcome:  # noqa: ARG005
+    """Find the schedule with the most throughput that meets the goal in simulation.
+
+    Args:
+        judge: the exact simulation.
+        report: called with a line of progress now and then.
+    Raises: NothingFits with the reason.
+    """
+    planner = _Planner(problem)
+    judged: list[Judged] = []
+
+    def judge_all(candidates: Iterable[Candidate]) -> list[Judged]:
+        """Simulate those that were not simulated before."""
+        known = {each.candidate.identity for each in judged}
+        new = []
+        for candidate in candidates:
+            if candidate.identity not in known:
+                figures = judge(candidate)
+                new.append(Judged(candidate=candidate, judgement=figures, pressure=problem.goal.pressure(figures)))
+                report(f"  {candidate.describe()}: {figures.throughput:.3g} requests/s, {figures.latency_s:.3g} s")
+        judged.extend(new)
+        return new
+
+    bound, first = 1.0, planner.search_all(1.0)
+    found = first
+    for number in range(ROUNDS):
+        report(f"search {number + 1}: {found.evaluated:,} of {found.points:,} points, {len(found.candidates)} in bound")
+        new = judge_all(_picks(found.candidates))
+        if not new or any(each.is_met for each in judged):
+            break
+        bound *= _correction(problem.goal, new)
+        found = planner.search_all(bound)
+    if not any(each.is_met for each in judged) and first.closest is not None:
+        judge_all([first.closest])
+    if not judged:
+        raise NothingFits(planner.complaint())
+    return Outcome(
+        chosen=_choose(judged),
+        judged=judged,
+        best=sorted(first.best.values(), key=lambda each: -each.expected.throughput),
+        evaluated=planner.evaluated,
+        points=first.points,
+        front={name: pareto(points) for name, points in planner.seen.items()},
+    )
+
+
+def _picks(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the ten best ones. At least some are of each strategy: the formulas of two strategies err differently."""
+    picked = list(candidates[:JUDGED])
+    for name in dict.fromkeys(each.strategy.name for each in candidates):
+        best = [each for each in candidates if each.strategy.name == name][:JUDGED_OF_EACH]
+        picked += [each for each in best if each not in picked]
+    return picked
+
+
+def _choose(judged: Iterable[Judged]) -> Judged:
+    """Return the one with the most throughput of those that meet the goal; if there is none, the closest one."""
+    meeting = [each for each in judged if each.is_met]
+    if meeting:
+        return max(meeting, key=lambda each: each.judgement.throughput)
+    return min(judged, key=lambda each: each.pressure)
+
+
+def _correction(goal: Goal, judged: Sequence[Judged]) -> float:
+    """Return the ratio of expected to simulated pressure: the next search has so much less of the bound."""
+    ratios = [goal.pressure(each.candidate.expected) / each.pressure for each in judged if 0 < each.pressure < inf]
+    return min(median(ratios) if ratios else 0.9, 0.98)
+
+
+def pareto(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points that no other one beats in both: less latency, more throughput. Rising in both."""
+    front: list[tuple[float, float]] = []
+    for latency, throughput in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or throughput > front[-1][1]:
+            front.append((latency, throughput))
+    return front
+
+
+class _Planner:
+    """The searches of one problem. Points are estimated once, whatever the bound."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._scenarios = [problem.scenario(placed) for placed in problem.layouts]
+        self._estimates: list[dict[tuple[str, Point], Estimate]] = [{} for _ in problem.layouts]
+        self.seen: dict[str, list[tuple[float, float]]] = {strategy.name: [] for strategy in problem.strategies}
+        self.evaluated = 0
+
+    def search_all(self, bound: float) -> _SearchResult:
+        """Search each strategy on each layout. Args: bound: on the pressure; 1 is the goal itself."""
+        result = _SearchResult()
+        most = dict.fromkeys((strategy.name for strategy in self._problem.strategies), 0.0)
+        for number, placed in enumerate(self._problem.layouts):
+            for strategy in self._problem.strategies:
+                for space in self._spaces(strategy, number):
+                    floor = most[strategy.name] * FLOOR_SHARE
+                    found = self._search(strategy, number, placed, space, bound, floor, result)
+                    most[strategy.name] = max(most[strategy.name], found)
+        result.candidates.sort(key=lambda each: -each.expected.throughput)
+        return result
+
+    def complaint(self) -> str:
+        """Return the reason why no layout can run the workload."""
+        most = max((placed.capacity.slots for placed in self._problem.layouts), default=0)
+        if not self._problem.layouts:
+            return "no layout is possible on these devices"
+        needed = max(self._request_slots(scenario)[1] for scenario in self._scenarios)
+        return f"a request of the workload needs up to {needed} KV slots, and no layout has more than {most}"
+
+    def _spaces(self, strategy: Strategy, number: int) -> Sequence[SearchBlock]:
+        """Return what to search; nothing if the longest request of the workload does not fit."""
+        scenario = self._scenarios[number]
+        mean, largest = self._request_slots(scenario)
+        if largest > scenario.capacity.slots:
+            return ()
+        return strategy.spaces(scenario, max(1, int(scenario.capacity.slots / mean)))
+
+    @staticmethod
+    def _request_slots(scenario: Scenario) -> tuple[float, int]:
+        """Return the mean and the most KV slots of a request."""
+        slots = [each for _, each in scenario.pair_slots]
+        workload, start = scenario.workload, int(scenario.is_encoder_decoder)
+        prompt = workload.prompts.high
+        longest = reserved_slots(workload.longest + start, prompt * start, scenario.capacity.block_tokens)
+        return sum(slots) / len(slots), max(longest, *slots)
+
+    def _search(
+        self,
+        strategy: Strategy,
+        number: int,
+        placed: PlacedLayout,
+        space: SearchBlock,
+        bound: float,
+        floor: float,
+        result: _SearchResult,
+    ) -> float:
+        """Search one strategy on one layout. Returns: the throughput of its best point; 0 if it has none."""
+        goal, scenario, known = self._problem.goal, self._scenarios[number], self._estimates[number]
+
+        def perform(point: Point) -> Performance:
+            expected = known.get((strategy.name, point))
+            if expected is None:
+                expected = known[strategy.name, point] = strategy.estimate(scenario, point, goal.rate)
+                self.evaluated += 1
+                if expected.fits and isfinite(expected.latency_s):
+                    self.seen[strategy.name].append((expected.latency_s, expected.throughput))
+            return Performance(goal.pressure(expected) if expected.fits else inf, expected.throughput)
+
+        found = search(space, perform, latency_bound=bound, tolerance=TOLERANCE, throughput_floor=floor)
+        result.points += space.points
+        result.evaluated += len(found.evaluated)
+
+        def candidate(point: Point) -> Candidate:
+            return Candidate(
+                strategy=strategy,
+                placed=placed,
+                scenario=scenario,
+                point=point,
+                expected=known[strategy.name, point],
+            )
+
+        ranking = found.ranking(bound)
+        result.candidates += [candidate(point) for point in ranking[:JUDGED]]
+        for point in found.evaluated:
+            expected = known[strategy.name, point]
+            if expected.fits and (result.closest is None or self._is_closer(expected, result.closest.expected)):
+                result.closest = candidate(point)
+        if not ranking:
+            return 0.0
+        best, identity = candidate(ranking[0]), (placed.layout, strategy.name)
+        if identity not in result.best or best.expected.throughput > result.best[identity].expected.throughput:
+            result.best[identity] = best
+        return best.expected.throughput
+
+    def _is_closer(self, one: Estimate, other: Estimate) -> bool:
+        """Return true if a schedule is closer to the goal; of two that are endless, the one that serves more is."""
+        pressure = self._problem.goal.pressure
+        return (pressure(one), -one.capacity) < (pressure(other), -other.capacity)
+
+
+def with_layouts(problem: Problem, layouts: Sequence[PlacedLayout]) -> Problem:
+    """Return the problem on other layouts, say of more devices."""
+    return replace(problem, layouts=layouts)

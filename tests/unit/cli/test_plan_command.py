@@ -1,0 +1,72 @@
+"""`orca plan`: a plan from a profile, and the mistakes that it refuses by name."""
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from orca.cli.main import main
+from orca.planner.profile.profile import to_json
+from orca.planner.search.plan import read_plan
+from support.planner.profiles import profile
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with a profile, and work in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "profile.json").write_bytes(to_json(profile()))
+    return tmp_path
+
+
+BASE = ["--profile", "profile.json", "--workload", "8:40/2:20"]
+
+
+def test_a_plan_is_written_and_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--latency-ms", "3000", "--pictures", "pictures", "--out", "p.json"]
+    assert main(["plan", *BASE, *flags]) == 0
+    plan = read_plan(folder / "p.json")
+    assert plan.is_met
+    assert plan.schedule.stages * plan.schedule.ranks <= 2
+    assert sum(plan.schedule.layers) == 6
+    shown = capsys.readouterr()
+    assert plan.describe() in shown.out
+    assert "search 1" in shown.err
+    for name in ("pareto.svg", "timeline.svg"):
+        ElementTree.parse(folder / "pictures" / name)
+
+
+def test_a_bound_that_nothing_meets_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *BASE, "--latency-ms", "1", "--strategies", "iteration", "--stages", "1"]) == 1
+    assert not read_plan(folder / "plan.json").is_met
+    assert "no schedule meets the goal (99 % within 0.001 s); this one comes closest" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--latency-ms", "0"], "setting --latency-ms: 0 is not above 0"),
+        (["--percentile", "100"], "setting --percentile:"),
+        (["--kind", "mean"], "setting --kind: 'mean' is not one of sequence, requests"),
+        (["--kind", "requests"], "setting --rate:"),
+        (["--strategies", "rra,waa"], "setting --strategies:"),
+        (["--devices", "3"], "setting devices: 3 ranks would run at the same time"),
+        (["--layers", "3,2"], "--layers"),
+        (["--layers", "0,6"], "--layers"),
+        (["--layers", "3,3", "--stages", "3"], "--layers"),
+        (["--tensor", "3"], "no layout is possible with 2 devices, profiled ranks 1, 2, 6 layers, tensor 3"),
+        (["--slots", "16"], "a request of the workload needs up to 64 KV slots, and no layout has more than 16"),
+        (["--memory-gib", "0.00001"], "no layout is possible"),
+        (["--max-model-len", "30"], "the model allows 30"),
+        (["--task", "S"], "task and workload are given"),
+        (["--workload", "8"], "lengths are PROMPT/OUTPUT"),
+        (["--out", "no/such/plan.json"], "setting out:"),
+        (["--profile", "missing.json"], "profile missing.json cannot be read"),
+    ],
+)
+def test_a_bad_option_is_refused_by_its_name(
+    folder: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *BASE, *flags]) == 2
+    assert said in capsys.readouterr().err
+    assert not (folder / "plan.json").exists()

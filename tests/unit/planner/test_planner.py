@@ -1,0 +1,268 @@
+"""Planning: goals, layouts, strategies, and the choice among judged schedules."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+import pytest
+
+from orca.core.domain.errors import BadValue, SettingError
+from orca.planner.profile.step_shape import StepShape
+from orca.planner.search.goal import Goal
+from orca.planner.search.judge import SimulationJudge
+from orca.planner.search.layouts import balanced, even_layers, layouts
+from orca.planner.search.plan import Plan, from_json, lines, to_json
+from orca.planner.search.planner import Candidate, NothingFits, Outcome, PlacedLayout, Problem, make_plan, pareto
+from orca.planner.search.strategies import STRATEGIES
+from orca.planner.search.timeline_of import timeline_of
+from orca.planner.simulate.estimate import Scenario
+from orca.planner.simulate.layout import GroupCapacity, Layout
+from orca.planner.workload.lengths import Range
+from orca.planner.workload.workload import Workload
+from support.planner.linear_shapes import LinearShapes, linear_shapes
+
+SHORT = Workload.of_lengths(Range(8, 40), Range(2, 20))
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The figures of a schedule, stated by a test."""
+
+    throughput: float = 1.0
+    latency_s: float = 1.0
+    ttft_s: float = 0.1
+    tpot_s: float = 0.05
+    details: Mapping[str, float] = field(default_factory=dict)
+
+
+def placed(stages: int = 2, *, slots: int = 4096, step_us: int = 2_000, token_us: int = 50) -> PlacedLayout:
+    cost = linear_shapes(step_us=step_us // stages, token_us=token_us // stages)
+    return PlacedLayout(
+        layout=Layout(even_layers(8, stages)),
+        costs=[cost] * stages,
+        capacity=GroupCapacity(slots=slots, max_model_len=256),
+    )
+
+
+def problem(goal: Goal, *, workload: Workload = SHORT, layout: PlacedLayout | None = None) -> Problem:
+    return Problem(
+        workload=workload, goal=goal, layouts=[layout or placed()], strategies=list(STRATEGIES.values()), prefetch=1
+    )
+
+
+def as_expected(candidate: Candidate) -> Figures:
+    """Judge a schedule as its formulas do."""
+    expected = candidate.expected
+    return Figures(expected.throughput, expected.latency_s, expected.ttft_s, expected.tpot_s)
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"latency_ms": 0.0}, "latency_ms"),
+        ({"latency_ms": -1.0}, "latency_ms"),
+        ({"latency_ms": math.nan}, "latency_ms"),
+        ({"latency_ms": 1.0, "percentile": 49}, "percentile"),
+        ({"latency_ms": 1.0, "percentile": 100}, "percentile"),
+        ({"latency_ms": 1.0, "kind": "mean"}, "kind"),
+        ({"latency_ms": 1.0, "kind": "requests"}, "rate"),
+        ({"latency_ms": 1.0, "rate": 2.0}, "rate"),
+        ({"latency_ms": 1.0, "kind": "requests", "rate": 0.0}, "rate"),
+        ({"latency_ms": 1.0, "ttft_ms": 0.0}, "ttft_ms"),
+        ({"latency_ms": 1.0, "tpot_ms": -2.0}, "tpot_ms"),
+        ({"latency_ms": 1.0, "margin_percent": 100.0}, "margin_percent"),
+    ],
+)
+def test_a_goal_that_makes_no_sense_is_refused_by_name(values: dict[str, object], name: str) -> None:
+    with pytest.raises(BadValue) as caught:
+        Goal(**values)  # type: ignore[arg-type]
+    assert caught.value.name == name
+
+
+def test_every_bound_counts() -> None:
+    figures = Figures(latency_s=4.0, ttft_s=0.5, tpot_s=0.1)
+    assert Goal(latency_ms=8_000).pressure(figures) == pytest.approx(0.5)
+    assert Goal(latency_ms=8_000, margin_percent=20).pressure(figures) == pytest.approx(0.625)
+    assert Goal(latency_ms=8_000, ttft_ms=250).pressure(figures) == pytest.approx(2.0)
+    assert Goal(latency_ms=math.inf, tpot_ms=200).pressure(figures) == pytest.approx(0.5)
+    assert Goal(latency_ms=math.inf).pressure(figures) == 0.0
+    assert Goal(latency_ms=math.inf).pressure(Figures(latency_s=math.inf)) == math.inf
+
+
+def test_layouts_use_up_to_all_devices() -> None:
+    found = {(layout.stages, layout.ranks) for layout in layouts(10, 4, (1, 2, 4))}
+    assert found == {(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (1, 4)}
+    assert [layout.layers for layout in layouts(10, 4, (1,))][3] == (3, 3, 2, 2)
+    # A model of two layers has at most two stages.
+    assert max(layout.stages for layout in layouts(2, 8, (1,))) == 2
+
+
+def test_layers_move_away_from_the_slowest_stage() -> None:
+    """The last stage has an output head that costs as much as two layers."""
+
+    def costs_of(layout: Layout) -> list[LinearShapes]:
+        head = [0] * (layout.stages - 1) + [2_000]
+        return [linear_shapes(step_us=1_000 * layers + more) for layers, more in zip(layout.layers, head, strict=True)]
+
+    assert balanced(Layout((6, 6)), costs_of, [(1.0, StepShape(increments=1))]).layers == (7, 5)
+    # 14 layers' worth of work on three stages: the slowest has at least 5.
+    three = balanced(Layout((4, 4, 4)), costs_of, [(1.0, StepShape(increments=1))]).layers
+    assert sum(three) == 12
+    assert max(three[0], three[1], three[2] + 2) == 5
+    assert balanced(Layout((1, 1)), costs_of, [(1.0, StepShape(increments=1))]).layers == (1, 1)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_larger_variables_mean_more_throughput_and_more_latency(name: str) -> None:
+    strategy, scenario = STRATEGIES[name], problem(Goal(latency_ms=1_000)).scenario(placed())
+    for space in strategy.spaces(scenario, 40):
+        lower, upper = (strategy.estimate(scenario, point, None) for point in (space.lower, space.upper))
+        assert upper.throughput > lower.throughput
+        assert upper.latency_s > lower.latency_s
+
+
+def test_controls_are_those_of_the_scheduler() -> None:
+    scenario = problem(Goal(latency_ms=1_000)).scenario(placed())
+    rra = STRATEGIES["rra"]
+    bounds = rra.bounds(scenario, (3, -5), rra.estimate(scenario, (3, -5), None))
+    assert rra.controls((3, -5)) == {"encode_batch": 3, "decode_steps": 5}
+    assert bounds.cycle is not None
+    assert (bounds.cycle.encode_batch, bounds.cycle.decode_steps) == (3, 5)
+    assert bounds.cycle.encode_tokens == 3 * 24
+    assert bounds.cycle.broken_rule(stages=2, max_batch_size=bounds.max_batch_size) is None
+    iteration = STRATEGIES["iteration"]
+    spaces = iteration.spaces(scenario, 40)
+    # Prompts have up to 40 tokens: whole, or in chunks of 16, 24 or 32.
+    assert [iteration.controls(space.upper) for space in spaces] == [
+        {"max_batch_size": 20},
+        {"max_batch_size": 20, "max_batch_tokens": 36},
+        {"max_batch_size": 20, "max_batch_tokens": 44},
+        {"max_batch_size": 20, "max_batch_tokens": 52},
+    ]
+
+
+def test_the_schedule_with_the_most_throughput_within_the_bound_is_chosen() -> None:
+    goal = Goal(latency_ms=150.0)
+    outcome = make_plan(problem(goal), as_expected)
+    assert outcome.is_met
+    assert outcome.chosen.judgement.latency_s <= 0.15
+    best = max(each.judgement.throughput for each in outcome.judged if each.is_met)
+    assert outcome.chosen.judgement.throughput == best
+    # A looser bound never gives less.
+    assert make_plan(problem(Goal(latency_ms=400.0)), as_expected).chosen.judgement.throughput >= best
+    assert outcome.evaluated < 0.2 * outcome.points
+    assert {candidate.strategy.name for candidate in outcome.best} == {"iteration", "rra"}
+
+
+def test_the_simulation_decides_and_the_search_is_corrected_by_it() -> None:
+    """Latencies are twice those of the formulas, so the first round's picks all break the bound."""
+
+    def judge(candidate: Candidate) -> Figures:
+        figures = as_expected(candidate)
+        return dataclasses.replace(figures, latency_s=2 * figures.latency_s)
+
+    outcome = make_plan(problem(Goal(latency_ms=150.0)), judge)
+    assert not outcome.judged[0].is_met
+    assert outcome.is_met
+    assert outcome.chosen.candidate.expected.latency_s <= 0.075
+
+
+def test_a_bound_that_nothing_meets_gives_the_closest_schedule_and_says_so() -> None:
+    outcome = make_plan(problem(Goal(latency_ms=1.0)), as_expected)
+    assert not outcome.is_met
+    assert outcome.chosen.pressure == min(each.pressure for each in outcome.judged)
+    # A single request at a time is the fastest.
+    assert (
+        outcome.chosen.judgement.latency_s
+        <= as_expected(outcome.best[0] if outcome.best else outcome.chosen.candidate).latency_s
+    )
+
+
+def test_requests_that_fit_nowhere_are_named() -> None:
+    with pytest.raises(NothingFits, match=r"needs up to 64 KV slots, and no layout has more than 32"):
+        make_plan(problem(Goal(latency_ms=1_000.0), layout=placed(slots=32)), as_expected)
+
+
+def test_all_lengths_may_be_equal() -> None:
+    workload = Workload.of_lengths(Range(16, 16), Range(8, 8))
+    assert make_plan(problem(Goal(latency_ms=200.0), workload=workload), as_expected).is_met
+    single = Workload.of_lengths(Range(16, 16), Range(1, 1))
+    assert make_plan(problem(Goal(latency_ms=200.0), workload=single), as_expected).is_met
+
+
+def test_the_front_rises_in_both() -> None:
+    assert pareto([(2, 5), (1, 3), (3, 4), (2, 6), (4, 6)]) == [(1, 3), (2, 6)]
+
+
+@cache
+def planned() -> tuple[Outcome, Plan]:
+    goal = Goal(latency_ms=150.0)
+    judge = SimulationJudge(goal=goal, answers=60)
+    outcome = make_plan(problem(goal), judge)
+    return outcome, Plan.of(outcome, goal, SHORT, profile="0123456789abcdef", release="0.1.0")
+
+
+def test_a_plan_by_simulation_holds_in_simulation_and_in_its_file() -> None:
+    outcome, plan = planned()
+    assert plan.is_met
+    assert plan.schedule.simulated is not None
+    assert plan.schedule.simulated.latency_s is not None
+    assert plan.schedule.simulated.latency_s <= 0.15
+    assert from_json(to_json(plan), "plan.json") == plan
+    assert plan.goal.goal() == Goal(latency_ms=150.0)
+    flags = plan.schedule.flags()
+    assert flags["policy"] == outcome.chosen.candidate.strategy.name
+    assert (flags["stages"], flags["layers"], flags["tensor"]) == ("2", "4,4", "1")
+    assert "predicted 99 % in" in plan.describe()
+    table = lines(plan)
+    assert table[1].startswith("* ")
+    assert len(table) == 2 + len(plan.alternatives)
+    boxes = timeline_of(outcome.chosen.candidate)
+    assert {box.stage for box in boxes} == {0, 1}
+    assert all(box.start_s < box.end_s for box in boxes)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (b'"version": 1', b'"version": 2', "version is 2, this release reads 1"),
+        (b'"is_met": true', b'"is_met": 1', "is_met must be true or false, not 1"),
+        (b'"percentile": 99', b'"percentile": "99"', "goal.percentile must be a whole number, not '99'"),
+        (b'"ranks": 1', b'"rank": 1', "schedule.rank is unknown"),
+        (b'"release"', b'"released"', "released is unknown"),
+        (b"{", b"", "is no JSON"),
+    ],
+)
+def test_a_wrong_plan_file_is_refused_by_name(old: bytes, new: bytes, said: str) -> None:
+    text = to_json(planned()[1])
+    assert old in text
+    with pytest.raises(SettingError, match=said):
+        from_json(text.replace(old, new, 1), "plan.json")
+
+
+def test_a_plan_for_another_model_is_refused() -> None:
+    plan = planned()[1]
+    plan.check_layers(8)
+    with pytest.raises(SettingError, match="it divides 8 layers, and the model has 12"):
+        plan.check_layers(12)
+
+
+def test_an_arrival_rate_above_the_capacity_has_no_latency() -> None:
+    goal = Goal(latency_ms=1_000.0, kind="requests", rate=10_000.0)
+    outcome = make_plan(problem(goal), SimulationJudge(goal=goal, answers=40))
+    assert not outcome.is_met
+
+
+def test_an_arrival_rate_is_served_within_the_bound() -> None:
+    goal = Goal(latency_ms=400.0, kind="requests", rate=20.0)
+    outcome = make_plan(problem(goal), SimulationJudge(goal=goal, answers=60))
+    assert outcome.is_met
+    assert outcome.chosen.judgement.throughput == pytest.approx(20.0, rel=0.3)
+
+
+def test_a_scenario_knows_its_percentile() -> None:
+    scenario = problem(Goal(latency_ms=1_000, percentile=50)).scenario(placed())
+    assert isinstance(scenario, Scenario)
+    assert scenario.length == 11
