@@ -17,7 +17,7 @@ of the pipeline (step_mix.py).
 from dataclasses import dataclass
 from math import exp, sqrt
 
-from orca.planner.simulate.arrivals import Waiting, latency_at_rate, length_points, weighted_percentile
+from orca.planner.simulate.arrivals import Case, Waiting, latency_at_rate, length_points, weighted_percentile
 from orca.planner.simulate.estimate import Estimate, Scenario
 from orca.planner.simulate.prompt_queue import BatchMembers, batch_members
 from orca.planner.simulate.reserved import iteration_need
@@ -104,8 +104,8 @@ def estimate_iteration(
     if waiting is None:
         latency, first = times.latency_percentile(scenario), times.prompt_high_us
     else:
-        latency = latency_at_rate(scenario, times.latency, waiting)
-        first = latency_at_rate(scenario, lambda _: times.prompt_high_us, waiting)
+        latency = latency_at_rate(scenario, [Case(1.0, times.latency, waiting)])
+        first = latency_at_rate(scenario, [Case(1.0, lambda _: times.prompt_high_us, waiting)])
     return Estimate(
         throughput=throughput,
         capacity=full.throughput,
