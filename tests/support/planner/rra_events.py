@@ -25,7 +25,7 @@ class PlayedRequest:
 
 @dataclass(slots=True)
 class PlayedRun:
-    """What a run measured after its warm-up."""
+    """The measurements of a run after its warm-up."""
 
     seconds: float = 0.0
     finished: int = 0

@@ -42,14 +42,13 @@ class IterationTimes:
     @property
     def prompt_us(self) -> float:
         """The time from a request's first step to its first token."""
-        return self.steps.first + (self.members.chunks - 1) * self.steps.rotation
+        return self.steps.first * self.members.chunks
 
     @property
     def prompt_high_us(self) -> float:
-        """The percentile of the same."""
-        if self.members.chunks_high > 1:
-            return max(self.steps.first_high, self.steps.first + (self.members.chunks_high - 1) * self.steps.rotation)
-        return self.steps.first_high
+        """The percentile of the same: of a long prompt, whose chunks fill their steps but for the last one."""
+        chunks = self.members.chunks_high - 1
+        return max(self.steps.first_high, self.steps.first + self.steps.first_high * chunks)
 
     def latency(self, output: int) -> float:
         """Return the time from the first step to the last token of an answer of so many tokens."""
