@@ -1,8 +1,8 @@
 """A simulation of round-robin allocation that shares no code with the formulas: requests, micro-batches and stages.
 
-It knows neither scheduler nor pool. Requests never run out. It plays the policy's rules: an encode iteration of up to
-B_E requests, then N_D decode iterations, each in as many micro-batches as stages. A request stays in its micro-batch,
-and new ones go to the smallest.
+It knows neither scheduler nor pool. Without a rate requests never run out. It plays the policy's rules: an encode
+iteration of up to B_E requests, then N_D decode iterations, each in as many micro-batches as stages. A request stays in
+its micro-batch, and new ones go to the smallest.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,13 +19,13 @@ class PlayedRequest:
 
     prompt: int
     output: int
-    start_us: float
+    start_us: float  # its first step was sent, or it arrived if there is an arrival rate
     drawn: int = 1
 
 
 @dataclass(slots=True)
 class PlayedRun:
-    """What a run measured after its warm-up."""
+    """The measurements of a run after its warm-up."""
 
     seconds: float = 0.0
     finished: int = 0
@@ -51,14 +51,31 @@ def play_rra(
     seed: int = 0,
     host_us: float = 0.0,
     is_encoder_decoder: bool = False,
+    rate: float | None = None,
 ) -> PlayedRun:
-    """Run until so many requests have finished after the warm-up."""
+    """Run until so many requests have finished after the warm-up. Args: rate: requests per second that arrive."""
     numbers, stages, run = Random(seed), len(costs), PlayedRun()
     groups: list[list[PlayedRequest]] = [[] for _ in costs]
     free, returns = [0.0] * stages, [0.0] * stages  # of stages; of the jobs in flight, oldest first
     last = [0.0] * stages  # return of each micro-batch's last step
     warm_up = max(workload.outputs.high // decode_steps + 1, 4) * 2
-    start_us = 0.0
+    start_us = due_us = 0.0  # of the measured part; the next arrival
+    arrived: list[float] = []
+
+    def arrivals(now_us: float) -> list[float]:
+        """Return when each request of the next encode iteration arrived; its first step is sent now."""
+        nonlocal due_us
+        if rate is None:
+            return [-1.0] * encode_batch
+        if not any(groups) and not arrived:
+            now_us = max(now_us, due_us)
+            returns[:] = [max(time, due_us) for time in returns]
+        while due_us <= now_us:
+            arrived.append(due_us)
+            due_us += numbers.expovariate(rate) * 1e6
+        entering = arrived[:encode_batch]
+        del arrived[:encode_batch]
+        return entering
 
     def send(number: int, shape: StepShape, after_us: float = 0.0) -> tuple[float, float]:
         sent = end = max(returns.pop(0), after_us)
@@ -77,14 +94,14 @@ def play_rra(
         if run.cycles == warm_up:
             start_us = max(returns)
         new: list[list[PlayedRequest]] = [[] for _ in costs]
-        for _ in range(encode_batch):
+        for arrival_us in arrivals(returns[0]):
             smallest = min(range(stages), key=lambda number: len(groups[number]) + len(new[number]))
-            new[smallest].append(PlayedRequest(*workload.sample(numbers), 0.0))
+            new[smallest].append(PlayedRequest(*workload.sample(numbers), arrival_us))
         for number, entering in enumerate(new):
             if entering:
                 sent, end = send(number, _encode(entering, is_encoder_decoder))
                 for request in entering:
-                    request.start_us = sent
+                    request.start_us = sent if request.start_us < 0 else request.start_us
                     if request.output == 1:
                         finish(request, end)
                     else:

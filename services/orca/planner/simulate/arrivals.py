@@ -1,7 +1,7 @@
 """The time that a request waits before its first step, at a given arrival rate, and the latency from its submission."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -13,7 +13,7 @@ from orca.planner.workload.workload import Marginal
 BEYOND = 0.5826
 """The mean overshoot of a random walk, in standard deviations of its step: a step counts whole customers."""
 
-QUEUE_POINTS = 8
+QUEUE_POINTS = 5
 """Points that represent the time in a queue."""
 
 
@@ -32,19 +32,20 @@ class Waiting:
         return Waiting(0.0, 0.0, inf, 1.0)
 
     @staticmethod
-    def for_cycle(cycle_us: float, *, entering: float, places: float) -> "Waiting":
+    def for_cycle(cycle_us: float, *, entering: float, variance: float, places: float) -> "Waiting":
         """Return the waiting time where requests enter once in a cycle.
 
-        Arrivals in a cycle are Poisson distributed. Those above the places wait for the next one: a random walk with a
-        drift, whose height is exponentially distributed.
+        Arrivals above the places wait for the next cycle: a random walk with a drift, whose height is exponentially
+        distributed.
 
         Args:
             entering: requests that arrive in a cycle on average.
+            variance: of the same.
             places: requests that may enter in one.
         """
         spare = max(places - entering, 1e-9)
-        decay = 2 * spare / max(entering, 1e-9)
-        share = exp(-decay * BEYOND * sqrt(entering))
+        decay = 2 * spare / max(variance, 1e-9)
+        share = exp(-decay * BEYOND * sqrt(variance))
         return Waiting(cycle_us, 1 - exp(-entering), cycle_us / decay / places, min(share, 1.0))
 
     def points(self) -> list[tuple[float, float]]:
@@ -56,28 +57,33 @@ class Waiting:
         return found + [(-self.queued * log(1 - (place + 0.5) / QUEUE_POINTS), share) for place in range(QUEUE_POINTS)]
 
 
-def latency_at_rate(scenario: Scenario, latency: Callable[[int], float], waiting: Waiting) -> float:
-    """Return the percentile over all answers of waiting time and latency together, in microseconds.
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Some of the requests, which find the group at the same load."""
 
-    Args: latency: microseconds from the first step, by output tokens.
-    """
-    if waiting.queued == inf:
+    share: float
+    latency: Callable[[int], float]  # microseconds from the first step, by output tokens
+    waiting: Waiting
+
+
+def latency_at_rate(scenario: Scenario, cases: Sequence[Case]) -> float:
+    """Return the percentile over all answers of waiting time and latency together, in microseconds."""
+    if any(case.waiting.queued == inf for case in cases):
         return inf
-    points = [
-        (latency(length) + queued, share * queued_share)
+    points = sorted(
+        (case.latency(length) + queued, case.share * share * queued_share, case.waiting.turn, case.waiting.turn_share)
+        for case in cases
         for length, share in length_points(scenario.workload.outputs)
-        for queued, queued_share in waiting.points()
-    ]
-    points.sort()
+        for queued, queued_share in case.waiting.points()
+    )
     wanted = scenario.percent / 100
-    low, high = points[0][0], points[-1][0] + waiting.turn
+    low, high = points[0][0], points[-1][0] + max(point[2] for point in points)
     starts = [point[0] for point in points]
-    for _ in range(18):
+    for _ in range(14):
         middle = (low + high) / 2
         below = 0.0
-        for time, share in points[: bisect_left(starts, middle)]:
-            late = 1.0 if middle - time >= waiting.turn else (middle - time) / waiting.turn
-            below += share * (1 - waiting.turn_share + waiting.turn_share * late)
+        for time, share, turn, turn_share in points[: bisect_left(starts, middle)]:
+            below += share if middle - time >= turn else share * (1 - turn_share * (1 - (middle - time) / turn))
         if below < wanted:
             low = middle
         else:

@@ -17,7 +17,7 @@ of the pipeline (step_mix.py).
 from dataclasses import dataclass
 from math import exp, sqrt
 
-from orca.planner.simulate.arrivals import Waiting, latency_at_rate, length_points, weighted_percentile
+from orca.planner.simulate.arrivals import Case, Waiting, latency_at_rate, length_points, weighted_percentile
 from orca.planner.simulate.estimate import Estimate, Scenario
 from orca.planner.simulate.prompt_queue import BatchMembers, batch_members
 from orca.planner.simulate.reserved import iteration_need
@@ -42,14 +42,13 @@ class IterationTimes:
     @property
     def prompt_us(self) -> float:
         """The time from a request's first step to its first token."""
-        return self.steps.first + (self.members.chunks - 1) * self.steps.rotation
+        return self.steps.first * self.members.chunks
 
     @property
     def prompt_high_us(self) -> float:
-        """The percentile of the same."""
-        if self.members.chunks_high > 1:
-            return max(self.steps.first_high, self.steps.first + (self.members.chunks_high - 1) * self.steps.rotation)
-        return self.steps.first_high
+        """The percentile of the same: of a long prompt, whose chunks fill their steps but for the last one."""
+        chunks = self.members.chunks_high - 1
+        return max(self.steps.first_high, self.steps.first + self.steps.first_high * chunks)
 
     def latency(self, output: int) -> float:
         """Return the time from the first step to the last token of an answer of so many tokens."""
@@ -104,8 +103,8 @@ def estimate_iteration(
     if waiting is None:
         latency, first = times.latency_percentile(scenario), times.prompt_high_us
     else:
-        latency = latency_at_rate(scenario, times.latency, waiting)
-        first = latency_at_rate(scenario, lambda _: times.prompt_high_us, waiting)
+        latency = latency_at_rate(scenario, [Case(1.0, times.latency, waiting)])
+        first = latency_at_rate(scenario, [Case(1.0, lambda _: times.prompt_high_us, waiting)])
     return Estimate(
         throughput=throughput,
         capacity=full.throughput,

@@ -14,10 +14,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import sqrt
+from math import inf, sqrt
 from statistics import fmean
 
-from orca.planner.simulate.arrivals import Waiting, latency_at_rate
+from orca.planner.simulate.arrivals import Case, Waiting, latency_at_rate
 from orca.planner.simulate.estimate import Estimate, Scenario
 from orca.planner.simulate.expected_steps import expected_step, stage_times, whole_prompts
 from orca.planner.simulate.pipeline import Job, StageTimes, run_pipeline, steady_period
@@ -79,29 +79,28 @@ def estimate_rra(
     assert formula in FORMULAS, formula
     times = cycle_times(scenario, encode_batch, decode_steps, formula=formula)
     capacity = encode_batch / times.cycle * 1e6
-    entering, waiting = float(encode_batch), None
-    if rate is not None:
-        if rate >= capacity:
-            entering, waiting = float(encode_batch), Waiting.overload()
-        else:
-            entering, times = _at_rate(scenario, encode_batch, decode_steps, rate, times, formula)
-            waiting = Waiting.for_cycle(times.cycle, entering=entering, places=encode_batch)
+    entering, full = float(encode_batch), times
+    if rate is not None and rate < capacity:
+        entering, times = _at_rate(scenario, encode_batch, decode_steps, rate, full, formula)
     throughput = capacity if rate is None else min(rate, capacity)
     batch = entering * times.phases.mean_phases
-    length = scenario.length
     if formula == "paper":
-        latency = -(-length // decode_steps) * times.cycle
-    elif waiting is None:
-        latency = times.latency(length)
+        latency, first = -(-scenario.length // decode_steps) * times.cycle, times.encode
+    elif rate is None:
+        latency, first = times.latency(scenario.length), times.encode
+    elif rate >= capacity:
+        latency = first = inf
     else:
-        latency = latency_at_rate(scenario, times.latency, waiting)
+        loads = _loads(times, full, entering, encode_batch, rate)
+        latency = latency_at_rate(scenario, [Case(load.share, load.latency, load.waiting) for load in loads])
+        first = latency_at_rate(scenario, [Case(load.share, load.encode, load.waiting) for load in loads])
     needed = rra_need(scenario, decode_steps).of(batch + entering * _first_only(scenario))
     return Estimate(
         throughput=throughput,
         capacity=capacity,
         tokens_per_s=throughput * scenario.workload.outputs.mean,
         latency_s=latency / 1e6,
-        ttft_s=(times.encode if waiting is None else latency_at_rate(scenario, lambda _: times.encode, waiting)) / 1e6,
+        ttft_s=first / 1e6,
         tpot_s=_token_time(scenario, times) / 1e6,
         decode_batch=batch,
         cycle_s=times.cycle / 1e6,
@@ -311,3 +310,44 @@ def _at_rate(
         else:
             high, high_miss = entering, miss
     return entering, times
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """Cycles of one length at an arrival rate: between those of the mean and those of a full encode batch."""
+
+    share: float  # of the requests that find it
+    place: float  # 0: the mean cycle, 1: a full one
+    growth: float  # how much of a cycle's deviation from the mean is left in the next cycle
+    mean: CycleTimes
+    full: CycleTimes
+    waiting: Waiting
+
+    def latency(self, output: int) -> float:
+        mean = self.mean.latency(output)
+        phases = max(self.mean.phases.phases(output), 1)
+        lasting = (1 - self.growth**phases) / (1 - self.growth) / phases
+        return max(mean + (self.full.latency(output) - mean) * self.place * lasting, 0.0)
+
+    def encode(self, output: int) -> float:  # noqa: ARG002 - the same for all lengths
+        return max(self.mean.encode + (self.full.encode - self.mean.encode) * self.place, 0.0)
+
+
+def _loads(mean: CycleTimes, full: CycleTimes, entering: float, encode_batch: int, rate: float) -> list[_Load]:
+    """Return the cycles that arriving requests find.
+
+    Long cycles let more requests arrive, and so make the next one long, too. More requests arrive in a long cycle than
+    in a short one. So a request finds longer cycles than the mean one, and they vary by more than their arrivals.
+    """
+    spare = max(encode_batch - entering, 1e-9)
+    growth = min(max(rate * (full.cycle - mean.cycle) / 1e6 / spare, 0.0), 0.95)
+    variance = entering / (1 - growth**2)
+    found = entering + growth**2 * variance / max(entering, 1e-9) + max(1 - entering, 0.0)
+    loads = []
+    for deviations, share in ((-1.22, 1 / 3), (0.0, 1 / 3), (1.22, 1 / 3)):
+        requests = min(max(found + deviations * sqrt(variance), min(1.0, entering)), encode_batch)
+        place = (requests - entering) / spare
+        cycle = mean.cycle + (full.cycle - mean.cycle) * place
+        waiting = Waiting.for_cycle(cycle, entering=entering, variance=variance, places=encode_batch)
+        loads.append(_Load(share, place, growth, mean, full, waiting))
+    return loads

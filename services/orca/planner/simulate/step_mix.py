@@ -19,7 +19,7 @@ from orca.planner.simulate.prompt_queue import BatchMembers
 QUANTILES = 96
 """Numbers of entering requests that represent a binomial distribution."""
 
-ORDERS = 3
+ORDERS = 2
 """Random orders in which steps with these numbers run one after the other."""
 
 STEPS = QUANTILES * ORDERS
@@ -64,7 +64,7 @@ def mixed_steps(scenario: Scenario, members: BatchMembers, batches: int) -> Mixe
     first = _mean(durations, prompts)
     # Its way through the stages, and the time that it waits for other steps.
     way = _mean([sum(times.at(loads[n])) for n in numbers], prompts)
-    high = _way_percentile(scenario, members, times) if members.room is None else way
+    high = _way_percentile(scenario, members, times)
     variance = _mean([(each - rotation) ** 2 for each in rotations], decoding)
     return MixedSteps(
         batches=batches,
@@ -92,7 +92,7 @@ def _way_percentile(scenario: Scenario, members: BatchMembers, times: "_TimesByP
         for length, share in length_points(prompts, 8) if chance > 0.002 else ():
             for deviation in deviations:
                 load = length / prompts.mean + max(others + deviation * spread * sqrt(others), 0.1 * others)
-                points.append((sum(times.at(load)), chance * share / len(deviations)))
+                points.append((sum(times.at(min(load, times.most))), chance * share / len(deviations)))
         left -= chance
         others += 1
         chance *= mean / others
@@ -219,19 +219,24 @@ class _TimesByPrompts:
 
     def __init__(self, scenario: Scenario, members: BatchMembers) -> None:
         self._scenario, self._members = scenario, members
-        most = members.entering + 4 * sqrt(members.entering) + 1
+        most = members.entering + 4 * sqrt(members.entering) + 2
+        self.most = inf  # prompt tokens of a full step
         if members.room is not None and not scenario.is_encoder_decoder:
-            most = min(most, members.room / scenario.workload.prompts.mean)
+            self.most = members.room / scenario.workload.prompts.mean
+            most = min(most, self.most)
         self._knots = [0.0, most / 8, most / 4, most / 2, most]
+        self._are_alike = len(set(map(id, scenario.costs))) == 1
         self._times = [stage_times(scenario.costs, self._step(knot)) for knot in self._knots]
 
     def at(self, prompts: float) -> tuple[float, ...]:
         """Return the microseconds on each stage. Beyond the last one the line goes on."""
         place = min(max(bisect_right(self._knots, prompts), 1), len(self._knots) - 1)
-        low, high = self._knots[place - 1], self._knots[place]
-        share = (prompts - low) / (high - low)
+        low = self._knots[place - 1]
+        share = (prompts - low) / (self._knots[place] - low)
         before, after = self._times[place - 1], self._times[place]
-        return tuple(a + (b - a) * share for a, b in zip(before, after, strict=True))
+        if self._are_alike:
+            return (before[0] + (after[0] - before[0]) * share,) * len(before)
+        return tuple([a + (b - a) * share for a, b in zip(before, after, strict=True)])
 
     def _step(self, prompts: float) -> StepShape:
         scenario, members = self._scenario, self._members
