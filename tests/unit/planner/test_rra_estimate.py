@@ -54,7 +54,7 @@ def test_the_batch_of_each_iteration_is_that_of_all_answers_counted_one_by_one(d
 
 
 SHORTFALL = {"S": 0.158, "T": 0.412, "G": 0.379, "C1": 0.277, "C2": 0.454}
-"""How far the paper's decode batch is below the counted one, with N_D = 8."""
+"""The share of the decode batch that is missing in the paper's, with N_D = 8."""
 
 
 @pytest.mark.parametrize("task", ["S", "C2"])
