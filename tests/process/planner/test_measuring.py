@@ -185,7 +185,7 @@ def test_a_process_that_fails_is_reported_with_its_reason(llama: Path, tmp_path:
         folder=str(tmp_path),
         bounds={"ranks": 1},
     )
-    with pytest.raises(EngineError, match=r"TypeError: Bounds\.__init__"), running([order]):
+    with pytest.raises(EngineError, match=r"TypeError: PointBounds\.__init__"), running([order]):
         pass
 
 
