@@ -118,8 +118,9 @@ class StageCost:
         if rows and self._layers:
             us += self._decode_us(rows, shape)
         if self._send is not None:
-            sent = rows if self._ends_encoder else 0.0
-            us += self._send((sent + source_rows) * self._row_bytes)
+            sent = source_rows + (rows if self._ends_encoder else 0.0)
+            if sent:
+                us += self._send(sent * self._row_bytes)
         return us
 
     def stage_us(self, step: Step) -> int:
