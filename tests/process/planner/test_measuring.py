@@ -169,6 +169,9 @@ def test_ranks_that_the_model_or_the_devices_do_not_have_are_refused(llama: Path
     common = ("--model", str(llama), "--out", str(tmp_path / "p"))
     said = refusal(capsys, *common, "--devices", "8", "--ranks", "8")
     assert "--ranks 8 is more than the 4 attention heads that ranks divide" in said
+    if not torch.cuda.is_available():
+        said = refusal(capsys, *common, "--device", "cuda")
+        assert "--device cuda: --devices is 1, and this machine has 0 GPUs" in said
     said = refusal(capsys, *common, "--ranks", "1,2")
     assert "--ranks 2 is more than --devices 1: each rank needs a device" in said
 

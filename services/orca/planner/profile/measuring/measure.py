@@ -58,6 +58,8 @@ def measure(plan: MeasurePlan, report: Report) -> Profile:
         EngineError if a measuring process fails.
     """
     begun_s = time.monotonic()
+    if plan.device == "cuda" and plan.devices > (count := torch.cuda.device_count()):
+        raise SettingError(f"--device cuda: --devices is {plan.devices}, and this machine has {count} GPUs")
     info = load_model_info(plan.model, dtype=plan.dtype, quantization=plan.quantization)
     key = profile_key(
         info,
@@ -88,8 +90,6 @@ def _check(plan: MeasurePlan, key: ProfileKey) -> None:
             raise SettingError(f"--ranks {ranks} is more than --devices {plan.devices}: each rank needs a device")
         if ranks > heads:
             raise SettingError(f"--ranks {ranks} is more than the {heads} attention heads that ranks divide")
-    if plan.device == "cuda" and not 1 <= plan.devices <= torch.cuda.device_count():
-        raise SettingError(f"--devices {plan.devices}: this machine has {torch.cuda.device_count()} GPUs")
     if key.max_model_len < POSITIONS_MIN:
         raise ModelError(f"{plan.model}: texts of {key.max_model_len} tokens are too short to profile")
 
