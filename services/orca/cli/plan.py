@@ -60,7 +60,7 @@ class PlanSettings:
     lengths: str | None = setting(
         None,
         "file with the lengths of past requests: CSV with the columns prompt,output, JSON lines with prompt_tokens and"
-        " output_tokens, or a public trace of Azure or Mooncake",
+        " output_tokens, the output of `orca pool lengths --json`, or a public trace of Azure or Mooncake",
     )
     workload: str | None = setting(
         None, "lengths as PROMPT/OUTPUT, such as 32:512/1:128: uniform from N to M, or normal as N:M:MEAN:SD"
