@@ -90,7 +90,7 @@ def test_table_6_of_the_paper_follows_from_its_formulas(
 
 
 def test_the_papers_formula_rounds_the_last_phase_up_to_a_cycle() -> None:
-    settings = scenario(task_workload("S"))
+    settings = scenario(parse_workload("64/1:63"))
     paper = estimate_rra(settings, 8, 13, formula="paper")
     assert paper.latency_s == pytest.approx(5 * paper.cycle_s)
     ours = estimate_rra(settings, 8, 13)
