@@ -12,10 +12,10 @@ from orca.planner.profile.step_shape import ShapeCost
 from orca.planner.simulate.estimate import Estimate, Scenario
 from orca.planner.simulate.exact import ExactFigures, measure_exact
 from orca.planner.simulate.iteration import estimate_iteration
-from orca.planner.simulate.iteration_loads import loads_at_rate
 from orca.planner.simulate.iteration_times import iteration_times
 from orca.planner.simulate.layout import GroupCapacity
-from orca.planner.simulate.prompt_queue import batch_members
+from orca.planner.simulate.queues.iteration_loads import loads_at_rate
+from orca.planner.simulate.queues.prompt_queue import batch_members
 from orca.planner.simulate.simulated_run import Simulation
 from orca.planner.workload.tasks import TASKS, task_workload
 from orca.planner.workload.trace import TraceSpec, generate

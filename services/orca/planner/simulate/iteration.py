@@ -7,7 +7,7 @@ further token. By Little's law so many requests enter with a step:
     X = b / (E[s] - 1 + W)
 
 Without `max_batch_tokens` W is 1. With it, prompts share what the d = X * (E[s] - 1) decoding rows of a step leave, C =
-max_batch_tokens - d tokens, first come, first served (prompt_queue.py).
+max_batch_tokens - d tokens, first come, first served (queues/prompt_queue.py).
 
 Steps with prompts are longer than steps without. With one stage only their mean counts. With several, each stage also
 waits for longer steps of other batches. So steps that represent all of them, in mixed order, pass through the recursion
@@ -16,10 +16,10 @@ of the pipeline (step_mix.py).
 
 from math import inf
 
-from orca.planner.simulate.arrivals import latency_at_rate
 from orca.planner.simulate.estimate import Estimate, Scenario
-from orca.planner.simulate.iteration_loads import loads_at_rate
 from orca.planner.simulate.iteration_times import iteration_times
+from orca.planner.simulate.queues.arrivals import latency_at_rate
+from orca.planner.simulate.queues.iteration_loads import loads_at_rate
 from orca.planner.simulate.reserved import iteration_need
 
 

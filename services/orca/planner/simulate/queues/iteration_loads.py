@@ -1,4 +1,4 @@
-"""How many requests are in flight under `iteration` at an arrival rate, and what a request sees of them.
+"""The requests in flight under `iteration` at an arrival rate, and what a request sees of them.
 
 Requests arrive as a Poisson process. With n in flight, L(n) is the mean time that one of them stays, so n / L(n) of
 them end per second. In such a network n has the probability
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from math import exp, sqrt
 
-from orca.planner.simulate.arrivals import Case, Waiting
 from orca.planner.simulate.estimate import Scenario
 from orca.planner.simulate.iteration_times import IterationTimes, iteration_times
+from orca.planner.simulate.queues.arrivals import Case, Waiting
 
 GROUPS = 5
 """Groups of arriving requests, of equal share, by the number that they find in flight."""
