@@ -5,7 +5,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from orca.cli import keys, pool
+from orca.cli import keys, plan, pool, profile
 from orca.cli.fetch import settings as fetch
 from orca.cli.main import COMMANDS
 from orca.cli.up.settings import KEYS_FILE_VARIABLE, KEYS_VARIABLE, UpSettings
@@ -77,6 +77,18 @@ def page() -> str:
             pool.PoolLengthsSettings,
             "",
             "`orca pool lengths` prints how long prompts and answers were in the last four hours.\n\n",
+        ),
+        _section(
+            "orca profile",
+            profile.ProfileSettings,
+            profile.PREFIX,
+            "`orca profile` measures a model for the [planner](../how-to/plan.md).\n\n",
+        ),
+        _section(
+            "orca plan",
+            plan.PlanSettings,
+            plan.PREFIX,
+            "`orca plan` finds the [schedule for a latency bound](../how-to/plan.md).\n\n",
         ),
         "## orca bench, orca simulate\n\n`orca bench --help` lists the measurements, ",
         "`orca bench NAME --help` lists the options of one.\n",

@@ -18,10 +18,10 @@ from orca.planner.pictures.curves import draw
 from orca.planner.pictures.timeline import draw_timeline
 from orca.planner.profile.profile import Profile, read_profile
 from orca.planner.search.device_layouts import DeviceMemory, Shape, profiled_layouts
-from orca.planner.search.goal import KINDS, Goal
+from orca.planner.search.goal import KINDS, PlanGoal
 from orca.planner.search.judge import SimulationJudge
 from orca.planner.search.plan import Plan, lines, to_json
-from orca.planner.search.planner import NothingFits, Outcome, Problem, make_plan
+from orca.planner.search.planner import NothingFits, Outcome, PlanProblem, make_plan
 from orca.planner.search.strategies import STRATEGIES
 from orca.planner.search.timeline_of import timeline_of
 from orca.planner.workload.lengths_file import read_workload
@@ -60,7 +60,7 @@ class PlanSettings:
     lengths: str | None = setting(
         None,
         "file with the lengths of past requests: CSV with the columns prompt,output, JSON lines with prompt_tokens and"
-        " output_tokens, or a public trace of Azure or Mooncake",
+        " output_tokens, the output of `orca pool lengths --json`, or a public trace of Azure or Mooncake",
     )
     workload: str | None = setting(
         None, "lengths as PROMPT/OUTPUT, such as 32:512/1:128: uniform from N to M, or normal as N:M:MEAN:SD"
@@ -105,9 +105,9 @@ class PlanSettings:
             raise BadValue("workload", f"{what}: name the lengths by one of --task, --lengths and --workload")
         self.goal()
 
-    def goal(self) -> Goal:
+    def goal(self) -> PlanGoal:
         """Return the bounds. Raises: BadValue that names the setting."""
-        return Goal(
+        return PlanGoal(
             latency_ms=inf if self.latency_ms is None else self.latency_ms,
             percentile=self.percentile,
             kind=self.kind,
@@ -182,7 +182,7 @@ def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> PlanS
     )
 
 
-def _problem(settings: PlanSettings, profile: Profile, workload: Workload) -> Problem:
+def _problem(settings: PlanSettings, profile: Profile, workload: Workload) -> PlanProblem:
     key = profile.key
     model_len = min(settings.max_model_len or key.max_model_len, key.max_model_len)
     is_encoder_decoder = len(key.stacks) > 1
@@ -196,7 +196,7 @@ def _problem(settings: PlanSettings, profile: Profile, workload: Workload) -> Pr
             f"setting devices: {settings.devices} ranks would run at the same time, and the profile was measured with"
             f" {key.devices}: measure again with `orca profile --devices {settings.devices}`"
         )
-    return Problem(
+    return PlanProblem(
         workload=workload,
         goal=settings.goal(),
         layouts=profiled_layouts(

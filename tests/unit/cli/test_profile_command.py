@@ -1,12 +1,11 @@
 """The mistakes that `orca profile` refuses before it loads anything."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from orca.cli.main import main
-from orca.cli.profile import parse_settings
+from orca.cli.profile import ProfileSettings, parse_settings
 
 
 @pytest.mark.parametrize(
@@ -47,19 +46,8 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.Cap
     assert f"--model {missing} is neither a folder nor" in capsys.readouterr().err
 
 
-def test_without_the_libraries_of_a_worker_the_missing_one_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in [name for name in sys.modules if name.startswith("orca.planner.profile.measuring")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    (tmp_path / "model").mkdir()
-    assert main(["profile", "--model", str(tmp_path / "model"), "--out", str(tmp_path / "p")]) == 2
-    assert capsys.readouterr().err == "orca profile: torch is missing: install orca-serving[worker]\n"
-
-
 def test_degrees_and_threads_follow_from_the_devices() -> None:
-    def settings(*flags: str):  # type: ignore[no-untyped-def]
+    def settings(*flags: str) -> ProfileSettings:
         return parse_settings(["--model", "m", "--out", "p", *flags], {})
 
     assert settings().degrees == (1,)

@@ -10,11 +10,11 @@ import pytest
 
 from orca.core.domain.errors import BadValue, SettingError
 from orca.planner.profile.step_shape import StepShape
-from orca.planner.search.goal import Goal
+from orca.planner.search.goal import PlanGoal
 from orca.planner.search.judge import SimulationJudge
 from orca.planner.search.layouts import balanced, even_layers, layouts
 from orca.planner.search.plan import Plan, from_json, lines, to_json
-from orca.planner.search.planner import Candidate, NothingFits, Outcome, PlacedLayout, Problem, make_plan, pareto
+from orca.planner.search.planner import Candidate, NothingFits, Outcome, PlacedLayout, PlanProblem, make_plan, pareto
 from orca.planner.search.strategies import STRATEGIES
 from orca.planner.search.timeline_of import timeline_of
 from orca.planner.simulate.estimate import Scenario
@@ -46,8 +46,8 @@ def placed(stages: int = 2, *, slots: int = 4096, step_us: int = 2_000, token_us
     )
 
 
-def problem(goal: Goal, *, workload: Workload = SHORT, layout: PlacedLayout | None = None) -> Problem:
-    return Problem(
+def problem(goal: PlanGoal, *, workload: Workload = SHORT, layout: PlacedLayout | None = None) -> PlanProblem:
+    return PlanProblem(
         workload=workload, goal=goal, layouts=[layout or placed()], strategies=list(STRATEGIES.values()), prefetch=1
     )
 
@@ -77,18 +77,18 @@ def as_expected(candidate: Candidate) -> Figures:
 )
 def test_a_goal_that_makes_no_sense_is_refused_by_name(values: dict[str, object], name: str) -> None:
     with pytest.raises(BadValue) as caught:
-        Goal(**values)  # type: ignore[arg-type]
+        PlanGoal(**values)  # type: ignore[arg-type]
     assert caught.value.name == name
 
 
 def test_every_bound_counts() -> None:
     figures = Figures(latency_s=4.0, ttft_s=0.5, tpot_s=0.1)
-    assert Goal(latency_ms=8_000).pressure(figures) == pytest.approx(0.5)
-    assert Goal(latency_ms=8_000, margin_percent=20).pressure(figures) == pytest.approx(0.625)
-    assert Goal(latency_ms=8_000, ttft_ms=250).pressure(figures) == pytest.approx(2.0)
-    assert Goal(latency_ms=math.inf, tpot_ms=200).pressure(figures) == pytest.approx(0.5)
-    assert Goal(latency_ms=math.inf).pressure(figures) == 0.0
-    assert Goal(latency_ms=math.inf).pressure(Figures(latency_s=math.inf)) == math.inf
+    assert PlanGoal(latency_ms=8_000).pressure(figures) == pytest.approx(0.5)
+    assert PlanGoal(latency_ms=8_000, margin_percent=20).pressure(figures) == pytest.approx(0.625)
+    assert PlanGoal(latency_ms=8_000, ttft_ms=250).pressure(figures) == pytest.approx(2.0)
+    assert PlanGoal(latency_ms=math.inf, tpot_ms=200).pressure(figures) == pytest.approx(0.5)
+    assert PlanGoal(latency_ms=math.inf).pressure(figures) == 0.0
+    assert PlanGoal(latency_ms=math.inf).pressure(Figures(latency_s=math.inf)) == math.inf
 
 
 def test_layouts_use_up_to_all_devices() -> None:
@@ -116,7 +116,7 @@ def test_layers_move_away_from_the_slowest_stage() -> None:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_larger_variables_mean_more_throughput_and_more_latency(name: str) -> None:
-    strategy, scenario = STRATEGIES[name], problem(Goal(latency_ms=1_000)).scenario(placed())
+    strategy, scenario = STRATEGIES[name], problem(PlanGoal(latency_ms=1_000)).scenario(placed())
     for space in strategy.spaces(scenario, 40):
         lower, upper = (strategy.estimate(scenario, point, None) for point in (space.lower, space.upper))
         assert upper.throughput > lower.throughput
@@ -124,7 +124,7 @@ def test_larger_variables_mean_more_throughput_and_more_latency(name: str) -> No
 
 
 def test_controls_are_those_of_the_scheduler() -> None:
-    scenario = problem(Goal(latency_ms=1_000)).scenario(placed())
+    scenario = problem(PlanGoal(latency_ms=1_000)).scenario(placed())
     rra = STRATEGIES["rra"]
     bounds = rra.bounds(scenario, (3, -5), rra.estimate(scenario, (3, -5), None))
     assert rra.controls((3, -5)) == {"encode_batch": 3, "decode_steps": 5}
@@ -144,33 +144,33 @@ def test_controls_are_those_of_the_scheduler() -> None:
 
 
 def test_the_schedule_with_the_most_throughput_within_the_bound_is_chosen() -> None:
-    goal = Goal(latency_ms=150.0)
+    goal = PlanGoal(latency_ms=150.0)
     outcome = make_plan(problem(goal), as_expected)
     assert outcome.is_met
     assert outcome.chosen.judgement.latency_s <= 0.15
     best = max(each.judgement.throughput for each in outcome.judged if each.is_met)
     assert outcome.chosen.judgement.throughput == best
     # A looser bound never gives less.
-    assert make_plan(problem(Goal(latency_ms=400.0)), as_expected).chosen.judgement.throughput >= best
+    assert make_plan(problem(PlanGoal(latency_ms=400.0)), as_expected).chosen.judgement.throughput >= best
     assert outcome.evaluated < 0.2 * outcome.points
     assert {candidate.strategy.name for candidate in outcome.best} == {"iteration", "rra"}
 
 
 def test_the_simulation_decides_and_the_search_is_corrected_by_it() -> None:
-    """Latencies are twice those of the formulas, so the first round's picks all break the bound."""
+    """ScheduleLatencies are twice those of the formulas, so the first round's picks all break the bound."""
 
     def judge(candidate: Candidate) -> Figures:
         figures = as_expected(candidate)
         return dataclasses.replace(figures, latency_s=2 * figures.latency_s)
 
-    outcome = make_plan(problem(Goal(latency_ms=150.0)), judge)
+    outcome = make_plan(problem(PlanGoal(latency_ms=150.0)), judge)
     assert not outcome.judged[0].is_met
     assert outcome.is_met
     assert outcome.chosen.candidate.expected.latency_s <= 0.075
 
 
 def test_a_bound_that_nothing_meets_gives_the_closest_schedule_and_says_so() -> None:
-    outcome = make_plan(problem(Goal(latency_ms=1.0)), as_expected)
+    outcome = make_plan(problem(PlanGoal(latency_ms=1.0)), as_expected)
     assert not outcome.is_met
     assert outcome.chosen.pressure == min(each.pressure for each in outcome.judged)
     # A single request at a time is the fastest.
@@ -182,14 +182,14 @@ def test_a_bound_that_nothing_meets_gives_the_closest_schedule_and_says_so() -> 
 
 def test_requests_that_fit_nowhere_are_named() -> None:
     with pytest.raises(NothingFits, match=r"needs up to 64 KV slots, and no layout has more than 32"):
-        make_plan(problem(Goal(latency_ms=1_000.0), layout=placed(slots=32)), as_expected)
+        make_plan(problem(PlanGoal(latency_ms=1_000.0), layout=placed(slots=32)), as_expected)
 
 
 def test_all_lengths_may_be_equal() -> None:
     workload = Workload.of_lengths(Range(16, 16), Range(8, 8))
-    assert make_plan(problem(Goal(latency_ms=200.0), workload=workload), as_expected).is_met
+    assert make_plan(problem(PlanGoal(latency_ms=200.0), workload=workload), as_expected).is_met
     single = Workload.of_lengths(Range(16, 16), Range(1, 1))
-    assert make_plan(problem(Goal(latency_ms=200.0), workload=single), as_expected).is_met
+    assert make_plan(problem(PlanGoal(latency_ms=200.0), workload=single), as_expected).is_met
 
 
 def test_the_front_rises_in_both() -> None:
@@ -198,7 +198,7 @@ def test_the_front_rises_in_both() -> None:
 
 @cache
 def planned() -> tuple[Outcome, Plan]:
-    goal = Goal(latency_ms=150.0)
+    goal = PlanGoal(latency_ms=150.0)
     judge = SimulationJudge(goal=goal, answers=60)
     outcome = make_plan(problem(goal), judge)
     return outcome, Plan.of(outcome, goal, SHORT, profile="0123456789abcdef", release="0.1.0")
@@ -211,7 +211,7 @@ def test_a_plan_by_simulation_holds_in_simulation_and_in_its_file() -> None:
     assert plan.schedule.simulated.latency_s is not None
     assert plan.schedule.simulated.latency_s <= 0.15
     assert from_json(to_json(plan), "plan.json") == plan
-    assert plan.goal.goal() == Goal(latency_ms=150.0)
+    assert plan.goal.goal() == PlanGoal(latency_ms=150.0)
     flags = plan.schedule.flags()
     assert flags["policy"] == outcome.chosen.candidate.strategy.name
     assert (flags["stages"], flags["layers"], flags["tensor"]) == ("2", "4,4", "1")
@@ -250,19 +250,19 @@ def test_a_plan_for_another_model_is_refused() -> None:
 
 
 def test_an_arrival_rate_above_the_capacity_has_no_latency() -> None:
-    goal = Goal(latency_ms=1_000.0, kind="requests", rate=10_000.0)
+    goal = PlanGoal(latency_ms=1_000.0, kind="requests", rate=10_000.0)
     outcome = make_plan(problem(goal), SimulationJudge(goal=goal, answers=40))
     assert not outcome.is_met
 
 
 def test_an_arrival_rate_is_served_within_the_bound() -> None:
-    goal = Goal(latency_ms=400.0, kind="requests", rate=20.0)
+    goal = PlanGoal(latency_ms=400.0, kind="requests", rate=20.0)
     outcome = make_plan(problem(goal), SimulationJudge(goal=goal, answers=60))
     assert outcome.is_met
     assert outcome.chosen.judgement.throughput == pytest.approx(20.0, rel=0.3)
 
 
 def test_a_scenario_knows_its_percentile() -> None:
-    scenario = problem(Goal(latency_ms=1_000, percentile=50)).scenario(placed())
+    scenario = problem(PlanGoal(latency_ms=1_000, percentile=50)).scenario(placed())
     assert isinstance(scenario, Scenario)
     assert scenario.length == 11

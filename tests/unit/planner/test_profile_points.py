@@ -5,7 +5,7 @@ import pytest
 from orca.core.domain.encoder_decoder import EncoderDecoder
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.domain.step import Part, Step
-from orca.planner.profile.measuring.points import POSITIONS_MIN, SHORT, Bounds, Point, View, all_points
+from orca.planner.profile.measuring.points import POSITIONS_MIN, SHORT, Point, PointBounds, View, all_points
 from orca.planner.profile.measuring.process_order import ProcessFacts, StepTime, WeightBytes
 from orca.planner.profile.measuring.steps import PointSteps
 from orca.planner.profile.measuring.summary import Rounds, degree_times, send_times
@@ -20,8 +20,8 @@ ROW_BYTES = 128
 
 def bounds(
     positions: int = 2048, *, slots: int = 16_384, has_encoder: bool = False, ranks: int = 2, sends: bool = True
-) -> Bounds:
-    return Bounds(
+) -> PointBounds:
+    return PointBounds(
         positions=positions,
         source_positions=positions if has_encoder else None,
         slots=slots,

@@ -80,7 +80,7 @@ def _compare(options: argparse.Namespace, model: Path, ranks: int, folder: Path)
         release=version("orca-serving"),
     )
     profile = measure(plan, _report) if options.profile is None else read_profile(options.profile)
-    _report(f"{model.name}, {ranks} ranks: times {options.steps} real steps")
+    _report(f"{model.name}, {ranks} rank{'' if ranks == 1 else 's'}: times {options.steps} real steps")
     logs = folder / f"{model.name}-{ranks}"
     logs.mkdir()
     return profile_errors.compare(model, profile, ranks=ranks, steps=options.steps, seed=options.seed, folder=logs)

@@ -73,9 +73,8 @@ class StageCost:
         encoder: layers of the encoder that the stage holds.
         layers: layers of the decoder, or of a model's only stack.
         begins: the stage holds the first layer of each stack with layers here: encoder, decoder.
-        ends_encoder: the next stage gets the encoder output, or the targets beside it.
         row_bytes: of a row of activations.
-        send: over bytes, to the next stage; None: the last stage, or one that no stage follows.
+        send: over bytes, to the next stage; None: the last stage.
     """
 
     def __init__(
@@ -85,7 +84,6 @@ class StageCost:
         encoder: int,
         layers: int,
         begins: tuple[bool, bool],
-        ends_encoder: bool,
         row_bytes: int,
         send: Line | None,
     ) -> None:
@@ -95,7 +93,6 @@ class StageCost:
         self._has_encoder = len(times.stacks) > 1
         self._encoder_layers, self._layers = encoder, layers
         self._begins_encoder, self._begins_decoder = begins
-        self._ends_encoder = ends_encoder
         self._row_bytes = row_bytes
         self._send = send
         self._epoch: Epoch | None = None
@@ -118,8 +115,10 @@ class StageCost:
         if rows and self._layers:
             us += self._decode_us(rows, shape)
         if self._send is not None:
-            sent = rows if self._ends_encoder else 0.0
-            us += self._send((sent + source_rows) * self._row_bytes)
+            # Sources go on to every stage, and targets from the first one with decoder layers.
+            sent = source_rows + (rows if self._layers else 0.0)
+            if sent:
+                us += self._send(sent * self._row_bytes)
         return us
 
     def stage_us(self, step: Step) -> int:
@@ -215,7 +214,6 @@ def stage_costs(profile: Profile, layers: Sequence[int], ranks: int) -> tuple[St
                 encoder=in_encoder,
                 layers=count - in_encoder,
                 begins=(bool(encoder) and first == 0, first <= encoder < last),
-                ends_encoder=last > encoder,
                 row_bytes=profile.key.hidden_size * _BYTES[profile.key.dtype],
                 send=None if last == total else send,
             )

@@ -23,7 +23,7 @@ MEMORY_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a user has fixed of a layout. None: free."""
+    """The parts of a layout that a user has fixed. None: free."""
 
     stages: int | None = None
     ranks: int | None = None

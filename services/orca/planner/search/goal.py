@@ -10,7 +10,7 @@ KINDS = ("sequence", "requests")
 PERCENTILES = range(50, 100)
 
 
-class Latencies(Protocol):
+class ScheduleLatencies(Protocol):
     """The latencies of a schedule at the wanted percentile, in seconds: expected or measured ones."""
 
     @property
@@ -24,7 +24,7 @@ class Latencies(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
+class PlanGoal:
     """The bounds of a plan. All hold at the same percentile.
 
     The kinds are the two agreements of ExeGPT (section 7.6). `sequence` is (b): the time from the first step to the
@@ -62,7 +62,7 @@ class Goal:
         """True if there is any bound. Without one, the plan with the most throughput is wanted."""
         return isfinite(self.latency_ms) or self.ttft_ms is not None or self.tpot_ms is not None
 
-    def pressure(self, found: Latencies) -> float:
+    def pressure(self, found: ScheduleLatencies) -> float:
         """Return the largest ratio of a latency to its bound: the goal is met up to 1. 0 without bounds."""
         margin = 1 - self.margin_percent / 100
         ratios = [
@@ -78,7 +78,7 @@ class Goal:
         ratios += [inf] if found.latency_s == inf else []
         return max(ratios, default=0.0)
 
-    def is_met(self, found: Latencies) -> bool:
+    def is_met(self, found: ScheduleLatencies) -> bool:
         return self.pressure(found) <= 1.0
 
     def describe(self) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 
 from orca.core.domain.engine import EngineShape
-from orca.planner.search.goal import Goal
+from orca.planner.search.goal import PlanGoal
 from orca.planner.search.planner import Candidate
 from orca.planner.simulate.exact import ExactFigures, measure_exact
 from orca.planner.simulate.simulated_run import Simulation
@@ -15,12 +15,12 @@ ANSWERS = 400
 """Answers of the steady state that a percentile is taken over, at least."""
 
 OVERLOAD = 0.98
-"""At an arrival rate above this share of what a schedule can serve, the queue grows without end for all purposes."""
+"""Share of the capacity of a schedule: at a higher arrival rate, the queue grows without end for all purposes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedFigures:
-    """The figures of a schedule in simulation (planner.Judgement), latencies at the percentile of the goal."""
+    """The figures of a schedule in simulation (planner.ScheduleFigures), latencies at the percentile of the goal."""
 
     throughput: float  # requests per second
     latency_s: float
@@ -37,7 +37,7 @@ class SimulationJudge:
         answers: the steady state has at least so many of them.
     """
 
-    goal: Goal
+    goal: PlanGoal
     seed: int = 0
     answers: int = ANSWERS
 

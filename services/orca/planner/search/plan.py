@@ -11,7 +11,7 @@ import orjson
 
 from orca.core.domain.errors import SettingError
 from orca.planner.profile.strict_record import BadRecord, read_record
-from orca.planner.search.goal import Goal, Latencies
+from orca.planner.search.goal import PlanGoal, ScheduleLatencies
 from orca.planner.search.planner import Candidate, Judged, Outcome
 from orca.planner.workload.workload import Workload
 from orca.scheduler.policy.policy import BatchBounds
@@ -22,7 +22,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedGoal:
-    """The goal that a plan was made for (goal.Goal). Null means: no such bound."""
+    """The goal that a plan was made for (goal.PlanGoal). Null means: no such bound."""
 
     latency_ms: float | None
     percentile: int
@@ -33,13 +33,13 @@ class PlannedGoal:
     margin_percent: float
 
     @staticmethod
-    def of(goal: Goal) -> "PlannedGoal":
+    def of(goal: PlanGoal) -> "PlannedGoal":
         values = dataclasses.asdict(goal)
         return PlannedGoal(**values | {"latency_ms": goal.latency_ms if isfinite(goal.latency_ms) else None})
 
-    def goal(self) -> Goal:
+    def goal(self) -> PlanGoal:
         values = dataclasses.asdict(self)
-        return Goal(**values | {"latency_ms": inf if self.latency_ms is None else self.latency_ms})
+        return PlanGoal(**values | {"latency_ms": inf if self.latency_ms is None else self.latency_ms})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class PlannedFigures:
     tpot_s: float | None
 
     @staticmethod
-    def of(found: Latencies, throughput: float) -> "PlannedFigures":
+    def of(found: ScheduleLatencies, throughput: float) -> "PlannedFigures":
         latencies = (found.latency_s, found.ttft_s, found.tpot_s)
         latency_s, ttft_s, tpot_s = (each if isfinite(each) else None for each in latencies)
         return PlannedFigures(throughput=throughput, latency_s=latency_s, ttft_s=ttft_s, tpot_s=tpot_s)
@@ -177,7 +177,7 @@ class Plan:
             raise ValueError("schedule.simulated must not be null")
 
     @staticmethod
-    def of(outcome: Outcome, goal: Goal, workload: Workload, *, profile: str, release: str) -> "Plan":
+    def of(outcome: Outcome, goal: PlanGoal, workload: Workload, *, profile: str, release: str) -> "Plan":
         judged = {each.candidate.identity: each for each in outcome.judged}
         chosen = outcome.chosen.candidate
         others = [each for each in outcome.best if each.identity != chosen.identity]

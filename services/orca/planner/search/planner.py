@@ -14,7 +14,7 @@ from typing import Protocol
 from orca.core.domain.request import reserved_slots
 from orca.planner.profile.step_shape import ShapeCost
 from orca.planner.search.branch_and_bound import Performance, Point, SearchBlock, Tolerance, search
-from orca.planner.search.goal import Goal, Latencies
+from orca.planner.search.goal import PlanGoal, ScheduleLatencies
 from orca.planner.search.strategies import Strategy
 from orca.planner.simulate.estimate import Estimate, Scenario
 from orca.planner.simulate.layout import GroupCapacity, Layout
@@ -47,11 +47,11 @@ class PlacedLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class PlanProblem:
     """Everything that a plan depends on. Planning is a pure function of it."""
 
     workload: Workload
-    goal: Goal
+    goal: PlanGoal
     layouts: Sequence[PlacedLayout]
     strategies: Sequence[Strategy]
     host_us: float = 0.0
@@ -99,14 +99,14 @@ class Candidate:
         return f"{self.strategy.name}: {words}; {stages}{ranks}"
 
 
-class Judgement(Latencies, Protocol):
+class ScheduleFigures(ScheduleLatencies, Protocol):
     """The figures of a schedule in simulation: latencies at the wanted percentile, and requests per second."""
 
     @property
     def throughput(self) -> float: ...
 
 
-Judge = Callable[[Candidate], Judgement]
+Judge = Callable[[Candidate], ScheduleFigures]
 """Simulates a schedule exactly."""
 
 
@@ -115,7 +115,7 @@ class Judged:
     """A candidate and its figures in simulation."""
 
     candidate: Candidate
-    judgement: Judgement
+    judgement: ScheduleFigures
     pressure: float  # its largest ratio of a latency to its bound
 
     @property
@@ -154,7 +154,7 @@ class NothingFits(Exception):
     """No layout can hold the requests of the workload."""
 
 
-def make_plan(problem: Problem, judge: Judge, report: Callable[[str], None] = lambda text: None) -> Outcome:  # noqa: ARG005
+def make_plan(problem: PlanProblem, judge: Judge, report: Callable[[str], None] = lambda text: None) -> Outcome:  # noqa: ARG005
     """Find the schedule with the most throughput that meets the goal in simulation.
 
     Args:
@@ -217,7 +217,7 @@ def _choose(judged: Iterable[Judged]) -> Judged:
     return min(judged, key=lambda each: each.pressure)
 
 
-def _correction(goal: Goal, judged: Sequence[Judged]) -> float:
+def _correction(goal: PlanGoal, judged: Sequence[Judged]) -> float:
     """Return the ratio of expected to simulated pressure: the next search has so much less of the bound."""
     ratios = [goal.pressure(each.candidate.expected) / each.pressure for each in judged if 0 < each.pressure < inf]
     return min(median(ratios) if ratios else 0.9, 0.98)
@@ -235,7 +235,7 @@ def pareto(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 class _Planner:
     """The searches of one problem. Points are estimated once, whatever the bound."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PlanProblem) -> None:
         self._problem = problem
         self._scenarios = [problem.scenario(placed) for placed in problem.layouts]
         self._estimates: list[dict[tuple[str, Point], Estimate]] = [{} for _ in problem.layouts]
@@ -334,6 +334,6 @@ class _Planner:
         return (pressure(one), -one.capacity) < (pressure(other), -other.capacity)
 
 
-def with_layouts(problem: Problem, layouts: Sequence[PlacedLayout]) -> Problem:
+def with_layouts(problem: PlanProblem, layouts: Sequence[PlacedLayout]) -> PlanProblem:
     """Return the problem on other layouts, say of more devices."""
     return replace(problem, layouts=layouts)

@@ -28,6 +28,13 @@ RARE = 0.05
 """Share of the steps that have a prompt; if there are fewer, the sample would hold too few of them."""
 
 
+NORMAL_ABOVE = 24
+"""Mean above which a Poisson distribution is taken for a normal one."""
+
+NORMAL_POINTS = 15
+"""Quantiles that represent it then."""
+
+
 @dataclass(frozen=True, slots=True)
 class MixedSteps:
     """Times in microseconds."""
@@ -86,17 +93,28 @@ def _way_percentile(scenario: Scenario, members: BatchMembers, times: "_TimesByP
     spread = prompts.deviation / prompts.mean
     mean = members.entering * max(1 - 1 / members.members, 0.0)
     points: list[tuple[float, float]] = []
-    chance, others, left = exp(-mean), 0, 1.0
-    while left > 0.003 and others < 64:
+    for others, chance in _poisson_points(mean):
         deviations = (-1.2, 0.0, 1.2) if others else (0.0,)
-        for length, share in length_points(prompts, 8) if chance > 0.002 else ():
+        for length, share in length_points(prompts, 8):
             for deviation in deviations:
                 load = length / prompts.mean + max(others + deviation * spread * sqrt(others), 0.1 * others)
-                points.append((sum(times.at(min(load, times.most))), chance * share / len(deviations)))
-        left -= chance
-        others += 1
-        chance *= mean / others
+                points.append((sum(times.at(load)), chance * share / len(deviations)))
     return weighted_percentile(points, scenario.percent)
+
+
+def _poisson_points(mean: float) -> list[tuple[float, float]]:
+    """Return numbers that represent a Poisson distribution, with their shares. A large mean is nearly normal."""
+    if mean > NORMAL_ABOVE:
+        quantiles = [NormalDist().inv_cdf((number + 0.5) / NORMAL_POINTS) for number in range(NORMAL_POINTS)]
+        return [(mean + quantile * sqrt(mean), 1 / NORMAL_POINTS) for quantile in quantiles]
+    points, chance, number, left = [], exp(-mean), 0, 1.0
+    while left > 0.003 and number < 4 * NORMAL_ABOVE:
+        if chance > 0.002:
+            points.append((float(number), chance))
+        left -= chance
+        number += 1
+        chance *= mean / number
+    return points
 
 
 def _rare(scenario: Scenario, members: BatchMembers, batches: int, times: "_TimesByPrompts", busy: float) -> MixedSteps:

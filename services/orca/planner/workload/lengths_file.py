@@ -1,4 +1,6 @@
-"""Reads the lengths of past requests from a file, CSV or JSON lines; every line that is not understood is refused.
+"""Reads the lengths of past requests from a file: CSV, JSON lines, or the output of `orca pool lengths --json`.
+
+Every line that is not understood is refused.
 
 Two public traces are read as they are: Azure's (`ContextTokens`, `GeneratedTokens`) and Mooncake's (`input_length`,
 `output_length`).
@@ -8,10 +10,12 @@ import csv
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 
 from orca.core.domain.errors import SettingError
+from orca.planner.workload.counted import read_counted
 from orca.planner.workload.lengths import LENGTH_MAX, Range
 from orca.planner.workload.workload import Workload
 
@@ -38,6 +42,10 @@ def read_workload(path: Path, *, scale: float = 1.0) -> Workload:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(f"{path} cannot be read: {error}") from error
+    if (counted := _counted(text)) is not None:
+        if scale != 1:
+            raise SettingError(f"{path} has ranges of lengths, which cannot be scaled")
+        return read_counted(counted, path.name)
     pairs: Counter[tuple[int, int]] = Counter()
     read = _json_lines if text.lstrip().startswith("{") else _csv_lines
     try:
@@ -50,6 +58,17 @@ def read_workload(path: Path, *, scale: float = 1.0) -> Workload:
     scaled = "" if scale == 1 else f" x {scale:g}"
     cells = ((Range(prompt, prompt), Range(output, output), count) for (prompt, output), count in sorted(pairs.items()))
     return Workload.of_cells(cells, source=f"{path.name}{scaled}", answers=pairs.total())
+
+
+def _counted(text: str) -> dict[str, Any] | None:
+    """Return the object that `orca pool lengths --json` prints, None if the text is not such an object."""
+    if '"cells"' not in text:
+        return None
+    try:
+        content = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return content if isinstance(content, dict) and "cells" in content else None
 
 
 def _json_lines(lines: list[str]) -> Iterator[tuple[int, object, object]]:

@@ -16,7 +16,7 @@ import torch
 from orca.core.domain.errors import ModelError, SettingError
 from orca.core.domain.model import ModelInfo, load_model_info
 from orca.planner.profile.measuring.model_key import profile_key
-from orca.planner.profile.measuring.points import POSITIONS_MIN, Bounds, Point, all_points
+from orca.planner.profile.measuring.points import POSITIONS_MIN, Point, PointBounds, all_points
 from orca.planner.profile.measuring.process_order import ProcessOrder, StepTime
 from orca.planner.profile.measuring.processes import Processes, running
 from orca.planner.profile.measuring.summary import Rounds, degree_times, send_times
@@ -37,7 +37,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurePlan:
-    """What to measure."""
+    """The order for a measurement."""
 
     model: Path
     dtype: str
@@ -58,6 +58,8 @@ def measure(plan: MeasurePlan, report: Report) -> Profile:
         EngineError if a measuring process fails.
     """
     begun_s = time.monotonic()
+    if plan.device == "cuda" and plan.devices > (count := torch.cuda.device_count()):
+        raise SettingError(f"--device cuda: --devices is {plan.devices}, and this machine has {count} GPUs")
     info = load_model_info(plan.model, dtype=plan.dtype, quantization=plan.quantization)
     key = profile_key(
         info,
@@ -103,13 +105,11 @@ def _check(plan: MeasurePlan, key: ProfileKey) -> None:
             raise SettingError(f"--ranks {ranks} is more than --devices {plan.devices}: each rank needs a device")
         if ranks > heads:
             raise SettingError(f"--ranks {ranks} is more than the {heads} attention heads that ranks divide")
-    if plan.device == "cuda" and not 1 <= plan.devices <= torch.cuda.device_count():
-        raise SettingError(f"--devices {plan.devices}: this machine has {torch.cuda.device_count()} GPUs")
     if key.max_model_len < POSITIONS_MIN:
         raise ModelError(f"{plan.model}: texts of {key.max_model_len} tokens are too short to profile")
 
 
-def bounds_of(info: ModelInfo, key: ProfileKey, ranks: int, *, kv_bytes: int, sends: bool) -> Bounds:
+def bounds_of(info: ModelInfo, key: ProfileKey, ranks: int, *, kv_bytes: int, sends: bool) -> PointBounds:
     """Return the largest steps to measure. Args: kv_bytes: memory for the KV cache of one process."""
     decoder = key.stacks[-1]
     itemsize = 4 if key.dtype == "float32" else 2
@@ -119,7 +119,7 @@ def bounds_of(info: ModelInfo, key: ProfileKey, ranks: int, *, kv_bytes: int, se
         half = key.max_model_len // 2
         positions = min(half, info.encoder_decoder.target_positions or half)
         source_positions = min(half, info.encoder_decoder.source_positions or half)
-    return Bounds(
+    return PointBounds(
         positions=positions,
         source_positions=source_positions,
         slots=max(2048, min(_SLOTS_MAX, kv_bytes // per_slot)),

@@ -67,7 +67,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class PointBounds:
     """The largest steps that are measured."""
 
     positions: int  # tokens of a prompt and its output, or of a target
@@ -98,7 +98,7 @@ POSITIONS_MIN = 8
 """Least tokens of prompt and output of a model that can be profiled."""
 
 
-def rest_point(rows: int, bounds: Bounds, view: View = View.LAYERS) -> Point:
+def rest_point(rows: int, bounds: PointBounds, view: View = View.LAYERS) -> Point:
     """Return the step of so many rows in which attention has nothing to read."""
     is_encoder = view is View.ENCODER
     if is_encoder:
@@ -110,18 +110,18 @@ def rest_point(rows: int, bounds: Bounds, view: View = View.LAYERS) -> Point:
     return Point(view=view, rows=rows // SHORT, count=SHORT, source=source, enters=True, samples=False)
 
 
-def rest_rows(bounds: Bounds) -> tuple[int, ...]:
+def rest_rows(bounds: PointBounds) -> tuple[int, ...]:
     """Return the numbers of rows at which `rest` is measured."""
     return SINGLE_ROWS + tuple(rows for rows in MANY_ROWS if rows <= max(bounds.positions, 128))
 
 
-def source_rows(bounds: Bounds) -> tuple[int, ...]:
+def source_rows(bounds: PointBounds) -> tuple[int, ...]:
     """Return the same for the encoder. Sources of one step may be longer together than one is."""
     most = 0 if bounds.source_positions is None else min(SOURCE_SLOTS_MAX, max(bounds.source_positions, 128))
     return tuple(rows for rows in (1, 2, 4, 8, 16, 32, 64, *MANY_ROWS) if rows <= most)
 
 
-def prompt_points(bounds: Bounds) -> dict[int, dict[int, Point]]:
+def prompt_points(bounds: PointBounds) -> dict[int, dict[int, Point]]:
     """Return one row of several tokens: by its tokens, then by its start."""
     longest = bounds.positions - 1
     found: dict[int, dict[int, Point]] = {}
@@ -140,7 +140,7 @@ def prompt_points(bounds: Bounds) -> dict[int, dict[int, Point]]:
     return {count: points for count, points in found.items() if 0 in points}
 
 
-def source_points(bounds: Bounds) -> dict[int, Point]:
+def source_points(bounds: PointBounds) -> dict[int, Point]:
     """Return one source of several tokens, by its tokens."""
     assert bounds.source_positions is not None
     longest = min(bounds.source_positions, source_rows(bounds)[-1])
@@ -151,7 +151,7 @@ def source_points(bounds: Bounds) -> dict[int, Point]:
     }
 
 
-def increment_points(bounds: Bounds) -> dict[int, dict[int, Point]]:
+def increment_points(bounds: PointBounds) -> dict[int, dict[int, Point]]:
     """Return rows of one token that read a context: by rows, then by context."""
     source = 0 if bounds.source_positions is None else 1
     contexts = [context for context in _CONTEXTS if context < bounds.positions] or [bounds.positions - 1]
@@ -162,7 +162,7 @@ def increment_points(bounds: Bounds) -> dict[int, dict[int, Point]]:
     return _fitting(found, bounds)
 
 
-def cross_points(bounds: Bounds) -> dict[int, dict[int, Point]]:
+def cross_points(bounds: PointBounds) -> dict[int, dict[int, Point]]:
     """Return rows of one token that read a source: by rows, then by source tokens."""
     assert bounds.source_positions is not None
     found = {
@@ -176,7 +176,7 @@ def cross_points(bounds: Bounds) -> dict[int, dict[int, Point]]:
     return _fitting(found, bounds)
 
 
-def memory_points(bounds: Bounds) -> dict[int, Point]:
+def memory_points(bounds: PointBounds) -> dict[int, Point]:
     """Return the first decoder steps of new sources, by the tokens of all sources."""
     assert bounds.source_positions is not None
     found = {}
@@ -189,7 +189,7 @@ def memory_points(bounds: Bounds) -> dict[int, Point]:
     return {tokens: point for tokens, point in found.items() if point.slots <= bounds.slots}
 
 
-def kept_points(bounds: Bounds) -> dict[int, Point]:
+def kept_points(bounds: PointBounds) -> dict[int, Point]:
     """Return prompts that no token is drawn from, on a stage of one layer and the head: by their tokens."""
     source = 0 if bounds.source_positions is None else 1
     prompts = prompt_points(bounds)
@@ -200,32 +200,32 @@ def kept_points(bounds: Bounds) -> dict[int, Point]:
     }
 
 
-def headed_points(bounds: Bounds) -> dict[int, Point]:
+def headed_points(bounds: PointBounds) -> dict[int, Point]:
     return {rows: rest_point(rows, bounds, View.HEADED) for rows in _BATCHES}
 
 
-def fewer_points(bounds: Bounds) -> dict[int, Point]:
+def fewer_points(bounds: PointBounds) -> dict[int, Point]:
     return {rows: rest_point(rows, bounds, View.FEWER) for rows in _FEWER}
 
 
-def embedding_points(bounds: Bounds, view: View) -> dict[int, Point]:
+def embedding_points(bounds: PointBounds, view: View) -> dict[int, Point]:
     """Return the same rows with and without an embedding. Args: view: EMBEDDED or BARE."""
     return {rows: rest_point(rows, bounds, view) for rows in _EMBEDDED if rows <= rest_rows(bounds)[-1]}
 
 
-def link_points(bounds: Bounds, view: View) -> dict[int, Point]:
+def link_points(bounds: PointBounds, view: View) -> dict[int, Point]:
     """Return messages by their bytes. Args: view: ALL_REDUCE or SEND."""
     is_measured = bounds.ranks > 1 if view is View.ALL_REDUCE else bounds.sends
     sizes = [rows * bounds.row_bytes for rows in _MESSAGE_ROWS] if is_measured else []
     return {size: Point(view=view, size=size) for size in sizes}
 
 
-def all_points(bounds: Bounds, *, has_fewer: bool) -> list[Point]:
+def all_points(bounds: PointBounds, *, has_fewer: bool) -> list[Point]:
     """Return every point once, the cheap ones first. Args: has_fewer: there are at least two layers in the decoder."""
     return sorted(dict.fromkeys(_all(bounds, has_fewer=has_fewer)), key=lambda point: point.work)
 
 
-def _all(bounds: Bounds, *, has_fewer: bool) -> Iterator[Point]:
+def _all(bounds: PointBounds, *, has_fewer: bool) -> Iterator[Point]:
     yield from (rest_point(rows, bounds) for rows in rest_rows(bounds))
     for points in (prompt_points(bounds), increment_points(bounds)):
         for each in points.values():
@@ -246,7 +246,7 @@ def _all(bounds: Bounds, *, has_fewer: bool) -> Iterator[Point]:
             yield from each.values()
 
 
-def _fitting(found: dict[int, dict[int, Point]], bounds: Bounds) -> dict[int, dict[int, Point]]:
+def _fitting(found: dict[int, dict[int, Point]], bounds: PointBounds) -> dict[int, dict[int, Point]]:
     """Leave out the points that need too many slots."""
     fitting = {
         rows: {length: point for length, point in points.items() if point.slots <= bounds.slots}

@@ -22,7 +22,7 @@ from orca.core.domain.errors import OrcaError
 from orca.core.domain.model import ModelInfo, load_model_info
 from orca.core.process.gc_freeze import freeze_all
 from orca.planner.profile.measuring.links import Links, wait_until
-from orca.planner.profile.measuring.points import Bounds, Point, View, all_points, slots_of
+from orca.planner.profile.measuring.points import Point, PointBounds, View, all_points, slots_of
 from orca.planner.profile.measuring.process_order import ProcessFacts, ProcessOrder
 from orca.planner.profile.measuring.timer import StepTimer
 from orca.planner.profile.measuring.views import fewer_layers, view_of
@@ -51,7 +51,7 @@ class Measurer:
 
         self._model = model = load(shard)
         count_progress(model, progress)
-        bounds = Bounds(**order.bounds)
+        bounds = PointBounds(**order.bounds)
         self.points = all_points(bounds, has_fewer=fewer_layers(model) > 0)
         self._links = Links(
             model,

@@ -32,7 +32,7 @@ class ProcessOrder:
     number: int  # of the process, from 0
     processes: int  # that run at the same time
     folder: str  # where they meet
-    bounds: dict[str, Any]  # points.Bounds
+    bounds: dict[str, Any]  # points.PointBounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 
 from orca.planner.profile.measuring import points
-from orca.planner.profile.measuring.points import Bounds, Point, View
+from orca.planner.profile.measuring.points import Point, PointBounds, View
 from orca.planner.profile.measuring.process_order import ProcessFacts, StepTime, WeightBytes
 from orca.planner.profile.profile import Curve, DegreeTimes, MeasuredTime, StackTimes, Surface
 from orca.planner.profile.tables import Line
@@ -24,7 +24,7 @@ Series = Sequence[float]
 class Rounds:
     """The times of all rounds of one tensor degree. Points that were too slow are missing."""
 
-    bounds: Bounds
+    bounds: PointBounds
     facts: ProcessFacts
     times: Mapping[Point, Sequence[StepTime]]
 
