@@ -12,8 +12,10 @@ from orca.planner.profile.step_shape import ShapeCost
 from orca.planner.simulate.estimate import Estimate, Scenario
 from orca.planner.simulate.exact import ExactFigures, measure_exact
 from orca.planner.simulate.iteration import estimate_iteration
+from orca.planner.simulate.iteration_times import iteration_times
 from orca.planner.simulate.layout import GroupCapacity
-from orca.planner.simulate.prompt_queue import batch_members
+from orca.planner.simulate.queues.iteration_loads import loads_at_rate
+from orca.planner.simulate.queues.prompt_queue import batch_members
 from orca.planner.simulate.simulated_run import Simulation
 from orca.planner.workload.tasks import TASKS, task_workload
 from orca.planner.workload.trace import TraceSpec, generate
@@ -119,6 +121,21 @@ def test_latency_from_the_submission_rises_with_the_rate() -> None:
     found = [estimate_iteration(settings, 8, rate=capacity * share) for share in (0.01, 0.2, 0.5, 0.8, 0.95)]
     assert [each.latency_s for each in found] == sorted(each.latency_s for each in found)
     assert found[0].latency_s > estimate_iteration(settings, 1).latency_s * 0.8
+
+
+def test_the_requests_in_flight_obey_littles_law() -> None:
+    settings = scenario(task_workload("T", 0.25))
+    full = iteration_times(settings, 8, None)
+    for load in (0.1, 0.5, 0.8):
+        rate = load * full.throughput
+        loads = loads_at_rate(settings, 8, None, rate, full)
+        shares = [share for _, share in loads.found]
+        assert sum(shares) + loads.queued_share == pytest.approx(1.0)
+        # All that arrive are served, and each stays for the mean time of those that are in flight.
+        mean = sum(number * share for number, share in loads.found) + 8 * loads.queued_share
+        assert loads.mean == pytest.approx(mean)
+        stays = [times.stay(32.0) for times in loads.times]
+        assert rate * min(stays) / 1e6 <= loads.mean <= rate * max(stays) / 1e6
 
 
 SETTINGS = {

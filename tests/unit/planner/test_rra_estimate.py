@@ -6,14 +6,19 @@ from random import Random
 
 import pytest
 
+from orca.core.domain.engine import EngineShape
 from orca.planner.profile.step_shape import ShapeCost
 from orca.planner.simulate.estimate import Scenario
+from orca.planner.simulate.exact import measure_exact
 from orca.planner.simulate.layout import GroupCapacity
 from orca.planner.simulate.rra import estimate_rra
 from orca.planner.simulate.rra_phases import decode_phases, paper_phases
+from orca.planner.simulate.simulated_run import Simulation
 from orca.planner.workload.lengths import Range
 from orca.planner.workload.tasks import TASKS, task_workload
+from orca.planner.workload.trace import TraceSpec, generate
 from orca.planner.workload.workload import Workload, parse_workload
+from orca.scheduler.policy.cycle import CycleControls
 from support.planner.linear_shapes import linear_shapes
 from support.planner.rra_events import count_decode_batches, play_rra
 
@@ -90,7 +95,7 @@ def test_table_6_of_the_paper_follows_from_its_formulas(
 
 
 def test_the_papers_formula_rounds_the_last_phase_up_to_a_cycle() -> None:
-    settings = scenario(task_workload("S"))
+    settings = scenario(parse_workload("64/1:63"))
     paper = estimate_rra(settings, 8, 13, formula="paper")
     assert paper.latency_s == pytest.approx(5 * paper.cycle_s)
     ours = estimate_rra(settings, 8, 13)
@@ -153,6 +158,19 @@ def test_the_estimate_is_that_of_played_requests(
     assert found.throughput == pytest.approx(played.throughput, rel=0.1)
     # Latencies rise in steps of a cycle, and where a step lies exactly at the percentile chance decides.
     assert played.percentile(98) * 0.9 <= found.latency_s <= played.percentile(99.6) * 1.1
+
+
+def test_the_estimate_is_that_of_the_real_scheduler() -> None:
+    workload, costs = task_workload("S", 0.25), (COST, COST)
+    simulation = Simulation(
+        shape=EngineShape(stages=2, slots=160_000, block_tokens=16, max_model_len=4096),
+        cost=costs,
+        cycle=CycleControls(encode_batch=8, decode_steps=4),
+    )
+    measured = measure_exact(simulation, "rra", 32, generate(TraceSpec.of_workload(workload, requests=600)))
+    found = estimate_rra(scenario(workload, costs), 8, 4)
+    assert found.throughput == pytest.approx(measured.throughput, rel=0.1)
+    assert found.latency_s == pytest.approx(measured.sequence_s, rel=0.12)
 
 
 def test_prefetch_hides_the_host_time() -> None:

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf, sqrt
-from statistics import fmean
+from statistics import NormalDist, fmean
 
-from orca.planner.simulate.arrivals import Case, Waiting, latency_at_rate
 from orca.planner.simulate.estimate import Estimate, Scenario
 from orca.planner.simulate.expected_steps import expected_step, stage_times, whole_prompts
 from orca.planner.simulate.pipeline import Job, StageTimes, run_pipeline, steady_period
+from orca.planner.simulate.queues.arrivals import Case, Waiting, latency_at_rate, length_points, weighted_percentile
 from orca.planner.simulate.reserved import rra_need
 from orca.planner.simulate.rra_phases import DecodePhases, decode_phases, paper_phases
 
@@ -35,6 +35,9 @@ EDGE = 2
 SAMPLES = (-0.5, 0.9, -1.4, 0.2, 1.4, -0.9, 0.5, -0.2)
 """Deviations of the work of successive encode micro-batches, in standard deviations: normal quantiles, mixed."""
 
+DEVIATIONS = (-1.22, 0.0, 1.22)
+"""Three equal shares of a normal distribution."""
+
 LARGEST_OF = (0.0, 0.0, 0.564, 0.846, 1.029, 1.163, 1.267, 1.352, 1.424)
 """Expected largest of so many normally distributed numbers, in standard deviations."""
 
@@ -46,6 +49,7 @@ class CycleTimes:
     cycle: float
     seen: float  # of a cycle in which a given request decodes: it has no empty iterations
     encode: float  # from the submission of a request's encode step to its result
+    deviation: float  # the standard deviation of the same
     offsets: tuple[float, ...]  # from the same submission to the result of each decode iteration of that phase
     busy: float  # of the slowest stage
     phases: DecodePhases
@@ -57,6 +61,21 @@ class CycleTimes:
             return self.encode
         last = min(self.phases.last_iteration(output), len(self.offsets))
         return (phases - 1) * self.seen + self.offsets[last - 1]
+
+    def encode_percentile(self, percent: float) -> float:
+        """Return the percentile over all requests of the time to the first token."""
+        return self.encode + max(NormalDist().inv_cdf(percent / 100), 0.0) * self.deviation
+
+    def latency_percentile(self, scenario: Scenario) -> float:
+        """Return the percentile over all answers. The prompts of its cycles make an answer faster or slower."""
+        return weighted_percentile(
+            (
+                (self.latency(length) + deviation * sqrt(max(self.phases.phases(length), 1)) * self.deviation, share)
+                for length, share in length_points(scenario.workload.outputs, 96)
+                for deviation in DEVIATIONS
+            ),
+            scenario.percent,
+        )
 
 
 def estimate_rra(
@@ -87,7 +106,7 @@ def estimate_rra(
     if formula == "paper":
         latency, first = -(-scenario.length // decode_steps) * times.cycle, times.encode
     elif rate is None:
-        latency, first = times.latency(scenario.length), times.encode
+        latency, first = times.latency_percentile(scenario), times.encode_percentile(scenario.percent)
     elif rate >= capacity:
         latency = first = inf
     else:
@@ -131,7 +150,8 @@ def cycle_times(scenario: Scenario, entering: float, decode_steps: int, *, formu
         heads.append([(len(jobs) + number, len(jobs) + len(encodes) + place) for number, place in enumerate(places)])
         for number, encode in enumerate(encodes):
             factor = max(1 + spread * SAMPLES[(cycle * len(encodes) + number) % len(SAMPLES)], 0.2)
-            jobs.append(Job([time * factor for time in encode], scenario.host_us))
+            alike = scenario.stages == 1  # then only the mean counts
+            jobs.append(Job(encode if alike else [time * factor for time in encode], scenario.host_us))
         for number, place in enumerate(places):
             last[place] = firsts[-1] + number
         for iteration in edge:
@@ -157,7 +177,8 @@ def cycle_times(scenario: Scenario, entering: float, decode_steps: int, *, formu
         sum(times[stage] for times in encodes) + sum(step.times[stage] for step in decodes.steps) * microbatches
         for stage in range(scenario.stages)
     )
-    return CycleTimes(cycle_us, waited_us, encode_us, offsets, busy, phases)
+    deviation_us = spread * sum(encodes[0])
+    return CycleTimes(cycle_us, waited_us, encode_us, deviation_us, offsets, busy, phases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +267,6 @@ def _encode_jobs(scenario: Scenario, entering: float, phases: DecodePhases) -> t
     requests = entering / count
     whole = _encode_times(scenario, requests)
     jobs = [whole] * count
-    if scenario.stages == 1 or not scenario.workload.prompts.mean:
-        return jobs, 0.0
     prompts = scenario.workload.prompts
     slowest = max(range(scenario.stages), key=lambda stage: whole[stage])
     longer = _encode_times(scenario, requests, 1.25)[slowest]
@@ -330,7 +349,8 @@ class _Load:
         return max(mean + (self.full.latency(output) - mean) * self.place * lasting, 0.0)
 
     def encode(self, output: int) -> float:  # noqa: ARG002 - the same for all lengths
-        return max(self.mean.encode + (self.full.encode - self.mean.encode) * self.place, 0.0)
+        mean = self.mean.encode
+        return max(mean + (self.full.encode - mean) * self.place, 0.0)
 
 
 def _loads(mean: CycleTimes, full: CycleTimes, entering: float, encode_batch: int, rate: float) -> list[_Load]:
