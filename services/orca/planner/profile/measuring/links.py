@@ -13,7 +13,8 @@ from orca.worker.parallel.progress import RankProgress
 from orca.worker.parallel.shard import Shard
 from orca.worker.parallel.tensor_link import TensorLink
 
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 600.0
+"""Time limit for meeting the other processes, which may still load their share of the model."""
 _GAP_NS = 2_000_000
 """Time between two messages: one must have arrived before the next one leaves."""
 
