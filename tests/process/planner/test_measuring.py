@@ -191,7 +191,9 @@ def test_a_process_that_fails_is_reported_with_its_reason(tmp_path: Path) -> Non
 
 def test_the_key_names_the_processor_of_this_machine(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("cpu family\t: 6\nmodel\t\t: 207\nmodel name\t: Some  Processor\nstepping\t: 2\n\nmodel name: x\n")
+    cpuinfo.write_text(
+        "cpu family\t: 6\nmodel\t\t: 207\nmodel name\t: Some  Processor\nstepping\t: 2\n\nmodel name: x\n"
+    )
     assert processor_name(cpuinfo) == "Some Processor (6-207-2)"
     cpuinfo.write_text("")
     assert processor_name(cpuinfo) == "unknown processor"
