@@ -29,7 +29,7 @@ SPECS: Mapping[str, Json] = {
         "metricNames": ["orca", "vllm"],
     },
 }
-"""By name."""
+"""Specs by name."""
 
 
 def rendered(name: str) -> Json:
