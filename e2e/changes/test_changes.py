@@ -84,6 +84,24 @@ def smaller_batch(service: Service) -> Iterator[None]:
     service.wait_until_settled()
 
 
+def round_robin(service: Service) -> Iterator[None]:
+    """Change the policy, which replaces the scheduler, then a control, which replaces nothing, and back."""
+    controls = {"encodeBatch": 4, "decodeSteps": 8}
+    service.edit(scheduler={"policy": "rra", "rra": controls})
+    yield
+    service.wait_until_settled()
+    [pod] = service.pods("scheduler")
+    service.edit(scheduler={"rra": {"decodeSteps": 3}})
+    yield
+    logs = ("logs", pod["metadata"]["name"], f"--namespace={service.namespace}")
+    wait_until(lambda: '"decode_steps":3' in service.kubectl(*logs).replace(" ", ""), service.describe)
+    service.wait_until_settled()
+    assert uids(service.pods("scheduler")) == uids([pod])
+    service.edit(scheduler={"policy": "iteration", "rra": None})
+    yield
+    service.wait_until_settled()
+
+
 def fewer_slots_and_more(service: Service) -> Iterator[None]:
     """Lower the slots while waiting requests need more: the groups with room stay until all have their answers."""
     service.edit(scheduler={"kvSlots": LARGE_SLOTS})
@@ -230,6 +248,7 @@ CHANGES = (
     Change("tensor 1 to 2", edited(parallelism={"tensor": 2}), new_pods=2),
     Change("tensor 2 to 1", edited(parallelism={"tensor": 1}), new_pods=2),
     Change("batch size 16 to 8", smaller_batch, new_pods=0),
+    Change("policy rra and back", round_robin, new_pods=1),
     Change("fewer slots and more", fewer_slots_and_more, new_pods=1),
     Change("slots as they come", edited(scheduler={"kvSlots": None}), new_pods=1),
     Change("gateways 1 to 3", gateways(3), new_pods=2),

@@ -1,5 +1,6 @@
 """Contradicting fields and forbidden changes of a resource are refused on write."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from kubernetes import client
 
 from orca.operator.domain.resource import BadSpec, Json
+from orca.scheduler.policy.cycle import CycleControls
 from support.operator.api_server import ApiServer
 from support.operator.deployments import deployment
 from support.operator.dry_run import DryRun, dry_run
@@ -34,6 +36,16 @@ def serving(**service: Any) -> Json:
 
 def tolerating(**toleration: Any) -> Json:
     return {"gateway": {"tolerations": [toleration]}}
+
+
+def alternating(**changes: Any) -> Json:
+    """Return a spec with the policy rra. Args: changes: controls, or fields of the scheduler."""
+    of_scheduler = {key: changes.pop(key) for key in ("policy", "maxBatchTokens", "maxBatchSize") if key in changes}
+    return {"scheduler": {"policy": "rra", "rra": {"encodeBatch": 4, "decodeSteps": 8, **changes}, **of_scheduler}}
+
+
+def dividing(*layers: int, stages: int) -> Json:
+    return {"parallelism": {"stages": stages, "stageLayers": list(layers)}}
 
 
 @pytest.mark.parametrize(
@@ -78,6 +90,30 @@ def tolerating(**toleration: Any) -> Json:
         (tolerating(key="a", effect="NoSchedule", tolerationSeconds=1), "tolerationSeconds needs the effect NoExecute"),
         ({"scheduler": {"maxBatchTokens": 16}}, "maxBatchTokens must be 0 or greater than maxBatchSize"),
         ({"scheduler": {"maxBatchTokens": 32, "policy": "request_level"}}, "maxBatchTokens needs the policy iteration"),
+        ({"scheduler": {"policy": "rra"}}, "the policy rra needs rra.encodeBatch and rra.decodeSteps"),
+        ({"scheduler": {"policy": "rra", "rra": {"decodeSteps": 2}}}, "spec.scheduler.rra.encodeBatch: Required value"),
+        ({"scheduler": {"policy": "rra", "rra": {"encodeBatch": 2}}}, "spec.scheduler.rra.decodeSteps: Required value"),
+        (
+            alternating(policy="iteration"),
+            "rra (encodeBatch, decodeSteps, decodeBatch, encodeTokens, thresholdPercent)",
+        ),
+        (alternating(policy="request_level"), "needs the policy rra"),
+        (alternating(maxBatchTokens=64), "maxBatchTokens needs the policy iteration"),
+        (alternating(encodeBatch=0), "spec.scheduler.rra.encodeBatch in body should be greater than or equal to 1"),
+        (alternating(decodeSteps=0), "spec.scheduler.rra.decodeSteps in body should be greater than or equal to 1"),
+        (alternating(decodeBatch=0), "spec.scheduler.rra.decodeBatch in body should be greater than or equal to 1"),
+        (alternating(encodeTokens=0), "spec.scheduler.rra.encodeTokens in body should be greater than or equal to 1"),
+        (alternating(thresholdPercent=-1), "thresholdPercent in body should be greater than or equal to 0"),
+        (alternating(thresholdPercent=101), "thresholdPercent in body should be less than or equal to 100"),
+        (alternating(encodeBatch=17), "scheduler.rra.encodeBatch must be at most parallelism.stages times"),
+        (alternating(decodeBatch=17), "scheduler.rra.decodeBatch must be at most parallelism.stages times"),
+        (
+            alternating(encodeBatch=9, decodeBatch=8),
+            "encodeBatch must be at most decodeBatch and thresholdPercent of it",
+        ),
+        (dividing(12, 12, stages=1), "stageLayers must have as many numbers as stages says"),
+        (dividing(24, stages=2), "stageLayers must have as many numbers as stages says"),
+        (dividing(24, 0, stages=2), "spec.parallelism.stageLayers[1] in body should be greater than or equal to 1"),
         ({"gateway": {"ingress": {}, "httpRoute": {"parentRefs": [{"name": "a"}]}}}, "give ingress or httpRoute"),
         (serving(loadBalancerClass="a"), "loadBalancerClass needs the type LoadBalancer"),
         (serving(externalTrafficPolicy="Local"), "externalTrafficPolicy needs the type NodePort or LoadBalancer"),
@@ -125,10 +161,27 @@ def test_a_limit_with_room_for_redis_and_one_beside_an_external_pool_are_accepte
     assert api.create({**DEFAULT, "pool": pool}).status == 201
 
 
-@pytest.mark.parametrize("policy", ["iteration", "request_level"])
+@pytest.mark.parametrize("policy", ["iteration", "request_level", "rra"])
 def test_whole_prompts_may_be_asked_for_under_any_policy(api: DryRun, policy: str) -> None:
-    spec = {"scheduler": {"maxBatchTokens": 0, "policy": policy}}
+    controls = {"rra": {"encodeBatch": 4, "decodeSteps": 8}} if policy == "rra" else {}
+    spec = {"scheduler": {"maxBatchTokens": 0, "policy": policy, **controls}}
     assert api.create({**DEFAULT, **spec}).status == 201
+
+
+def test_controls_of_rra_are_accepted_exactly_if_a_scheduler_accepts_them(api: DryRun) -> None:
+    accepted = 0
+    sizes = itertools.product((1, 3), (2, 5), (1, 2, 4, 6, 7, 15), (None, 1, 2, 4, 6, 15), (None, 0, 12, 100))
+    for stages, size, encode, decode, threshold in sizes:
+        optional = {"decode_batch": decode, "threshold_percent": threshold}
+        chosen = {name: value for name, value in optional.items() if value is not None}
+        controls = CycleControls(encode_batch=encode, decode_steps=1, **chosen)
+        named = {"decodeBatch": decode, "thresholdPercent": threshold}
+        spec = alternating(encodeBatch=encode, maxBatchSize=size, **{k: v for k, v in named.items() if v is not None})
+        said = api.create({**DEFAULT, **spec, "parallelism": {"stages": stages}})
+        is_sound = controls.broken_rule(stages=stages, max_batch_size=size) is None
+        assert said.status == (201 if is_sound else 422), f"{spec}: {said}"
+        accepted += is_sound
+    assert accepted > 50
 
 
 @pytest.mark.parametrize("name", ["a" * 29, "1a", "a.b"])

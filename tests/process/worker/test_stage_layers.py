@@ -2,6 +2,7 @@
 a group."""
 
 import itertools
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -97,4 +98,6 @@ def test_a_stage_whose_layers_are_no_division_ends_with_status_2(tiny_model: Pat
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 2
     rule = "divide the model's 3 layers over 2 stages, at least one for each"
-    assert f"the model cannot be served: setting --layers: '2,2' adds up to 4: {rule}" in ended.stderr
+    # The status of an OrcaDeployment shows the last line.
+    last = json.loads(ended.stderr.splitlines()[-1])
+    assert last["message"] == f"the model cannot be served: setting --layers: '2,2' adds up to 4: {rule}"

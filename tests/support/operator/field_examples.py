@@ -28,12 +28,19 @@ def _with(role: str, **fields: Any) -> Json:
     return DEFAULT | {role: fields}
 
 
+def _with_rra(**controls: int) -> Json:
+    """Return a spec with the policy rra, in which encodeBatch and decodeBatch may be as large as the schema allows."""
+    scheduler = {"policy": "rra", "maxBatchSize": 65536, "rra": {"encodeBatch": 3, "decodeSteps": 3, **controls}}
+    return _with("scheduler", **scheduler) | {"parallelism": {"stages": 64}}
+
+
 BESIDE: Mapping[str, Json] = {
     "model.revision": _ON_HUB,
     "model.endpoint": _ON_HUB,
     "model.tokenSecret": _ON_HUB,
     "model.tokenSecret.key": {"model": {"uri": "hf://org/model", "tokenSecret": {"name": "mine"}}},
     "model.cache": _ON_HUB,
+    "parallelism.stageLayers": _with("parallelism", stages=3),
     "worker.acceleratorResource": _with("worker", device="cuda"),
     "worker.rdmaResource": _with("worker", device="cuda"),
     "worker.rdmaResource.count": _with("worker", device="cuda", rdmaResource={"name": "rdma/hca"}),
@@ -46,6 +53,8 @@ BESIDE: Mapping[str, Json] = {
     "images.fetch": _ON_HUB,
     "fetch": _ON_HUB,
     "scheduler.maxBatchTokens": _with("scheduler", maxBatchSize=1),
+    "scheduler.rra": _with_rra(),
+    "scheduler.rra.decodeBatch": _with_rra(encodeBatch=1),
     "gateway.apiKeysSecret.key": _with("gateway", apiKeysSecret={"name": "mine"}),
     "gateway.service.loadBalancerClass": _with("gateway", service={"type": "LoadBalancer"}),
     "gateway.service.ipFamilies": _with("gateway", service={"ipFamilyPolicy": "SingleStack"}),
@@ -61,8 +70,8 @@ BESIDE: Mapping[str, Json] = {
 }
 """Specs in which a field may be given, where the shortest one is not such a spec; the last that fits counts."""
 
-NOT_BETWEEN: Mapping[str, tuple[int, ...]] = {"scheduler.maxBatchTokens": (1,)}
-"""Integers between the bounds of a field that are refused."""
+NOT_ALONE: Mapping[str, tuple[Any, ...]] = {"scheduler.maxBatchTokens": (1,), "scheduler.policy": ("rra",)}
+"""Values that the schema of a field allows, and that are refused without other fields."""
 
 _NAME = Examples(valid=("b-1.c",), invalid=("Upper", "a_b", "-a", "a.", "a..b", "a/b"))
 """Names of most objects: a DNS subdomain."""
@@ -155,6 +164,20 @@ _TOLERATION = {
 }
 
 EXAMPLES: Mapping[str, Examples] = {
+    "parallelism.stageLayers": Examples(
+        valid=([10, 6, 8], [1, 1, 1], [65536, 1, 2]),
+        invalid=(
+            [],
+            [12, 12],
+            [6, 6, 6, 6],
+            [12, 0, 12],
+            [12, -1, 13],
+            [65537, 1, 1],
+            [1.5, 1, 1],
+            ["8", 8, 8],
+            "8,8,8",
+        ),
+    ),
     "model.uri": Examples(
         valid=("file:///n/o", "hf://org/model", "s3://bucket/a/b", "pvc://claim", "pvc://claim/a/b"),
         invalid=(

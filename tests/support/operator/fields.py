@@ -12,7 +12,7 @@ from typing import Any
 
 from orca.operator.domain.resource import Json
 from support.operator.deployments import schema
-from support.operator.field_examples import BESIDE, DEFAULT, EXAMPLES, NOT_BETWEEN, Examples
+from support.operator.field_examples import BESIDE, DEFAULT, EXAMPLES, NOT_ALONE, Examples
 
 Path = tuple[str, ...]
 """Names of properties below spec; [] goes into the items of a list."""
@@ -65,11 +65,10 @@ def valid(field: Field) -> list[Any]:
     elif of.get("type") == "integer":
         low, high = _bounds(of)
         found = [low, high, *(value for value in (low + 1, high - 1) if low < value < high)]
-        found = [value for value in found if value not in NOT_BETWEEN.get(field.name, ())]
     else:
         examples = _examples(field)
         found = [*examples.valid, *(examples.of_length(length) for length in _lengths(of) if examples.of_length)]
-    return [value for value in found if value != default]
+    return [value for value in found if value != default and value not in NOT_ALONE.get(field.name, ())]
 
 
 def invalid(field: Field) -> list[Any]:
@@ -78,10 +77,10 @@ def invalid(field: Field) -> list[Any]:
     if of.get("type") == "boolean":
         return ["yes", 1]
     if "enum" in of:
-        return ["other", "", 5]
+        return ["other", "", 5, *NOT_ALONE.get(field.name, ())]
     if of.get("type") == "integer":
         low, high = _bounds(of)
-        return [low - 1, high + 1, *NOT_BETWEEN.get(field.name, ()), "5", 1.5, True]
+        return [low - 1, high + 1, *NOT_ALONE.get(field.name, ()), "5", 1.5, True]
     examples = _examples(field)
     found = [*examples.invalid, *([5] if of["type"] == "string" else ["word"])]
     if of["type"] == "string":

@@ -25,6 +25,7 @@ ON_HUB = {"uri": "hf://org/model", "cache": {"sizeGiB": 1}}
 IN_IMAGE = {"uri": "file:///m", "cache": None}
 OF_THE_TEST = {"external": {"urlSecret": {"name": POOL_SECRET}}}
 """A pool that answers."""
+CYCLE = {"encodeBatch": 4, "decodeSteps": 8}
 LOOKS = 2
 """An operator is quiet when it has begun this many reconciles since its last write: the first found nothing to do."""
 
@@ -44,7 +45,8 @@ def creation(**spec: Any) -> Journey:
 
 JOURNEYS = (
     creation(),
-    Journey("roll", lambda shop: shop.edit(parallelism={"stages": 2})),
+    # Schedulers of both policies read the ConfigMap of bounds meanwhile.
+    Journey("roll", lambda shop: shop.edit(parallelism={"stages": 2}, scheduler={"policy": "rra", "rra": CYCLE})),
     Journey("scale up", lambda shop: shop.edit(replicas=3)),
     Journey("change", lambda shop: shop.edit(scheduler={"maxBatchSize": 8, "prefetch": 0}, gateway={"replicas": 2})),
     Journey("scale down", lambda shop: shop.edit(replicas=1)),

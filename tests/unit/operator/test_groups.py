@@ -1,11 +1,13 @@
 """Groups that find no nodes, or whose containers end again and again: they give way and come back."""
 
+import json
 from datetime import UTC, datetime
 
 import pytest
 
 from orca.operator.domain import group_pauses, names
 from orca.operator.domain.group_pauses import Pause
+from orca.operator.domain.resource import Json
 from orca.operator.plan import status
 from support.operator.clusters import BORN_S, FakeCluster
 from support.operator.deployments import deployment
@@ -186,7 +188,14 @@ def test_a_paused_group_with_an_unknown_number_of_stages_stays_paused_and_the_wa
     "written",
     [
         *("x", "[]", "3", '{"later": 1}', '{"times": "2"}', '{"times": null}', '{"times": -1}', '{"reason": "Bored"}'),
-        *('{"reason": []}', '{"begun_s": ""}', '{"begun_s": 1e400}', f'{{"room_s": {10**400}}}', "[" * 100_000),
+        *(
+            '{"cause": 5}',
+            '{"reason": []}',
+            '{"begun_s": ""}',
+            '{"begun_s": 1e400}',
+            f'{{"room_s": {10**400}}}',
+            "[" * 100_000,
+        ),
     ],
     ids=lambda written: written[:20],
 )
@@ -203,12 +212,12 @@ def test_a_paused_group_is_reported_with_the_time_of_its_return() -> None:
     assert "has given way once" in told["message"]
 
 
-def crash(cluster: FakeCluster, pod: str, restarts: int) -> None:
+def crash(cluster: FakeCluster, pod: str, restarts: int, **state: Json) -> None:
     scheduler = f"{group_of(cluster)}-scheduler-0"
     cluster.make_unready(scheduler)
     cluster.make_unready(pod)
     waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
-    container = {"name": "c", "ready": False, "restartCount": restarts, "state": waiting}
+    container = {"name": "c", "ready": False, "restartCount": restarts, "state": waiting, **state}
     cluster.objects["Pod", pod]["status"]["containerStatuses"] = [container]
 
 
@@ -227,6 +236,27 @@ def test_a_group_whose_container_crashes_repeatedly_is_paused_once(pod: str) -> 
     pass_time(cluster, 61)
     assert replicas(cluster, group) == (1, 1)
     assert cluster.reconcile().actions == ()
+
+
+def test_a_group_that_has_given_way_is_reported_with_what_its_container_said_last() -> None:
+    cluster = FakeCluster(deployment())
+    cluster.settle()
+    group = group_of(cluster)
+    ended = {"terminated": {"exitCode": 2, "message": "a\nsetting --layers: '2,2' adds up to 4\n"}}
+    crash(cluster, f"{group}-0", restarts=10, lastState=ended)
+    cluster.reconcile()
+    assert replicas(cluster, group) == (0, 0)
+    cluster.start()  # the pods are gone
+    assert not cluster.observed.children.pods(names.STAGE)
+    found = status.make_status(cluster.observed, cluster.reconcile(), {})
+    [message] = [each["message"] for each in found["conditions"] if each["type"] == "WorkersReady"]
+    said = f"(pod {group}-0, container c: setting --layers: '2,2' adds up to 4)"
+    assert f"has given way once, since one of its containers kept crashing {said}; it comes back at" in message
+
+
+def test_a_pause_without_a_cause_is_written_as_releases_before_read_it() -> None:
+    [written] = Pause(times=1, begun_s=5, reason="NoCapacity").annotations.values()
+    assert json.loads(written) == {"times": 1, "begun_s": 5, "reason": "NoCapacity", "room_s": None}
 
 
 def test_a_new_group_that_crashes_does_not_remove_the_old_one() -> None:

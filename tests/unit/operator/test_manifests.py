@@ -149,6 +149,12 @@ def test_a_stage_reads_its_index_from_its_own_pod() -> None:
     assert variables["ORCA_WORKER_DATA_HOST"]["fieldRef"]["fieldPath"] == "status.podIP"
 
 
+def test_stages_get_their_numbers_of_layers_if_the_spec_has_them() -> None:
+    stage = pods(parallelism={"stages": 3, "stageLayers": [10, 6, 8]})["stage"]
+    assert flags(stage)["layers"] == "10,6,8"
+    assert "layers" not in flags(pods(parallelism={"stages": 3})["stage"])
+
+
 def test_cuda_requests_one_gpu_per_rank() -> None:
     stage = pods(worker={"device": "cuda"}, parallelism={"tensor": 2})["stage"]
     assert stage["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}

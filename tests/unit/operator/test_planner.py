@@ -81,6 +81,17 @@ def test_another_parallelism_is_another_revision_and_is_rolled_out() -> None:
     assert not deleted(plans[0])
 
 
+def test_another_division_of_the_layers_is_rolled_out_like_another_number_of_stages() -> None:
+    cluster = settled(deployment(parallelism={"stages": 2}))
+    for layers in ([14, 10], [10, 14]):
+        [old] = cluster.names("StatefulSet", "stage")
+        plans = change(cluster, parallelism={"stages": 2, "stageLayers": layers}).settle()
+        [new] = cluster.names("StatefulSet", "stage")
+        assert new != old
+        assert new in [each["metadata"]["name"] for each in applied(plans[0])]
+        assert not deleted(plans[0])
+
+
 def test_a_batch_size_changes_no_pod_and_reaches_all_schedulers_at_once() -> None:
     cluster = settled(deployment(replicas=2))
     decided = change(cluster, replicas=2, scheduler={"maxBatchSize": 4}).reconcile()

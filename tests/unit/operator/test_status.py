@@ -279,6 +279,32 @@ def test_a_problem_names_pod_container_and_the_last_log_lines() -> None:
     assert trouble.message == "pod p, container c: setting slots: 0 is not 1 or more"
 
 
+def test_layers_that_do_not_add_up_are_reported_while_the_groups_of_before_serve() -> None:
+    cluster = cluster_of(parallelism={"stages": 2})
+    layers = {"stages": 2, "stageLayers": [2, 2]}
+    cluster.deployment = deployment(generation=2, parallelism=layers)
+    new = make_plan(cluster.observed).revision
+    cluster.reconcile()
+    # The last line of the log, with which a stage ends (test_stage_layers.py).
+    line = "the model cannot be served: setting --layers: '2,2' adds up to 4: divide the model's 3 layers over 2 stages"
+    for stage in range(2):
+        name = f"shop-{new}-0-{stage}"
+        labels = cluster.objects["StatefulSet", f"shop-{new}-0"]["spec"]["template"]["metadata"]["labels"]
+        cluster.add_pod(name, labels, is_ready=False)
+        waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+        ended = {"terminated": {"exitCode": 2, "message": f'{{"level":"error","message":"{line}"}}'}}
+        container = {"name": "stage", "ready": False, "restartCount": 2, "state": waiting, "lastState": ended}
+        cluster.objects["Pod", name]["status"]["containerStatuses"] = [container]
+    found = told(cluster)
+    for kind in ("WorkersReady", "Ready"):
+        assert condition(found, kind) == ("False", "BadConfiguration")
+        [message] = [each["message"] for each in found["conditions"] if each["type"] == kind]
+        assert line in message
+        assert message.startswith(f"pod shop-{new}-0-0, container stage: ")
+    assert condition(found, "Degraded") == ("True", "BadConfiguration")
+    assert (found["groups"]["ready"], found["groups"]["updated"]) == (1, 1)
+
+
 def told_of_gateway(node: str, mode: str) -> tuple[str, str]:
     """GatewayReady while a gateway waits on a node and a stage runs on node-1, both with the model's volume."""
     cluster = cluster_of(model={"uri": "hf://org/model", "cache": {"accessMode": mode}})

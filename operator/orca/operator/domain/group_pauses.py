@@ -38,6 +38,7 @@ class Pause:
     begun_s: int | None = None  # seconds since 1970; None while the group is there
     reason: str | None = None  # of the last time: a reason of problems.py
     room_s: int | None = None  # seconds since 1970: when others last made room for it
+    cause: str | None = None  # message of the pod that kept crashing: while the pause is on, no pod is there to say it
 
     @property
     def is_on(self) -> bool:
@@ -45,7 +46,12 @@ class Pause:
 
     @property
     def annotations(self) -> dict[str, str]:
-        return {} if self == Pause() else {names.PAUSE_ANNOTATION: json.dumps(asdict(self))}
+        if self == Pause():
+            return {}
+        written = asdict(self)
+        if self.cause is None:
+            del written["cause"]  # releases before this one read no other names
+        return {names.PAUSE_ANNOTATION: json.dumps(written)}
 
     @property
     def ended(self) -> "Pause":
@@ -76,19 +82,24 @@ def read(stages: Mapping[str, Any]) -> Pause:
         return Pause()
     counts = [each for each in (found.times, found.begun_s, found.room_s) if each is not None]
     is_sound = all(isinstance(each, int) and 0 <= each <= NUMBER_MAX for each in counts) and found.times is not None
+    is_sound = is_sound and (found.cause is None or isinstance(found.cause, str))
     return found if is_sound and found.reason in (None, NO_CAPACITY, CRASHING, FORBIDDEN) else Pause()
 
 
-def next_pause(pause: Pause, group: str, *, is_ready: bool, problem: str | None, now_s: float) -> Pause:
+def next_pause(
+    pause: Pause, group: str, *, is_ready: bool, problem: str | None, now_s: float, cause: str | None = None
+) -> Pause:
     """Return the pause to write on a group.
 
-    Args: problem: reason why it must give way; None if it need not.
+    Args:
+        problem: reason why it must give way; None if it need not.
+        cause: what a pod of it says about the problem; None if none says anything.
     """
     if pause.is_on:
         return pause.ended if pause.is_over(group, now_s) else pause
     # A scheduler may stay ready for a moment after its stages are gone, so readiness keeps no group.
     if problem is not None:
-        return Pause(times=pause.times + 1, begun_s=int(now_s), reason=problem)
+        return Pause(times=pause.times + 1, begun_s=int(now_s), reason=problem, cause=cause)
     return Pause() if is_ready else pause
 
 

@@ -80,6 +80,7 @@ class ModelSpec:
 class ParallelismSpec:
     stages: int
     tensor: int
+    stage_layers: tuple[int, ...] = ()  # empty: as even as possible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +114,20 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RraSpec:
+    """The controls of the policy rra. None switches a control off."""
+
+    encode_batch: int
+    decode_steps: int
+    decode_batch: int | None = None
+    encode_tokens: int | None = None
+    threshold_percent: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSpec:
     policy: str
+    rra: RraSpec | None = None
     max_batch_size: int
     kv_slots: int | None = None
     max_batch_tokens: int | None = None

@@ -26,12 +26,13 @@ def next_pauses(observation: Observation, staying: Sequence[str], move: RolloutM
         is_ready, is_overdue = known[name].is_ready, known[name].is_overdue
         if is_overdue and makes_room:
             pause = group_pauses.with_room(pause, startup_s, now_s)
-        problem = None
+        problem, cause = None, None
         if is_overdue and not makes_room and group_pauses.has_had_its_time(pause, startup_s, now_s):
             problem = problems.NO_CAPACITY if _refusal(observation, name) is None else problems.FORBIDDEN
-        elif any(map(_keeps_crashing, _pods(observation, name))):
-            problem = problems.CRASHING
-        found[name] = group_pauses.next_pause(pause, name, is_ready=is_ready, problem=problem, now_s=now_s)
+        elif crashing := list(filter(_keeps_crashing, _pods(observation, name))):
+            said = problems.worst(crashing)
+            problem, cause = problems.CRASHING, None if said is None else said.message
+        found[name] = group_pauses.next_pause(pause, name, is_ready=is_ready, problem=problem, now_s=now_s, cause=cause)
     return found
 
 
@@ -69,17 +70,16 @@ def find_problem(observation: Observation, pauses: Mapping[str, Pause]) -> Probl
         if pause.is_on and pause.reason is not None:
             ends = timestamp(pause.ends_s(name))
             times = "once" if pause.times == 1 else f"{pause.times} times in a row"
-            why = _why(observation, name, pause.reason)
+            why = _why(observation, name, pause)
             return Problem(pause.reason, f"group {name} has given way {times}, since {why}; it comes back at {ends}")
     return None
 
 
-def _why(observation: Observation, group: str, reason: str) -> str:
-    if reason != problems.FORBIDDEN:
-        return {
-            problems.NO_CAPACITY: "not all of its pods found a node",
-            problems.CRASHING: "one of its containers kept crashing",
-        }[reason]
+def _why(observation: Observation, group: str, pause: Pause) -> str:
+    if pause.reason == problems.NO_CAPACITY:
+        return "not all of its pods found a node"
+    if pause.reason == problems.CRASHING:
+        return "one of its containers kept crashing" + ("" if pause.cause is None else f" ({pause.cause})")
     makers = [observation.children.get("StatefulSet", name) for name in (group, names.scheduler(group))]
     said = [cluster_events.last_refusal(observation.events, each) for each in makers if each is not None]
     words = next((each for each in said if each is not None), None)

@@ -84,7 +84,7 @@ class _Decisions:
 def make_plan(observation: Observation) -> ReconcilePlan:
     """Decide what to do next. Made again and again, plans lead to what the spec asks for."""
     decisions = _decide(observation)
-    schedule = group.schedule(observation.deployment)
+    schedule = group.schedule(observation.deployment, _bounds_in_use(observation))
     schedulers = _render_schedulers(observation, decisions)
     held = _held_objects(observation, decisions, schedulers)
     rendered = [
@@ -197,6 +197,18 @@ def _render_pool(observation: Observation) -> list[Json]:
         return []
     claim = observation.children.get("PersistentVolumeClaim", names.pool(observation.name))
     return pool.managed(observation.deployment, observation.images.pool, observation.pool_secret, claim)
+
+
+def _bounds_in_use(observation: Observation) -> dict[str, str]:
+    """Return the batch bounds that schedulers read now, by key of the ConfigMap. The spec replaces those that it has.
+
+    The others are for schedulers that the spec does not describe any more, in the groups that a rollout replaces.
+    """
+    there = observation.children.get("ConfigMap", names.schedule(observation.name)) or {}
+    templates = [each["spec"]["template"] for each in observation.children.stateful_sets(names.SCHEDULER)]
+    readers = [*templates, *observation.children.pods(names.SCHEDULER)]
+    used = {group.bounds_key(each["spec"]) for each in readers}
+    return {key: text for key, text in (there.get("data") or {}).items() if key in used}
 
 
 def _render_schedulers(observation: Observation, decisions: _Decisions) -> dict[str, list[Json]]:

@@ -7,7 +7,8 @@ group again.
 
 import hashlib
 import json
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.domain.step_tokens import max_batch_tokens
@@ -28,6 +29,7 @@ RENDEZVOUS_PORT = 7002
 METRICS_PORT = 9090
 
 _SCHEDULE_FOLDER = "/etc/orca/schedule"
+_SCHEDULE_VOLUME = "schedule"
 _BOUNDS_FILE = "bounds.json"
 _CERTIFICATES_FOLDER = "/etc/orca/certificates"
 # A folder, not single files: a mounted file would not follow a change of the Secret.
@@ -74,8 +76,11 @@ def stages(deployment: OrcaDeployment, image: str, group: str, pause: Pause) -> 
     return [_headless_service(marks, selector, {"engine": STAGE_PORT}), stateful_set]
 
 
-def schedule(deployment: OrcaDeployment) -> Json:
-    """Render the batch bounds, which running schedulers follow (`--bounds-file`)."""
+def schedule(deployment: OrcaDeployment, others: Mapping[str, str] | None = None) -> Json:
+    """Render the batch bounds, which running schedulers follow (`--bounds-file`).
+
+    Args: others: bounds of schedulers that the spec does not describe any more, by key of the ConfigMap.
+    """
     chosen = deployment.spec.scheduler
     tokens = max_batch_tokens(
         chosen.max_batch_tokens,
@@ -84,12 +89,24 @@ def schedule(deployment: OrcaDeployment) -> Json:
         max_batch_size=chosen.max_batch_size,
     )
     bounds = {"max_batch_size": chosen.max_batch_size, "max_batch_tokens": tokens}
+    if chosen.rra is not None:
+        # None is written too: it switches a control off that a variable of the pod may set.
+        bounds |= asdict(chosen.rra)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(deployment, names.schedule(deployment.name), names.SCHEDULER),
-        "data": {_BOUNDS_FILE: json.dumps(bounds)},
+        "data": {**(others or {}), _bounds_key(deployment): json.dumps(bounds)},
     }
+
+
+def bounds_key(pod_spec: Json) -> str:
+    """Return the key of the ConfigMap from which a scheduler pod has its bounds. Args: pod_spec: as it is."""
+    for volume in pod_spec.get("volumes") or []:
+        if volume["name"] == _SCHEDULE_VOLUME:
+            items = (volume.get("configMap") or {}).get("items") or []
+            return next((str(each["key"]) for each in items if each["path"] == _BOUNDS_FILE), _BOUNDS_FILE)
+    return _BOUNDS_FILE
 
 
 def scheduler(
@@ -163,6 +180,7 @@ def _stage_pod(deployment: OrcaDeployment, image: str, labels: dict[str, str]) -
         "quantization": spec.model.quantization,
         "max_model_len": spec.model.max_model_len,
         "stages": spec.parallelism.stages,
+        "layers": ",".join(map(str, spec.parallelism.stage_layers)) or None,
         "tensor": spec.parallelism.tensor,
         "device": worker.device,
         "threads": worker.threads,
@@ -281,7 +299,7 @@ def _scheduler_pod(
             *location.mounts,
             *connection.mounts,
             _CERTIFICATES_MOUNT,
-            {"name": "schedule", "mountPath": _SCHEDULE_FOLDER, "readOnly": True},
+            {"name": _SCHEDULE_VOLUME, "mountPath": _SCHEDULE_FOLDER, "readOnly": True},
         ],
         more={
             # Ready means that the group is formed. The status shows it; nothing is taken out of service by it.
@@ -299,12 +317,32 @@ def _scheduler_pod(
             *location.volumes,
             *connection.volumes,
             _certificates_volume(deployment),
-            {"name": "schedule", "configMap": {"name": names.schedule(deployment.name)}},
+            _schedule_volume(deployment),
         ],
         more={"terminationGracePeriodSeconds": DRAIN_S, "tolerations": list(LOST_NODE)},
         patch=chosen.pod_patch,
         remove=chosen.pod_patch_remove,
     )
+
+
+def _bounds_key(deployment: OrcaDeployment) -> str:
+    """Return the key of the ConfigMap that has the bounds of the wanted schedulers.
+
+    Controls of the policy rra depend on the number of stages, and schedulers of other policies refuse them. So both are
+    part of the key. While a rollout changes them, groups that still serve keep the bounds that fit them, also when
+    their schedulers start again.
+    """
+    if deployment.spec.scheduler.rra is None:
+        return _BOUNDS_FILE
+    return f"bounds-rra-{deployment.spec.parallelism.stages}.json"
+
+
+def _schedule_volume(deployment: OrcaDeployment) -> Json:
+    source: Json = {"name": names.schedule(deployment.name)}
+    key = _bounds_key(deployment)
+    if key != _BOUNDS_FILE:
+        source["items"] = [{"key": key, "path": _BOUNDS_FILE}]
+    return {"name": _SCHEDULE_VOLUME, "configMap": source}
 
 
 LOST_NODE = tuple(
