@@ -20,7 +20,7 @@ from orca.planner.profile.profile import Profile, read_profile
 from orca.planner.search.device_layouts import DeviceMemory, Shape, profiled_layouts
 from orca.planner.search.goal import KINDS, PlanGoal
 from orca.planner.search.judge import SimulationJudge
-from orca.planner.search.plan import Plan, lines, to_json
+from orca.planner.search.plan import Plan, PlannedDevice, lines, to_json
 from orca.planner.search.planner import NothingFits, Outcome, PlanProblem, make_plan
 from orca.planner.search.strategies import STRATEGIES
 from orca.planner.search.timeline_of import timeline_of
@@ -158,7 +158,7 @@ def main(argv: Sequence[str]) -> int:
         outcome = make_plan(problem, SimulationJudge(goal=problem.goal, seed=settings.seed), _report)
     except NothingFits as error:
         raise SettingError(str(error)) from error
-    plan = Plan.of(outcome, problem.goal, workload, profile=profile.digest, release=version("orca-serving"))
+    plan = Plan.of(outcome, problem.goal, workload, device=PlannedDevice.of(profile), release=version("orca-serving"))
     out.write_bytes(to_json(plan))
     if settings.pictures is not None:
         _draw(Path(settings.pictures), outcome, plan)

@@ -13,7 +13,7 @@ from orca.planner.profile.step_shape import StepShape
 from orca.planner.search.goal import PlanGoal
 from orca.planner.search.judge import SimulationJudge
 from orca.planner.search.layouts import balanced, even_layers, layouts
-from orca.planner.search.plan import Plan, from_json, lines, to_json
+from orca.planner.search.plan import Plan, PlannedDevice, from_json, lines, to_json
 from orca.planner.search.planner import Candidate, NothingFits, Outcome, PlacedLayout, PlanProblem, make_plan, pareto
 from orca.planner.search.strategies import STRATEGIES
 from orca.planner.search.timeline_of import timeline_of
@@ -196,12 +196,15 @@ def test_the_front_rises_in_both() -> None:
     assert pareto([(2, 5), (1, 3), (3, 4), (2, 6), (4, 6)]) == [(1, 3), (2, 6)]
 
 
+DEVICE = PlannedDevice(profile="0123456789abcdef", device="cpu", dtype="float32", quantization=None, threads=1)
+
+
 @cache
 def planned() -> tuple[Outcome, Plan]:
     goal = PlanGoal(latency_ms=150.0)
     judge = SimulationJudge(goal=goal, answers=60)
     outcome = make_plan(problem(goal), judge)
-    return outcome, Plan.of(outcome, goal, SHORT, profile="0123456789abcdef", release="0.1.0")
+    return outcome, Plan.of(outcome, goal, SHORT, device=DEVICE, release="0.1.0")
 
 
 def test_a_plan_by_simulation_holds_in_simulation_and_in_its_file() -> None:

@@ -65,7 +65,7 @@ class ServiceSteps:
             max_batch_tokens=random.choice(_BOUNDS),
             is_encoder_decoder=self.info.encoder_decoder is not None,
         )
-        waiting = [self._request() for _ in range(random.randint(1, 2 * batch_size))]
+        waiting = [self._request() for _ in range(random.randint(1, batch_size + 2))]
         at_once = random.randint(1, len(waiting))
         for request in waiting[:at_once]:
             self._state.add(request, Claim(1, "bench/1"))

@@ -26,6 +26,7 @@ from orca.cli.up.display import Display, access_note, examples
 from orca.cli.up.layout import describe, describe_pace, with_layout
 from orca.cli.up.log_errors import follow_errors
 from orca.cli.up.plan import DEPLOYMENT, Addresses, RuntimeContext, plan
+from orca.cli.up.planned import load_plan
 from orca.cli.up.probe import Probe
 from orca.cli.up.readiness import wait_until_ready
 from orca.cli.up.recovery import Recovery
@@ -69,6 +70,8 @@ def main(argv: Sequence[str]) -> int:
         max_model_len=settings.max_model_len,
     )
     _check_tokenizer(model.folder)
+    if settings.plan is not None:
+        load_plan(settings.plan).check_layers(model.num_layers)
     _check_parallelism(settings, model)
     _check_slots(settings, model)
     gpus = local_resources.visible_gpus() if settings.device == "cuda" else ()

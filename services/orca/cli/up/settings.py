@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from orca.cli.small_model import CONTINUES, SMALL_MODELS
 from orca.cli.smollm2.folder import SMOLLM2
+from orca.cli.up.planned import with_plan
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.process.settings import (
@@ -42,6 +43,10 @@ class UpSettings(BatchingSettings):
         f" {CONTINUES}",
     )
     served_name: str | None = setting(None, "model name in API calls; default: the name of the folder")
+    plan: str | None = setting(
+        None,
+        "file of `orca plan`: its schedule is run, so the options that the plan decides cannot be given; default: none",
+    )
     dtype: str = dtype_setting()
     quantization: str | None = quantization_setting()
     max_model_len: int | None = setting(
@@ -173,7 +178,7 @@ def parse_settings(argv: Sequence[str]) -> UpSettings:
     """Read the command line. Raises: SettingError that names the setting; SystemExit only for --help."""
     return read_settings(
         UpSettings,
-        argv,
+        with_plan(argv),
         {name: value for name, value in os.environ.items() if name in _VARIABLES},
         prefix=GATEWAY_PREFIX,
         prog="orca up",

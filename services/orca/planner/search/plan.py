@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from orca.core.domain.errors import SettingError
+from orca.planner.profile.profile import Profile
 from orca.planner.profile.strict_record import BadRecord, read_record
 from orca.planner.search.goal import PlanGoal, ScheduleLatencies
 from orca.planner.search.planner import Candidate, Judged, Outcome
@@ -65,6 +66,33 @@ class PlannedWorkload:
             output_mean=workload.outputs.mean,
             output_p99=workload.outputs.percentile(99),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedDevice:
+    """The devices that a plan was made for. A device on CPUs is one rank process with its threads."""
+
+    profile: str  # digest of the profile's key
+    device: str
+    dtype: str
+    quantization: str | None
+    threads: int  # of each rank
+
+    @staticmethod
+    def of(profile: Profile) -> "PlannedDevice":
+        key = profile.key
+        return PlannedDevice(
+            profile=profile.digest,
+            device=key.device,
+            dtype=key.dtype,
+            quantization=key.quantization,
+            threads=key.threads,
+        )
+
+    def flags(self) -> dict[str, str]:
+        """Return the options of `orca up` for these devices."""
+        found = {"device": self.device, "dtype": self.dtype, "threads": str(self.threads)}
+        return found if self.quantization is None else found | {"quantization": self.quantization}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +180,9 @@ class PlannedSchedule:
         """Return the options of `orca up` that run this schedule."""
         found = {"policy": self.policy, "stages": str(self.stages), "tensor": str(self.ranks)}
         found["layers"] = ",".join(map(str, self.layers))
-        return found | {name: str(value) for name, value in self.bounds.settings().items()}
+        found |= {name: str(value) for name, value in self.bounds.settings().items()}
+        # Prompts run whole. Without the option, `orca up` would choose a bound itself.
+        return {"max_batch_tokens": "0"} | found if self.policy == "iteration" else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +191,7 @@ class Plan:
 
     version: int
     release: str  # version of Orca
-    profile: str  # digest of the profile's key
+    device: PlannedDevice
     goal: PlannedGoal
     workload: PlannedWorkload
     schedule: PlannedSchedule  # the one to run
@@ -177,14 +207,14 @@ class Plan:
             raise ValueError("schedule.simulated must not be null")
 
     @staticmethod
-    def of(outcome: Outcome, goal: PlanGoal, workload: Workload, *, profile: str, release: str) -> "Plan":
+    def of(outcome: Outcome, goal: PlanGoal, workload: Workload, *, device: PlannedDevice, release: str) -> "Plan":
         judged = {each.candidate.identity: each for each in outcome.judged}
         chosen = outcome.chosen.candidate
         others = [each for each in outcome.best if each.identity != chosen.identity]
         return Plan(
             version=VERSION,
             release=release,
-            profile=profile,
+            device=device,
             goal=PlannedGoal.of(goal),
             workload=PlannedWorkload.of(workload),
             schedule=PlannedSchedule.of(chosen, outcome.chosen),

@@ -76,7 +76,9 @@ def measure_exact(
     timed = list(zip(outcomes, first_s, strict=True))
     if trace.spec.rate is None:
         from_s = sorted(outcome.end_s for outcome in outcomes)[int(warm_up * len(outcomes))]
-        until_s = max(first_s)
+        # Answers end in groups, at worst one group in a cycle. From the end of one group to that of another there are
+        # whole cycles.
+        until_s = max((outcome.end_s for outcome in outcomes if outcome.end_s <= max(first_s)), default=from_s)
     else:
         from_s = outcomes[int(warm_up * len(outcomes))].arrival_s
         until_s = outcomes[-1].arrival_s

@@ -1,6 +1,7 @@
 """The links between the ranks of one measurement, and the time of messages on them."""
 
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -13,7 +14,8 @@ from orca.worker.parallel.progress import RankProgress
 from orca.worker.parallel.shard import Shard
 from orca.worker.parallel.tensor_link import TensorLink
 
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 600.0
+"""Time limit for meeting the other processes, which may still load their share of the model."""
 _GAP_NS = 2_000_000
 """Time between two messages: one must have arrived before the next one leaves."""
 
@@ -37,11 +39,11 @@ class Links:
         self._is_sender = number == 0
         if tensor.size > 1:
             group = number // tensor.size
-            store = FileStore(str(folder / f"tensor{group}"), tensor.size)
+            store = _meeting(folder / f"tensor{group}", tensor.size)
             self._groups(model.shard).form(store, "", tensor, feeds_tokens=False, timeout_s=_TIMEOUT_S)
         if sends and number < 2 <= processes:
             self._pipe = self._groups(Shard(stage=number, stages=2))
-            store = FileStore(str(folder / "pipe"), 2)
+            store = _meeting(folder / "pipe", 2)
             self._pipe.form(store, "", TensorLink(1, RankProgress()), feeds_tokens=False, timeout_s=_TIMEOUT_S)
 
     def all_reduce_us(self, point: Point, repeats: int) -> list[float]:
@@ -93,6 +95,13 @@ class Links:
     def _synchronize(self) -> None:
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)
+
+
+def _meeting(file: Path, processes: int) -> FileStore:
+    """Return the store in which so many processes meet."""
+    store = FileStore(str(file), processes)
+    store.set_timeout(timedelta(seconds=_TIMEOUT_S))
+    return store
 
 
 def wait_until(moment_ns: int) -> None:

@@ -89,7 +89,7 @@ _LATER_START = 768
 """Start of a later chunk, if the model's texts are so long. Attention is linear in the start."""
 _KEPT_COUNTS = (2, 16, 64, 256, 512)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
-_CONTEXTS = (64, 512, 2048)
+_CONTEXTS = (64, 512, 1536)
 _SOURCES = (16, 64, 128, 256, 512)
 _EMBEDDED = (1, 16, 64, 256)
 _FEWER = (1, 2, 4, 8, 16)

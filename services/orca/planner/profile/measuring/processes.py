@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from statistics import fmean, median
 from typing import Any
 
@@ -63,18 +63,31 @@ class Processes:
         return [content["times"] for content in self._receive()]
 
     def _receive(self) -> list[dict[str, Any]]:
-        """Return an answer of each process. Raises: ModelError, SettingError; EngineError if a process failed."""
-        contents: list[dict[str, Any]] = []
-        for number, connection in enumerate(self._connections):
-            try:
-                content = orjson.loads(connection.recv_bytes())
-            except (EOFError, OSError) as error:
-                raise EngineError(f"measuring process {number} has died: see its output above") from error
-            if "error" in content:
-                kind = _ERRORS.get(content["kind"], EngineError)
-                raise kind(content["error"] if kind is not EngineError else f"{content['kind']}: {content['error']}")
-            contents.append(content)
-        return contents
+        """Return an answer of each process.
+
+        Raises: ModelError, SettingError; EngineError as soon as one process failed, because others may wait for it.
+        """
+        contents: dict[Connection, dict[str, Any]] = {}
+        while missing := [each for each in self._connections if each not in contents]:
+            for connection in wait(missing):
+                assert isinstance(connection, Connection)
+                number = self._connections.index(connection)
+                try:
+                    contents[connection] = orjson.loads(connection.recv_bytes())
+                except (EOFError, OSError) as error:
+                    raise EngineError(f"measuring process {number} has died: see its output above") from error
+                _raise_error(contents[connection])
+        return [contents[each] for each in self._connections]
+
+
+def _raise_error(content: dict[str, Any]) -> None:
+    """Raises: ModelError, SettingError, EngineError if an answer is one."""
+    if "error" not in content:
+        return
+    kind = _ERRORS.get(content["kind"])
+    if kind is None:
+        raise EngineError(f"a measuring process failed: {content['kind']}: {content['error']}")
+    raise kind(content["error"])
 
 
 @contextmanager
