@@ -1,20 +1,12 @@
-"""Measures a schedule exactly: the real scheduler on simulated stages, in its steady state.
+"""Measures a schedule exactly: the real scheduler on simulated stages, in its steady state (steady_state.py)."""
 
-A saturated trace begins with a group that is empty and ends with one that runs empty. Both are cut off. What is left is
-the part in which as many requests enter as leave.
-"""
-
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from orca.core.domain.errors import SettingError
 from orca.planner.simulate.outcomes import RequestOutcome
 from orca.planner.simulate.simulated_run import Simulation, parent_id
+from orca.planner.simulate.steady_state import WARM_UP, TimedAnswer, at_percent, check_enough, saturated_window
 from orca.planner.workload.trace import Trace
 from orca.scheduler.observer import IterationRecord, Observer
-
-REQUESTS_MIN = 20
-"""Fewest finished requests of a steady state: below them a percentile says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +48,7 @@ def measure_exact(
     trace: Trace,
     *,
     percent: float = 99,
-    warm_up: float = 0.25,
+    warm_up: float = WARM_UP,
 ) -> ExactFigures:
     """Run a trace and return the figures of its steady state.
 
@@ -75,19 +67,13 @@ def measure_exact(
     first_s = [steps.first_s[parent_id(outcome)] - begin_s for outcome in outcomes]
     timed = list(zip(outcomes, first_s, strict=True))
     if trace.spec.rate is None:
-        from_s = sorted(outcome.end_s for outcome in outcomes)[int(warm_up * len(outcomes))]
-        # Answers end in groups, at worst one group in a cycle. From the end of one group to that of another there are
-        # whole cycles.
-        until_s = max((outcome.end_s for outcome in outcomes if outcome.end_s <= max(first_s)), default=from_s)
+        answers = [TimedAnswer(first, each.token_s[0], each.end_s, each.new_tokens) for each, first in timed]
+        from_s, until_s = saturated_window(answers, warm_up)
     else:
         from_s = outcomes[int(warm_up * len(outcomes))].arrival_s
         until_s = outcomes[-1].arrival_s
     counted = [(outcome, first) for outcome, first in timed if from_s < outcome.end_s <= until_s]
-    if len(counted) < REQUESTS_MIN:
-        raise SettingError(
-            f"{len(counted)} of {len(outcomes)} requests finished in the steady state, which needs {REQUESTS_MIN}: "
-            "simulate more requests"
-        )
+    check_enough(len(counted), len(outcomes))
     span_s = until_s - from_s
     rows = [count for time_s, count in steps.rows if from_s < time_s - begin_s <= until_s]
     longer = [outcome for outcome, _ in counted if outcome.new_tokens > 1]
@@ -102,12 +88,6 @@ def measure_exact(
         token_s=at_percent([_token_s(outcome) for outcome in longer], percent) if longer else 0.0,
         step_requests=sum(rows) / max(len(rows), 1),
     )
-
-
-def at_percent(values: Sequence[float], percent: float) -> float:
-    """Return the smallest value such that at least so many per cent of all are not larger."""
-    ordered = sorted(values)
-    return ordered[min(max(-(-int(percent * len(ordered) * 1000) // 100_000) - 1, 0), len(ordered) - 1)]
 
 
 def _token_s(outcome: RequestOutcome) -> float:

@@ -1,0 +1,219 @@
+"""Schedules of a real group of two stages with one thread each, beside their exact simulation from a profile.
+
+Both run the same requests under the same policy, all of them submitted at once, and both are measured by their steps.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from statistics import median
+
+from orca.bench.client import run_trace
+from orca.bench.figures.figure import Measured, Setting
+from orca.bench.figures.writer import measured
+from orca.bench.plan.iteration_log import read_answers
+from orca.bench.system import running_system
+from orca.core.domain.engine import EngineShape
+from orca.core.domain.errors import OrcaError
+from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
+from orca.planner.profile.profile import Profile
+from orca.planner.profile.profile_cost import stage_costs
+from orca.planner.search.layouts import even_layers
+from orca.planner.simulate.exact import measure_exact
+from orca.planner.simulate.outcomes import percentile
+from orca.planner.simulate.simulated_run import Simulation
+from orca.planner.simulate.steady_state import steady_figures
+from orca.planner.workload.lengths import Range
+from orca.planner.workload.tasks import task_workload
+from orca.planner.workload.trace import Trace, TraceSpec, generate
+from orca.scheduler.policy.cycle import CycleControls
+
+STAGES = 2
+TASKS = ("S", "T", "C1")
+SCALE = 0.25
+"""Lengths of the tasks are a quarter of the paper's, for models a thousand times smaller."""
+
+WARM_UP_REQUESTS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealSchedule:
+    """One setting of the scheduler, and the task that it serves."""
+
+    task: str
+    policy: str
+    max_batch_size: int
+    max_batch_tokens: int | None = None
+    encode_batch: int | None = None
+    decode_steps: int | None = None
+
+    @property
+    def cycle(self) -> CycleControls | None:
+        if self.encode_batch is None or self.decode_steps is None:
+            return None
+        return CycleControls(encode_batch=self.encode_batch, decode_steps=self.decode_steps)
+
+    def flags(self) -> list[str]:
+        """Return the options of `orca up`."""
+        chosen = {
+            "--policy": self.policy,
+            "--max-batch-size": self.max_batch_size,
+            "--encode-batch": self.encode_batch,
+            "--decode-steps": self.decode_steps,
+        }
+        words = [word for flag, value in chosen.items() if value is not None for word in (flag, str(value))]
+        return [*words, "--max-batch-tokens", str(self.max_batch_tokens or 0)] if self.policy == "iteration" else words
+
+    def describe(self) -> str:
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionError:
+    """The simulated figures of one schedule as ratios to the real ones."""
+
+    schedule: RealSchedule
+    model: str
+    throughput: float  # real, requests per second
+    latency_s: float  # real, the 99th percentile from first step to last token
+    throughput_ratio: float
+    latency_ratio: float
+
+
+def schedules(count: int, seed: int) -> list[RealSchedule]:
+    """Return so many settings, half of each strategy, the same ones for a seed."""
+    numbers = Random(seed)
+    found = []
+    for number in range(count):
+        task = TASKS[number // 2 % len(TASKS)]
+        if number % 2:
+            encode, steps = numbers.choice((2, 4, 6, 8)), numbers.choice((2, 4, 8, 16))
+            found.append(
+                RealSchedule(task=task, policy="rra", max_batch_size=64, encode_batch=encode, decode_steps=steps)
+            )
+        else:
+            size, chunk = numbers.choice((2, 4, 8, 12, 16)), numbers.choice((None, 32, 64, 128))
+            found.append(
+                RealSchedule(
+                    task=task,
+                    policy="iteration",
+                    max_batch_size=size,
+                    max_batch_tokens=None if chunk is None else size + chunk,
+                )
+            )
+    return found
+
+
+def compare(
+    model: Path,
+    profile: Profile,
+    chosen: Sequence[RealSchedule],
+    *,
+    requests: int,
+    folder: Path,
+    report: Callable[[str], None],
+) -> list[PredictionError]:
+    """Run and simulate each schedule. Args: requests: of each run. Raises: OrcaError if a request of a run fails."""
+    errors = []
+    for number, schedule in enumerate(chosen):
+        error = _compare_one(model, profile, schedule, requests=requests, logs=folder / f"logs-{number}")
+        errors.append(error)
+        report(
+            f"{model.name}, {schedule.describe()}: {error.throughput:.3g} requests/s, {error.latency_s:.3g} s;"
+            f" simulated {error.throughput_ratio:.3f} and {error.latency_ratio:.3f} of that"
+        )
+    return errors
+
+
+def _compare_one(
+    model: Path, profile: Profile, schedule: RealSchedule, *, requests: int, logs: Path
+) -> PredictionError:
+    workload = task_workload(schedule.task, SCALE)
+    trace = generate(TraceSpec.of_workload(workload, requests=requests, seed=1))
+    slots = (workload.longest // DEFAULT_BLOCK_TOKENS + 3) * DEFAULT_BLOCK_TOKENS * 128
+    log = asyncio.run(_run(model, profile, schedule, trace, slots, logs))
+    real = steady_figures(read_answers(log, skip=WARM_UP_REQUESTS))
+    is_encoder_decoder = len(profile.key.stacks) > 1
+    simulation = Simulation(
+        shape=EngineShape(
+            stages=STAGES, slots=slots, block_tokens=DEFAULT_BLOCK_TOKENS, max_model_len=profile.key.max_model_len
+        ),
+        cost=stage_costs(profile, even_layers(profile.key.num_layers, STAGES), 1),
+        prefetch=1,
+        max_batch_tokens=schedule.max_batch_tokens,
+        cycle=schedule.cycle,
+        is_encoder_decoder=is_encoder_decoder,
+    )
+    simulated = measure_exact(simulation, schedule.policy, schedule.max_batch_size, trace)
+    return PredictionError(
+        schedule=schedule,
+        model=model.name,
+        throughput=real.throughput,
+        latency_s=real.sequence_s,
+        throughput_ratio=simulated.throughput / real.throughput,
+        latency_ratio=simulated.sequence_s / real.sequence_s,
+    )
+
+
+async def _run(model: Path, profile: Profile, schedule: RealSchedule, trace: Trace, slots: int, logs: Path) -> Path:
+    """Serve the trace. Returns: the iteration log of the scheduler."""
+    options = [
+        *schedule.flags(),
+        *("--stages", str(STAGES), "--threads", "1", "--slots", str(slots), "--prefetch", "1"),
+        *("--iteration-log", str(logs)),
+    ]
+    vocab_size = profile.key.vocab_size
+    async with running_system(str(model), options, logs.parent, vocab_size=vocab_size) as target:
+        warm_up = TraceSpec(requests=WARM_UP_REQUESTS, prompt_tokens=Range(16, 16), new_tokens=Range(8, 8), seed=2)
+        outcomes = await run_trace(target, generate(warm_up)) + await run_trace(target, trace)
+    failed = [outcome.error for outcome in outcomes if outcome.error is not None]
+    if failed:
+        raise OrcaError(f"{len(failed)} requests failed: {failed[0]}")
+    return logs / "scheduler-0.jsonl"
+
+
+def lines(errors: Sequence[PredictionError]) -> list[str]:
+    """Return the table: for each model and strategy the median and the largest error."""
+    columns = ("throughput p50", "max", "latency p50", "max", "within 10 %")
+    rows = [f"{'model':<14}{'strategy':<12}{'settings':>9}" + "".join(f"{column:>16}" for column in columns)]
+    for model, policy, group in _groups(errors):
+        throughput, latency = _shares(group, "throughput_ratio"), _shares(group, "latency_ratio")
+        within = sum(max(pair) <= 0.1 for pair in zip(throughput, latency, strict=True))
+        shares = (median(throughput), max(throughput), median(latency), max(latency), within / len(group))
+        rows.append(f"{model:<14}{policy:<12}{len(group):>9}" + "".join(f"{share:>16.1%}" for share in shares))
+    return rows
+
+
+def figures(errors: Sequence[PredictionError]) -> list[Measured]:
+    """Return the errors as records, by model and strategy."""
+    found = []
+    for model, policy, group in _groups(errors):
+        settings: dict[str, Setting] = {"model": model, "policy": policy, "stages": STAGES, "settings": len(group)}
+        for name, field in (("throughput", "throughput_ratio"), ("p99 latency", "latency_ratio")):
+            shares = sorted(_shares(group, field))
+            found.append(measured(f"Error of simulated {name}, median", median(shares), "%", settings, scale=100))
+            found.append(measured(f"Error of simulated {name}, p90", percentile(shares, 0.9), "%", settings, scale=100))
+            within = sum(share <= 0.1 for share in shares) / len(shares)
+            found.append(measured(f"Simulated {name} within 10 %", within, "%", settings, scale=100))
+    return found
+
+
+def to_json(errors: Sequence[PredictionError]) -> list[dict[str, object]]:
+    """Return the errors as plain data."""
+    return [asdict(error) for error in errors]
+
+
+def _groups(errors: Sequence[PredictionError]) -> list[tuple[str, str, list[PredictionError]]]:
+    keys = dict.fromkeys((error.model, error.schedule.policy) for error in errors)
+    return [
+        (model, policy, [each for each in errors if (each.model, each.schedule.policy) == (model, policy)])
+        for model, policy in keys
+    ]
+
+
+def _shares(errors: Sequence[PredictionError], field: str) -> list[float]:
+    """Return how far each ratio is from 1."""
+    return [abs(getattr(error, field) - 1) for error in errors]

@@ -1,0 +1,79 @@
+"""The figures of a group under load, from the times of its answers, whether they are real or simulated.
+
+A saturated run begins with a group that is empty and ends with one that runs empty. Both are cut off. What is left is
+the part in which as many requests enter as leave.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orca.core.domain.errors import SettingError
+
+REQUESTS_MIN = 20
+"""Fewest finished requests of a steady state: below them a percentile says nothing."""
+
+WARM_UP = 0.25
+"""Share of the requests that belong to the begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedAnswer:
+    """The times of one answer in the group, in seconds of one clock."""
+
+    first_s: float  # its first step was submitted
+    first_token_s: float  # the step that drew its first token returned
+    end_s: float  # the step that drew its last token returned
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteadyFigures:
+    """The figures of a steady state. Latencies are percentiles over all its answers, without the time in the queue."""
+
+    requests: int  # that finished in it
+    throughput: float  # requests per second
+    sequence_s: float  # first step to last token
+    first_token_s: float  # first step to first token
+    token_s: float  # an answer's mean time between two tokens; 0 if all answers have one token
+
+
+def saturated_window(answers: Sequence[TimedAnswer], warm_up: float = WARM_UP) -> tuple[float, float]:
+    """Return begin and end of the steady state of a saturated run: both are ends of answers.
+
+    Answers end in groups, at worst one group in a cycle. From the end of one group to that of another there are whole
+    cycles. The last request enters when the window ends.
+    """
+    ends = sorted(answer.end_s for answer in answers)
+    last_entry_s = max(answer.first_s for answer in answers)
+    from_s = ends[int(warm_up * len(ends))]
+    return from_s, max((end_s for end_s in ends if end_s <= last_entry_s), default=from_s)
+
+
+def steady_figures(answers: Sequence[TimedAnswer], *, percent: float = 99) -> SteadyFigures:
+    """Return the figures of the steady state of a saturated run. Raises: SettingError if it is too short for one."""
+    from_s, until_s = saturated_window(answers)
+    counted = [answer for answer in answers if from_s < answer.end_s <= until_s]
+    check_enough(len(counted), len(answers))
+    longer = [(each.end_s - each.first_token_s) / (each.tokens - 1) for each in counted if each.tokens > 1]
+    return SteadyFigures(
+        requests=len(counted),
+        throughput=len(counted) / (until_s - from_s),
+        sequence_s=at_percent([answer.end_s - answer.first_s for answer in counted], percent),
+        first_token_s=at_percent([answer.first_token_s - answer.first_s for answer in counted], percent),
+        token_s=at_percent(longer, percent) if longer else 0.0,
+    )
+
+
+def check_enough(counted: int, requests: int) -> None:
+    """Raises: SettingError if so few requests finished in the steady state that a percentile says nothing."""
+    if counted < REQUESTS_MIN:
+        raise SettingError(
+            f"{counted} of {requests} requests finished in the steady state, which needs {REQUESTS_MIN}: "
+            "run more requests"
+        )
+
+
+def at_percent(values: Sequence[float], percent: float) -> float:
+    """Return the smallest value such that at least so many per cent of all are not larger."""
+    ordered = sorted(values)
+    return ordered[min(max(-(-int(percent * len(ordered) * 1000) // 100_000) - 1, 0), len(ordered) - 1)]

@@ -1,0 +1,86 @@
+"""`orca bench plan simulate`: the settings, the iteration log, and the arithmetic of the errors."""
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from orca.bench.plan.iteration_log import read_answers
+from orca.bench.plan.simulate_runs import PredictionError, figures, lines, schedules
+from orca.core.domain.errors import SettingError
+from orca.planner.simulate.steady_state import TimedAnswer, saturated_window, steady_figures
+
+
+def line(step: int, rows: list[list[object]]) -> bytes:
+    return orjson.dumps(
+        {
+            "epoch": 1,
+            "step": step,
+            "rows": rows,
+            "freed": [],
+            "submitted_ns": step * 10**9,
+            "returned_ns": (step + 2) * 10**9,
+        }
+    )
+
+
+def test_answers_are_read_from_the_steps_of_a_scheduler(tmp_path: Path) -> None:
+    log = tmp_path / "scheduler-0.jsonl"
+    steps = [
+        [["a.0", "initiation", 0, 16]],
+        [["a.0", "initiation", 16, 4], ["b.0", "initiation", 0, 3]],
+        [["a.0", "increment", 20, 1], ["b.0", "increment", 3, 1]],
+        [["a.0", "increment", 21, 1]],
+    ]
+    log.write_bytes(b"\n".join(line(number, rows) for number, rows in enumerate(steps, start=1)))
+    assert read_answers(log) == [TimedAnswer(1.0, 4.0, 6.0, 3), TimedAnswer(2.0, 4.0, 5.0, 2)]
+    assert read_answers(log, skip=1) == [TimedAnswer(2.0, 4.0, 5.0, 2)]
+
+
+def test_a_source_draws_no_token(tmp_path: Path) -> None:
+    log = tmp_path / "scheduler-0.jsonl"
+    rows: list[list[object]] = [["a.0", "initiation", 0, 9, "source"], ["a.0", "initiation", 0, 1, "target"]]
+    log.write_bytes(line(1, rows) + b"\n" + line(2, [["a.0", "increment", 1, 1, "target"]]))
+    assert read_answers(log) == [TimedAnswer(1.0, 3.0, 4.0, 2)]
+
+
+def test_whole_cycles_count() -> None:
+    """Ten answers end every four seconds, and ten others enter at once."""
+    answers = [TimedAnswer(4.0 * cycle, 4.0 * cycle + 1, 4.0 * cycle + 4, 4) for cycle in range(12) for _ in range(10)]
+    assert saturated_window(answers) == (16.0, 44.0)
+    found = steady_figures(answers)
+    assert found.throughput == pytest.approx(2.5)
+    assert (found.sequence_s, found.first_token_s, found.token_s) == (4.0, 1.0, 1.0)
+    with pytest.raises(SettingError, match="needs 20: run more requests"):
+        steady_figures(answers[:40])
+
+
+def test_settings_are_half_of_each_strategy_and_the_same_for_a_seed() -> None:
+    chosen = schedules(24, 0)
+    assert chosen == schedules(24, 0)
+    assert [each.policy for each in chosen].count("rra") == 12
+    assert {each.task for each in chosen} == {"S", "T", "C1"}
+    assert all(each.cycle is not None for each in chosen if each.policy == "rra")
+    assert "--max-batch-tokens" in chosen[0].flags()
+    assert "--encode-batch" in chosen[1].flags()
+
+
+def test_errors_by_model_and_strategy() -> None:
+    one, two = schedules(2, 0)
+    errors = [
+        PredictionError(
+            schedule=schedule,
+            model="llama",
+            throughput=4.0,
+            latency_s=2.0,
+            throughput_ratio=throughput,
+            latency_ratio=latency,
+        )
+        for schedule, throughput, latency in ((one, 1.08, 0.95), (one, 0.88, 1.0), (two, 1.0, 1.0))
+    ]
+    table = lines(errors)
+    assert len(table) == 3
+    assert table[1].split()[-1] == "50.0%"
+    values = {(each.what, each.settings["policy"]): each.value for each in figures(errors)}
+    assert values["Error of simulated throughput, median", "iteration"] == pytest.approx(10.0)
+    assert values["Simulated p99 latency within 10 %", "rra"] == pytest.approx(100.0)
