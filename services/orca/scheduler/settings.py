@@ -61,8 +61,8 @@ class BatchingSettings:
     )
     encode_batch: int | None = setting(
         None,
-        "rra only, which needs it: most requests that enter with an encode iteration; at most the number of stages"
-        " times max_batch_size",
+        "rra only, which needs it: requests that enter with an encode iteration, with decode_batch up to twice as many;"
+        " at most the number of stages times max_batch_size",
         least=1,
     )
     decode_steps: int | None = setting(

@@ -94,6 +94,24 @@ def test_as_good_as_exhaustive_search(space: SearchBlock, noise: float) -> None:
         check_found(found, space, perform, bound, tolerance=tolerance)
 
 
+def test_latencies_in_whole_steps_that_end_at_the_bound() -> None:
+    """Many points have just the latency of the bound."""
+    space = SearchBlock((0, 0), (6, 6))
+    for seed in range(60):
+        numbers = Random(seed)
+        steps = [sorted(numbers.choices(range(4), k=7)) for _ in range(2)]
+        weights = numbers.random(), numbers.random()
+
+        def perform(
+            point: Point, steps: list[list[int]] = steps, weights: tuple[float, float] = weights
+        ) -> Performance:
+            latency = float(sum(step[at] for step, at in zip(steps, point, strict=True)))
+            return Performance(latency, 1 + sum(weight * at for weight, at in zip(weights, point, strict=True)))
+
+        bound = float(numbers.randint(0, 6))
+        check_found(search(space, perform, latency_bound=bound), space, perform, bound, tolerance=0.0)
+
+
 def test_few_points_of_a_large_space_are_evaluated() -> None:
     space = SearchBlock((1, 1), (256, 128))
     shares = []

@@ -5,12 +5,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
 
 import pytest
 
 from orca.core.domain.errors import BadValue, SettingError
 from orca.planner.profile.step_shape import StepShape
+from orca.planner.search.branch_and_bound import SearchBlock
 from orca.planner.search.goal import PlanGoal
+from orca.planner.search.grid import grid_values
 from orca.planner.search.judge import SimulationJudge
 from orca.planner.search.layouts import balanced, even_layers, layouts
 from orca.planner.search.plan import Plan, PlannedDevice, from_json, lines, to_json
@@ -50,6 +53,10 @@ def problem(goal: PlanGoal, *, workload: Workload = SHORT, layout: PlacedLayout 
     return PlanProblem(
         workload=workload, goal=goal, layouts=[layout or placed()], strategies=list(STRATEGIES.values()), prefetch=1
     )
+
+
+def every_point(space: SearchBlock) -> list[tuple[int, ...]]:
+    return list(product(*(range(low, high + 1) for low, high in zip(space.lower, space.upper, strict=True))))
 
 
 def as_expected(candidate: Candidate) -> Figures:
@@ -263,6 +270,51 @@ def test_an_arrival_rate_is_served_within_the_bound() -> None:
     outcome = make_plan(problem(goal), SimulationJudge(goal=goal, answers=60))
     assert outcome.is_met
     assert outcome.chosen.judgement.throughput == pytest.approx(20.0, rel=0.3)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_goal_at_a_rate_is_found_wherever_it_lies(name: str) -> None:
+    """Small batches cannot serve the rate, and large ones break the bound between tokens."""
+    layout = placed(1, step_us=4_000, token_us=60)
+    workload = Workload.of_lengths(Range(20, 60), Range(20, 60))
+    for goal in (
+        PlanGoal(latency_ms=900.0, kind="requests", rate=60.0),
+        PlanGoal(latency_ms=2_000.0, tpot_ms=12.0, kind="requests", rate=40.0),
+    ):
+        wanted = dataclasses.replace(problem(goal, workload=workload, layout=layout), strategies=[STRATEGIES[name]])
+        scenario = wanted.scenario(layout)
+        [space, *_] = STRATEGIES[name].spaces(scenario, 60)
+        points = [point for point in every_point(space) if sum(point) % 3 == 0]
+        met = [point for point in points if goal.is_met(STRATEGIES[name].estimate(scenario, point, goal.rate))]
+        outcome = make_plan(wanted, as_expected)
+        assert outcome.is_met == bool(met)
+
+
+def test_the_thresholds_are_those_of_a_loaded_group() -> None:
+    rra, scenario = STRATEGIES["rra"], problem(PlanGoal(latency_ms=1_000)).scenario(placed())
+    point = (4, -4)
+    loaded, idle = rra.estimate(scenario, point, None), rra.estimate(scenario, point, 1.0)
+    assert idle.decode_batch < loaded.decode_batch
+    assert rra.bounds(scenario, point, idle) == rra.bounds(scenario, point, loaded)
+    small, large = (rra.bounds(scenario, (size, -4), loaded).cycle for size in (1, 64))
+    assert small is not None
+    assert large is not None
+    assert small.threshold_percent > large.threshold_percent == 12
+
+
+def test_a_schedule_without_a_steady_state_is_not_chosen() -> None:
+    outcome = make_plan(
+        problem(PlanGoal(latency_ms=150.0)),
+        lambda candidate: None if candidate.strategy.name == "iteration" else as_expected(candidate),
+    )
+    assert outcome.chosen.candidate.strategy.name == "rra"
+
+
+def test_a_grid_has_both_ends_and_growing_steps() -> None:
+    assert grid_values(1, 10) == [1, 2, 3, 4, 7, 10]
+    assert grid_values(-10, -1) == [-10, -7, -4, -3, -2, -1]
+    assert grid_values(5, 5) == [5]
+    assert grid_values(-1, -1) == [-1]
 
 
 def test_a_scenario_knows_its_percentile() -> None:

@@ -151,7 +151,7 @@ class _Search:
         """Return true if the block is worth splitting (lines 14 and 18)."""
         if block.lower == block.upper or self.is_too_slow(block):
             return False
-        return self.at(block.lower).latency < self.bound * (1 + self.tolerance.latency)
+        return self.at(block.lower).latency <= self.bound * (1 + self.tolerance.latency)
 
     def is_too_slow(self, block: SearchBlock) -> bool:
         return self.at(block.upper).throughput + self.tolerance.throughput * self.most < self.most

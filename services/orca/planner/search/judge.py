@@ -8,6 +8,7 @@ from orca.planner.search.goal import PlanGoal
 from orca.planner.search.planner import Candidate
 from orca.planner.simulate.exact import ExactFigures, measure_exact
 from orca.planner.simulate.simulated_run import Simulation
+from orca.planner.simulate.steady_state import NoSteadyState
 from orca.planner.workload.trace import TraceSpec, generate
 from orca.scheduler.policy.policy import BatchBounds
 
@@ -16,6 +17,10 @@ ANSWERS = 400
 
 OVERLOAD = 0.98
 """Share of the capacity of a schedule: at a higher arrival rate, the queue grows without end for all purposes."""
+
+
+IN_FLIGHT_MAX = 5_000
+"""Most requests in flight that are simulated: more would take minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +46,17 @@ class SimulationJudge:
     seed: int = 0
     answers: int = ANSWERS
 
-    def __call__(self, candidate: Candidate) -> SimulatedFigures:
-        """Simulate one schedule."""
+    def __call__(self, candidate: Candidate) -> SimulatedFigures | None:
+        """Simulate one schedule. Returns: None if too few requests would finish in its steady state."""
         if self.goal.rate is not None and self.goal.rate > OVERLOAD * candidate.expected.capacity:
             return _endless(candidate.expected.capacity)
         # A steady state takes as many requests as are in flight to begin, and as many to end.
         in_flight = ceil(candidate.expected.throughput * max(candidate.expected.latency_s, 0.0))
-        requests = self.answers + 3 * min(in_flight, 10 * self.answers)
-        figures = self._run(candidate, requests)
+        requests = self.answers + 3 * min(in_flight, IN_FLIGHT_MAX)
+        try:
+            figures = self._run(candidate, requests)
+        except NoSteadyState:
+            return None
         is_queueing = self.goal.kind == "requests"
         return SimulatedFigures(
             throughput=figures.throughput,

@@ -33,7 +33,7 @@ def balanced(layout: Layout, costs_of: CostsOf, work: Sequence[tuple[float, Step
     """Return the layout with its layers moved so that the slowest stage has the least work.
 
     Stages differ: the first one embeds, the last one has the output head, and encoder layers cost other times than
-    decoder layers. Layers move one by one from the slowest stage to its neighbours, as long as that helps.
+    decoder layers. Layers move one by one from the slowest stage to others, as long as that helps.
 
     Args: work: shapes of steps, and how often each runs.
     """

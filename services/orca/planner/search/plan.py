@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from orca.core.domain.errors import SettingError
+from orca.core.domain.errors import BadValue, SettingError
 from orca.planner.profile.profile import Profile
 from orca.planner.profile.strict_record import BadRecord, read_record
 from orca.planner.search.goal import PlanGoal, ScheduleLatencies
@@ -32,6 +32,13 @@ class PlannedGoal:
     ttft_ms: float | None
     tpot_ms: float | None
     margin_percent: float
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError for a goal that makes no sense."""
+        try:
+            self.goal()
+        except BadValue as error:
+            raise ValueError(f"{error.name}: {error.complaint}") from error
 
     @staticmethod
     def of(goal: PlanGoal) -> "PlannedGoal":

@@ -15,6 +15,7 @@ from orca.core.domain.request import reserved_slots
 from orca.planner.profile.step_shape import ShapeCost
 from orca.planner.search.branch_and_bound import Performance, Point, SearchBlock, Tolerance, search
 from orca.planner.search.goal import PlanGoal, ScheduleLatencies
+from orca.planner.search.grid import grid_search
 from orca.planner.search.strategies import Strategy
 from orca.planner.simulate.estimate import Estimate, Scenario
 from orca.planner.simulate.layout import GroupCapacity, Layout
@@ -106,8 +107,8 @@ class ScheduleFigures(ScheduleLatencies, Protocol):
     def throughput(self) -> float: ...
 
 
-Judge = Callable[[Candidate], ScheduleFigures]
-"""Simulates a schedule exactly."""
+Judge = Callable[[Candidate], ScheduleFigures | None]
+"""Simulates a schedule exactly; None if it has no steady state that could be measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +173,9 @@ def make_plan(problem: PlanProblem, judge: Judge, report: Callable[[str], None] 
         for candidate in candidates:
             if candidate.identity not in known:
                 figures = judge(candidate)
+                if figures is None:
+                    report(f"  {candidate.describe()}: no steady state to measure")
+                    continue
                 new.append(Judged(candidate=candidate, judgement=figures, pressure=problem.goal.pressure(figures)))
                 report(f"  {candidate.describe()}: {figures.throughput:.3g} requests/s, {figures.latency_s:.3g} s")
         judged.extend(new)
@@ -191,9 +195,9 @@ def make_plan(problem: PlanProblem, judge: Judge, report: Callable[[str], None] 
     if not judged:
         raise NothingFits(planner.complaint())
     return Outcome(
-        chosen=_choose(judged),
+        chosen=_choose(judged, problem.goal.rate),
         judged=judged,
-        best=sorted(first.best.values(), key=lambda each: -each.expected.throughput),
+        best=sorted(first.best.values(), key=lambda each: -each.expected.capacity),
         evaluated=planner.evaluated,
         points=first.points,
         front={name: pareto(points) for name, points in planner.seen.items()},
@@ -209,11 +213,14 @@ def _picks(candidates: Sequence[Candidate]) -> list[Candidate]:
     return picked
 
 
-def _choose(judged: Iterable[Judged]) -> Judged:
+def _choose(judged: Iterable[Judged], rate: float | None) -> Judged:
     """Return the one with the most throughput of those that meet the goal; if there is none, the closest one."""
     meeting = [each for each in judged if each.is_met]
     if meeting:
-        return max(meeting, key=lambda each: each.judgement.throughput)
+        # At an arrival rate all of them serve just that. The one that could serve the most has the most to spare.
+        return max(
+            meeting, key=lambda each: each.judgement.throughput if rate is None else each.candidate.expected.capacity
+        )
     return min(judged, key=lambda each: each.pressure)
 
 
@@ -252,7 +259,7 @@ class _Planner:
                     floor = most[strategy.name] * FLOOR_SHARE
                     found = self._search(strategy, number, placed, space, bound, floor, result)
                     most[strategy.name] = max(most[strategy.name], found)
-        result.candidates.sort(key=lambda each: -each.expected.throughput)
+        result.candidates.sort(key=lambda each: -each.expected.capacity)
         return result
 
     def complaint(self) -> str:
@@ -299,10 +306,13 @@ class _Planner:
                 expected = known[strategy.name, point] = strategy.estimate(scenario, point, goal.rate)
                 self.evaluated += 1
                 if expected.fits and isfinite(expected.latency_s):
-                    self.seen[strategy.name].append((expected.latency_s, expected.throughput))
-            return Performance(goal.pressure(expected) if expected.fits else inf, expected.throughput)
+                    self.seen[strategy.name].append((expected.latency_s, expected.capacity))
+            return Performance(goal.pressure(expected) if expected.fits else inf, expected.capacity)
 
-        found = search(space, perform, latency_bound=bound, tolerance=TOLERANCE, throughput_floor=floor)
+        if goal.rate is None:
+            found = search(space, perform, latency_bound=bound, tolerance=TOLERANCE, throughput_floor=floor)
+        else:
+            found = grid_search(space, perform, latency_bound=bound)
         result.points += space.points
         result.evaluated += len(found.evaluated)
 
@@ -324,9 +334,9 @@ class _Planner:
         if not ranking:
             return 0.0
         best, identity = candidate(ranking[0]), (placed.layout, strategy.name)
-        if identity not in result.best or best.expected.throughput > result.best[identity].expected.throughput:
+        if identity not in result.best or best.expected.capacity > result.best[identity].expected.capacity:
             result.best[identity] = best
-        return best.expected.throughput
+        return best.expected.capacity
 
     def _is_closer(self, one: Estimate, other: Estimate) -> bool:
         """Return true if a schedule is closer to the goal; of two that are endless, the one that serves more is."""

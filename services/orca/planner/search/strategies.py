@@ -11,7 +11,7 @@ number of decode micro-batches, and number of devices with tensor parallelism (s
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, sqrt
 from types import MappingProxyType
 from typing import Protocol
 
@@ -24,6 +24,9 @@ from orca.scheduler.policy.policy import BatchBounds
 
 CHUNKS = tuple(sorted(size << power for size in (16, 24) for power in range(14)))
 """Tokens that a step may have for prompts, beside one for each request of the batch: 16, 24, 32, 48, ..."""
+
+COMMON_DEVIATIONS = 1.65
+"""Standard deviations above the mean that 95 of 100 encode batches stay within."""
 
 BATCH_MAX = 1024
 """Largest batch that is considered, in requests: larger ones have all throughput of a device that decodes."""
@@ -115,9 +118,12 @@ class RoundRobinStrategy:
         return estimate_rra(scenario, point[0], -point[1], rate=rate)
 
     def bounds(self, scenario: Scenario, point: Point, expected: Estimate) -> BatchBounds:
+        # The adjustment (5.2) is for a group under load. At a lower arrival rate it must not hold requests back.
+        full = expected if expected.throughput == expected.capacity else self.estimate(scenario, point, None)
         encode_batch = point[0]
-        decode_batch = max(round(expected.decode_batch), encode_batch)
-        most = decode_batch * (1 + DEFAULT_THRESHOLD_PERCENT / 100) + encode_batch
+        decode_batch = max(round(full.decode_batch), encode_batch)
+        threshold = self._threshold_percent(scenario, encode_batch)
+        most = decode_batch * (1 + threshold / 100) + encode_batch
         return BatchBounds(
             max_batch_size=max(1, ceil(most / scenario.stages)),
             cycle=CycleControls(
@@ -125,8 +131,16 @@ class RoundRobinStrategy:
                 decode_steps=-point[1],
                 decode_batch=decode_batch,
                 encode_tokens=max(1, round(encode_batch * scenario.workload.prompts.mean)),
+                threshold_percent=threshold,
             ),
         )
+
+    @staticmethod
+    def _threshold_percent(scenario: Scenario, encode_batch: int) -> int:
+        """Return the default threshold, or more where the prompts of a small encode batch vary more by chance."""
+        prompts = scenario.workload.prompts
+        by_chance = 100 * COMMON_DEVIATIONS * prompts.deviation / prompts.mean / sqrt(encode_batch)
+        return min(max(DEFAULT_THRESHOLD_PERCENT, ceil(by_chance)), 100)
 
     def controls(self, point: Point) -> Mapping[str, int]:
         return {"encode_batch": point[0], "decode_steps": -point[1]}

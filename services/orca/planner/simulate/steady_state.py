@@ -16,6 +16,10 @@ WARM_UP = 0.25
 """Share of the requests that belong to the begin."""
 
 
+class NoSteadyState(SettingError):
+    """A run with too few requests for a steady state."""
+
+
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
     """The times of one answer in the group, in seconds of one clock."""
@@ -50,7 +54,7 @@ def saturated_window(answers: Sequence[TimedAnswer], warm_up: float = WARM_UP) -
 
 
 def steady_figures(answers: Sequence[TimedAnswer], *, percent: float = 99) -> SteadyFigures:
-    """Return the figures of the steady state of a saturated run. Raises: SettingError if it is too short for one."""
+    """Return the figures of the steady state of a saturated run. Raises: NoSteadyState if it is too short for one."""
     from_s, until_s = saturated_window(answers)
     counted = [answer for answer in answers if from_s < answer.end_s <= until_s]
     check_enough(len(counted), len(answers))
@@ -65,9 +69,9 @@ def steady_figures(answers: Sequence[TimedAnswer], *, percent: float = 99) -> St
 
 
 def check_enough(counted: int, requests: int) -> None:
-    """Raises: SettingError if so few requests finished in the steady state that a percentile says nothing."""
+    """Raises: NoSteadyState if so few requests finished in the steady state that a percentile says nothing."""
     if counted < REQUESTS_MIN:
-        raise SettingError(
+        raise NoSteadyState(
             f"{counted} of {requests} requests finished in the steady state, which needs {REQUESTS_MIN}: "
             "run more requests"
         )

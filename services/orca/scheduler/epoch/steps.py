@@ -93,7 +93,7 @@ class StepSubmitter:
 
     async def _next_batch(self) -> Batch:
         batch = next_batch(self._dependencies.policy, self._state, self._limits)
-        if self._limits.prefetch or not 0 < len(batch.rows) < self._limits.max_batch_size:
+        if self._limits.prefetch or not batch.rows or not self._can_grow(batch):
             return batch
         # With prefetch another step hides the time in which a place is empty. Algorithm 1 itself leaves no place empty.
         await self._claimer.catch_up()
@@ -103,10 +103,13 @@ class StepSubmitter:
         """Return true for a batch with rows. Frees alone wait for such a batch while one can be expected."""
         return bool(batch.rows) or (bool(batch.freed) and not self._state.steps)
 
+    def _can_grow(self, batch: Batch) -> bool:
+        return self._dependencies.policy.can_grow(batch, self._limits)
+
     def _spare_s(self, batch: Batch) -> float:
         """Return how long a prefetched batch with free places can wait for requests that may still arrive."""
-        has_places = len(batch.rows) < self._limits.max_batch_size and not self._claimer.waiting
-        if not self._state.steps or not has_places or self._limits.stages > 1:
+        is_worth_waiting = self._can_grow(batch) and not self._claimer.waiting
+        if not self._state.steps or not is_worth_waiting or self._limits.stages > 1:
             return 0.0
         return (self._timer.due_ns(self._state.steps[0]) - self._dependencies.clock_ns()) / 1e9
 

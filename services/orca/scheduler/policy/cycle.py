@@ -18,11 +18,16 @@ DEFAULT_THRESHOLD_PERCENT = 12
 """Deviation from the planned workload that is left alone: the largest range in Table 7 of the paper is 11.8 %."""
 
 
+RAISE_MAX = 2
+"""Factor by which B_E may be raised at most. A decode batch that is empty at the start fills up over some cycles:
+requests that entered all at once would also end all at once, and the next ones would again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleControls:
     """The controls of a cycle, and the workload that its plan expects. Without that workload nothing is adjusted."""
 
-    encode_batch: int  # B_E: most requests that enter with an encode iteration
+    encode_batch: int  # B_E: most requests that enter with an encode iteration; with decode_batch up to RAISE_MAX times
     decode_steps: int  # N_D: decode iterations between two encode iterations
     decode_batch: int | None = None  # planned B_D: requests at the start of a decode phase
     encode_tokens: int | None = None  # planned average of an encode iteration: tokens of its prompts, or of its sources
@@ -67,7 +72,7 @@ class CycleControls:
         if self.decode_batch is not None and (
             self._is_above(decoding + places) or (decoding + places) * 100 < self.decode_batch * self._low_percent
         ):
-            places = self.decode_batch - decoding
+            places = min(self.decode_batch - decoding, RAISE_MAX * self.encode_batch - entered)
         return max(places, 0 if decoding or entered else 1)
 
     def has_room(self, tokens: int) -> bool:

@@ -81,6 +81,9 @@ class IterationPolicy:
             rows.append(BatchRow(entry, entry.computed, count, count >= known_left))
         return Batch(freed=tuple(freed), admitted=tuple(admitted), sources=tuple(sources), rows=tuple(rows))
 
+    def can_grow(self, batch: Batch, limits: BatchLimits) -> bool:
+        return len(batch.rows) < limits.max_batch_size
+
     def free_capacity(self, state: GroupState, limits: BatchLimits) -> FreeCapacity:
         """Return the capacity for a full batch per stage, as far as the slots allow.
 

@@ -109,6 +109,10 @@ class Policy(Protocol):
         """Return the next batch: requests to free, to admit, to run. If it has no rows, nothing can run now."""
         ...
 
+    def can_grow(self, batch: Batch, limits: BatchLimits) -> bool:
+        """Return true if requests that arrive before the batch is submitted could join it."""
+        ...
+
     def free_capacity(self, state: GroupState, limits: BatchLimits) -> FreeCapacity:
         """Return how much more to claim."""
         ...

@@ -74,6 +74,9 @@ class RequestLevelPolicy:
         rows = self._next_microbatch(alive)
         return Batch(freed=freed, sources=_entering(rows), rows=rows)
 
+    def can_grow(self, batch: Batch, limits: BatchLimits) -> bool:
+        return len(batch.rows) < limits.max_batch_size
+
     def free_capacity(self, state: GroupState, limits: BatchLimits) -> FreeCapacity:
         """Return the capacity for the next batch: it is claimed while the present one runs, like an engine's queue."""
         waiting = [entry for entry in state.requests if not entry.is_admitted]

@@ -64,8 +64,15 @@ class RoundRobinPolicy:
                 return _batch(freed, [], members[: limits.max_batch_size], turn.after(limits.stages))
         return Batch(freed=freed)
 
+    def can_grow(self, batch: Batch, limits: BatchLimits) -> bool:
+        """Return true for an encode batch with free places: no request joins those that decode."""
+        return len(batch.rows) < limits.max_batch_size and any(row.is_of_prompt for row in batch.rows)
+
     def free_capacity(self, state: GroupState, limits: BatchLimits) -> FreeCapacity:
-        """Return the capacity of the next encode iteration, as far as the slots allow: other groups get the rest."""
+        """Return the capacity of the next encode iteration, as far as the slots allow: other groups get the rest.
+
+        There is none before the last decode iteration. Until then another group may be able to run a request earlier.
+        """
         staying = [entry for entry in state.requests if not entry.is_over]
         waiting = [entry for entry in staying if not entry.is_admitted]
         decoding = len(staying) - len(waiting)
@@ -73,6 +80,9 @@ class RoundRobinPolicy:
         controls = _controls(limits)
         places = controls.places(decoding=decoding, entered=turn.entered)
         places = min(places, limits.stages * limits.max_batch_size - decoding)
+        is_early = not state.position.is_encoding and state.position.iteration < controls.decode_steps
+        if decoding and is_early:
+            places = 0
         if waiting and not controls.has_room(turn.entered_tokens + sum(map(_prompt_tokens, waiting))):
             places = 0
         slots = sum(entry.slots or slots_for(entry, limits) for entry in staying)
