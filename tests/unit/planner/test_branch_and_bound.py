@@ -213,9 +213,9 @@ def test_figure_5() -> None:
     # Its top left corner (5, 8) breaks the bound, its bottom right one (8, 1) meets it: it is split horizontally.
     assert log[6:8] == [(5, 8), (8, 4)]
     # The lower half has its upper corner (8, 4) at a throughput of 16: pruned, as 16 + 0.17 < 17. The upper half begins
-    # at (5, 5), whose latency is just 10: a candidate with 15, and the block is not worth splitting further.
+    # at (5, 5), whose latency is just 10: it may hold more points that meet the bound.
     assert log[8] == (5, 5)
     assert found.best == (2, 8)
     assert found.evaluated[(2, 8)] == Performance(10.0, 18.0)
     # Of 64 points, few were evaluated, and no block below T* was split again.
-    assert len(found.evaluated) <= 20
+    assert len(found.evaluated) <= 30

@@ -19,8 +19,8 @@ DEFAULT_THRESHOLD_PERCENT = 12
 
 
 RAISE_MAX = 2
-"""Factor by which B_E may be raised at most. A decode batch that is empty at the start fills up over some cycles:
-requests that entered all at once would also end all at once, and the next ones would again."""
+"""Factor by which B_E may be raised at most, so a decode batch that is empty at the start fills up over some cycles.
+Requests that entered all at once would also end all at once, and the next ones would again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
