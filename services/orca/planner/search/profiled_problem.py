@@ -11,6 +11,7 @@ from orca.planner.search.judge import SimulationJudge
 from orca.planner.search.plan import Plan, PlannedDevice
 from orca.planner.search.planner import Outcome, PlanProblem, make_plan
 from orca.planner.search.strategies import STRATEGIES
+from orca.planner.workload.counted import cut_bins
 from orca.planner.workload.workload import Workload
 
 HOST_US = 1000.0
@@ -41,6 +42,8 @@ def profiled_problem(
     key = profile.key
     model_len = min(max_model_len or key.max_model_len, key.max_model_len)
     is_encoder_decoder = len(key.stacks) > 1
+    if workload.answers:
+        workload = cut_bins(workload, model_len - is_encoder_decoder)
     workload.check_fits(model_len, is_encoder_decoder=is_encoder_decoder)
     if devices > key.devices and key.device == "cpu":
         raise SettingError(
