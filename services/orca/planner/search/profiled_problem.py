@@ -42,9 +42,7 @@ def profiled_problem(
     key = profile.key
     model_len = min(max_model_len or key.max_model_len, key.max_model_len)
     is_encoder_decoder = len(key.stacks) > 1
-    if workload.answers:
-        workload = cut_bins(workload, model_len - is_encoder_decoder)
-    workload.check_fits(model_len, is_encoder_decoder=is_encoder_decoder)
+    workload = fitting(workload, model_len, is_encoder_decoder=is_encoder_decoder)
     if devices > key.devices and key.device == "cpu":
         raise SettingError(
             f"setting devices: {devices} ranks would run at the same time, and the profile was measured with"
@@ -61,6 +59,14 @@ def profiled_problem(
         prefetch=prefetch,
         is_encoder_decoder=is_encoder_decoder,
     )
+
+
+def fitting(workload: Workload, max_model_len: int, *, is_encoder_decoder: bool) -> Workload:
+    """Return the workload, its counted bins cut at what the model allows. Raises: SettingError if it is too long."""
+    if workload.answers:
+        workload = cut_bins(workload, max_model_len - is_encoder_decoder)
+    workload.check_fits(max_model_len, is_encoder_decoder=is_encoder_decoder)
+    return workload
 
 
 def find_plan(
