@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from orca.cli.pool_lengths import lengths_json
 from orca.cli.small_model import small_model_folder
 from orca.cli.up.display import Display
 from orca.cli.up.planned import given_options
@@ -27,8 +28,10 @@ from orca.pool.length_bins import bin_of
 from orca.pool.records import LengthCounts, PeriodLengths
 from support.planner.profiles import profile_for
 
-QUICK = ("--stages", "1", "--tensor", "1", "--policy", "iteration")
-"""Options that leave one layout and one strategy, so that the search is short."""
+FEW = ("--tensor", "1", "--slots", "64")
+"""Options that leave few layouts and small batches, so that search and simulation are short."""
+
+QUICK = (*FEW, "--stages", "1", "--policy", "iteration")
 
 STATED = ("--slo-workload", "8/4")
 
@@ -103,11 +106,12 @@ def test_the_plan_becomes_options_and_a_file(begun: Start) -> None:
 
 
 def test_a_fixed_strategy_and_layout_are_kept(begun: Start) -> None:
-    settings = begun.run("--policy", "rra", "--stages", "2", "--layers", "4,2", "--tensor", "1", *STATED)
+    settings = begun.run("--policy", "rra", "--stages", "2", "--layers", "4,2", *FEW, *STATED)
     assert (settings.policy, settings.stages, settings.layers, settings.tensor) == ("rra", 2, "4,2", 1)
     assert settings.encode_batch
     assert settings.decode_steps
-    assert begun.measured[0].ranks == (1,)
+    [key] = begun.measured
+    assert key.ranks == (1,)
 
 
 def test_a_second_start_uses_the_profile_of_the_first_one(begun: Start) -> None:
@@ -196,16 +200,19 @@ def test_a_bound_that_nothing_meets_runs_the_closest_schedule_and_says_so(begun:
 
 def test_stated_lengths_that_no_layout_can_hold_are_refused(begun: Start) -> None:
     with pytest.raises(SettingError, match="no plan can be made: a request of the workload needs up to 64 KV slots"):
-        begun.run(*QUICK, "--slo-workload", "30/30", "--slots", "16")
+        begun.run(*QUICK, "--slo-workload", "30/30", "--slots", "32")
 
 
 def test_counted_lengths_that_no_layout_can_hold_leave_the_defaults(begun: Start) -> None:
     begun.counted = LengthCounts(periods=(PeriodLengths(age_ms=0, cells={(bin_of(30), bin_of(30)): 300}, cut=0),))
-    begun.run(*QUICK, "--slots", "16")
+    begun.run(*QUICK, "--slots", "32")
     assert "the defaults serve: a request of the workload needs up to 64 KV slots" in begun.said
 
 
-def test_lengths_that_fill_the_context_are_planned_for(begun: Start) -> None:
-    begun.counted = LengthCounts(periods=(PeriodLengths(age_ms=0, cells={(bin_of(30), bin_of(482)): 300}, cut=300),))
-    begun.run(*QUICK)
-    assert "planned from 300 answers" in begun.said
+def test_counted_lengths_in_a_file_may_fill_the_context(begun: Start) -> None:
+    file = begun.data / "lengths.json"
+    filling = LengthCounts(periods=(PeriodLengths(age_ms=0, cells={(bin_of(30), bin_of(482)): 300}, cut=300),))
+    file.write_text(lengths_json("r", filling, 1800))
+    workload = begun.order("--slo-lengths", str(file)).workload
+    assert workload is not None
+    assert workload.longest == 512
