@@ -3,6 +3,9 @@
 import asyncio
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,8 @@ from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.model import load_model_info
 from orca.planner.search.plan import read_plan
 from orca.scheduler.settings import CYCLE_SETTINGS
-from support.cli.up import Up, completion
+from support.cli.processes import is_running, wait_until_gone
+from support.cli.up import UP_WITHIN_S, Up, completion
 from support.planner.profiles import profile_for
 
 pytestmark = pytest.mark.timeout(600)
@@ -64,6 +68,33 @@ def test_a_start_with_a_bound_runs_its_plan_and_answers(tmp_path: Path, cache: P
         assert completion(up)
     finally:
         up.end()
+
+
+def test_a_signal_while_the_model_is_measured_ends_everything(tmp_path: Path, cache: Path) -> None:
+    # No profile is kept for two threads.
+    flags = [*FLAGS, "--slo-workload", "8/4", "--threads", "2"]
+    up = Up(tmp_path, *flags, environment={"XDG_CACHE_HOME": str(cache)})
+    try:
+        up.wait_until(lambda: "profile: " in up.output)
+        # Redis, the measurement, and at least one process that times steps.
+        up.wait_until(lambda: len([part for part in up.family() if is_running(part)]) >= 3)
+        up.process.send_signal(signal.SIGTERM)
+        assert up.process.wait(UP_WITHIN_S) == -signal.SIGTERM
+        wait_until_gone(up.seen, UP_WITHIN_S)
+    finally:
+        up.end()
+
+
+def test_a_start_without_a_bound_does_not_import_the_planner() -> None:
+    program = """
+import sys
+from orca.cli.up import main
+from orca.cli.up.settings import parse_settings
+assert parse_settings([]).slo_latency_ms is None
+print([name for name in sys.modules if name.startswith(("orca.planner", "orca.cli.up.slo."))])
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout == "['orca.cli.up.slo.settings']\n"
 
 
 def test_the_lengths_of_a_pool_are_read_before_any_part_runs(tmp_path: Path) -> None:
