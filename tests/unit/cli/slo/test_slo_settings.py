@@ -7,6 +7,7 @@ import pytest
 from orca.cli.main import main
 from orca.cli.up.settings import UpSettings, parse_settings
 from orca.core.domain.errors import SettingError
+from orca.core.process.settings import with_texts
 
 
 def test_the_options_become_a_goal() -> None:
@@ -86,3 +87,15 @@ def test_what_does_not_fit_the_model_or_the_machine_is_refused_before_anything_s
 def test_settings_made_in_code_are_checked_too() -> None:
     with pytest.raises(SettingError, match="slo_percentile"):
         UpSettings(slo_latency_ms=9, slo_percentile=10)
+
+
+def test_texts_replace_fields_under_the_same_rules() -> None:
+    settings = with_texts(parse_settings(["--port", "9"]), {"stages": "2", "layers": "4,2", "max_batch_tokens": "0"})
+    assert (settings.port, settings.stages, settings.layers, settings.max_batch_tokens) == (9, 2, "4,2", 0)
+    for texts, said in [
+        ({"stages": "0"}, "setting --stages: 0 is not 1 or more"),
+        ({"stages": "two"}, "setting --stages: 'two' is not a number"),
+        ({"decode_steps": "3"}, "setting --decode-steps: 3 is not for this policy"),
+    ]:
+        with pytest.raises(SettingError, match=said):
+            with_texts(settings, texts)
