@@ -8,7 +8,6 @@ import dataclasses
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from math import inf, isfinite
 from pathlib import Path
 
@@ -17,11 +16,11 @@ from orca.core.process.settings import check_bounds, read_settings, require, req
 from orca.planner.pictures.curves import draw
 from orca.planner.pictures.timeline import draw_timeline
 from orca.planner.profile.profile import Profile, read_profile
-from orca.planner.search.device_layouts import DeviceMemory, Shape, profiled_layouts
+from orca.planner.search.device_layouts import DeviceMemory, Shape
 from orca.planner.search.goal import KINDS, PlanGoal
-from orca.planner.search.judge import SimulationJudge
-from orca.planner.search.plan import Plan, PlannedDevice, lines, to_json
-from orca.planner.search.planner import NothingFits, Outcome, PlanProblem, make_plan
+from orca.planner.search.plan import Plan, lines, to_json
+from orca.planner.search.planner import NothingFits, Outcome, PlanProblem
+from orca.planner.search.profiled_problem import HOST_US, find_plan, profiled_problem
 from orca.planner.search.strategies import STRATEGIES
 from orca.planner.search.timeline_of import timeline_of
 from orca.planner.workload.lengths_file import read_workload
@@ -83,7 +82,7 @@ class PlanSettings:
     )
     prefetch: int = setting(1, "as for the scheduler: 1 submits one more batch before the oldest was read", least=0)
     host_us: float = setting(
-        1000.0, "microseconds from a result to the next step at stage 0; prefetch hides them", least=0
+        HOST_US, "microseconds from a result to the next step at stage 0; prefetch hides them", least=0
     )
     seed: int = setting(0, "seed of the simulated requests")
     out: str = setting("plan.json", "file for the plan")
@@ -155,10 +154,9 @@ def main(argv: Sequence[str]) -> int:
         _report(line)
     problem = _problem(settings, profile, workload)
     try:
-        outcome = make_plan(problem, SimulationJudge(goal=problem.goal, seed=settings.seed), _report)
+        outcome, plan = find_plan(problem, profile, _report, seed=settings.seed)
     except NothingFits as error:
         raise SettingError(str(error)) from error
-    plan = Plan.of(outcome, problem.goal, workload, device=PlannedDevice.of(profile), release=version("orca-serving"))
     out.write_bytes(to_json(plan))
     if settings.pictures is not None:
         _draw(Path(settings.pictures), outcome, plan)
@@ -183,34 +181,21 @@ def parse_settings(argv: Sequence[str], environment: Mapping[str, str]) -> PlanS
 
 
 def _problem(settings: PlanSettings, profile: Profile, workload: Workload) -> PlanProblem:
-    key = profile.key
-    model_len = min(settings.max_model_len or key.max_model_len, key.max_model_len)
-    is_encoder_decoder = len(key.stacks) > 1
-    workload.check_fits(model_len, is_encoder_decoder=is_encoder_decoder)
     layers = None
     if settings.layers is not None:
         stages = settings.stages or settings.layers.count(",") + 1
-        layers = read_layers(settings.layers, stages=stages, num_layers=key.num_layers)
-    if settings.devices > key.devices and key.device == "cpu":
-        raise SettingError(
-            f"setting devices: {settings.devices} ranks would run at the same time, and the profile was measured with"
-            f" {key.devices}: measure again with `orca profile --devices {settings.devices}`"
-        )
-    return PlanProblem(
-        workload=workload,
-        goal=settings.goal(),
-        layouts=profiled_layouts(
-            profile,
-            workload,
-            devices=settings.devices or key.devices,
-            shape=Shape(stages=settings.stages, ranks=settings.tensor, layers=layers),
-            memory=settings.memory(profile),
-            max_model_len=model_len,
-        ),
-        strategies=[STRATEGIES[name] for name in settings.strategies],
+        layers = read_layers(settings.layers, stages=stages, num_layers=profile.key.num_layers)
+    return profiled_problem(
+        profile,
+        workload,
+        settings.goal(),
+        devices=settings.devices or profile.key.devices,
+        shape=Shape(stages=settings.stages, ranks=settings.tensor, layers=layers),
+        memory=settings.memory(profile),
+        max_model_len=settings.max_model_len,
+        strategies=settings.strategies,
         host_us=settings.host_us,
         prefetch=settings.prefetch,
-        is_encoder_decoder=is_encoder_decoder,
     )
 
 

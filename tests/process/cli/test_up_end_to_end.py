@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,59 +18,11 @@ from safetensors.numpy import load_file, save_file
 
 from checker.systems.processes import find_parts
 from orca.cli.small_model import small_model_folder
-from support.cli.processes import is_running, wait_until_gone
-from support.waiting import wait_until
+from support.cli.processes import wait_until_gone
+from support.cli.up import PROMPT, UP_WITHIN_S, Up, completion
 
 # Longer than the waits of any one test together, so that the wait that failed tells its story.
 pytestmark = pytest.mark.timeout(600)
-
-UP_WITHIN_S = 90.0  # a shared two-core machine; alone it takes under ten
-PROMPT = {"model": "orca-austen", "prompt": "It was a fine morning, and", "max_tokens": 12, "temperature": 0}
-
-
-class Up:
-    """One `orca up` of the small model on a free port."""
-
-    def __init__(self, folder: Path, *flags: str) -> None:
-        self.folder = folder
-        self._output = folder / "output"
-        command = [sys.executable, "-m", "orca.cli.main", "up", "--port", "0", "--data", str(folder / "data"), *flags]
-        with self._output.open("wb") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
-        self.seen: set[psutil.Process] = set()
-
-    @property
-    def output(self) -> str:
-        return self._output.read_text()
-
-    @property
-    def url(self) -> str:
-        return re.findall(r" at (http://\S+)", self.output)[0]
-
-    def family(self) -> set[psutil.Process]:
-        """All processes that it has ever been seen to have, ranks included."""
-        if self.process.poll() is None:
-            self.seen |= set(psutil.Process(self.process.pid).children(recursive=True))
-        return self.seen
-
-    def wait_until(self, is_true: Callable[[], object]) -> None:
-        wait_until(is_true, UP_WITHIN_S, lambda: self.output)
-
-    def wait_until_ready(self) -> None:
-        self.wait_until(lambda: "Ready:" in self.output or self.process.poll() is not None)
-        assert "Ready:" in self.output, self.output
-        self.family()
-
-    def end(self) -> None:
-        self.family()
-        self.process.terminate()
-        try:
-            self.process.wait(UP_WITHIN_S)
-        finally:
-            self.process.kill()
-            for child in self.seen:
-                if is_running(child):
-                    child.kill()
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +33,6 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         yield up
     finally:
         up.end()
-
-
-def completion(up: Up) -> str:
-    answer = httpx.post(f"{up.url}/v1/completions", json=PROMPT, timeout=UP_WITHIN_S)
-    assert answer.status_code == 200, answer.text
-    return answer.json()["choices"][0]["text"]
 
 
 @pytest.mark.slow

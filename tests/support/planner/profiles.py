@@ -1,6 +1,7 @@
 """Profiles made by hand, with times that are easy to add up."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from orca.planner.profile.profile import (
     VERSION,
@@ -89,4 +90,11 @@ def profile(*, ranks: tuple[int, ...] = (1, 2), has_encoder: bool = False, sends
         device_bytes=1 << 30,
         send=curve(lambda size: 30 + 0.5 * size, (128, 1_280, 12_800)) if sends else None,
         degrees=tuple(degree(each, has_encoder=has_encoder) for each in ranks),
+    )
+
+
+def profile_for(own: ProfileKey) -> Profile:
+    """Return the times of `profile` under the key of another model or machine."""
+    return replace(
+        profile(ranks=own.ranks, has_encoder=len(own.stacks) > 1, sends=own.devices > 1), key=own, digest=own.digest
     )

@@ -15,8 +15,8 @@ import pytest
 from orca.cli.main import COMMANDS, main
 from orca.cli.small_model import small_model_folder
 from orca.cli.up.local_resources import DataFolder, default_data_folder
+from orca.cli.up.slo.settings import SloSettings
 from orca.scheduler.policy.request_level import HABITS
-from orca.scheduler.settings import BatchingSettings
 
 OPEN = ("--open-to-network", "true")
 
@@ -181,7 +181,7 @@ def test_help_lists_the_settings_of_the_system_before_those_of_its_schedule(caps
     options = re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
     of_schedule = options[options.index("--policy") :]
     assert options[0] == "--model"
-    assert len(of_schedule) == len(dataclasses.fields(BatchingSettings)) - 1, "max_batch_tokens has its own default"
+    assert len(of_schedule) == len(dataclasses.fields(SloSettings)) - 1, "max_batch_tokens has its own default"
 
 
 def test_cuda_without_a_device_is_refused(refused, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import grpc
 import pytest
 from rich.console import Console
 
-from orca.cli.up.display import Display, access_note, examples, interpreter
+from orca.cli.up.display import ActivityProgress, Display, access_note, examples, interpreter
 from orca.cli.up.health_checks import http_status
 from orca.cli.up.log_errors import LogFollower, error_message, follow_errors, readable
 from orca.cli.up.readiness import READY, STARTING, StartStatus, epochs_of, wait_until_ready
@@ -281,3 +281,21 @@ async def test_a_stage_reports_its_state_before_it_reads_weights(tmp_path: Path)
     await asyncio.wait_for(wait_until_ready([spec], show), 60)
     assert shown == ["rank 0: finds kernels", "loading weights 40 %", "ready"]
     await server.stop(None)
+
+
+def test_an_activity_without_a_terminal_is_a_line_now_and_then() -> None:
+    seconds = iter([0.0, 1.0, 5.0, 20.0, 21.0, 100.0])
+    console = Console(file=(shown := io.StringIO()), force_terminal=False)
+    with ActivityProgress(console, "profile", 300, clock=lambda: next(seconds)) as activity:
+        for number in range(5):
+            activity.show(f"  round {number} [1/2]")
+    assert shown.getvalue().splitlines() == [f"profile: round {number} [1/2]" for number in (0, 2, 4)]
+
+
+def test_an_activity_on_a_terminal_is_a_bar() -> None:
+    display = Display(Console(file=(shown := io.StringIO()), force_terminal=True, width=100))
+    for seconds in (300, None):
+        with display.activity("search", seconds=seconds) as activity:
+            activity.show("  rra: [B_E 4]")
+    assert "search" in shown.getvalue()
+    assert "rra: [B_E 4]" in shown.getvalue()

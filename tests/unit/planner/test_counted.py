@@ -8,7 +8,7 @@ import pytest
 
 from orca.cli.pool_lengths import lengths_json
 from orca.core.domain.errors import SettingError
-from orca.planner.workload.counted import counted_workload
+from orca.planner.workload.counted import counted_workload, cut_bins
 from orca.planner.workload.lengths_file import read_workload
 from orca.pool.length_bins import bin_of
 from orca.pool.records import LengthCounts, PeriodLengths
@@ -83,3 +83,22 @@ def test_ranges_are_not_scaled(tmp_path: Path) -> None:
     file.write_text(lengths_json("r", COUNTS, 1800))
     with pytest.raises(SettingError, match="cannot be scaled"):
         read_workload(file, scale=0.5)
+
+
+@pytest.mark.parametrize(("prompt", "output"), [(30, 226), (226, 30), (100, 156), (1, 255), (255, 1), (128, 128)])
+def test_answers_that_fill_the_context_of_the_model_fit_into_it(prompt: int, output: int) -> None:
+    counts = LengthCounts(periods=(PeriodLengths(age_ms=0, cells={(bin_of(prompt), bin_of(output)): 300}, cut=300),))
+    counted = counted_workload(counts, half_life_s=1800, source="the pool", length_max=256)
+    cut = cut_bins(counted, 256)
+    assert cut.longest <= 256
+    cut.check_fits(256)
+    assert (cut.answers, cut.cut_share) == (300, 1)
+    assert cut.prompts.low <= prompt
+    assert cut.outputs.low <= output
+
+
+def test_a_bin_that_never_fits_is_still_refused() -> None:
+    counts = LengthCounts(periods=(PeriodLengths(age_ms=0, cells={(bin_of(200), bin_of(200)): 300}, cut=0),))
+    counted = counted_workload(counts, half_life_s=1800, source="the pool")
+    with pytest.raises(SettingError, match="the model allows 256"):
+        cut_bins(counted, 256).check_fits(256)

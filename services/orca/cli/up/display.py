@@ -1,11 +1,13 @@
 """Prints the output of `orca up`: the progress of the start, the running system, examples to paste, and errors.
 
 On a terminal the start is a progress bar per process. Elsewhere it is a line whenever a process reaches a new phase.
+What comes before it, if a plan is made, is one bar, or a line every few seconds.
 """
 
 import shlex
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +19,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from orca.cli.up.readiness import STARTING, StartStatus
 from orca.cli.up.supervisor import Supervised
 from orca.core.process.settings import is_loopback
+
+LINE_EVERY_S = 15.0
+"""Least time between two lines of an activity where there is no terminal."""
 
 
 class Display:
@@ -37,6 +42,13 @@ class Display:
     def progress(self, names: Sequence[str]) -> "StartProgress":
         """Return a context manager that shows the start of the named processes."""
         return StartProgress(self._console, names)
+
+    def activity(self, name: str, *, seconds: float | None = None) -> "ActivityProgress":
+        """Return a context manager that shows a long activity of this process.
+
+        Args: seconds: that it takes, about; None if that is not known.
+        """
+        return ActivityProgress(self._console, name, seconds)
 
     def show_system(self, title: str, children: Sequence[Supervised], notes: Sequence[str]) -> None:
         """Print a table of the running processes and their addresses, and the notes below it."""
@@ -76,6 +88,41 @@ class StartProgress:
         if not self._console.is_terminal and self._last.get(name) != status.phase:
             self._console.print(f"{name}: {status.text}", markup=False, highlight=False, soft_wrap=True)
             self._last[name] = status.phase
+
+
+class ActivityProgress:
+    """Shows what an activity does now: beside a bar, or as lines."""
+
+    def __init__(
+        self, console: Console, name: str, seconds: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console, self._name, self._clock = console, name, clock
+        self._begun_s, self._printed_s = clock(), -LINE_EVERY_S
+        self._bars = Progress(
+            TextColumn(f"{name:<12}"),
+            BarColumn(bar_width=30),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        # A bar without a total moves to and fro.
+        self._task = self._bars.add_task("", total=seconds)
+
+    def __enter__(self) -> "ActivityProgress":
+        self._bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bars.stop()
+
+    def show(self, text: str) -> None:
+        elapsed_s = self._clock() - self._begun_s
+        self._bars.update(self._task, completed=elapsed_s, description=escape(text.strip()))
+        if not self._console.is_terminal and elapsed_s >= self._printed_s + LINE_EVERY_S:
+            self._console.print(f"{self._name}: {text.strip()}", markup=False, highlight=False, soft_wrap=True)
+            self._printed_s = elapsed_s
 
 
 def access_note(host: str, keys: int, keys_file: str | None = None) -> str:

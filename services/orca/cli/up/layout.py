@@ -30,7 +30,7 @@ def with_layout(settings: UpSettings, *, parameters: int, processors: int) -> Up
         parameters: number of parameters of the model.
         processors: number of processors that the system may keep busy.
     """
-    threads = _threads_per_rank(settings.ranks, parameters=parameters, processors=processors)
+    threads = threads_per_rank(settings.ranks, parameters=parameters, processors=processors)
     bound = max_batch_tokens(
         settings.max_batch_tokens,
         device=settings.device,
@@ -82,12 +82,16 @@ def describe_pace(settings: UpSettings) -> str:
     return f"prefetch {settings.prefetch}, commits {f'every {interval_ms} ms' if interval_ms else 'at once'}"
 
 
-def _threads_per_rank(ranks: int, *, parameters: int, processors: int) -> int:
+def threads_per_rank(ranks: int, *, parameters: int, processors: int) -> int:
     """Return threads so that all ranks together have no more threads than processors, but at least one per rank."""
     if parameters < SMALL_PARAMETERS:
         return 1
-    computing = processors if processors <= 2 else processors - 1
-    return max(1, computing // ranks)
+    return max(1, computing_processors(processors) // ranks)
+
+
+def computing_processors(processors: int) -> int:
+    """Return the processors that ranks compute on; with three or more, one is left to the other parts."""
+    return processors if processors <= 2 else processors - 1
 
 
 def _counted(number: int, word: str) -> str:

@@ -7,6 +7,7 @@ plan.py              settings -> processes (pure)     display.py       prints to
 spec.py              one process as data              log_errors.py    reports errors from the log files
 local_resources.py   data folder, free ports, GPUs    probe.py         finds processes that are frozen
 health_checks.py     one health check of a process    recovery.py      reports when the system serves again
+planned.py           a plan -> options                slo/             makes a plan for a latency bound
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -26,7 +28,7 @@ from orca.cli.up.display import Display, access_note, examples
 from orca.cli.up.layout import describe, describe_pace, with_layout
 from orca.cli.up.log_errors import follow_errors
 from orca.cli.up.plan import DEPLOYMENT, Addresses, RuntimeContext, plan
-from orca.cli.up.planned import load_plan
+from orca.cli.up.planned import given_options, load_plan
 from orca.cli.up.probe import Probe
 from orca.cli.up.readiness import wait_until_ready
 from orca.cli.up.recovery import Recovery
@@ -49,6 +51,9 @@ from orca.worker.models.config import load_config
 from orca.worker.parallel.stage_layers import read_layers
 from orca.worker.settings import PREFIX as WORKER_PREFIX
 from orca.worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from orca.cli.up.slo.start import PlanOrder
 
 _PARTS = ((GatewaySettings, GATEWAY_PREFIX), (SchedulerSettings, SCHEDULER_PREFIX), (WorkerSettings, WORKER_PREFIX))
 
@@ -82,22 +87,55 @@ def main(argv: Sequence[str]) -> int:
     if settings.redis_url is not None:
         asyncio.run(_check_redis(settings.redis_url))
     display = Display(Console(highlight=False))
+    order = None if settings.slo_latency_ms is None else _read_order(settings, argv, model, len(gpus))
     data_folder = Path(settings.data) if settings.data else local_resources.default_data_folder(settings.port)
     with local_resources.DataFolder(data_folder, remedy="--data" if settings.data else "--port or --data") as data:
         addresses = Addresses.find(settings)
+        redis: RedisChild | None = None
+        if order is not None:
+            redis = _start_redis(settings, data)
+            settings = _with_plan(order, redis, data, display)
+            addresses = Addresses.find(settings)
         parameters, processors = count_parameters(folder), available_processors()
         layout = describe(settings, parameters=parameters, processors=processors)
         settings = with_layout(settings, parameters=parameters, processors=processors)
         display.print_text(f"layout: {layout}; {describe_pace(settings)}")
         data.sign(f"http://{addresses.reached[0]}")
-        # Redis may load its data for a long time. Outside the event loop Ctrl-C ends that at once.
-        own = settings.redis_url is None
-        redis = RedisChild(data.redis, DEPLOYMENT, fsync=settings.redis_fsync) if own else None
+        redis = redis or _start_redis(settings, data)
         try:
             return asyncio.run(_serve(settings, model, data, redis, addresses, gpus, display))
         except SystemFailed as failure:
             display.print_text(f"orca up: {failure}")
             return failure.exit_code
+
+
+def _start_redis(settings: UpSettings, data: local_resources.DataFolder) -> RedisChild | None:
+    """Start Redis, unless the user has one."""
+    # Redis may load its data for a long time. Outside the event loop Ctrl-C ends that at once.
+    return RedisChild(data.redis, DEPLOYMENT, fsync=settings.redis_fsync) if settings.redis_url is None else None
+
+
+def _read_order(settings: UpSettings, argv: Sequence[str], model: ModelInfo, gpus: int) -> "PlanOrder":
+    # The planner takes a moment to import, which a start without a bound saves.
+    from orca.cli.up.slo.start import read_order
+
+    return read_order(settings, given_options(argv), model, gpus)
+
+
+def _with_plan(
+    order: "PlanOrder", redis: RedisChild | None, data: local_resources.DataFolder, display: Display
+) -> UpSettings:
+    """Make the plan. Args: redis: runs, because the pool has counted the lengths to plan for."""
+    from orca.cli.up.slo.start import PoolAccess, plan_start
+
+    url = order.settings.redis_url or ("" if redis is None else redis.url)
+    try:
+        pool = PoolAccess(url=url, login={} if redis is None else redis.login)
+        return plan_start(order, pool, data.folder, display)
+    except BaseException:
+        if redis is not None:
+            asyncio.run(redis.stop())
+        raise
 
 
 def _check_tokenizer(folder: Path) -> None:

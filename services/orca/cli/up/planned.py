@@ -22,11 +22,16 @@ def with_plan(argv: Sequence[str]) -> list[str]:
     if file is None:
         return words
     flags = plan_flags(load_plan(file))
-    given = {word.partition("=")[0] for word in words if word.startswith("--")}
+    given = given_options(words)
     for name in flags:
         if name in given:
             raise SettingError(f"setting {name}: the plan {file} decides it: leave it out, or make another plan")
     return words + [word for flag in flags.items() for word in flag]
+
+
+def given_options(argv: Sequence[str]) -> list[str]:
+    """Return the options of a command line without their values, such as `--stages`, in their order."""
+    return [word.partition("=")[0] for word in argv if word.startswith("--")]
 
 
 def load_plan(file: str) -> "Plan":
@@ -39,8 +44,12 @@ def load_plan(file: str) -> "Plan":
 
 def plan_flags(plan: "Plan") -> dict[str, str]:
     """Return the options of `orca up` that run a plan."""
-    options = plan.device.flags() | plan.schedule.flags()
-    return {f"--{name.replace('_', '-')}": value for name, value in options.items()}
+    return {f"--{name.replace('_', '-')}": value for name, value in plan_options(plan).items()}
+
+
+def plan_options(plan: "Plan") -> dict[str, str]:
+    """Return the same by the names of the settings."""
+    return plan.device.flags() | plan.schedule.flags()
 
 
 def _plan_of(words: Sequence[str]) -> str | None:

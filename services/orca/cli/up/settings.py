@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from orca.cli.small_model import CONTINUES, SMALL_MODELS
 from orca.cli.smollm2.folder import SMOLLM2
-from orca.cli.up.planned import with_plan
+from orca.cli.up.planned import given_options, with_plan
+from orca.cli.up.slo.settings import SloSettings, check_given
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.process.settings import (
@@ -20,7 +21,6 @@ from orca.core.process.settings import (
 from orca.gateway.origins import ORIGINS_RULE, is_origin
 from orca.gateway.settings import PORT_MAX, reasoning_format_setting, tool_format_setting
 from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
-from orca.scheduler.settings import BatchingSettings
 from orca.worker.settings import DEVICES, dtype_setting, quantization_setting
 
 KEYS_VARIABLE = f"{GATEWAY_PREFIX}API_KEYS"
@@ -33,7 +33,7 @@ MAX_MODEL_LEN_VARIABLE = f"{GATEWAY_PREFIX}MAX_MODEL_LEN"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class UpSettings(BatchingSettings):
+class UpSettings(SloSettings):
     """Options of one system on one machine. All its groups use the same batching options."""
 
     model: str | None = setting(
@@ -145,7 +145,7 @@ class UpSettings(BatchingSettings):
 
     def __post_init__(self) -> None:
         # super() without arguments does not work in a dataclass with slots.
-        BatchingSettings.__post_init__(self)
+        SloSettings.__post_init__(self)
         self.check_stages(self.stages)
         require(self.prefetch in (None, 0, 1), self, "prefetch", "0 or 1")
         most = PORT_MAX - self.gateways + 1
@@ -176,6 +176,7 @@ _VARIABLES = (KEYS_VARIABLE, KEYS_FILE_VARIABLE, MAX_MODEL_LEN_VARIABLE)
 
 def parse_settings(argv: Sequence[str]) -> UpSettings:
     """Read the command line. Raises: SettingError that names the setting; SystemExit only for --help."""
+    check_given(given_options(argv))
     return read_settings(
         UpSettings,
         with_plan(argv),

@@ -117,6 +117,16 @@ def read_variables(kind: type[S], environment: Mapping[str, str], *, prefix: str
     return _build(kind, _variables(kind, environment, prefix), lambda name: prefix + name.upper())
 
 
+def with_texts(settings: S, texts: Mapping[str, str]) -> S:
+    """Return settings in which some fields have other values, given as on a command line.
+
+    Raises: BadValue that names the flag.
+    """
+    with _naming(_flag):
+        values: Any = _values(type(settings), texts)
+        return dataclasses.replace(settings, **values)  # type: ignore[type-var]
+
+
 def check_variables(kind: type[Any], environment: Mapping[str, str], *, prefix: str) -> None:
     """Check each variable of a service by itself, before other settings are added to them.
 

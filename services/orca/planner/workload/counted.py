@@ -1,12 +1,13 @@
 """The workload that a pool has counted: from its answer, or from the file of `orca pool lengths --json`."""
 
+import dataclasses
 from collections.abc import Mapping
 from math import inf
 from typing import Any, TypeGuard
 
 from orca.core.domain.errors import SettingError
 from orca.planner.workload.lengths import LENGTH_MAX, Range
-from orca.planner.workload.workload import Workload
+from orca.planner.workload.workload import LengthPart, Workload
 from orca.pool.length_bins import bounds_of
 from orca.pool.records import LengthCounts
 
@@ -29,6 +30,25 @@ def counted_workload(
         for (prompt, output), weight in sorted(counts.weighed(half_life_s).items())
     ]
     return _workload(cells, source, counts.answers, counts.cut_share, length_max)
+
+
+def cut_bins(workload: Workload, longest: int) -> Workload:
+    """Return the workload with its bins cut where they reach beyond the longest request that the model allows.
+
+    Prompt and output of a real answer fit together, while the upper ends of its two bins may not. A bin without any
+    request that fits stays as it is.
+
+    Args: longest: prompt and output together, in tokens.
+    """
+    return dataclasses.replace(workload, parts=tuple(_cut_part(part, longest) for part in workload.parts))
+
+
+def _cut_part(part: LengthPart, longest: int) -> LengthPart:
+    prompts, outputs = part.prompts, part.outputs
+    if not isinstance(prompts, Range) or not isinstance(outputs, Range) or prompts.low + outputs.low > longest:
+        return part
+    outputs = Range(outputs.low, min(outputs.high, longest - prompts.low))
+    return LengthPart(part.weight, Range(prompts.low, min(prompts.high, longest - outputs.high)), outputs)
 
 
 def read_counted(content: Mapping[str, Any], source: str) -> Workload:

@@ -136,7 +136,7 @@ def _measure_degree(
     free_bytes = torch.cuda.mem_get_info(0)[0] * processes if plan.device == "cuda" else memory_available_bytes()
     bounds = bounds_of(info, key, ranks, kv_bytes=int(_KV_SHARE * free_bytes) // processes, sends=sends)
     degree = f"stages of {ranks} rank{'' if ranks == 1 else 's'}"
-    report(f"{degree}: {processes} process{'' if processes == 1 else 'es'} load the model")
+    report(f"{degree}: {'1 process loads' if processes == 1 else f'{processes} processes load'} the model")
     with TemporaryDirectory(prefix="orca-profile-") as folder:
         orders = [
             ProcessOrder(

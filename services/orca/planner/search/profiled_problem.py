@@ -1,0 +1,84 @@
+"""The way from a profile to a plan, which `orca plan` and `orca up` share."""
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+
+from orca.core.domain.errors import SettingError
+from orca.planner.profile.profile import Profile
+from orca.planner.search.device_layouts import DeviceMemory, Shape, profiled_layouts
+from orca.planner.search.goal import PlanGoal
+from orca.planner.search.judge import SimulationJudge
+from orca.planner.search.plan import Plan, PlannedDevice
+from orca.planner.search.planner import Outcome, PlanProblem, make_plan
+from orca.planner.search.strategies import STRATEGIES
+from orca.planner.workload.counted import cut_bins
+from orca.planner.workload.workload import Workload
+
+HOST_US = 1000.0
+"""Microseconds from a result to the next step at stage 0, unless a user states them."""
+
+
+def profiled_problem(
+    profile: Profile,
+    workload: Workload,
+    goal: PlanGoal,
+    *,
+    devices: int,
+    shape: Shape,
+    memory: DeviceMemory,
+    max_model_len: int | None = None,
+    strategies: Sequence[str] = tuple(STRATEGIES),
+    host_us: float = HOST_US,
+    prefetch: int = 1,
+) -> PlanProblem:
+    """Return the problem of finding a plan for a profiled model.
+
+    Args:
+        devices: most devices that a group may have.
+        max_model_len: longest prompt and output together, if that is less than the model's own.
+        strategies: names of those to search.
+    Raises: SettingError for a workload that the model does not allow, or if no layout is possible.
+    """
+    key = profile.key
+    model_len = min(max_model_len or key.max_model_len, key.max_model_len)
+    is_encoder_decoder = len(key.stacks) > 1
+    workload = fitting(workload, model_len, is_encoder_decoder=is_encoder_decoder)
+    if devices > key.devices and key.device == "cpu":
+        raise SettingError(
+            f"setting devices: {devices} ranks would run at the same time, and the profile was measured with"
+            f" {key.devices}: measure again with `orca profile --devices {devices}`"
+        )
+    return PlanProblem(
+        workload=workload,
+        goal=goal,
+        layouts=profiled_layouts(
+            profile, workload, devices=devices, shape=shape, memory=memory, max_model_len=model_len
+        ),
+        strategies=[STRATEGIES[name] for name in strategies],
+        host_us=host_us,
+        prefetch=prefetch,
+        is_encoder_decoder=is_encoder_decoder,
+    )
+
+
+def fitting(workload: Workload, max_model_len: int, *, is_encoder_decoder: bool) -> Workload:
+    """Return the workload, its counted bins cut at what the model allows. Raises: SettingError if it is too long."""
+    if workload.answers:
+        workload = cut_bins(workload, max_model_len - is_encoder_decoder)
+    workload.check_fits(max_model_len, is_encoder_decoder=is_encoder_decoder)
+    return workload
+
+
+def find_plan(
+    problem: PlanProblem, profile: Profile, report: Callable[[str], None], *, seed: int = 0
+) -> tuple[Outcome, Plan]:
+    """Find the plan by formulas and by simulation.
+
+    Args:
+        report: called with a line of progress now and then.
+        seed: of the simulated requests.
+    Raises: NothingFits if no layout can hold the requests.
+    """
+    outcome = make_plan(problem, SimulationJudge(goal=problem.goal, seed=seed), report)
+    device = PlannedDevice.of(profile)
+    return outcome, Plan.of(outcome, problem.goal, problem.workload, device=device, release=version("orca-serving"))
