@@ -8,7 +8,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 
 from orca.core.domain.errors import BadValue, SettingError
@@ -23,12 +23,16 @@ from orca.planner.search.planner import NothingFits, Outcome, PlanProblem
 from orca.planner.search.profiled_problem import HOST_US, find_plan, profiled_problem
 from orca.planner.search.strategies import STRATEGIES
 from orca.planner.search.timeline_of import timeline_of
+from orca.planner.workload.counted import ANSWERS_MIN
 from orca.planner.workload.lengths_file import read_workload
 from orca.planner.workload.tasks import TASKS, task_lines, task_workload
 from orca.planner.workload.workload import Workload, parse_workload
 from orca.worker.parallel.stage_layers import read_layers
 
 PREFIX = "ORCA_PLAN_"
+
+NUMBER_MAX = 1e9
+"""Largest value of options that are plain numbers: far above any that makes sense."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +99,14 @@ class PlanSettings:
         require(self.prefetch <= 1, self, "prefetch", "0 or 1")
         for name in ("lengths_scale", "memory_gib", "rate", "host_us"):
             value = getattr(self, name)
-            is_good = value is None or (isfinite(value) and (value > 0 or name == "host_us"))
-            require(is_good, self, name, "a number above 0")
+            is_good = value is None or (value <= NUMBER_MAX and (value > 0 or name == "host_us"))
+            require(is_good, self, name, f"a number above 0 and at most {NUMBER_MAX:,.0f}")
         require(bool(self.strategies), self, "strategies", f"any of {', '.join(STRATEGIES)}")
         given = [name for name in ("task", "lengths", "workload") if getattr(self, name) is not None]
         if len(given) != 1:
             what = "none is given" if not given else f"{' and '.join(given)} are given"
             raise BadValue("workload", f"{what}: name the lengths by one of --task, --lengths and --workload")
+        require(self.lengths_scale == 1 or self.workload is None, self, "lengths_scale", "for a stated workload")
         self.goal()
 
     def goal(self) -> PlanGoal:
@@ -126,9 +131,11 @@ class PlanSettings:
     def lengths_wanted(self) -> tuple[Workload, list[str]]:
         """Return the lengths of the requests, and lines that describe them. Raises: SettingError."""
         if self.task is not None:
-            return task_workload(self.task, self.lengths_scale, rate=self.rate), task_lines(
-                self.task, self.lengths_scale
-            )
+            try:
+                found = task_workload(self.task, self.lengths_scale, rate=self.rate)
+            except ValueError as error:
+                raise SettingError(f"setting lengths_scale: {error}") from error
+            return found, task_lines(self.task, self.lengths_scale)
         if self.lengths is not None:
             found = read_workload(Path(self.lengths), scale=self.lengths_scale)
             return found, found.lines()
@@ -147,19 +154,22 @@ def main(argv: Sequence[str]) -> int:
     """
     settings = parse_settings(argv, os.environ)
     out = Path(settings.out)
-    _check_folder(out.parent, "out")
+    _check_file(out)
+    pictures = None if settings.pictures is None else _make_folder(Path(settings.pictures))
     profile = read_profile(Path(settings.profile))
     workload, described = settings.lengths_wanted()
     for line in described:
         _report(line)
+    if 0 < workload.answers < ANSWERS_MIN:
+        _report(f"these are fewer than {ANSWERS_MIN} answers: percentiles of so few are a matter of chance")
     problem = _problem(settings, profile, workload)
     try:
         outcome, plan = find_plan(problem, profile, _report, seed=settings.seed)
     except NothingFits as error:
         raise SettingError(str(error)) from error
     out.write_bytes(to_json(plan))
-    if settings.pictures is not None:
-        _draw(Path(settings.pictures), outcome, plan)
+    if pictures is not None:
+        _draw(pictures, outcome, plan)
     print("\n".join(lines(plan)))
     print(plan.describe())
     if plan.is_met:
@@ -200,7 +210,6 @@ def _problem(settings: PlanSettings, profile: Profile, workload: Workload) -> Pl
 
 
 def _draw(folder: Path, outcome: Outcome, plan: Plan) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     pareto = draw(
         {name: points for name, points in outcome.front.items() if points},
         title=f"Throughput over latency (p{plan.goal.percentile})",
@@ -214,9 +223,20 @@ def _draw(folder: Path, outcome: Outcome, plan: Plan) -> None:
     )
 
 
-def _check_folder(folder: Path, name: str) -> None:
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise SettingError(f"setting {name}: files cannot be written to the folder {folder}")
+def _check_file(out: Path) -> None:
+    """Raises: SettingError if the plan could not be written: better now than after the search."""
+    if out.is_dir():
+        raise SettingError(f"setting out: {out} is a folder: give a file")
+    if not out.parent.is_dir() or not os.access(out.parent, os.W_OK):
+        raise SettingError(f"setting out: files cannot be written to the folder {out.parent}")
+
+
+def _make_folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(f"setting pictures: {folder} is no folder: {error.strerror}") from error
+    return folder
 
 
 def _report(text: str) -> None:

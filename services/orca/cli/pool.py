@@ -148,6 +148,8 @@ async def _lengths(pool: RequestPool, settings: PoolLengthsSettings) -> str:
     counts = await pool.lengths(revision)
     if not counts.answers:
         raise _Refused(f"no answer of revision {revision} has ended by itself in the last 4 hours")
+    if not sum(counts.weighed(settings.half_life).values()):
+        raise _Refused(f"all answers are too old to count with --half-life {settings.half_life}")
     form = lengths_json if settings.json else lengths_text
     return form(revision, counts, settings.half_life)
 

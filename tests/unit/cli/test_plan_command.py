@@ -70,3 +70,39 @@ def test_a_bad_option_is_refused_by_its_name(
     assert main(["plan", *BASE, *flags]) == 2
     assert said in capsys.readouterr().err
     assert not (folder / "plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--lengths-scale", "2"], "setting --lengths-scale: 2.0 is not for a stated workload"),
+        (["--memory-gib", "1e300"], "setting --memory-gib: 1e+300 is not a number above 0"),
+        (["--memory-gib", "nan"], "setting --memory-gib: nan is not a number above 0"),
+        (["--out", "."], "setting out: . is a folder: give a file"),
+        (["--pictures", "profile.json"], "setting pictures: profile.json is no folder"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_what_would_fail_after_the_search_is_refused_before(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *BASE, *flags]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "search 1" not in shown
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_scale_that_leaves_no_lengths_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--profile", "profile.json", "--task", "S", "--lengths-scale", "0.01"]) == 2
+    assert "orca plan: setting lengths_scale: " in capsys.readouterr().err
+
+
+def test_few_answers_are_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "lengths.csv").write_text("prompt,output\n16,8\n24,12\n")
+    flags = ["--profile", "profile.json", "--lengths", "lengths.csv", "--latency-ms", "9000", "--slots", "512"]
+    assert main(["plan", *flags]) == 0
+    assert "these are fewer than 200 answers" in capsys.readouterr().err
+    schedule = read_plan(folder / "plan.json").schedule
+    assert (schedule.slots, schedule.prefetch) == (512, 1)
+    assert schedule.flags()["slots"] == "512"

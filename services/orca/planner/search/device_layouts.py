@@ -17,8 +17,8 @@ from orca.planner.workload.workload import Workload
 TYPICAL_BATCH = 16
 """Requests of the decode step by which layers are divided over stages."""
 
-MEMORY_SHARE = 0.8
-"""Share of a device's memory that weights and KV cache may take; the rest is for activations and programs."""
+MEMORY_SHARE = 0.5
+"""Share of the memory left by the weights that KV slots get, as the worker's `memory_share` by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ def profiled_layouts(
         for layout in _cuts(even, shape, lambda layout: balanced(layout, costs_of, work)):
             slots = group_slots(profile, layout, memory)
             if slots >= DEFAULT_BLOCK_TOKENS:
-                capacity = GroupCapacity(slots=slots, max_model_len=max_model_len)
+                capacity = GroupCapacity(slots=slots, max_model_len=max_model_len, is_chosen=memory.slots is not None)
                 found.append(PlacedLayout(layout=layout, costs=costs_of(layout), capacity=capacity))
     if not found:
         raise SettingError(_complaint(profile, devices, shape))
@@ -97,7 +97,6 @@ def group_slots(profile: Profile, layout: Layout, memory: DeviceMemory) -> int:
     if memory.slots is not None:
         return memory.slots // DEFAULT_BLOCK_TOKENS * DEFAULT_BLOCK_TOKENS
     degree = profile.degree(layout.ranks)
-    usable = memory.device_bytes * MEMORY_SHARE
     slots: list[int] = []
     for number, stacks in enumerate(stacks_of_stages(profile, layout)):
         per_layer = zip(stacks, degree.weight_bytes_per_layer, strict=True)
@@ -105,10 +104,10 @@ def group_slots(profile: Profile, layout: Layout, memory: DeviceMemory) -> int:
         weights += degree.embed_bytes if number == 0 else 0
         weights += degree.head_bytes if number == layout.stages - 1 else 0
         per_slot = stacks[-1] * degree.kv_bytes_per_slot
-        if weights > usable:
+        if weights > memory.device_bytes:
             return 0
         if per_slot:
-            slots.append(int((usable - weights) / per_slot))
+            slots.append(int((memory.device_bytes - weights) * MEMORY_SHARE / per_slot))
     return min(slots, default=0) // DEFAULT_BLOCK_TOKENS * DEFAULT_BLOCK_TOKENS
 
 

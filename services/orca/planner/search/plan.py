@@ -147,6 +147,8 @@ class PlannedSchedule:
     policy: str
     layers: tuple[int, ...]  # of each stage
     ranks: int  # of each stage
+    prefetch: int  # batches scheduled ahead
+    slots: int | None  # KV slots of the group; null: as many as the memory has room for
     bounds: PlannedBounds
     expected: PlannedFigures  # by the formulas
     simulated: PlannedFigures | None  # with the real scheduler; null: not among the best ones
@@ -161,6 +163,8 @@ class PlannedSchedule:
             policy=candidate.strategy.name,
             layers=layout.layers,
             ranks=layout.ranks,
+            prefetch=candidate.scenario.prefetch,
+            slots=candidate.placed.capacity.slots if candidate.placed.capacity.is_chosen else None,
             bounds=PlannedBounds.of(candidate.bounds),
             expected=PlannedFigures.of(expected, expected.throughput),
             simulated=simulated,
@@ -186,7 +190,8 @@ class PlannedSchedule:
     def flags(self) -> dict[str, str]:
         """Return the options of `orca up` that run this schedule."""
         found = {"policy": self.policy, "stages": str(self.stages), "tensor": str(self.ranks)}
-        found["layers"] = ",".join(map(str, self.layers))
+        found |= {"layers": ",".join(map(str, self.layers)), "prefetch": str(self.prefetch)}
+        found |= {} if self.slots is None else {"slots": str(self.slots)}
         found |= {name: str(value) for name, value in self.bounds.settings().items()}
         # Prompts run whole. Without the option, `orca up` would choose a bound itself.
         return {"max_batch_tokens": "0"} | found if self.policy == "iteration" else found

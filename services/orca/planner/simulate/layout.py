@@ -38,3 +38,4 @@ class GroupCapacity:
     slots: int  # KV slots, in tokens
     max_model_len: int  # longest prompt and output together, in tokens
     block_tokens: int = DEFAULT_BLOCK_TOKENS
+    is_chosen: bool = False  # a user has set the slots; otherwise the memory that is left decides them

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from math import inf
 from typing import Any, TypeGuard
 
 from orca.core.domain.errors import SettingError
@@ -10,6 +9,9 @@ from orca.planner.workload.lengths import LENGTH_MAX, Range
 from orca.planner.workload.workload import LengthPart, Workload
 from orca.pool.length_bins import bounds_of
 from orca.pool.records import LengthCounts
+
+WEIGHT_MAX = 1e15
+"""Largest weight of a cell in a file: sums of them stay finite."""
 
 ANSWERS_MIN = 200
 """Fewest answers from which a plan is made without asking: with fewer, the 99th percentile is a matter of chance."""
@@ -82,8 +84,8 @@ def _read_cell(cell: object, place: str) -> tuple[Range, Range, float]:
         raise SettingError(f"{place} must be an object")
     prompts, outputs = (_read_range(cell.get(name), f"{place}.{name}") for name in ("prompt_tokens", "output_tokens"))
     weight = cell.get("weight")
-    if not _is_number(weight) or not 0 <= weight < inf:
-        raise SettingError(f"{place}.weight must be a number from 0 on, not {weight!r}")
+    if not _is_number(weight) or not 0 <= weight <= WEIGHT_MAX:
+        raise SettingError(f"{place}.weight must be a number from 0 to 1e15, not {weight!r}")
     return prompts, outputs, weight
 
 
