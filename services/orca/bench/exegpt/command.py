@@ -15,8 +15,9 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from orca.bench.exegpt import calibration, table3
+from orca.bench.exegpt import calibration, gains, table3
 from orca.bench.exegpt.rows import PaperRow, figures, lines, to_json
+from orca.bench.exegpt.setups import FIGURES
 from orca.bench.options import add_output_options, write_figures, write_json
 from orca.core.domain.errors import SettingError
 
@@ -30,6 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `orca bench exegpt`."""
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.add_argument("item", choices=tuple(_ITEMS), metavar="ITEM", help=", ".join(_ITEMS))
+    parser.add_argument("--formulas-only", action="store_true", help="6 and 8: leave the simulated checks out")
     add_output_options(parser, can_plot=False)
 
 
@@ -55,8 +57,18 @@ def _table6(options: argparse.Namespace, report: Report) -> list[PaperRow]:  # n
     return calibration.table6_rows(found)
 
 
+def _gains(options: argparse.Namespace, report: Report) -> list[PaperRow]:
+    number = options.item
+    return gains.gain_rows(number, FIGURES[number], report, is_simulated=not options.formulas_only)
+
+
 def _report(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-_ITEMS: Mapping[str, Callable[[argparse.Namespace, Report], list[PaperRow]]] = {"table3": _table3, "table6": _table6}
+_ITEMS: Mapping[str, Callable[[argparse.Namespace, Report], list[PaperRow]]] = {
+    "table3": _table3,
+    "table6": _table6,
+    "6": _gains,
+    "8": _gains,
+}
