@@ -60,8 +60,8 @@ def test_layouts_use_all_devices_and_divide_the_layers() -> None:
 def test_the_baseline_computes_its_batch_until_the_longest_answer_ends() -> None:
     baseline = FasterTransformer(OPT_13B, workload_of("S"))
     # One request has an answer of mean length, and large batches one of nearly the maximum length.
-    assert baseline.longest(1) == pytest.approx(baseline.workload.outputs.mean)
-    assert 63 < baseline.longest(100) < baseline.longest(300) <= 80
+    assert baseline.iterations(1) == pytest.approx(baseline.workload.outputs.mean)
+    assert 63 < baseline.iterations(100) < baseline.iterations(300) <= 80
     bounds = baseline.bounds()
     assert bounds == sorted(bounds)
     assert bounds[-1] == math.inf

@@ -14,8 +14,9 @@ Costs come from data sheets (devices.json, models.json) and from efficiencies (e
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
-from orca.bench.exegpt import calibration, gains, table3
+from orca.bench.exegpt import calibration, drift, gains, monotony, table3, timeline, variance
 from orca.bench.exegpt.rows import PaperRow, figures, lines, to_json
 from orca.bench.exegpt.setups import FIGURES
 from orca.bench.options import add_output_options, write_figures, write_json
@@ -32,6 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.add_argument("item", choices=tuple(_ITEMS), metavar="ITEM", help=", ".join(_ITEMS))
     parser.add_argument("--formulas-only", action="store_true", help="6 and 8: leave the simulated checks out")
+    parser.add_argument("--pictures", type=_folder, metavar="DIR", help="4: write the timelines there as SVG")
     add_output_options(parser, can_plot=False)
 
 
@@ -62,6 +64,28 @@ def _gains(options: argparse.Namespace, report: Report) -> list[PaperRow]:
     return gains.gain_rows(number, FIGURES[number], report, is_simulated=not options.formulas_only)
 
 
+def _timeline(options: argparse.Namespace, report: Report) -> list[PaperRow]:  # noqa: ARG001
+    return timeline.figure4_rows(options.pictures)
+
+
+def _monotony(options: argparse.Namespace, report: Report) -> list[PaperRow]:  # noqa: ARG001
+    return monotony.table5_rows(report)
+
+
+def _variance(options: argparse.Namespace, report: Report) -> list[PaperRow]:  # noqa: ARG001
+    return variance.table7_rows()
+
+
+def _drift(options: argparse.Namespace, report: Report) -> list[PaperRow]:  # noqa: ARG001
+    return drift.figure11_rows(report)
+
+
+def _folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {text}")
+    return Path(text)
+
+
 def _report(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -69,6 +93,10 @@ def _report(text: str) -> None:
 _ITEMS: Mapping[str, Callable[[argparse.Namespace, Report], list[PaperRow]]] = {
     "table3": _table3,
     "table6": _table6,
+    "4": _timeline,
     "6": _gains,
     "8": _gains,
+    "table5": _monotony,
+    "table7": _variance,
+    "11": _drift,
 }

@@ -2,18 +2,21 @@
 
 Source: ExeGPT, section 7.1.
 
-A batch is divided into as many micro-batches as stages and stays the same until its longest answer ends. Prompts run
-whole in the first iteration. The layout has as much tensor parallelism as a node allows, and a stage for each node.
+A batch is divided into as many micro-batches as stages and stays the same until its longest answer ends. The layout has
+as much tensor parallelism as a node allows, and a stage for each node. Prompts run whole in the first iteration. With
+the habit `starts_at_shortest` only as many tokens of each prompt do as the shortest one has (ORCA, section 6.2).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, inf
+from statistics import fmean
 
 from orca.bench.exegpt.setups import Setup
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.request import reserved_slots
+from orca.planner.profile.step_shape import LikeRows
 from orca.planner.simulate.estimate import Scenario
 from orca.planner.simulate.expected_steps import expected_step, stage_times, whole_prompts
 from orca.planner.simulate.outcomes import summarise
@@ -23,7 +26,7 @@ from orca.planner.workload.workload import Workload
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
 
 HABITS = Habits.without(["starts_at_shortest"])
-"""FasterTransformer at the time of the paper runs prompts of different lengths whole, without padding."""
+"""FasterTransformer at the time of the paper runs prompts of different lengths whole."""
 
 BATCH_STEP = 4
 """Batch sizes are multiples of four (section 7.1)."""
@@ -38,6 +41,7 @@ class BatchPoint:
 
     batch: int  # requests of all micro-batches
     latency_s: float  # of an answer of the maximum length, which the bound holds for
+    percentile_s: float  # of an answer of the percentile length
     throughput: float  # requests per second
 
 
@@ -47,6 +51,8 @@ class FasterTransformer:
 
     setup: Setup
     workload: Workload
+    habits: Habits = HABITS
+    has_percentile_bounds: bool = False  # bounds are selected from latencies of the percentile length, not the maximum
 
     @cached_property
     def scenario(self) -> Scenario:
@@ -70,26 +76,44 @@ class FasterTransformer:
 
     def point(self, batch: int) -> BatchPoint:
         """Return the expected values of a batch size."""
-        outputs = self.workload.outputs
+        outputs, prompts = self.workload.outputs, self.workload.prompts
+        ahead = prompts.high - self.shortest(batch) if self.is_serial else 0.0
         return BatchPoint(
             batch=batch,
-            latency_s=self._batch_us(batch, outputs.high) / 1e6,
-            throughput=batch / self._batch_us(batch, self.longest(batch)) * 1e6,
+            latency_s=self._batch_us(batch, outputs.high + ahead) / 1e6,
+            percentile_s=self._batch_us(batch, self.scenario.length + ahead) / 1e6,
+            throughput=batch / self._batch_us(batch, self.iterations(batch)) * 1e6,
         )
 
-    def longest(self, batch: int) -> float:
-        """Return the expected longest answer of a batch."""
-        outputs = self.workload.outputs
-        expected, below = 0.0, 0.0
-        for length, share in zip(outputs.lengths, outputs.cumulative, strict=True):
-            at_most = min(share, 1.0) ** batch
-            expected += length * (at_most - below)
-            below = at_most
-        return expected
+    @property
+    def is_serial(self) -> bool:
+        """Return true if prompts run token by token after the first iteration. Sources always run whole."""
+        return self.habits.starts_at_shortest and not self.setup.is_encoder_decoder
+
+    def iterations(self, batch: int) -> float:
+        """Return the expected iterations until the last request of a batch ends."""
+        if not self.is_serial:
+            outputs = self.workload.outputs
+            return expected_largest(list(zip(outputs.lengths, outputs.shares, strict=True)), batch)
+        return expected_largest([(total, 1 / len(self._totals)) for total in self._totals], batch) - self.shortest(
+            batch
+        )
+
+    def shortest(self, batch: int) -> float:
+        """Return the expected shortest prompt of a batch."""
+        prompts = self.workload.prompts
+        mirrored = [(-length, share) for length, share in zip(prompts.lengths, prompts.shares, strict=True)]
+        return -expected_largest(mirrored[::-1], batch)
+
+    @cached_property
+    def _totals(self) -> Sequence[int]:
+        """The tokens of prompt and answer together of requests that represent the workload, rising."""
+        return sorted(prompt + output for prompt, output in self.workload.pairs)
 
     def bounds(self) -> list[float]:
         """Return the four latency bounds in seconds; the last one is infinite."""
-        latencies = sorted(point.latency_s for point in self.points)
+        points = self.points
+        latencies = sorted(point.percentile_s if self.has_percentile_bounds else point.latency_s for point in points)
         return [latencies[max(ceil(share * len(latencies)) - 1, 0)] for share in BOUND_SHARES] + [inf]
 
     def best(self, bound_s: float) -> BatchPoint | None:
@@ -114,7 +138,7 @@ class FasterTransformer:
             cost=scenario.costs,
             prefetch=scenario.prefetch,
             is_encoder_decoder=scenario.is_encoder_decoder,
-            baseline=RequestLevelPolicy(microbatch_size=size, habits=HABITS),
+            baseline=RequestLevelPolicy(microbatch_size=size, habits=self.habits),
         )
         trace = generate(
             TraceSpec.of_workload(self.workload, requests=batch * max(ceil(requests / batch), 3), seed=seed)
@@ -126,27 +150,42 @@ class FasterTransformer:
         size = ceil(batch / self.scenario.stages)
         return size, ceil(batch / size)
 
-    def _batch_us(self, batch: int, output: float) -> float:
-        """Return the time of a batch whose longest answer has so many tokens. All of its requests run until then.
+    def _batch_us(self, batch: int, iterations: float) -> float:
+        """Return the time of a batch that runs so many iterations. All of its requests run until then.
 
         The time of an iteration is linear in the context, so the mean context stands for all iterations.
         """
-        scenario = self.scenario
+        scenario, workload = self.scenario, self.workload
         count = self._microbatch(batch)[1]
         size = batch / count
-        entering = expected_step(scenario, entering=whole_prompts(scenario, size), first_tokens=size)
-        first = stage_times(scenario.costs, entering)
-        # An ended request reads its own answer only.
-        read = self.workload.outputs.expect(lambda length: _mean_read(length, output))
-        decoding = expected_step(
-            scenario, increments=size, generated=read, read_prompt=self.workload.prompts.mean, first_tokens=0.0
-        )
+        if self.is_serial:
+            read_prompt = self.shortest(batch)
+            rows: tuple[LikeRows, ...] = (LikeRows(size, read_prompt),)
+            read = fmean(_mean_read(total - read_prompt, iterations) for total in self._totals)
+        else:
+            read_prompt = workload.prompts.mean
+            rows = whole_prompts(scenario, size)
+            # An ended request reads its own answer only.
+            read = workload.outputs.expect(lambda length: _mean_read(length, iterations))
+        first = stage_times(scenario.costs, expected_step(scenario, entering=rows, first_tokens=size))
+        decoding = expected_step(scenario, increments=size, generated=read, read_prompt=read_prompt)
         times = stage_times(scenario.costs, decoding)
         first_us = sum(first) + (count - 1) * max(first)
-        return first_us + (output - 1) * max(sum(times), count * max(times))
+        return first_us + (iterations - 1) * max(sum(times), count * max(times))
 
 
-def _mean_read(length: int, output: float) -> float:
+def expected_largest(shares: Sequence[tuple[int, float]], count: int) -> float:
+    """Return the expected largest of so many independent lengths. Args: shares: of lengths, which rise."""
+    expected = below = cumulative = 0.0
+    for length, share in shares:
+        cumulative = min(cumulative + share, 1.0)
+        at_most = cumulative**count
+        expected += length * (at_most - below)
+        below = at_most
+    return expected
+
+
+def _mean_read(length: float, output: float) -> float:
     """Return how many tokens of an answer are read in an iteration on average, until `output` tokens are drawn."""
     if length >= output:
         return (output + 1) / 2
