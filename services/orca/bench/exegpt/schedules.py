@@ -42,8 +42,11 @@ class ThinnedSpace:
     values: Sequence[Sequence[int]]  # of each variable, rising
 
     @staticmethod
-    def of(space: SearchBlock, count: int = VALUES) -> "ThinnedSpace":
-        """Return values in nearly equal ratios, counted from the end of the variable that is nearer to 0."""
+    def of(space: SearchBlock, count: int | None) -> "ThinnedSpace":
+        """Return values in nearly equal ratios, counted from the end of the variable that is nearer to 0.
+
+        Args: count: most of each variable; None: all.
+        """
         return ThinnedSpace(
             [_thinned(low, high, count) for low, high in zip(space.lower, space.upper, strict=True)],
         )
@@ -56,8 +59,8 @@ class ThinnedSpace:
         return tuple(values[index] for values, index in zip(self.values, place, strict=True))
 
 
-def _thinned(low: int, high: int, count: int) -> list[int]:
-    if high - low < count:
+def _thinned(low: int, high: int, count: int | None) -> list[int]:
+    if count is None or high - low < count:
         return list(range(low, high + 1))
     if high < 0:  # decode steps count backwards
         return sorted(-value for value in _thinned(-high, -low, count))
@@ -72,6 +75,7 @@ class Schedules:
     setup: Setup
     workload: Workload
     degrees: Sequence[int] | None = None  # None: all that use all devices
+    values: int | None = VALUES  # most values of a variable; None: all
     evaluated: int = 0
     _known: dict[tuple[str, int, Point], Estimate] = field(default_factory=dict)
 
@@ -128,7 +132,7 @@ class Schedules:
         return performance
 
     def _search(self, system: str, number: int, space: SearchBlock, bound_s: float, floor: float) -> Point | None:
-        thinned, perform = ThinnedSpace.of(space), self.perform(system, number)
+        thinned, perform = ThinnedSpace.of(space, self.values), self.perform(system, number)
         found = search(
             thinned.block,
             lambda place: perform(thinned.point(place)),

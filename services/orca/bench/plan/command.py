@@ -1,12 +1,13 @@
 """`orca bench plan`: compares what the planner predicts with what is measured.
 
 profile    the time of real steps, against the time that a profile predicts for them
+search     the planner's search, against exhaustive search
 """
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 
-from orca.bench.plan import profile_command
+from orca.bench.plan import profile_command, search_command
 from orca.core.domain.errors import SettingError
 from orca.core.process.command_line import CommandLineParser
 
@@ -17,6 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the actions of `orca bench plan`."""
     parts = parser.add_subparsers(dest="part", required=True, metavar="PART", parser_class=CommandLineParser)
     profile_command.add_options(parts.add_parser("profile", help=profile_command.HELP))
+    search_command.add_options(parts.add_parser("search", help=search_command.HELP))
 
 
 def act(options: argparse.Namespace, up_options: Sequence[str]) -> int | None:
@@ -26,4 +28,7 @@ def act(options: argparse.Namespace, up_options: Sequence[str]) -> int | None:
     return _PARTS[options.part](options)
 
 
-_PARTS: Mapping[str, Callable[[argparse.Namespace], int | None]] = {"profile": profile_command.act}
+_PARTS: Mapping[str, Callable[[argparse.Namespace], int | None]] = {
+    "profile": profile_command.act,
+    "search": search_command.act,
+}
