@@ -33,7 +33,7 @@ PAPER = {
     ("T", 0.05): ((0.2, 0.0), (0.0, 0.0)),
     ("T", 0.1): ((0.2, 0.0), (0.0, 0.0)),
 }
-"""Per cent of B_E and of N_D, each for latency and throughput; the model is GPT-3 39B."""
+"""Shares of B_E and of N_D in per cent, each for latency and throughput; the model is GPT-3 39B."""
 
 Line = Sequence[Performance]
 """Points along which one variable rises."""

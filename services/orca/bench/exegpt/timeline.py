@@ -28,7 +28,7 @@ from orca.planner.search.timeline_of import timeline_of
 from orca.planner.workload.lengths import Range
 from orca.planner.workload.trace import TraceSpec, generate
 
-SIMULATED = (1, (32, -3))
+SIMULATED = (1, (16, -3))
 """Ranks, and the point of the simulated schedule: OPT 13B in four stages, task S."""
 
 REAL_STAGES, REAL_ENCODE_BATCH, REAL_DECODE_STEPS = 2, 8, 4
