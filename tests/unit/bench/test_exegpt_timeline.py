@@ -94,5 +94,15 @@ def test_a_broken_interval_is_found(number: int, change: dict[str, Any], problem
     assert any(found.startswith(problem) for found in problems_of(boxes, SHAPE))
 
 
+def test_a_real_stage_may_record_its_end_late() -> None:
+    boxes = cycle()
+    boxes[0] = replace(boxes[0], end_s=1.0)
+    boxes[1] = replace(boxes[1], start_s=0.9)
+    assert problems_of(boxes, SHAPE) != []
+    assert problems_of(boxes, replace(SHAPE, is_real=True)) == []
+    boxes[1] = replace(boxes[1], start_s=-0.1)
+    assert problems_of(boxes, replace(SHAPE, is_real=True)) != []
+
+
 def test_a_missing_stage_is_found() -> None:
     assert problems_of([box for box in cycle() if box.stage == 0], SHAPE)[0].startswith("there are boxes of stages [0]")

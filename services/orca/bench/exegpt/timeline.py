@@ -44,6 +44,7 @@ class CycleShape:
 
     stages: int
     decode_steps: int
+    is_real: bool = False  # a real stage records its end after its message has left: the next one may begin before that
 
     def order(self) -> list[tuple[bool, int]]:
         """Return the steps of a cycle on a stage: whether each encodes, and its micro-batch."""
@@ -70,7 +71,7 @@ def real_boxes(folder: Path | None = None) -> tuple[CycleShape, list[Box]]:
 
     Args: folder: keeps the logs; None: they are removed. Raises: ServerFailed, OrcaError.
     """
-    shape = CycleShape(REAL_STAGES, REAL_DECODE_STEPS)
+    shape = CycleShape(REAL_STAGES, REAL_DECODE_STEPS, is_real=True)
     with TemporaryDirectory(prefix="orca-timeline-") as scratch:
         logs = Path(scratch) if folder is None else folder
         asyncio.run(_serve(logs, Path(scratch)))
@@ -166,7 +167,7 @@ def problems_of(boxes: Sequence[Box], shape: CycleShape) -> list[str]:
             problems.append(f"stage {stage}: the order is not {STEP_ORDER}")
     for stage in range(1, shape.stages):
         for before, after in zip(by_stage.get(stage - 1, ()), by_stage.get(stage, ()), strict=False):
-            if after.start_s < before.end_s - 1e-9:
+            if after.start_s < (before.start_s if shape.is_real else before.end_s) - 1e-9:
                 problems.append(f"stage {stage} begins a step before stage {stage - 1} has ended it")
     for place in range(shape.stages):
         for earlier, later in pairwise([box for box in by_stage.get(0, ()) if box.microbatch == place]):
