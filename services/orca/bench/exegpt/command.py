@@ -44,7 +44,11 @@ def act(options: argparse.Namespace, up_options: Sequence[str]) -> int:
     rows = _ITEMS[options.item](options, _report)
     print("\n".join(lines(rows)))
     write_json(options.json, to_json(rows))
-    write_figures(options, figures(rows), device="virtual time")
+    is_real = [row.settings.get("timeline") == "real" for row in rows]
+    write_figures(
+        options, figures(row for row, real in zip(rows, is_real, strict=True) if not real), device="virtual time"
+    )
+    write_figures(options, figures(row for row, real in zip(rows, is_real, strict=True) if real))
     return 0
 
 
