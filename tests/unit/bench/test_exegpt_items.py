@@ -1,6 +1,7 @@
 """The items of `orca bench exegpt`: their arithmetic and their structure, and the two tables that are deterministic."""
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,8 @@ from orca.bench.exegpt.schedules import Schedules, ThinnedSpace
 from orca.bench.exegpt.setups import FIGURES, OPT_13B, T5_11B, calibrated, workload_of
 from orca.bench.exegpt.table3 import table3_rows
 from orca.bench.exegpt.variance import ranges_of
+from orca.bench.figures.figure import read_file
+from orca.bench.main import main
 from orca.bench.plan.search_check import (
     check_functions,
     check_scenario,
@@ -21,6 +24,7 @@ from orca.bench.plan.search_check import (
     scenario_lines,
     scenarios,
 )
+from orca.core.domain.errors import SettingError
 from orca.planner.search.branch_and_bound import Performance, SearchBlock
 from orca.planner.workload.tasks import Moments
 from orca.scheduler.policy.request_level import Habits
@@ -201,3 +205,20 @@ def test_the_search_is_checked_in_every_scenario_once() -> None:
     assert all(each.shortfall <= each.tolerance + 1e-12 and not each.breaks_bound for each in functions)
     assert any("8 within the tolerance of 0.0%" in line for line in function_lines(functions))
     assert "1 of 1" in scenario_lines([result])[-1]
+
+
+def test_an_item_is_printed_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded = tmp_path / "exegpt.jsonl"
+    assert main(["exegpt", "table3", "--figures", str(recorded)]) == 0
+    assert "met (62 to 64)" in capsys.readouterr().out
+    figures_read = read_file(recorded)
+    assert len(figures_read) == 10, "five tasks, each with the paper's figure and ours"
+    assert {figure.processor for figure in figures_read} == {"virtual time"}
+
+
+@pytest.mark.parametrize(
+    "words", [["table9"], ["4", "--pictures", "no/such/folder"], ["table3", "--", "--stages", "2"]]
+)
+def test_a_bad_item_or_folder_is_refused(words: list[str]) -> None:
+    with pytest.raises(SettingError):
+        main(["exegpt", *words])
