@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import orjson
 import pytest
 
 from orca.bench.exegpt.calibration import best_of, calibrations, stage_encode_s, table6_rows
@@ -15,7 +16,6 @@ from orca.bench.exegpt.schedules import Schedules, ThinnedSpace
 from orca.bench.exegpt.setups import FIGURES, OPT_13B, T5_11B, calibrated, workload_of
 from orca.bench.exegpt.table3 import table3_rows
 from orca.bench.exegpt.variance import ranges_of
-from orca.bench.figures.figure import read_file
 from orca.bench.main import main
 from orca.bench.plan.search_check import (
     check_functions,
@@ -207,13 +207,13 @@ def test_the_search_is_checked_in_every_scenario_once() -> None:
     assert "1 of 1" in scenario_lines([result])[-1]
 
 
-def test_an_item_is_printed_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recorded = tmp_path / "exegpt.jsonl"
-    assert main(["exegpt", "table3", "--figures", str(recorded)]) == 0
+def test_an_item_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = tmp_path / "table3.json"
+    assert main(["exegpt", "table3", "--json", str(written)]) == 0
     assert "met (62 to 64)" in capsys.readouterr().out
-    figures_read = read_file(recorded)
-    assert len(figures_read) == 10, "five tasks, each with the paper's figure and ours"
-    assert {figure.processor for figure in figures_read} == {"virtual time"}
+    rows = orjson.loads(written.read_bytes())
+    assert [row["settings"]["task"] for row in rows] == ["S", "T", "G", "C1", "C2"]
+    assert all(row["is_met"] for row in rows)
 
 
 @pytest.mark.parametrize(
