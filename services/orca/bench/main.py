@@ -11,6 +11,7 @@
     gpu           kernels, decode steps and a trace on a GPU, each compared with its limit
     peers         comparison with Hugging Face transformers, OpenVINO GenAI, vLLM and CTranslate2, in one run
     plan          predictions of the planner against measurements
+    exegpt        results of the ExeGPT paper on round-robin allocation, by simulation
     host          scheduler, pool and gateway with an engine that computes nothing
 
 Arguments after `--` are options for `orca up`.
@@ -26,6 +27,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from orca.bench import client, engine, overload, plot, report, simulate
+from orca.bench.exegpt import command as exegpt
 from orca.bench.gpu import command as gpu
 from orca.bench.options import (
     add_figures_option,
@@ -114,6 +116,7 @@ def _parser() -> CommandLineParser:
         )
     )
     plan.add_options(actions.add_parser("plan", help=plan.HELP))
+    exegpt.add_options(actions.add_parser("exegpt", help=exegpt.HELP))
     _add_host_options(
         actions.add_parser("host", help="scheduler, pool and gateway with an engine that computes nothing")
     )
@@ -621,5 +624,6 @@ ACTIONS: Mapping[str, Callable[[argparse.Namespace, Sequence[str]], int | None]]
     "gpu": gpu.act,
     "peers": _peers,
     "plan": plan.act,
+    "exegpt": exegpt.act,
     "host": _host,
 }

@@ -2,12 +2,13 @@
 
 profile    the time of real steps, against the time that a profile predicts for them
 simulate   throughput and latency of real schedules, against their exact simulation
+search     the planner's search, against exhaustive search
 """
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 
-from orca.bench.plan import profile_command, simulate_command
+from orca.bench.plan import profile_command, search_command, simulate_command
 from orca.core.domain.errors import SettingError
 from orca.core.process.command_line import CommandLineParser
 
@@ -19,6 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_subparsers(dest="part", required=True, metavar="PART", parser_class=CommandLineParser)
     profile_command.add_options(parts.add_parser("profile", help=profile_command.HELP))
     simulate_command.add_options(parts.add_parser("simulate", help=simulate_command.HELP))
+    search_command.add_options(parts.add_parser("search", help=search_command.HELP))
 
 
 def act(options: argparse.Namespace, up_options: Sequence[str]) -> int | None:
@@ -31,4 +33,5 @@ def act(options: argparse.Namespace, up_options: Sequence[str]) -> int | None:
 _PARTS: Mapping[str, Callable[[argparse.Namespace], int | None]] = {
     "profile": profile_command.act,
     "simulate": simulate_command.act,
+    "search": search_command.act,
 }
