@@ -1,6 +1,7 @@
 """Branch and bound (ExeGPT, Algorithm 1 and Figure 5), against exhaustive search."""
 
 import math
+from random import Random
 
 import pytest
 

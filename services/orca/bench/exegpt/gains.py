@@ -13,7 +13,7 @@ from orca.bench.exegpt.rows import PaperRow, within
 from orca.bench.exegpt.schedules import SYSTEMS, Schedules
 from orca.bench.exegpt.setups import PERCENT, PaperFigure, Setup, workload_of
 from orca.bench.figures.figure import Setting
-from orca.planner.search.goal import Goal
+from orca.planner.search.goal import PlanGoal
 from orca.planner.search.judge import SimulationJudge
 from orca.planner.search.planner import Candidate
 from orca.planner.workload.workload import Workload
@@ -207,12 +207,14 @@ def _checks(
         rows.append(_check_row("throughput", {**settings, "system": BASELINE}, simulated / best.throughput))
     if baseline.habits != HABITS:
         return rows
-    judge = SimulationJudge(goal=Goal(latency_ms=1000 * result.bound_s, percentile=PERCENT), answers=ANSWERS)
+    judge = SimulationJudge(goal=PlanGoal(latency_ms=1000 * result.bound_s, percentile=PERCENT), answers=ANSWERS)
     for system in ("RRA", "iteration"):
         candidate = result.chosen.get(system)
         if candidate is None:
             continue
         figures = judge(candidate)
+        if figures is None:
+            continue
         expected, own = candidate.expected, {**settings, "system": system}
         rows.append(_check_row("throughput", own, figures.throughput / expected.throughput))
         rows.append(_check_row("latency", own, figures.latency_s / expected.latency_s))
