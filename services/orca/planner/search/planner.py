@@ -1,11 +1,11 @@
 """Finds the plan: searches every strategy on every layout by formulas, and judges the best points by simulation.
 
 The formulas take milliseconds and are within some percent. The simulation runs the real scheduler, takes seconds, and
-decides. If it shows that the formulas are too optimistic about latency, the search is repeated with a bound that is
-tighter by just that ratio.
+decides. If it shows that the formulas of a strategy err about latency, its search is repeated with a bound that is
+corrected by just that ratio.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from statistics import median
@@ -30,6 +30,9 @@ JUDGED_OF_EACH = 3
 
 ROUNDS = 3
 """Rounds of search and judgement: each later one has a bound corrected by the simulation."""
+
+UNUSED_SHARE = 0.05
+"""Share of a bound that a strategy may leave unused in simulation before it is searched with a looser one."""
 
 FLOOR_SHARE = 0.9
 """Layouts that are slower than this share of the best one so far are not searched further."""
@@ -181,15 +184,15 @@ def make_plan(problem: PlanProblem, judge: Judge, report: Callable[[str], None] 
         judged.extend(new)
         return new
 
-    bound, first = 1.0, planner.search_all(1.0)
-    found = first
+    bounds = dict.fromkeys((strategy.name for strategy in problem.strategies), 1.0)
+    found = first = planner.search_all(bounds)
     for number in range(ROUNDS):
         report(f"search {number + 1}: {found.evaluated:,} of {found.points:,} points, {len(found.candidates)} in bound")
         new = judge_all(_picks(found.candidates))
-        if not new or any(each.is_met for each in judged):
+        corrected = {name: bound * _correction(problem.goal, name, new) for name, bound in bounds.items()}
+        if corrected == bounds:
             break
-        bound *= _correction(problem.goal, new)
-        found = planner.search_all(bound)
+        bounds, found = corrected, planner.search_all(corrected)
     if not any(each.is_met for each in judged) and first.closest is not None:
         judge_all([first.closest])
     if not judged:
@@ -224,10 +227,20 @@ def _choose(judged: Iterable[Judged], rate: float | None) -> Judged:
     return min(judged, key=lambda each: each.pressure)
 
 
-def _correction(goal: PlanGoal, judged: Sequence[Judged]) -> float:
-    """Return the ratio of expected to simulated pressure: the next search has so much less of the bound."""
-    ratios = [goal.pressure(each.candidate.expected) / each.pressure for each in judged if 0 < each.pressure < inf]
-    return min(median(ratios) if ratios else 0.9, 0.98)
+def _correction(goal: PlanGoal, name: str, judged: Sequence[Judged]) -> float:
+    """Return the factor of the bound for the next search of a strategy.
+
+    It is the ratio of expected to simulated pressure, if that matters: all schedules of this round break the goal, or
+    all of them leave much of it unused. Otherwise it is 1.
+    """
+    own = [each for each in judged if each.candidate.strategy.name == name]
+    ratios = [goal.pressure(each.candidate.expected) / each.pressure for each in own if 0 < each.pressure < inf]
+    ratio = median(ratios) if ratios else 0.9
+    if own and not any(each.is_met for each in own):
+        return min(ratio, 0.98)
+    if own and ratios and max(each.pressure for each in own) < 1 - UNUSED_SHARE:
+        return max(ratio, 1.0)
+    return 1.0
 
 
 def pareto(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -249,15 +262,15 @@ class _Planner:
         self.seen: dict[str, list[tuple[float, float]]] = {strategy.name: [] for strategy in problem.strategies}
         self.evaluated = 0
 
-    def search_all(self, bound: float) -> _SearchResult:
-        """Search each strategy on each layout. Args: bound: on the pressure; 1 is the goal itself."""
+    def search_all(self, bounds: Mapping[str, float]) -> _SearchResult:
+        """Search each strategy on each layout. Args: bounds: of each strategy's pressure; 1 is the goal itself."""
         result = _SearchResult()
         most = dict.fromkeys((strategy.name for strategy in self._problem.strategies), 0.0)
         for number, placed in enumerate(self._problem.layouts):
             for strategy in self._problem.strategies:
                 for space in self._spaces(strategy, number):
                     floor = most[strategy.name] * FLOOR_SHARE
-                    found = self._search(strategy, number, placed, space, bound, floor, result)
+                    found = self._search(strategy, number, placed, space, bounds[strategy.name], floor, result)
                     most[strategy.name] = max(most[strategy.name], found)
         result.candidates.sort(key=lambda each: -each.expected.capacity)
         return result
