@@ -38,7 +38,7 @@ def read(name: str) -> Manifest:
 
 
 def test_there_is_an_example_for_each_way_to_run() -> None:
-    names = ["external-redis", "http-route", "hub-model", "multi-stage-gpu", "orcadeployment"]
+    names = ["external-redis", "http-route", "hub-model", "multi-stage-gpu", "orcadeployment", "round-robin"]
     assert [path.stem for path in EXAMPLES] == names
 
 
