@@ -3,23 +3,21 @@
 from collections.abc import Sequence
 
 from orca.bench.exegpt.roofline import RooflineCost
-from orca.core.domain.step import Epoch, Step
-from orca.planner.profile.profile_cost import shape_of
+from orca.core.domain.step import Step
+from orca.planner.profile.profile_cost import SourceLengths, shape_of
 from orca.planner.profile.step_shape import StepShape
 
 
 class RooflineStage:
     """The cost of one stage, or of several equal ones (step_shape.ShapeCost).
 
-    It keeps the lengths of the sources of running requests, because steps name them once. So one object serves one run
-    at a time.
+    It keeps the lengths of the sources of running requests. So one object serves one run at a time.
     """
 
     def __init__(self, cost: RooflineCost) -> None:
         self.cost = cost
         self._has_encoder = cost.model.encoder_layers > 0
-        self._epoch: Epoch | None = None
-        self._sources: dict[int, int] = {}  # handle -> source tokens
+        self._sources = SourceLengths()
         self._newest: tuple[Step, int] | None = None  # equal stages ask for the same step one after the other
 
     def shape_us(self, shape: StepShape) -> float:
@@ -31,19 +29,10 @@ class RooflineStage:
         if self._newest is not None and self._newest[0] is step:
             return self._newest[1]
         if self._has_encoder:
-            self._note_sources(step)
-        time_us = round(self.cost.shape_us(shape_of(step, self._sources))) if step.rows else 0
+            self._sources.note(step)
+        time_us = round(self.cost.shape_us(shape_of(step, self._sources.by_handle))) if step.rows else 0
         self._newest = step, time_us
         return time_us
-
-    def _note_sources(self, step: Step) -> None:
-        if step.epoch != self._epoch:
-            self._epoch = step.epoch
-            self._sources.clear()
-        for handle in step.freed:
-            self._sources.pop(handle, None)
-        for new in step.new:
-            self._sources[new.handle] = new.source_tokens
 
 
 def stage_costs(costs: Sequence[RooflineCost]) -> tuple[RooflineStage, ...]:

@@ -63,11 +63,28 @@ class StackCost:
         return min(us, layer_us)
 
 
+class SourceLengths:
+    """The source tokens of running requests. Steps name them once, so one object serves one run at a time."""
+
+    def __init__(self) -> None:
+        self._epoch: Epoch | None = None
+        self.by_handle: dict[int, int] = {}
+
+    def note(self, step: Step) -> None:
+        """Take what a step frees and brings. A step of another epoch begins with nothing."""
+        if step.epoch != self._epoch:
+            self._epoch = step.epoch
+            self.by_handle.clear()
+        for handle in step.freed:
+            self.by_handle.pop(handle, None)
+        for new in step.new:
+            self.by_handle[new.handle] = new.source_tokens
+
+
 class StageCost:
     """The cost of one stage (step_shape.ShapeCost).
 
-    It keeps the lengths of the sources of running requests, because steps name them once. So one object serves one run
-    at a time.
+    It keeps the lengths of the sources of running requests. So one object serves one run at a time.
 
     Args:
         encoder: layers of the encoder that the stage holds.
@@ -95,8 +112,7 @@ class StageCost:
         self._begins_encoder, self._begins_decoder = begins
         self._row_bytes = row_bytes
         self._send = send
-        self._epoch: Epoch | None = None
-        self._sources: dict[int, int] = {}  # handle -> source tokens
+        self._sources = SourceLengths()
 
     def shape_us(self, shape: StepShape) -> float:
         """See step_shape.ShapeCost."""
@@ -123,18 +139,11 @@ class StageCost:
 
     def stage_us(self, step: Step) -> int:
         """See step_cost.StepCost."""
-        sources = self._sources
         if self._has_encoder:
-            if step.epoch != self._epoch:
-                self._epoch = step.epoch
-                sources.clear()
-            for handle in step.freed:
-                sources.pop(handle, None)
-            for new in step.new:
-                sources[new.handle] = new.source_tokens
+            self._sources.note(step)
         if not step.rows:
             return 0
-        return round(self.shape_us(shape_of(step, sources)))
+        return round(self.shape_us(shape_of(step, self._sources.by_handle)))
 
     def _encode_us(self, shape: StepShape, rows: float) -> float:
         encoder = self._encoder
