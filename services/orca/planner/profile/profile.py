@@ -11,12 +11,11 @@ import dataclasses
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import orjson
 
 from orca.core.domain.errors import SettingError
-from orca.planner.profile.strict_record import BadRecord, read_record
+from orca.planner.profile.strict_record import read_record_file, record_from_json, record_to_json
 from orca.planner.profile.tables import Grid, Line
 
 VERSION = 1
@@ -196,27 +195,17 @@ def _check_degree(degree: DegreeTimes, stacks: int, path: str) -> None:
 
 def to_json(profile: Profile) -> bytes:
     """Return the file of a profile."""
-    content: dict[str, Any] = dataclasses.asdict(profile)
-    return orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    return record_to_json(profile)
 
 
 def from_json(text: bytes, name: str) -> Profile:
     """Read a profile. Args: name: of the file, for errors. Raises: SettingError that names the field that is wrong."""
-    try:
-        return read_record(Profile, orjson.loads(text))
-    except orjson.JSONDecodeError as error:
-        raise SettingError(f"profile {name} is no JSON: {error}") from error
-    except BadRecord as error:
-        raise SettingError(f"profile {name}: {error}") from error
+    return record_from_json(Profile, text, f"profile {name}")
 
 
 def read_profile(file: Path) -> Profile:
     """Read the file of a profile. Raises: SettingError if it cannot be read, or has a wrong field."""
-    try:
-        text = file.read_bytes()
-    except OSError as error:
-        raise SettingError(f"profile {file} cannot be read: {error.strerror}") from error
-    return from_json(text, str(file))
+    return read_record_file(Profile, file, "profile")
 
 
 def _shown(value: object) -> str:

@@ -5,7 +5,12 @@ import math
 import types
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
+
+import orjson
+
+from orca.core.domain.errors import SettingError
 
 Record = TypeVar("Record")
 
@@ -39,6 +44,30 @@ def read_record(kind: type[Record], content: object, path: str = "") -> Record:
         raise
     except ValueError as error:  # a rule of the record itself
         raise BadRecord(f"{path.rstrip('.') or 'the file'}: {error}") from error
+
+
+def record_to_json(record: Any) -> bytes:
+    """Return the file of a record."""
+    return orjson.dumps(dataclasses.asdict(record), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def record_from_json(kind: type[Record], text: bytes, title: str) -> Record:
+    """Read the JSON of a record. Args: title: names the file in errors. Raises: SettingError that names the field."""
+    try:
+        return read_record(kind, orjson.loads(text))
+    except orjson.JSONDecodeError as error:
+        raise SettingError(f"{title} is no JSON: {error}") from error
+    except BadRecord as error:
+        raise SettingError(f"{title}: {error}") from error
+
+
+def read_record_file(kind: type[Record], file: Path, noun: str) -> Record:
+    """Read the file of a record. Args: noun: of the record, for errors. Raises: SettingError, also for no such file."""
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise SettingError(f"{noun} {file} cannot be read: {error.strerror}") from error
+    return record_from_json(kind, text, f"{noun} {file}")
 
 
 def _read(hint: Any, content: object, path: str) -> Any:

@@ -7,11 +7,9 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from orca.core.domain.errors import BadValue, SettingError
 from orca.planner.profile.profile import Profile
-from orca.planner.profile.strict_record import BadRecord, read_record
+from orca.planner.profile.strict_record import read_record_file, record_from_json, record_to_json
 from orca.planner.search.goal import PlanGoal, ScheduleLatencies
 from orca.planner.search.planner import Candidate, Judged, Outcome
 from orca.planner.workload.workload import Workload
@@ -259,25 +257,17 @@ class Plan:
 
 def to_json(plan: Plan) -> bytes:
     """Return the file of a plan."""
-    return orjson.dumps(dataclasses.asdict(plan), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    return record_to_json(plan)
 
 
 def from_json(text: bytes, name: str) -> Plan:
     """Read a plan. Args: name: of the file, for errors. Raises: SettingError that names the field that is wrong."""
-    try:
-        return read_record(Plan, orjson.loads(text))
-    except orjson.JSONDecodeError as error:
-        raise SettingError(f"plan {name} is no JSON: {error}") from error
-    except BadRecord as error:
-        raise SettingError(f"plan {name}: {error}") from error
+    return record_from_json(Plan, text, f"plan {name}")
 
 
 def read_plan(file: Path) -> Plan:
     """Read the file of a plan. Raises: SettingError if it cannot be read, or has a wrong field."""
-    try:
-        return from_json(file.read_bytes(), str(file))
-    except OSError as error:
-        raise SettingError(f"plan {file} cannot be read: {error.strerror}") from error
+    return read_record_file(Plan, file, "plan")
 
 
 def lines(plan: Plan) -> list[str]:
