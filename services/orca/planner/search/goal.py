@@ -57,11 +57,6 @@ class PlanGoal:
         if not 0 <= self.margin_percent < 100:
             raise BadValue("margin_percent", f"{self.margin_percent:g} is not from 0 to below 100")
 
-    @property
-    def is_bounded(self) -> bool:
-        """True if there is any bound. Without one, the plan with the most throughput is wanted."""
-        return isfinite(self.latency_ms) or self.ttft_ms is not None or self.tpot_ms is not None
-
     def pressure(self, found: ScheduleLatencies) -> float:
         """Return the largest ratio of a latency to its bound: the goal is met up to 1. 0 without bounds."""
         margin = 1 - self.margin_percent / 100

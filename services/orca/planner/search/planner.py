@@ -6,7 +6,7 @@ corrected by just that ratio.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf, isfinite
 from statistics import median
 from typing import Protocol
@@ -355,8 +355,3 @@ class _Planner:
         """Return true if a schedule is closer to the goal; of two that are endless, the one that serves more is."""
         pressure = self._problem.goal.pressure
         return (pressure(one), -one.capacity) < (pressure(other), -other.capacity)
-
-
-def with_layouts(problem: PlanProblem, layouts: Sequence[PlacedLayout]) -> PlanProblem:
-    """Return the problem on other layouts, say of more devices."""
-    return replace(problem, layouts=layouts)

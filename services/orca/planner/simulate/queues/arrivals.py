@@ -27,11 +27,6 @@ class Waiting:
     queued_share: float = 0.0  # share of the requests that queue as well
 
     @staticmethod
-    def overload() -> "Waiting":
-        """Return the waiting time of requests that arrive faster than any can be served: the queue grows for ever."""
-        return Waiting(0.0, 0.0, inf, 1.0)
-
-    @staticmethod
     def for_cycle(cycle_us: float, *, entering: float, variance: float, places: float) -> "Waiting":
         """Return the waiting time where requests enter once in a cycle.
 
