@@ -13,6 +13,7 @@ from pathlib import Path
 
 from orca.core.domain.errors import BadValue, SettingError
 from orca.core.process.settings import check_bounds, read_settings, require, required, setting
+from orca.core.process.whole_file import write_whole
 from orca.planner.pictures.curves import draw
 from orca.planner.pictures.timeline import draw_timeline
 from orca.planner.profile.profile import Profile, read_profile
@@ -167,7 +168,7 @@ def main(argv: Sequence[str]) -> int:
         outcome, plan = find_plan(problem, profile, _report, seed=settings.seed)
     except NothingFits as error:
         raise SettingError(str(error)) from error
-    out.write_bytes(to_json(plan))
+    write_whole(out, to_json(plan))
     if pictures is not None:
         _draw(pictures, outcome, plan)
     print("\n".join(lines(plan)))

@@ -13,6 +13,7 @@ from pathlib import Path
 from orca.cli.model_folder import find_model
 from orca.core.domain.errors import ModelError, OrcaError, SettingError
 from orca.core.process.settings import check_bounds, read_settings, require, required, setting
+from orca.core.process.whole_file import write_whole
 from orca.planner.profile.profile import to_json
 from orca.planner.profile.profile_table import lines
 from orca.worker.machine import available_processors
@@ -89,9 +90,7 @@ def main(argv: Sequence[str]) -> int:
     except OrcaError as error:
         print(f"orca profile: {error}", file=sys.stderr)
         return 1
-    partial = out.with_name(f"{out.name}.partial")
-    partial.write_bytes(to_json(profile))
-    partial.replace(out)
+    write_whole(out, to_json(profile))
     print("\n".join(lines(profile)))
     return 0
 

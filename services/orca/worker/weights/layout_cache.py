@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from orca.core.process.whole_file import write_whole
 from orca.worker.weights import layout_choice, linear
 from orca.worker.weights.layout_choice import LAYOUTS, ChooseLayout, Layouts, fastest_layout, shape_name
 from orca.worker.weights.linear import Linear
@@ -97,11 +98,9 @@ def _read(file: Path, layouts: Layouts) -> type[Linear] | None:
 
 
 def _write(file: Path, kind: type[Linear]) -> None:
-    """Write the file whole or not at all: another rank may read it at the same time."""
-    new = file.with_name(f"{file.name}.{os.getpid()}")
+    """Write the file; another rank may read it at the same time."""
     try:
         file.parent.mkdir(exist_ok=True)
-        new.write_text(kind.__name__)
-        new.replace(file)
+        write_whole(file, kind.__name__.encode())
     except OSError as error:
         log.warning("the layout of a weight is not kept, the next start times it again: %s", error)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orca.core.domain.errors import SettingError
+from orca.core.process.whole_file import write_whole
 from orca.planner.profile.profile import Profile, ProfileKey, read_profile, to_json
 
 Report = Callable[[str], None]
@@ -39,11 +40,9 @@ def keep_profile(folder: Path, profile: Profile, report: Report) -> None:
     Args: report: called with the reason if it cannot be written.
     """
     file = _file(folder, profile.key)
-    partial = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(to_json(profile))
-        partial.replace(file)
+        write_whole(file, to_json(profile))
     except OSError as error:
         report(f"the profile is not kept, the next start measures again: {file}: {error.strerror}")
 

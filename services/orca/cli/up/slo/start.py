@@ -26,6 +26,7 @@ from orca.cli.up.slo.profiles import find_profile, keep_profile, profile_folder
 from orca.core.domain.errors import BadValue, OrcaError, PoolUnavailable, SettingError
 from orca.core.domain.model import ModelInfo, count_parameters, load_model_info
 from orca.core.process.settings import with_texts
+from orca.core.process.whole_file import write_whole
 from orca.planner.profile.measuring.model_key import profile_key, stacks_of
 from orca.planner.profile.profile import Profile, ProfileKey, read_profile
 from orca.planner.search.device_layouts import DeviceMemory, Shape
@@ -137,9 +138,7 @@ def plan_start(
     except NoPlan as reason:
         display.print_text(f"slo: no plan for {order.goal.describe()}, the defaults serve: {reason}")
         return _without_plan(order.settings)
-    partial = file.with_name(f"{file.name}.partial")
-    partial.write_bytes(to_json(plan))
-    partial.replace(file)
+    write_whole(file, to_json(plan))
     for line in plan_lines(plan, file):
         display.print_text(line)
     return settings
