@@ -1,0 +1,61 @@
+"""The models that `orca bench plan` measures, and their profiles."""
+
+import argparse
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from orca.bench.options import comma_separated
+from orca.cli.model_folder import find_model
+from orca.core.domain.errors import SettingError
+from orca.planner.profile.profile import Profile
+
+SHAPES = ("llama-63m", "t5-60m")
+"""Names of shapes of peers/model.py."""
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name the models."""
+    shown = f"shapes of random models, comma-separated ({','.join(SHAPES)})"
+    parser.add_argument("--shapes", type=comma_separated(str), default=SHAPES, metavar="A,B", help=shown)
+    parser.add_argument("--model", metavar="DIR", help="a model instead of these shapes")
+
+
+def check_shapes(options: argparse.Namespace) -> None:
+    """Check that all shapes are known. Raises: SettingError."""
+    from orca.bench.peers.model import SHAPES as KNOWN  # torch and safetensors: only here
+
+    if unknown := [name for name in options.shapes if name not in KNOWN]:
+        raise SettingError(f"--shapes {unknown[0]} is not one of {', '.join(KNOWN)}")
+
+
+def chosen_models(options: argparse.Namespace, folder: Path) -> list[Path]:
+    """Return the folders of the models. Args: folder: for models that are made. Raises: ModelError, SettingError."""
+    from orca.bench.peers.compare import make_random_model  # torch and safetensors: only here
+
+    if options.model is not None:
+        return [find_model(options.model)[0]]
+    return [make_random_model(name, folder, report) for name in options.shapes]
+
+
+def measured_profile(model: Path, *, ranks: tuple[int, ...], devices: int, threads: int, minutes: float) -> Profile:
+    """Measure a model in float32 on the processors. Raises: SettingError, ModelError, EngineError."""
+    from orca.planner.profile.measuring.measure import MeasurePlan, measure  # torch: only here
+
+    plan = MeasurePlan(
+        model=model,
+        dtype="float32",
+        quantization=None,
+        device="cpu",
+        threads=threads,
+        devices=devices,
+        ranks=ranks,
+        minutes=minutes,
+        release=version("orca-serving"),
+    )
+    return measure(plan, report)
+
+
+def report(text: str) -> None:
+    """Show a line of progress."""
+    print(text, file=sys.stderr, flush=True)
