@@ -4,8 +4,9 @@ import pytest
 
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import SettingError
-from orca.planner.simulate.exact import at_percent, measure_exact
+from orca.planner.simulate.exact import measure_exact
 from orca.planner.simulate.simulated_run import Simulation
+from orca.planner.workload.percentiles import at_percent
 from orca.planner.workload.trace import Trace, TraceSpec, generate
 from orca.planner.workload.workload import parse_workload
 from orca.scheduler.engines.step_cost import LinearCost

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from orca.planner.simulate.outcomes import RequestOutcome
 from orca.planner.simulate.simulated_run import Simulation, parent_id
-from orca.planner.simulate.steady_state import WARM_UP, TimedAnswer, at_percent, check_enough, saturated_window
+from orca.planner.simulate.steady_state import WARM_UP, TimedAnswer, check_enough, saturated_window
+from orca.planner.workload.percentiles import at_percent
 from orca.planner.workload.trace import Trace
 from orca.scheduler.observer import IterationRecord, Observer
 

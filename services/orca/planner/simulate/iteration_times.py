@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from math import sqrt
 
 from orca.planner.simulate.estimate import Scenario
-from orca.planner.simulate.queues.arrivals import length_points, weighted_percentile
+from orca.planner.simulate.queues.arrivals import length_points
 from orca.planner.simulate.queues.prompt_queue import BatchMembers, batch_members
 from orca.planner.simulate.step_mix import MixedSteps, mixed_steps
+from orca.planner.workload.percentiles import weighted_percentile
 
 DEVIATIONS = (-1.465, -0.792, -0.366, 0.0, 0.366, 0.792, 1.465)
 """Normal quantiles of seven equal shares."""

@@ -20,9 +20,10 @@ from statistics import NormalDist, fmean
 from orca.planner.simulate.estimate import Estimate, Scenario
 from orca.planner.simulate.expected_steps import expected_step, stage_times, whole_prompts
 from orca.planner.simulate.pipeline import Job, StageTimes, run_pipeline, steady_period
-from orca.planner.simulate.queues.arrivals import Case, Waiting, latency_at_rate, length_points, weighted_percentile
+from orca.planner.simulate.queues.arrivals import Case, Waiting, latency_at_rate, length_points
 from orca.planner.simulate.reserved import rra_need
 from orca.planner.simulate.rra_phases import DecodePhases, decode_phases, paper_phases
+from orca.planner.workload.percentiles import weighted_percentile
 
 FORMULAS = ("orca", "paper")
 

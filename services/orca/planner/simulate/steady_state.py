@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orca.core.domain.errors import SettingError
+from orca.planner.workload.percentiles import at_percent
 
 REQUESTS_MIN = 20
 """Fewest finished requests of a steady state: below them a percentile says nothing."""
@@ -75,9 +76,3 @@ def check_enough(counted: int, requests: int) -> None:
             f"{counted} of {requests} requests finished in the steady state, which needs {REQUESTS_MIN}: "
             "run more requests"
         )
-
-
-def at_percent(values: Sequence[float], percent: float) -> float:
-    """Return the smallest value such that at least so many per cent of all are not larger."""
-    ordered = sorted(values)
-    return ordered[min(max(-(-int(percent * len(ordered) * 1000) // 100_000) - 1, 0), len(ordered) - 1)]

@@ -13,8 +13,9 @@ from orca.planner.profile.step_shape import LikeRows, StepShape
 from orca.planner.simulate.estimate import Scenario
 from orca.planner.simulate.expected_steps import expected_step, stage_times, whole_prompts
 from orca.planner.simulate.pipeline import Job, PipelineTimes, StageTimes, run_pipeline
-from orca.planner.simulate.queues.arrivals import length_points, weighted_percentile
+from orca.planner.simulate.queues.arrivals import length_points
 from orca.planner.simulate.queues.prompt_queue import BatchMembers
+from orca.planner.workload.percentiles import weighted_percentile
 
 QUANTILES = 96
 """Numbers of entering requests that represent a binomial distribution."""

@@ -1,7 +1,7 @@
 """The time that a request waits before its first step, at a given arrival rate, and the latency from its submission."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -84,21 +84,6 @@ def latency_at_rate(scenario: Scenario, cases: Sequence[Case]) -> float:
         else:
             high = middle
     return (low + high) / 2
-
-
-def weighted_percentile(values: Iterable[tuple[float, float]], percent: float) -> float:
-    """Return the smallest value such that at least so many per cent of all are not larger.
-
-    Args: values: each with its weight.
-    """
-    ordered = sorted(values)
-    wanted = percent / 100 * sum(weight for _, weight in ordered) * (1 - 1e-12)
-    below = 0.0
-    for value, weight in ordered:
-        below += weight
-        if below >= wanted:
-            return value
-    return ordered[-1][0]
 
 
 @lru_cache(maxsize=256)
