@@ -112,8 +112,7 @@ class Schedules:
     def spaces(self, strategy: Strategy, number: int) -> Sequence[SearchBlock]:
         """Return the spaces of a strategy on a layout. Of the chunks of `iteration`, every other one is enough."""
         scenario = self.scenarios[number]
-        slots = [each for _, each in scenario.pair_slots]
-        spaces = strategy.spaces(scenario, max(1, int(scenario.capacity.slots / (sum(slots) / len(slots)))))
+        spaces = strategy.spaces(scenario, scenario.places)
         if not isinstance(strategy, IterationStrategy):
             return spaces
         return [space for space in spaces if space.lower[1] == WHOLE or not space.lower[1] % 2]

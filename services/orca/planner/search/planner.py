@@ -280,25 +280,23 @@ class _Planner:
         most = max((placed.capacity.slots for placed in self._problem.layouts), default=0)
         if not self._problem.layouts:
             return "no layout is possible on these devices"
-        needed = max(self._request_slots(scenario)[1] for scenario in self._scenarios)
+        needed = max(map(self._most_slots, self._scenarios))
         return f"a request of the workload needs up to {needed} KV slots, and no layout has more than {most}"
 
     def _spaces(self, strategy: Strategy, number: int) -> Sequence[SearchBlock]:
         """Return what to search; nothing if the longest request of the workload does not fit."""
         scenario = self._scenarios[number]
-        mean, largest = self._request_slots(scenario)
-        if largest > scenario.capacity.slots:
+        if self._most_slots(scenario) > scenario.capacity.slots:
             return ()
-        return strategy.spaces(scenario, max(1, int(scenario.capacity.slots / mean)))
+        return strategy.spaces(scenario, scenario.places)
 
     @staticmethod
-    def _request_slots(scenario: Scenario) -> tuple[float, int]:
-        """Return the mean and the most KV slots of a request."""
-        slots = [each for _, each in scenario.pair_slots]
+    def _most_slots(scenario: Scenario) -> int:
+        """Return the most KV slots of a request."""
         workload, start = scenario.workload, int(scenario.is_encoder_decoder)
         prompt = workload.prompts.high
         longest = reserved_slots(workload.longest + start, prompt * start, scenario.capacity.block_tokens)
-        return sum(slots) / len(slots), max(longest, *slots)
+        return max(longest, *(slots for _, slots in scenario.pair_slots))
 
     def _search(
         self,

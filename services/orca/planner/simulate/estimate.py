@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import fmean
 
 from orca.core.domain.request import reserved_slots
 from orca.planner.profile.step_shape import ShapeCost
@@ -38,6 +39,11 @@ class Scenario:
     def length(self) -> int:
         """The output tokens of the percentile length."""
         return self.workload.outputs.percentile(self.percent)
+
+    @cached_property
+    def places(self) -> int:
+        """The requests that the slots of the group can hold at a time on average, at least one."""
+        return max(1, int(self.capacity.slots / fmean(slots for _, slots in self.pair_slots)))
 
     @cached_property
     def pair_slots(self) -> tuple[tuple[int, int], ...]:
