@@ -31,8 +31,9 @@ from orca.core.process.command_line import CommandLineParser
 from orca.planner.simulate.simulated_run import Simulation
 from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.policy.cycle import DEFAULT_THRESHOLD_PERCENT, CycleControls
+from orca.scheduler.policy.policies import POLICIES
 from orca.scheduler.policy.request_level import HABITS, Habits, RequestLevelPolicy
-from orca.scheduler.settings import CYCLE_SETTINGS, POLICIES
+from orca.scheduler.settings import CYCLE_SETTINGS
 
 COMPARED = ("iteration", "request_level")
 """The policies that a sweep compares unless others are named: those that need no further option."""

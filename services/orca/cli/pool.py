@@ -21,6 +21,7 @@ from orca.cli.up.plan import DEPLOYMENT
 from orca.core.domain.errors import PoolUnavailable, SettingError
 from orca.core.process.settings import check_bounds, read_settings, setting
 from orca.pool.api import RequestPool
+from orca.pool.length_bins import HALF_LIFE_S
 from orca.pool.redis.access import DEFAULT_USER_WARNING, LOCAL_USER, LocalAccess, acl_lines, password_digest
 from orca.pool.redis.pool import open_redis_pool
 from orca.pool.settings import PoolSettings, parse_pool_settings
@@ -51,7 +52,7 @@ class PoolLengthsSettings(PoolCommandSettings):
 
     revision: str | None = setting(None, "revision whose answers are counted; default: the one in force")
     half_life: int = setting(
-        1800, "seconds after which an answer has half its weight in means and percentiles", least=1
+        HALF_LIFE_S, "seconds after which an answer has half its weight in means and percentiles", least=1
     )
     json: bool = setting(False, "print JSON, with the weight of each range of lengths")
 

@@ -18,6 +18,9 @@ PERIODS_KEPT = 25
 """Periods with counts, the one that runs now included: at least four hours. After four hours and with a half-life of 30
 minutes, an answer weighs less than a two hundredth."""
 
+HALF_LIFE_S = 1800
+"""Awake seconds after which an answer has half its weight, unless a reader chooses another half-life."""
+
 OWN_ENDS = ("stop", "length")
 """Reasons of the ends that are counted: the answer is whole, or `max_tokens` has cut it. Other ends come from outside
 and say nothing about lengths."""

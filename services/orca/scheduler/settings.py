@@ -26,12 +26,11 @@ from orca.core.transport.tls_files import (
 )
 from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.cycle import DEFAULT_THRESHOLD_PERCENT, CycleControls
-from orca.scheduler.policy.policies import policy_of
+from orca.scheduler.policy.policies import POLICIES, policy_of
 from orca.scheduler.policy.policy import BatchBounds, Policy
 from orca.scheduler.policy.request_level import HABITS, Habits, RequestLevelPolicy
 
 PREFIX = "ORCA_SCHEDULER_"
-POLICIES = ("iteration", "request_level", "rra")
 CYCLE_SETTINGS = tuple(field.name for field in dataclasses.fields(CycleControls))
 """The settings that are controls of the policy rra, by the names of the controls."""
 

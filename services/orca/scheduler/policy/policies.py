@@ -5,6 +5,8 @@ from orca.scheduler.policy.policy import Policy
 from orca.scheduler.policy.request_level import RequestLevelPolicy
 from orca.scheduler.policy.rra import RoundRobinPolicy
 
+POLICIES = ("iteration", "request_level", "rra")
+
 
 def policy_of(name: str, baseline: RequestLevelPolicy) -> Policy:
     """Return the policy of a name. Args: baseline: the policy named `request_level`."""

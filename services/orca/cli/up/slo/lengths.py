@@ -11,11 +11,9 @@ from orca.planner.search.profiled_problem import fitting
 from orca.planner.workload.counted import ANSWERS_MIN, counted_workload
 from orca.planner.workload.lengths_file import read_workload
 from orca.planner.workload.workload import Workload, parse_workload
+from orca.pool.length_bins import HALF_LIFE_S
 from orca.pool.records import LengthCounts
 from orca.pool.settings import parse_pool_settings
-
-HALF_LIFE_S = 1800
-"""Seconds after which a counted answer has half its weight, as in `orca pool lengths`."""
 
 
 def stated_lengths(settings: SloSettings, model: ModelInfo) -> Workload | None:
