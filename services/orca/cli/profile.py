@@ -43,6 +43,11 @@ class ProfileSettings:
     dtype: str = dtype_setting()
     quantization: str | None = quantization_setting()
     device: str = setting("cpu", "device to measure", choices=DEVICES)
+    host: bool = setting(
+        True,
+        "measure also what gateway, scheduler and Redis take from the processors, if ranks compute on all of them:"
+        " a whole Orca runs the model for some seconds; false for stages that have a machine of their own",
+    )
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -70,7 +75,8 @@ def main(argv: Sequence[str]) -> int:
     out = Path(settings.out)
     _check_out(out)
     folder, _ = find_model(settings.model)
-    from orca.planner.profile.measuring.measure import MeasurePlan, measure  # torch, which --help does not need
+    from orca.cli.whole_profile import measure_whole  # torch, which --help does not need
+    from orca.planner.profile.measuring.measure import MeasurePlan
 
     plan = MeasurePlan(
         model=folder,
@@ -84,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
         release=version("orca-serving"),
     )
     try:
-        profile = measure(plan, _report)
+        profile = measure_whole(plan, _report, host=settings.host)
     except (SettingError, ModelError):
         raise
     except OrcaError as error:

@@ -82,7 +82,7 @@ def measured_here(folder: Path) -> Profile:
         weights=weight_bytes(model, lambda place: load_stage(info, place)),
     )
     degree = degree_times(Rounds(bounds, facts, times), encoder_layers=model.encoder_layers)
-    return Profile(key=key, digest=key.digest, seconds=1.0, device_bytes=1, send=None, degrees=(degree,))
+    return Profile(key=key, digest=key.digest, seconds=1.0, device_bytes=1, send=None, host=None, degrees=(degree,))
 
 
 @pytest.mark.parametrize("kind", ["llama", *SEQ2SEQ])
@@ -141,7 +141,7 @@ def test_views_share_the_weights_of_the_model(llama: Path) -> None:
 
 def test_the_command_measures_ranks_and_their_links(llama: Path, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "profile.json"
-    flags = ["--devices", "2", "--ranks", "2", "--threads", "1", "--minutes", "0.01"]
+    flags = ["--devices", "2", "--ranks", "2", "--threads", "1", "--minutes", "0.01", "--host", "false"]
     assert main(["profile", "--model", str(llama), "--out", str(out), *flags]) == 0
     shown = capsys.readouterr()
     assert "left out because --minutes is too short" in shown.err

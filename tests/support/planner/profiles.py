@@ -89,6 +89,7 @@ def profile(*, ranks: tuple[int, ...] = (1, 2), has_encoder: bool = False, sends
         seconds=12.5,
         device_bytes=1 << 30,
         send=curve(lambda size: 30 + 0.5 * size, (128, 1_280, 12_800)) if sends else None,
+        host=None,
         degrees=tuple(degree(each, has_encoder=has_encoder) for each in ranks),
     )
 

@@ -1,11 +1,14 @@
 """The time of a stage from a profile made by hand: exact sums, for shapes of steps and for real steps."""
 
+from dataclasses import replace
+
 import pytest
 
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import SamplingParams
 from orca.core.domain.step import Claim, Epoch, NewRequest, Part, Row, Step
-from orca.planner.profile.profile_cost import stage_costs
+from orca.planner.profile.profile import HostLoad, ProcessorTime
+from orca.planner.profile.profile_cost import shape_of, stage_costs
 from orca.planner.profile.step_shape import LikeRows, StepShape
 from support.planner.profiles import profile
 
@@ -201,3 +204,43 @@ def test_a_new_epoch_forgets_the_sources_of_the_one_before() -> None:
     cost.stage_us(encoded((2, 10), epoch=second))
     shape = StepShape(increments=2, context=2, sampled=2, source_context=5)
     assert cost.stage_us(decoding(1, 2, number=2, epoch=second)) == round(cost.shape_us(shape))
+
+
+HOST = HostLoad(
+    service=ProcessorTime(step_us=1_000, row_us=100, answer_us=3_000),
+    controller=ProcessorTime(step_us=800, row_us=10, answer_us=20),
+)
+
+
+def test_ranks_on_all_processors_lose_their_share_of_the_host() -> None:
+    shape = StepShape(increments=8, context=50, prompts=(LikeRows(2, 20),), sampled=10, entering=2)
+    alone = [cost.shape_us(shape) for cost in stage_costs(profile(), (3, 3), 1)]
+    loaded = [cost.shape_us(shape) for cost in stage_costs(replace(profile(), host=HOST), (3, 3), 1)]
+    lost = ((1_000 + 2 * 800) + 10 * (100 + 2 * 10) + 2 * (3_000 + 2 * 20)) / 2
+    assert [a - b for a, b in zip(loaded, alone, strict=True)] == pytest.approx([lost, lost])
+
+
+def test_a_processor_without_a_rank_carries_the_host() -> None:
+    shape = StepShape(increments=8, context=50, sampled=8)
+    [alone], [loaded] = (stage_costs(each, (6,), 1) for each in (profile(), replace(profile(), host=HOST)))
+    assert loaded.shape_us(shape) == alone.shape_us(shape)
+
+
+def test_a_step_without_rows_costs_the_host_nothing() -> None:
+    for cost in stage_costs(replace(profile(), host=HOST), (3, 3), 1):
+        assert cost.shape_us(StepShape()) == 0
+
+
+@pytest.mark.parametrize("has_encoder", [False, True])
+def test_a_real_step_tells_which_requests_enter(has_encoder: bool) -> None:
+    rows = (
+        [
+            Row(1, 0, 5, False, part=Part.SOURCE),
+            Row(1, 0, 1, True, part=Part.TARGET),
+            Row(2, 3, 1, True, 9, Part.TARGET),
+        ]
+        if has_encoder
+        else [Row(1, 0, 5, True), Row(2, 3, 4, False), Row(3, 8, 1, True, 9), Row(4, 0, 1, True)]
+    )
+    step = Step(epoch=Epoch(1, "e"), number=1, freed=(), new=(), rows=tuple(rows))
+    assert shape_of(step, {}).entering == (1 if has_encoder else 2)

@@ -59,7 +59,7 @@ def test_every_field_is_required_and_no_other_is_known() -> None:
         (lambda it: it.update(key=[]), "key must be an object, not []"),
         (lambda it: it["key"].update(threads=True), "key.threads must be a whole number, not True"),
         (lambda it: it["key"].update(threads=1.5), "key.threads must be a whole number, not 1.5"),
-        (lambda it: it["key"].update(version=9), "the file: key.version is 9, this release reads 1"),
+        (lambda it: it["key"].update(version=9), "the file: key.version is 9, this release reads 2"),
         (lambda it: it["key"].update(threads=9), "the file: digest 5"),
         (lambda it: it["key"].update(stacks=[]), "the file: digest 5"),
         (lambda it: it["degrees"].pop(), "the file: degrees must be those of key.ranks, [1, 2]"),
@@ -103,7 +103,7 @@ def test_a_missing_file_is_refused_by_its_name(tmp_path: Path) -> None:
 
 
 OTHER: dict[str, object] = {
-    "version": 2,
+    "version": 3,
     "architecture": "qwen3",
     "stacks": (StackShape(layers=7, heads=4, kv_heads=4, head_dim=8, intermediate_size=64),),
     "hidden_size": 64,

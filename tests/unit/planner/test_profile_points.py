@@ -188,7 +188,7 @@ def test_the_tables_hold_the_times_of_the_parts(has_encoder: bool) -> None:
 
 def test_a_profile_predicts_steps_that_were_not_measured() -> None:
     key = profiles.key(ranks=(2,))
-    profile = Profile(key=key, digest=key.digest, seconds=1, device_bytes=1, send=None, degrees=(degree(),))
+    profile = Profile(key=key, digest=key.digest, seconds=1, device_bytes=1, send=None, host=None, degrees=(degree(),))
     [cost] = stage_costs(profile, (LAYERS,), 2)
     mixed = StepShape(increments=11, context=301, prompts=(LikeRows(1, 100, 250),), sampled=11)
     layer = 500 + 1110 + 0.1 * 11 * 300 + 0.2 * 100 * 251

@@ -38,9 +38,16 @@ def chosen_models(options: argparse.Namespace, folder: Path) -> list[Path]:
     return [make_random_model(name, folder, report) for name in options.shapes]
 
 
-def measured_profile(model: Path, *, ranks: tuple[int, ...], devices: int, threads: int, minutes: float) -> Profile:
-    """Measure a model in float32 on the processors. Raises: SettingError, ModelError, EngineError."""
-    from orca.planner.profile.measuring.measure import MeasurePlan, measure  # torch: only here
+def measured_profile(
+    model: Path, *, ranks: tuple[int, ...], devices: int, threads: int, minutes: float, host: bool = True
+) -> Profile:
+    """Measure a model in float32 on the processors.
+
+    Args: host: measure also what the rest of Orca takes from the ranks.
+    Raises: SettingError, ModelError, OrcaError.
+    """
+    from orca.cli.whole_profile import measure_whole  # torch: only here
+    from orca.planner.profile.measuring.measure import MeasurePlan
 
     plan = MeasurePlan(
         model=model,
@@ -53,7 +60,7 @@ def measured_profile(model: Path, *, ranks: tuple[int, ...], devices: int, threa
         minutes=minutes,
         release=version("orca-serving"),
     )
-    return measure(plan, report)
+    return measure_whole(plan, report, host=host)
 
 
 def report(text: str) -> None:

@@ -1,6 +1,7 @@
 """`orca bench plan profile`: the options, and the runs of all models and ranks."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -54,9 +55,11 @@ def _compare(options: argparse.Namespace, model: Path, ranks: int, folder: Path)
 
     if options.profile is None:
         threads = max(1, available_processors() // ranks)
-        profile = measured_profile(model, ranks=(ranks,), devices=ranks, threads=threads, minutes=options.minutes)
+        profile = measured_profile(
+            model, ranks=(ranks,), devices=ranks, threads=threads, minutes=options.minutes, host=False
+        )
     else:
-        profile = read_profile(options.profile)
+        profile = replace(read_profile(options.profile), host=None)  # the timed steps run alone
     report(f"{model.name}, {ranks} rank{'' if ranks == 1 else 's'}: times {options.steps} real steps")
     logs = folder / f"{model.name}-{ranks}"
     logs.mkdir()

@@ -18,7 +18,7 @@ from orca.core.domain.errors import SettingError
 from orca.planner.profile.strict_record import read_record_file, record_from_json, record_to_json
 from orca.planner.profile.tables import Grid, Line
 
-VERSION = 1
+VERSION = 2
 """Rises when the meaning or the fields of a profile change."""
 
 
@@ -93,6 +93,31 @@ class DegreeTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessorTime:
+    """The processor time of some processes for a step, as a sum of three parts."""
+
+    step_us: float
+    row_us: float  # for each request in the step
+    answer_us: float  # for each request that runs for the first time: from its call to the end of its answer
+
+    def __post_init__(self) -> None:
+        if min(self.step_us, self.row_us, self.answer_us) < 0:
+            raise ValueError("step_us, row_us and answer_us must be at least 0")
+
+    def us(self, rows: float, entering: float) -> float:
+        """Return the time of a step. Args: entering: requests that run for the first time."""
+        return self.step_us + self.row_us * rows + self.answer_us * entering
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLoad:
+    """The processor time that a step takes outside the ranks, on a machine where all of Orca runs."""
+
+    service: ProcessorTime  # of gateway, scheduler, Redis and the process that starts them
+    controller: ProcessorTime  # of the controller of each stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StackShape:
     """The sizes of a stack of layers."""
 
@@ -144,6 +169,7 @@ class Profile:
     seconds: float  # that measuring took
     device_bytes: int  # memory that was free on one device before; a machine's is divided among its devices
     send: Curve | None  # over bytes: from one stage to the next; None: measured with one device
+    host: HostLoad | None  # None: not measured, as for devices that leave a processor to the host
     degrees: tuple[DegreeTimes, ...]  # in the order of `key.ranks`
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from statistics import median
 
-from orca.planner.profile.profile import Curve, DegreeTimes, MeasuredTime, Profile, StackTimes, Surface
+from orca.planner.profile.profile import Curve, DegreeTimes, HostLoad, MeasuredTime, Profile, StackTimes, Surface
 
 
 def lines(profile: Profile) -> list[str]:
@@ -22,7 +22,15 @@ def lines(profile: Profile) -> list[str]:
         found += [_line(degree.ranks, *row) for row in _rows(degree)]
     if profile.send is not None:
         found.append(_line(1, "send", profile.send, "bytes"))
+    if profile.host is not None:
+        found += ["", *_host_lines(profile.host)]
     return found
+
+
+def _host_lines(load: HostLoad) -> Iterator[str]:
+    yield "processor time outside the ranks, in microseconds:"
+    for name, time in (("gateway, scheduler, Redis", load.service), ("controller of each stage", load.controller)):
+        yield f"  {name:<26}{time.step_us:.0f} a step, {time.row_us:.0f} a row, {time.answer_us:.0f} an answer"
 
 
 def _rows(degree: DegreeTimes) -> Iterator[tuple[str, Curve | Surface, str]]:

@@ -28,6 +28,7 @@ class StepShape:
     context: float = 0.0  # tokens of KV that attention reads for each of them on average, its own included
     prompts: tuple[LikeRows, ...] = ()  # rows of more tokens: whole prompts or chunks of them
     sampled: float = 0.0  # rows that draw a token
+    entering: float = 0.0  # requests that run for the first time
     sources: tuple[LikeRows, ...] = ()  # of an encoder-decoder model: rows of the encoder
     source_context: float = 0.0  # tokens that cross attention reads for each row of the decoder on average
 

@@ -80,9 +80,9 @@ def typical_work(workload: Workload, *, is_encoder_decoder: bool) -> list[tuple[
     prompt, output = workload.prompts.mean, workload.outputs.mean
     rows = (LikeRows(1, prompt),)
     if is_encoder_decoder:
-        entering = StepShape(increments=1, context=1, sampled=1, sources=rows, source_context=prompt)
+        entering = StepShape(increments=1, context=1, sampled=1, entering=1, sources=rows, source_context=prompt)
     else:
-        entering = StepShape(prompts=rows, sampled=1)
+        entering = StepShape(prompts=rows, sampled=1, entering=1)
     decoding = StepShape(
         increments=TYPICAL_BATCH,
         context=output / 2 + (0 if is_encoder_decoder else prompt),

@@ -31,7 +31,13 @@ def expected_step(
     entering = tuple(rows for rows in entering if rows.requests > 0)
     if not scenario.is_encoder_decoder:
         context = read_prompt + generated if increments else 0.0
-        return StepShape(increments=increments, context=context, prompts=entering, sampled=increments + first_tokens)
+        return StepShape(
+            increments=increments,
+            context=context,
+            prompts=entering,
+            sampled=increments + first_tokens,
+            entering=first_tokens,
+        )
     # A target begins with its start token, which runs in the step of its source.
     firsts = sum(rows.requests for rows in entering)
     rows = increments + firsts
@@ -42,6 +48,7 @@ def expected_step(
         increments=rows,
         context=(increments * (generated + 1) + firsts) / rows,
         sampled=rows,
+        entering=firsts,
         sources=entering,
         source_context=sources / rows,
     )

@@ -86,6 +86,7 @@ def measure(plan: MeasurePlan, report: Report) -> Profile:
         seconds=seconds,
         device_bytes=device_bytes,
         send=send,
+        host=None,
         degrees=tuple(degrees),
     )
 

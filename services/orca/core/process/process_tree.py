@@ -1,0 +1,29 @@
+"""The processes below a process, as the kernel knows them (proc(5))."""
+
+from pathlib import Path
+
+
+def descendants(root: int) -> dict[int, tuple[str, ...]]:
+    """Return the command lines of a process and of all its living children and theirs, by process id."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                # The second field is the command's name in brackets, which may hold spaces and brackets itself.
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has ended meanwhile
+            parents[int(entry.name)] = int(fields[1])
+    found: dict[int, tuple[str, ...]] = {}
+    newest = {root} & parents.keys()
+    while newest:
+        found |= {pid: _command(pid) for pid in newest}
+        newest = {pid for pid, parent in parents.items() if parent in newest} - found.keys()
+    return found
+
+
+def _command(pid: int) -> tuple[str, ...]:
+    try:
+        return tuple(Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0"))
+    except OSError:
+        return ()

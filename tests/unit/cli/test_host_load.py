@@ -1,0 +1,36 @@
+"""What the rest of Orca takes from the processors: the parts of its time, and where it matters."""
+
+from dataclasses import replace
+
+import pytest
+
+from orca.cli.host_load import is_needed, parts_of
+from orca.planner.profile.profile import ProcessorTime
+from support.planner.profiles import key
+
+
+def test_three_loads_give_the_three_parts() -> None:
+    wanted = ProcessorTime(step_us=1_000, row_us=100, answer_us=3_000)
+    few, many, short = ((rows, new, wanted.us(rows, new)) for rows, new in ((1, 0.01), (12, 0.1), (10, 2.5)))
+    found = parts_of(few, many, short)
+    assert (found.step_us, found.row_us, found.answer_us) == pytest.approx((1_000, 100, 3_000))
+
+
+def test_no_part_is_below_0() -> None:
+    found = parts_of((1, 0.0, 500.0), (12, 0.1, 400.0), (10, 2.5, 300.0))
+    assert found == ProcessorTime(step_us=500.0, row_us=0.0, answer_us=0.0)
+
+
+def test_loads_with_equal_rows_give_one_part() -> None:
+    assert parts_of((1, 0.1, 50.0), (1, 0.1, 60.0), (1, 0.5, 70.0)) == ProcessorTime(
+        step_us=0.0, row_us=60.0, answer_us=0.0
+    )
+
+
+def test_the_host_matters_only_where_ranks_leave_it_no_processor() -> None:
+    full = key()  # two devices of one thread on two processors
+    assert is_needed(full)
+    assert not is_needed(replace(full, processors=3))
+    assert not is_needed(replace(full, devices=1))
+    assert is_needed(replace(full, devices=1, threads=2))
+    assert not is_needed(replace(full, device="cuda"))
