@@ -8,9 +8,10 @@ from orca.core.domain.errors import SettingError
 from orca.core.domain.request import SamplingParams
 from orca.core.domain.step import Claim, Epoch, NewRequest, Part, Row, Step
 from orca.planner.profile.profile import HostLoad, ProcessorTime
-from orca.planner.profile.profile_cost import shape_of, stage_costs
+from orca.planner.profile.profile_cost import stage_costs
+from orca.planner.profile.real_step import shape_of
 from orca.planner.profile.step_shape import LikeRows, StepShape
-from support.planner.profiles import profile
+from support.planner.profiles import profile, profile_for
 
 ROW_BYTES = 32 * 4
 
@@ -216,8 +217,29 @@ def test_ranks_on_all_processors_lose_their_share_of_the_host() -> None:
     shape = StepShape(increments=8, context=50, prompts=(LikeRows(2, 20),), sampled=10, entering=2)
     alone = [cost.shape_us(shape) for cost in stage_costs(profile(), (3, 3), 1)]
     loaded = [cost.shape_us(shape) for cost in stage_costs(replace(profile(), host=HOST), (3, 3), 1)]
-    lost = ((1_000 + 2 * 800) + 10 * (100 + 2 * 10) + 2 * (3_000 + 2 * 20)) / 2
-    assert [a - b for a, b in zip(loaded, alone, strict=True)] == pytest.approx([lost, lost])
+    share = ((1_000 + 2 * 800) + 10 * (100 + 2 * 10) + 2 * (3_000 + 2 * 20)) / 2
+    lost = [after - before for after, before in zip(loaded, alone, strict=True)]
+    # The longer stage loses time only while the shorter one computes.
+    busy = [us / max(alone) for us in alone]
+    assert lost == pytest.approx([share * busy[1], share * busy[0]])
+    assert max(busy) == 1 > min(busy)
+
+
+def test_threads_of_one_rank_lose_their_share_all_the_time() -> None:
+    own = profile_for(replace(profile().key, threads=2))
+    shape = StepShape(increments=8, context=50, sampled=8)
+    [alone], [loaded] = (stage_costs(each, (6,), 1) for each in (own, replace(own, host=HOST)))
+    lost = (1_000 + 800 + 8 * (100 + 10)) / 2
+    assert loaded.shape_us(shape) - alone.shape_us(shape) == pytest.approx(lost)
+
+
+def test_stages_may_ask_for_steps_in_any_order() -> None:
+    costs = stage_costs(replace(profile(has_encoder=True), host=HOST), (6, 4), 1)
+    first, second = encoded((1, 20), (2, 60)), decoding(2, number=2, freed=(1,))
+    in_order = [cost.stage_us(step) for step in (first, second) for cost in costs]
+    again = stage_costs(replace(profile(has_encoder=True), host=HOST), (6, 4), 1)
+    ahead = [again[0].stage_us(first), again[0].stage_us(second), again[1].stage_us(first), again[1].stage_us(second)]
+    assert [ahead[0], ahead[2], ahead[1], ahead[3]] == in_order
 
 
 def test_a_processor_without_a_rank_carries_the_host() -> None:
@@ -229,6 +251,7 @@ def test_a_processor_without_a_rank_carries_the_host() -> None:
 def test_a_step_without_rows_costs_the_host_nothing() -> None:
     for cost in stage_costs(replace(profile(), host=HOST), (3, 3), 1):
         assert cost.shape_us(StepShape()) == 0
+        assert cost.stage_us(Step(epoch=EPOCH, number=1, freed=(1,))) == 0
 
 
 @pytest.mark.parametrize("has_encoder", [False, True])

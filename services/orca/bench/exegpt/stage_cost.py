@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from orca.bench.exegpt.roofline import RooflineCost
 from orca.core.domain.step import Step
-from orca.planner.profile.profile_cost import SourceLengths, shape_of
+from orca.planner.profile.real_step import SourceLengths, shape_of
 from orca.planner.profile.step_shape import StepShape
 
 

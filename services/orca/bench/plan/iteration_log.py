@@ -8,6 +8,11 @@ import orjson
 from orca.planner.simulate.steady_state import TimedAnswer
 
 
+def count_steps(log: Path) -> int:
+    """Return the number of steps with requests."""
+    return sum(bool(orjson.loads(line)["rows"]) for line in log.read_bytes().splitlines())
+
+
 def read_answers(log: Path, *, skip: int = 0) -> list[TimedAnswer]:
     """Return the times of the answers of a run, in the order of their first steps.
 

@@ -16,7 +16,8 @@ from orca.core.domain.model import load_model_info
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.domain.step import Step, StepResult
 from orca.planner.profile.profile import Profile
-from orca.planner.profile.profile_cost import StageCost, stage_costs
+from orca.planner.profile.profile_cost import stage_costs
+from orca.planner.profile.step_shape import ShapeCost
 from orca.planner.simulate.outcomes import percentile
 
 _SLOTS = 16_384
@@ -81,7 +82,7 @@ def compare(model: Path, profile: Profile, *, ranks: int, steps: int, seed: int,
     return LayoutErrors(model=model.name, ranks=ranks, threads=threads, steps=timed)
 
 
-async def _time(group: Stages, model: Path, cost: StageCost, wanted: int, seed: int) -> list[TimedStep]:
+async def _time(group: Stages, model: Path, cost: ShapeCost, wanted: int, seed: int) -> list[TimedStep]:
     engine = engine_for(group.addresses, prefetch=0, uses_local_links=True, block_tokens=DEFAULT_BLOCK_TOKENS)
     found: dict[StepKind, list[TimedStep]] = {kind: [] for kind in StepKind}
     random = Random(seed)

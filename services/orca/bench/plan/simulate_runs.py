@@ -1,19 +1,21 @@
 """Schedules of a real group of two stages with one thread each, beside their exact simulation from a profile.
 
 Both run the same requests under the same policy, all of them submitted at once, and both are measured by their steps.
+The client shares the two processors, so the simulation counts its processor time with that of the host.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import median
+from time import process_time
 
 from orca.bench.client import run_trace
 from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
-from orca.bench.plan.iteration_log import read_answers
+from orca.bench.plan.iteration_log import count_steps, read_answers
 from orca.bench.system import running_system
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import OrcaError
@@ -134,14 +136,15 @@ def _compare_one(
     workload = task_workload(schedule.task, SCALE)
     trace = generate(TraceSpec.of_workload(workload, requests=requests, seed=1))
     slots = (workload.longest // DEFAULT_BLOCK_TOKENS + 3) * DEFAULT_BLOCK_TOKENS * 128
-    log = asyncio.run(_run(model, profile, schedule, trace, slots, logs))
+    log, client_s = asyncio.run(_run(model, profile, schedule, trace, slots, logs))
     real = steady_figures(read_answers(log, skip=WARM_UP_REQUESTS))
+    loaded = _with_client(profile, 1e6 * client_s / count_steps(log))
     is_encoder_decoder = len(profile.key.stacks) > 1
     simulation = Simulation(
         shape=EngineShape(
             stages=STAGES, slots=slots, block_tokens=DEFAULT_BLOCK_TOKENS, max_model_len=profile.key.max_model_len
         ),
-        cost=stage_costs(profile, even_layers(profile.key.num_layers, STAGES), 1),
+        cost=stage_costs(loaded, even_layers(profile.key.num_layers, STAGES), 1),
         prefetch=1,
         max_batch_tokens=schedule.max_batch_tokens,
         cycle=schedule.cycle,
@@ -158,8 +161,10 @@ def _compare_one(
     )
 
 
-async def _run(model: Path, profile: Profile, schedule: RealSchedule, trace: Trace, slots: int, logs: Path) -> Path:
-    """Serve the trace. Returns: the iteration log of the scheduler."""
+async def _run(
+    model: Path, profile: Profile, schedule: RealSchedule, trace: Trace, slots: int, logs: Path
+) -> tuple[Path, float]:
+    """Serve the trace. Returns: the iteration log of the scheduler, and the seconds of processor time of the client."""
     options = [
         *schedule.flags(),
         *("--stages", str(STAGES), "--threads", "1", "--slots", str(slots), "--prefetch", "1"),
@@ -168,11 +173,22 @@ async def _run(model: Path, profile: Profile, schedule: RealSchedule, trace: Tra
     vocab_size = profile.key.vocab_size
     async with running_system(str(model), options, logs.parent, vocab_size=vocab_size) as target:
         warm_up = TraceSpec(requests=WARM_UP_REQUESTS, prompt_tokens=Range(16, 16), new_tokens=Range(8, 8), seed=2)
+        begin_s = process_time()
         outcomes = await run_trace(target, generate(warm_up)) + await run_trace(target, trace)
+        client_s = process_time() - begin_s
     failed = [outcome.error for outcome in outcomes if outcome.error is not None]
     if failed:
         raise OrcaError(f"{len(failed)} requests failed: {failed[0]}")
-    return logs / "scheduler-0.jsonl"
+    return logs / "scheduler-0.jsonl", client_s
+
+
+def _with_client(profile: Profile, step_us: float) -> Profile:
+    """Return the profile of a machine on which the client runs, too. Args: step_us: processor time of it for a step."""
+    load = profile.host
+    if load is None:
+        return profile
+    service = replace(load.service, step_us=load.service.step_us + step_us)
+    return replace(profile, host=replace(load, service=service))
 
 
 def lines(errors: Sequence[PredictionError]) -> list[str]:

@@ -1,27 +1,25 @@
 """The time of a stage, computed from a profile (step_shape.ShapeCost). Pure.
 
     stage = step(requests) + [embed(rows)] + layers x (rest(rows) + attention of each row) + [head(sampled)] + [send]
-          + [host(requests) / processors]
 
 The last stage computes only the sampled rows to the end: for all others its last layer only writes keys and values.
 A row of one token counts as an increment, a longer row as a prompt.
 
-If ranks compute on all processors, the rest of Orca takes its time from them. Each processor then loses its share of
-what a step takes on the host, and each stage is so much longer.
+If ranks compute on all processors, the rest of Orca takes its time from them (loaded_stages.py).
 """
 
 from collections.abc import Sequence
 from itertools import accumulate
 
 from orca.core.domain.errors import SettingError
-from orca.core.domain.step import Epoch, Part, Step
-from orca.planner.profile.profile import DegreeTimes, ProcessorTime, Profile, StackTimes
-from orca.planner.profile.step_shape import LikeRows, StepShape
+from orca.core.domain.step import Step
+from orca.planner.profile.loaded_stages import loaded_stages
+from orca.planner.profile.profile import DegreeTimes, Profile, StackTimes
+from orca.planner.profile.real_step import SourceLengths, shape_of
+from orca.planner.profile.step_shape import ShapeCost, StepShape
 from orca.planner.profile.tables import Grid, Line
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-_NO_LOSS = ProcessorTime(step_us=0.0, row_us=0.0, answer_us=0.0)
 
 
 class StackCost:
@@ -69,24 +67,6 @@ class StackCost:
         return min(us, layer_us)
 
 
-class SourceLengths:
-    """The source tokens of running requests. Steps name them once, so one object serves one run at a time."""
-
-    def __init__(self) -> None:
-        self._epoch: Epoch | None = None
-        self.by_handle: dict[int, int] = {}
-
-    def note(self, step: Step) -> None:
-        """Take what a step frees and brings. A step of another epoch begins with nothing."""
-        if step.epoch != self._epoch:
-            self._epoch = step.epoch
-            self.by_handle.clear()
-        for handle in step.freed:
-            self.by_handle.pop(handle, None)
-        for new in step.new:
-            self.by_handle[new.handle] = new.source_tokens
-
-
 class StageCost:
     """The cost of one stage (step_shape.ShapeCost).
 
@@ -98,7 +78,6 @@ class StageCost:
         begins: the stage holds the first layer of each stack with layers here: encoder, decoder.
         row_bytes: of a row of activations.
         send: over bytes, to the next stage; None: the last stage.
-        host: time that the stage loses to the rest of Orca.
     """
 
     def __init__(
@@ -110,9 +89,7 @@ class StageCost:
         begins: tuple[bool, bool],
         row_bytes: int,
         send: Line | None,
-        host: ProcessorTime = _NO_LOSS,
     ) -> None:
-        self._host = host
         self._step, self._embed, self._head = times.step.line(), times.embed.line(), times.head.line()
         self._encoder = StackCost(times.stacks[0])
         self._decoder = StackCost(times.stacks[-1])
@@ -134,7 +111,7 @@ class StageCost:
             source_rows += each.requests * each.count
         if not rows and not source_rows:
             return 0.0
-        us = self._step(requests) + self._host.us(requests, shape.entering)
+        us = self._step(requests)
         if source_rows and self._encoder_layers:
             us += self._encode_us(shape, source_rows)
         if rows and self._layers:
@@ -173,41 +150,7 @@ class StageCost:
         return us + self._embed(rows) if self._begins_decoder else us
 
 
-def shape_of(step: Step, sources: dict[int, int]) -> StepShape:
-    """Return the shape of a real step. Args: sources: source tokens of running requests, by handle."""
-    increments = context = sampled = entering = tokens = source_sum = 0
-    prompts: list[LikeRows] = []
-    source_rows: list[LikeRows] = []
-    for row in step.rows:
-        count = row.count
-        if row.part is Part.SOURCE:
-            source_rows.append(LikeRows(1, count))
-            entering += 1
-            continue
-        if row.part is Part.UNSPECIFIED and not row.start:
-            entering += 1
-        if row.sample:
-            sampled += 1
-        tokens += count
-        if sources:
-            source_sum += count * sources.get(row.handle, 0)
-        if count == 1:
-            increments += 1
-            context += row.start + 1
-        else:
-            prompts.append(LikeRows(1, count, row.start))
-    return StepShape(
-        increments=increments,
-        context=context / increments if increments else 0.0,
-        prompts=tuple(prompts),
-        sampled=sampled,
-        entering=entering,
-        sources=tuple(source_rows),
-        source_context=source_sum / tokens if tokens else 0.0,
-    )
-
-
-def stage_costs(profile: Profile, layers: Sequence[int], ranks: int) -> tuple[StageCost, ...]:
+def stage_costs(profile: Profile, layers: Sequence[int], ranks: int) -> tuple[ShapeCost, ...]:
     """Return the cost of each stage of a layout.
 
     Args:
@@ -226,7 +169,6 @@ def stage_costs(profile: Profile, layers: Sequence[int], ranks: int) -> tuple[St
             "the profile has no times of sending, so it knows layouts of one stage only: measure it with --devices 2"
         )
     encoder = stacks[0].layers if len(stacks) > 1 else 0
-    host = _host_loss(profile, stages=len(layers), ranks=ranks)
     costs = []
     for last, count in zip(accumulate(layers), layers, strict=True):
         first = last - count
@@ -239,26 +181,13 @@ def stage_costs(profile: Profile, layers: Sequence[int], ranks: int) -> tuple[St
                 begins=(bool(encoder) and first == 0, first <= encoder < last),
                 row_bytes=profile.key.hidden_size * _BYTES[profile.key.dtype],
                 send=None if last == total else send,
-                host=host,
             )
         )
+    if profile.host is not None and len(layers) * ranks * profile.key.threads >= profile.key.processors:
+        return loaded_stages(
+            costs, profile.host, processors=profile.key.processors, of_stage=ranks * profile.key.threads
+        )
     return tuple(costs)
-
-
-def _host_loss(profile: Profile, *, stages: int, ranks: int) -> ProcessorTime:
-    """Return the time that each stage of a layout loses to the rest of Orca in a step.
-
-    The rest runs beside the ranks as long as there is a processor on which none of them computes.
-    """
-    key, load = profile.key, profile.host
-    if load is None or stages * ranks * key.threads < key.processors:
-        return _NO_LOSS
-    service, controller, processors = load.service, load.controller, key.processors
-    return ProcessorTime(
-        step_us=(service.step_us + stages * controller.step_us) / processors,
-        row_us=(service.row_us + stages * controller.row_us) / processors,
-        answer_us=(service.answer_us + stages * controller.answer_us) / processors,
-    )
 
 
 def _scaled(grid: Grid, rows: float, length: float) -> float:

@@ -7,8 +7,8 @@ from functools import cache
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.planner.profile.profile import Profile
-from orca.planner.profile.profile_cost import StageCost, stage_costs
-from orca.planner.profile.step_shape import LikeRows, StepShape
+from orca.planner.profile.profile_cost import stage_costs
+from orca.planner.profile.step_shape import LikeRows, ShapeCost, StepShape
 from orca.planner.search.layouts import balanced, layouts
 from orca.planner.search.planner import PlacedLayout
 from orca.planner.simulate.layout import GroupCapacity, Layout
@@ -57,7 +57,7 @@ def profiled_layouts(
     """
 
     @cache
-    def costs_of(layout: Layout) -> tuple[StageCost, ...]:
+    def costs_of(layout: Layout) -> tuple[ShapeCost, ...]:
         return stage_costs(profile, layout.layers, layout.ranks)
 
     work = typical_work(workload, is_encoder_decoder=len(profile.key.stacks) > 1)
