@@ -53,7 +53,7 @@ Sample = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """What was counted in one load."""
+    """The counts of one load."""
 
     rows: float  # requests of a step on average
     entering: float  # requests that run for the first time in a step

@@ -1,4 +1,4 @@
-"""What a whole Orca takes from the processors beside its ranks, counted while it runs."""
+"""The processor time of a whole Orca beside its ranks, counted while it runs."""
 
 from dataclasses import replace
 from pathlib import Path

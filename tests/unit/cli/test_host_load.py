@@ -1,4 +1,4 @@
-"""What the rest of Orca takes from the processors: the parts of its time, and where it matters."""
+"""The parts of the processor time that the rest of Orca takes, and where it matters."""
 
 from dataclasses import replace
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 
@@ -25,6 +25,7 @@ from orca.planner.simulate.layout import GroupCapacity, Layout
 from orca.planner.workload.lengths import Range
 from orca.planner.workload.workload import Workload
 from support.planner.linear_shapes import LinearShapes, linear_shapes
+from support.planner.profiles import key
 
 SHORT = Workload.of_lengths(Range(8, 40), Range(2, 20))
 
@@ -203,7 +204,8 @@ def test_the_front_rises_in_both() -> None:
     assert pareto([(2, 5), (1, 3), (3, 4), (2, 6), (4, 6)]) == [(1, 3), (2, 6)]
 
 
-DEVICE = PlannedDevice(profile="0123456789abcdef", device="cpu", dtype="float32", quantization=None, threads=1)
+KEY = replace(key(), stacks=(replace(key().stacks[0], layers=8),))
+DEVICE = PlannedDevice(key=KEY)
 
 
 @cache
@@ -237,10 +239,11 @@ def test_a_plan_by_simulation_holds_in_simulation_and_in_its_file() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        (b'"version": 1', b'"version": 2', "version is 2, this release reads 1"),
+        (b'"version": 2', b'"version": 3', "version is 3, this release reads 2"),
         (b'"is_met": true', b'"is_met": 1', "is_met must be true or false, not 1"),
         (b'"percentile": 99', b'"percentile": "99"', "goal.percentile must be a whole number, not '99'"),
         (b'"ranks": 1', b'"rank": 1', "schedule.rank is unknown"),
+        (b'"layers": 8', b'"layers": 9', "schedule.layers divide 8 layers, and the model of device.key has 9"),
         (b'"release"', b'"released"', "released is unknown"),
         (b"{", b"", "is no JSON"),
     ],
@@ -254,9 +257,15 @@ def test_a_wrong_plan_file_is_refused_by_name(old: bytes, new: bytes, said: str)
 
 def test_a_plan_for_another_model_is_refused() -> None:
     plan = planned()[1]
-    plan.check_layers(8)
-    with pytest.raises(SettingError, match="it divides 8 layers, and the model has 12"):
-        plan.check_layers(12)
+    plan.check_model(replace(KEY, processor="another one", threads=2, release="0.2.0"))
+    with pytest.raises(SettingError, match="the plan is for another model: its vocab_size is 97, not 98; make another"):
+        plan.check_model(replace(KEY, vocab_size=98))
+
+
+def test_a_plan_knows_its_machine() -> None:
+    plan = planned()[1]
+    assert plan.other_machine(replace(KEY, vocab_size=98)) is None
+    assert plan.other_machine(replace(KEY, processors=8)) == "processors is 2, not 8"
 
 
 def test_an_arrival_rate_above_the_capacity_has_no_latency() -> None:

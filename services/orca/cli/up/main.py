@@ -75,8 +75,7 @@ def main(argv: Sequence[str]) -> int:
         max_model_len=settings.max_model_len,
     )
     _check_tokenizer(model.folder)
-    if settings.plan is not None:
-        load_plan(settings.plan).check_layers(model.num_layers)
+    other_machine = None if settings.plan is None else _check_plan(settings.plan, model)
     _check_parallelism(settings, model)
     _check_slots(settings, model)
     gpus = local_resources.visible_gpus() if settings.device == "cuda" else ()
@@ -87,6 +86,10 @@ def main(argv: Sequence[str]) -> int:
     if settings.redis_url is not None:
         asyncio.run(_check_redis(settings.redis_url))
     display = Display(Console(highlight=False))
+    if other_machine is not None:
+        display.print_text(
+            f"plan: WARNING: it was made on another machine, so its figures may not hold: {other_machine}"
+        )
     order = None if settings.slo_latency_ms is None else _read_order(settings, argv, model, len(gpus))
     data_folder = Path(settings.data) if settings.data else local_resources.default_data_folder(settings.port)
     with local_resources.DataFolder(data_folder, remedy="--data" if settings.data else "--port or --data") as data:
@@ -120,6 +123,22 @@ def _read_order(settings: UpSettings, argv: Sequence[str], model: ModelInfo, gpu
     from orca.cli.up.slo.start import read_order
 
     return read_order(settings, given_options(argv), model, gpus)
+
+
+def _check_plan(file: str, model: ModelInfo) -> str | None:
+    """Check that a plan is for a model. Returns: how its machine differs from this one. Raises: SettingError."""
+    # The planner takes a moment to import, which a start without a plan saves.
+    from orca.planner.profile.measuring.model_key import profile_key
+
+    plan = load_plan(file)
+    key = plan.device.key
+    # The options of the plan are those of this start (planned.py).
+    own = load_model_info(model.folder, dtype=model.dtype, quantization=model.quantization)
+    wanted = profile_key(
+        own, device=key.device, threads=key.threads, ranks=key.ranks, devices=key.devices, release=key.release
+    )
+    plan.check_model(wanted)
+    return plan.other_machine(wanted)
 
 
 def _with_plan(

@@ -1,6 +1,7 @@
 """Turns `--plan FILE` into the options that the plan decides, as if the user had given them."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,8 +35,9 @@ def given_options(argv: Sequence[str]) -> list[str]:
     return [word.partition("=")[0] for word in argv if word.startswith("--")]
 
 
+@cache
 def load_plan(file: str) -> "Plan":
-    """Read a plan. Raises: SettingError."""
+    """Read a plan, once in this process. Raises: SettingError."""
     # Few starts name a plan, and the planner takes a moment to import.
     from orca.planner.search.plan import read_plan
 

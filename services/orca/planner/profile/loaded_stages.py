@@ -2,8 +2,8 @@
 
     loss(stage) = host(step) / processors x share of the time in which the other processors are busy
 
-A process that wakes runs on an idle processor if there is one. So a stage loses time only while the ranks of the other
-stages compute, too, which they do as long as their part of the step takes, compared with the longest part.
+A process that wakes runs on an idle processor if there is one. So a stage loses time only while the other stages
+compute, too. They do so for as long as their part of the step takes, compared with the longest part.
 """
 
 from collections import deque

@@ -9,6 +9,7 @@ the exchange between these ranks included.
 
 import dataclasses
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,6 +129,22 @@ class StackShape:
     intermediate_size: int
 
 
+MODEL_FIELDS = (
+    "architecture",
+    "stacks",
+    "hidden_size",
+    "vocab_size",
+    "max_model_len",
+    "dtype",
+    "quantization",
+    "device",
+)
+"""The fields of a key that name a model, and how it is computed."""
+
+MACHINE_FIELDS = ("processor", "processors")
+"""The fields of a key that name a machine."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileKey:
     """All that the times depend on. Two profiles with equal keys may replace each other."""
@@ -158,6 +175,14 @@ class ProfileKey:
     def num_layers(self) -> int:
         """Layers of all stacks."""
         return sum(stack.layers for stack in self.stacks)
+
+    def difference(self, wanted: "ProfileKey", names: Iterable[str]) -> str | None:
+        """Return the first of the fields that differs, with both values; None if none does."""
+        for name in names:
+            own, other = getattr(self, name), getattr(wanted, name)
+            if own != other:
+                return f"{name} {'are' if isinstance(own, tuple) else 'is'} {_shown(own)}, not {_shown(other)}"
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,13 +222,9 @@ class Profile:
 
         Raises: SettingError that names the first field that differs, with both values.
         """
-        for field in dataclasses.fields(ProfileKey):
-            own, other = getattr(self.key, field.name), getattr(wanted, field.name)
-            if own != other:
-                raise SettingError(
-                    f"the profile has another key: its {field.name} is {_shown(own)}, not {_shown(other)}; "
-                    "measure again with `orca profile`"
-                )
+        found = self.key.difference(wanted, [field.name for field in dataclasses.fields(ProfileKey)])
+        if found is not None:
+            raise SettingError(f"the profile has another key: its {found}; measure again with `orca profile`")
 
 
 def _check_degree(degree: DegreeTimes, stacks: int, path: str) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from orca.core.domain.errors import BadValue, SettingError
-from orca.planner.profile.profile import Profile
+from orca.planner.profile.profile import MACHINE_FIELDS, MODEL_FIELDS, ProfileKey
 from orca.planner.profile.strict_record import read_record_file, record_from_json, record_to_json
 from orca.planner.search.goal import PlanGoal, ScheduleLatencies
 from orca.planner.search.planner import Candidate, Judged, Outcome
 from orca.planner.workload.workload import Workload
 from orca.scheduler.policy.policy import BatchBounds
 
-VERSION = 1
+VERSION = 2
 """Rises when the meaning or the fields of a plan change."""
 
 
@@ -75,29 +75,15 @@ class PlannedWorkload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDevice:
-    """The devices that a plan was made for. A device on CPUs is one rank process with its threads."""
+    """The model and the devices that a plan was made for. A device on CPUs is one rank process with its threads."""
 
-    profile: str  # digest of the profile's key
-    device: str
-    dtype: str
-    quantization: str | None
-    threads: int  # of each rank
-
-    @staticmethod
-    def of(profile: Profile) -> "PlannedDevice":
-        key = profile.key
-        return PlannedDevice(
-            profile=profile.digest,
-            device=key.device,
-            dtype=key.dtype,
-            quantization=key.quantization,
-            threads=key.threads,
-        )
+    key: ProfileKey  # of the profile that the plan was made from
 
     def flags(self) -> dict[str, str]:
         """Return the options of `orca up` for these devices."""
-        found = {"device": self.device, "dtype": self.dtype, "threads": str(self.threads)}
-        return found if self.quantization is None else found | {"quantization": self.quantization}
+        key = self.key
+        found = {"device": key.device, "dtype": key.dtype, "threads": str(key.threads)}
+        return found if key.quantization is None else found | {"quantization": key.quantization}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +201,9 @@ class Plan:
             raise ValueError(f"version is {self.version}, this release reads {VERSION}")
         if self.schedule.simulated is None:
             raise ValueError("schedule.simulated must not be null")
+        planned, own = sum(self.schedule.layers), self.device.key.num_layers
+        if planned != own:
+            raise ValueError(f"schedule.layers divide {planned} layers, and the model of device.key has {own}")
 
     @staticmethod
     def of(outcome: Outcome, goal: PlanGoal, workload: Workload, *, device: PlannedDevice, release: str) -> "Plan":
@@ -246,13 +235,14 @@ class Plan:
         planned = f"{answers:,} answers" if answers else self.workload.source
         return f"{self.schedule.describe()}; {promise} at {figures.throughput:.3g} requests/s; planned from {planned}"
 
-    def check_layers(self, layers: int) -> None:
-        """Check that the plan is for a model of so many layers. Raises: SettingError."""
-        planned = sum(self.schedule.layers)
-        if planned != layers:
-            raise SettingError(
-                f"the plan is for another shape: it divides {planned} layers, and the model has {layers}"
-            )
+    def check_model(self, wanted: ProfileKey) -> None:
+        """Check that the plan is for a model. Raises: SettingError that names the first field that differs."""
+        if (found := self.device.key.difference(wanted, MODEL_FIELDS)) is not None:
+            raise SettingError(f"the plan is for another model: its {found}; make another plan with `orca plan`")
+
+    def other_machine(self, wanted: ProfileKey) -> str | None:
+        """Return how the machine of the plan differs from the wanted one; None if it does not."""
+        return self.device.key.difference(wanted, MACHINE_FIELDS)
 
 
 def to_json(plan: Plan) -> bytes:

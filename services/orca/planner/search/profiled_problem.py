@@ -80,5 +80,5 @@ def find_plan(
     Raises: NothingFits if no layout can hold the requests.
     """
     outcome = make_plan(problem, SimulationJudge(goal=problem.goal, seed=seed), report)
-    device = PlannedDevice.of(profile)
+    device = PlannedDevice(key=profile.key)
     return outcome, Plan.of(outcome, problem.goal, problem.workload, device=device, release=version("orca-serving"))

@@ -33,7 +33,7 @@ def test_a_profile_under_the_name_of_another_key_is_not_used(tmp_path: Path) -> 
     (tmp_path / f"{key().digest}.json").write_bytes(to_json(profile(ranks=(1,))))
     said: list[str] = []
     assert find_profile(tmp_path, key(), said.append) is None
-    assert "is not used: the profile has another key: its ranks is 1, not 1, 2" in said[0]
+    assert "is not used: the profile has another key: its ranks are 1, not 1, 2" in said[0]
 
 
 def test_a_profile_that_cannot_be_kept_is_reported(tmp_path: Path) -> None:

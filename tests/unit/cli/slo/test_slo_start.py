@@ -98,7 +98,7 @@ def test_the_plan_becomes_options_and_a_file(begun: Start) -> None:
     assert settings.layers == ",".join(map(str, plan.schedule.layers))
     assert settings.max_batch_size == plan.schedule.bounds.max_batch_size
     assert settings.max_batch_tokens == (plan.schedule.bounds.max_batch_tokens or 0)
-    assert settings.threads == plan.device.threads
+    assert settings.threads == plan.device.key.threads
     assert f"slo: {plan.describe()}" in begun.said
     assert f"slo: the plan and its alternatives are in {begun.plan}" in begun.said
     assert "WARNING" not in begun.said
