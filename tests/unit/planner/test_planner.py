@@ -17,7 +17,16 @@ from orca.planner.search.grid import grid_values
 from orca.planner.search.judge import SimulationJudge
 from orca.planner.search.layouts import balanced, even_layers, layouts
 from orca.planner.search.plan import Plan, PlannedDevice, from_json, lines, to_json
-from orca.planner.search.planner import Candidate, NothingFits, Outcome, PlacedLayout, PlanProblem, make_plan, pareto
+from orca.planner.search.planner import (
+    JUDGED,
+    Candidate,
+    NothingFits,
+    Outcome,
+    PlacedLayout,
+    PlanProblem,
+    make_plan,
+    pareto,
+)
 from orca.planner.search.strategies import STRATEGIES
 from orca.planner.search.timeline_of import timeline_of
 from orca.planner.simulate.estimate import Scenario
@@ -330,3 +339,11 @@ def test_a_scenario_knows_its_percentile() -> None:
     scenario = problem(PlanGoal(latency_ms=1_000, percentile=50)).scenario(placed())
     assert isinstance(scenario, Scenario)
     assert scenario.length == 11
+
+
+def test_the_simulation_judges_points_that_differ() -> None:
+    outcome = make_plan(problem(PlanGoal(latency_ms=10_000.0)), as_expected)
+    first = outcome.judged[:JUDGED]
+    assert len({each.candidate.kind for each in first}) == len(first) == JUDGED
+    # Of those that are alike it judges the one with the most throughput, and of equal ones the fastest.
+    assert first[0].candidate.expected.capacity == max(each.candidate.expected.capacity for each in outcome.judged)

@@ -86,9 +86,9 @@ class Found:
     evaluated: dict[Point, Performance]  # in the order of evaluation
 
     def ranking(self, latency_bound: float) -> list[Point]:
-        """Return the evaluated points that meet the bound, the one with the most throughput first."""
+        """Return the evaluated points that meet the bound: most throughput first, of equal ones the least latency."""
         meeting = [point for point, figures in self.evaluated.items() if figures.latency <= latency_bound]
-        return sorted(meeting, key=lambda point: -self.evaluated[point].throughput)
+        return sorted(meeting, key=lambda point: (-self.evaluated[point].throughput, self.evaluated[point].latency))
 
 
 def search(

@@ -7,7 +7,7 @@ corrected by just that ratio.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import inf, isfinite, isinf, log
 from statistics import median
 from typing import Protocol
 
@@ -24,6 +24,12 @@ from orca.scheduler.policy.policy import BatchBounds
 
 JUDGED = 10
 """Points that the simulation judges in each round."""
+
+ALIKE = 0.005
+"""Candidates of one strategy and layout whose expected figures differ less than this share are alike."""
+
+RANKED = 4 * JUDGED
+"""Points of each search that may be judged: some of them are alike."""
 
 JUDGED_OF_EACH = 3
 """Points of each strategy among them, if it has as many that meet the bound by the formulas."""
@@ -87,6 +93,13 @@ class Candidate:
     @property
     def identity(self) -> tuple[Layout, str, Point]:
         return self.placed.layout, self.strategy.name, self.point
+
+    @property
+    def kind(self) -> tuple[Layout, str, int, int]:
+        """Return what candidates that are alike have in common."""
+        expected = self.expected
+        latency = 0 if isinf(expected.latency_s) else round(log(max(expected.latency_s, 1e-9)) / ALIKE)
+        return self.placed.layout, self.strategy.name, round(log(max(expected.capacity, 1e-9)) / ALIKE), latency
 
     @property
     def bounds(self) -> BatchBounds:
@@ -208,10 +221,17 @@ def make_plan(problem: PlanProblem, judge: Judge, report: Callable[[str], None] 
 
 
 def _picks(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the ten best ones. At least some are of each strategy: the formulas of two strategies err differently."""
-    picked = list(candidates[:JUDGED])
-    for name in dict.fromkeys(each.strategy.name for each in candidates):
-        best = [each for each in candidates if each.strategy.name == name][:JUDGED_OF_EACH]
+    """Return the ten best ones, and of those that are alike only the best, if there are enough others.
+
+    At least some are of each strategy: the formulas of two strategies err differently.
+    """
+    different: dict[tuple[Layout, str, int, int], Candidate] = {}
+    for each in candidates:
+        different.setdefault(each.kind, each)
+    chosen = list(different.values())
+    picked = [*chosen[:JUDGED], *[each for each in candidates if different[each.kind] is not each]][:JUDGED]
+    for name in dict.fromkeys(each.strategy.name for each in chosen):
+        best = [each for each in chosen if each.strategy.name == name][:JUDGED_OF_EACH]
         picked += [each for each in best if each not in picked]
     return picked
 
@@ -337,7 +357,7 @@ class _Planner:
             )
 
         ranking = found.ranking(bound)
-        result.candidates += [candidate(point) for point in ranking[:JUDGED]]
+        result.candidates += [candidate(point) for point in ranking[:RANKED]]
         for point in found.evaluated:
             expected = known[strategy.name, point]
             if expected.fits and (result.closest is None or self._is_closer(expected, result.closest.expected)):
