@@ -175,7 +175,7 @@ def main(argv: Sequence[str]) -> int:
     print(plan.describe())
     if plan.is_met:
         return 0
-    print(f"orca plan: no schedule meets the goal ({problem.goal.describe()}); this one comes closest", file=sys.stderr)
+    print(f"orca plan: {plan.shortfall()}. The plan is the schedule that comes closest", file=sys.stderr)
     return 1
 
 

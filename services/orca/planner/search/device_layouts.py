@@ -50,9 +50,11 @@ def profiled_layouts(
     shape: Shape,
     memory: DeviceMemory,
     max_model_len: int,
+    at_least: int = 1,
 ) -> list[PlacedLayout]:
     """Return the layouts on up to `devices` devices, each with even layers, and also balanced if that differs.
 
+    Args: at_least: so many devices are used.
     Raises: SettingError if what is fixed allows none.
     """
 
@@ -63,7 +65,7 @@ def profiled_layouts(
     work = typical_work(workload, is_encoder_decoder=len(profile.key.stacks) > 1)
     found = []
     for even in layouts(profile.key.num_layers, devices, profile.key.ranks):
-        if not shape.allows(even):
+        if even.stages * even.ranks < at_least or not shape.allows(even):
             continue
         for layout in _cuts(even, shape, lambda layout: balanced(layout, costs_of, work)):
             slots = group_slots(profile, layout, memory)

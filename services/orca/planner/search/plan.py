@@ -192,6 +192,7 @@ class Plan:
     workload: PlannedWorkload
     schedule: PlannedSchedule  # the one to run
     is_met: bool  # it meets the goal in simulation; otherwise it is the one that comes closest
+    fewest_devices: int | None  # if it is not met: so many would do by simulation; null: unknown, or none would
     alternatives: tuple[PlannedSchedule, ...]  # the best ones of each strategy and layout, most throughput first
     evaluated: int  # points that formulas have estimated
     points: int  # all there are
@@ -206,7 +207,15 @@ class Plan:
             raise ValueError(f"schedule.layers divide {planned} layers, and the model of device.key has {own}")
 
     @staticmethod
-    def of(outcome: Outcome, goal: PlanGoal, workload: Workload, *, device: PlannedDevice, release: str) -> "Plan":
+    def of(
+        outcome: Outcome,
+        goal: PlanGoal,
+        workload: Workload,
+        *,
+        device: PlannedDevice,
+        release: str,
+        fewest_devices: int | None = None,
+    ) -> "Plan":
         judged = {each.candidate.identity: each for each in outcome.judged}
         chosen = outcome.chosen.candidate
         others = [each for each in outcome.best if each.identity != chosen.identity]
@@ -218,6 +227,7 @@ class Plan:
             workload=PlannedWorkload.of(workload),
             schedule=PlannedSchedule.of(chosen, outcome.chosen),
             is_met=outcome.is_met,
+            fewest_devices=fewest_devices,
             alternatives=tuple(PlannedSchedule.of(each, judged.get(each.identity)) for each in others),
             evaluated=outcome.evaluated,
             points=outcome.points,
@@ -234,6 +244,23 @@ class Plan:
         answers = self.workload.answers
         planned = f"{answers:,} answers" if answers else self.workload.source
         return f"{self.schedule.describe()}; {promise} at {figures.throughput:.3g} requests/s; planned from {planned}"
+
+    def shortfall(self) -> str:
+        """Return what a user should know about a goal that is not met, in one line."""
+        goal, figures = self.goal, self.schedule.simulated
+        assert figures is not None
+        best = []
+        if figures.latency_s is None:
+            best.append("no latency has an end")
+        else:
+            best.append(f"{goal.percentile} % within {figures.latency_s:.3g} s")
+            if goal.ttft_ms is not None and figures.ttft_s is not None:
+                best.append(f"first token within {1000 * figures.ttft_s:.3g} ms")
+            if goal.tpot_ms is not None and figures.tpot_s is not None:
+                best.append(f"{1000 * figures.tpot_s:.3g} ms between tokens")
+        more = self.fewest_devices
+        devices = f"{more} devices would meet it by simulation" if more else "more devices would not meet it"
+        return f"no schedule meets the goal ({goal.goal().describe()}). Best achievable: {', '.join(best)}; {devices}"
 
     def check_model(self, wanted: ProfileKey) -> None:
         """Check that the plan is for a model. Raises: SettingError that names the first field that differs."""

@@ -67,6 +67,7 @@ class PlanProblem:
     host_us: float = 0.0
     prefetch: int = 1
     is_encoder_decoder: bool = False
+    wider: Callable[[int], Sequence[PlacedLayout]] | None = None  # the layouts that use exactly so many devices
 
     def scenario(self, placed: PlacedLayout) -> Scenario:
         return Scenario(

@@ -6,10 +6,11 @@ from importlib.metadata import version
 from orca.core.domain.errors import SettingError
 from orca.planner.profile.profile import Profile
 from orca.planner.search.device_layouts import DeviceMemory, Shape, profiled_layouts
+from orca.planner.search.fewest_devices import fewest_devices
 from orca.planner.search.goal import PlanGoal
 from orca.planner.search.judge import SimulationJudge
 from orca.planner.search.plan import Plan, PlannedDevice
-from orca.planner.search.planner import Outcome, PlanProblem, make_plan
+from orca.planner.search.planner import Outcome, PlacedLayout, PlanProblem, make_plan
 from orca.planner.search.strategies import STRATEGIES
 from orca.planner.workload.counted import cut_bins
 from orca.planner.workload.workload import Workload
@@ -48,12 +49,23 @@ def profiled_problem(
             f"setting devices: {devices} ranks would run at the same time, and the profile was measured with"
             f" {key.devices}: measure again with `orca profile --devices {devices}`"
         )
+
+    def layouts_on(most: int, *, at_least: int = 1) -> list[PlacedLayout]:
+        return profiled_layouts(
+            profile, workload, devices=most, shape=shape, memory=memory, max_model_len=model_len, at_least=at_least
+        )
+
+    def wider(count: int) -> list[PlacedLayout]:
+        try:
+            return layouts_on(count, at_least=count)
+        except SettingError:  # what is fixed allows no layout on so many
+            return []
+
     return PlanProblem(
         workload=workload,
         goal=goal,
-        layouts=profiled_layouts(
-            profile, workload, devices=devices, shape=shape, memory=memory, max_model_len=model_len
-        ),
+        layouts=layouts_on(devices),
+        wider=wider,
         strategies=[STRATEGIES[name] for name in strategies],
         host_us=host_us,
         prefetch=prefetch,
@@ -79,6 +91,23 @@ def find_plan(
         seed: of the simulated requests.
     Raises: NothingFits if no layout can hold the requests.
     """
-    outcome = make_plan(problem, SimulationJudge(goal=problem.goal, seed=seed), report)
-    device = PlannedDevice(key=profile.key)
-    return outcome, Plan.of(outcome, problem.goal, problem.workload, device=device, release=version("orca-serving"))
+    judge = SimulationJudge(goal=problem.goal, seed=seed)
+    outcome = make_plan(problem, judge, report)
+    fewest = None
+    if not outcome.is_met and problem.wider is not None:
+        report("no schedule meets the goal: how many devices would?")
+        fewest = fewest_devices(problem, problem.wider, judge, above=devices_of(problem.layouts))
+    plan = Plan.of(
+        outcome,
+        problem.goal,
+        problem.workload,
+        device=PlannedDevice(key=profile.key),
+        release=version("orca-serving"),
+        fewest_devices=fewest,
+    )
+    return outcome, plan
+
+
+def devices_of(layouts: Sequence[PlacedLayout]) -> int:
+    """Return the most devices that a layout uses."""
+    return max(each.layout.stages * each.layout.ranks for each in layouts)

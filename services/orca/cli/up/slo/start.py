@@ -148,25 +148,8 @@ def plan_lines(plan: Plan, file: Path) -> list[str]:
     """Return the lines that tell a user about the plan. Args: file: has the plan."""
     lines = [f"slo: {plan.describe()}", f"slo: the plan and its alternatives are in {file}"]
     if not plan.is_met:
-        bounds = plan.goal.goal().describe()
-        lines.append(
-            f"slo: WARNING: no schedule meets the goal ({bounds}); the closest one runs. Best achievable: {_best(plan)}"
-        )
+        lines.append(f"slo: WARNING: {plan.shortfall()}. The schedule that comes closest runs")
     return lines
-
-
-def _best(plan: Plan) -> str:
-    """Return the simulated latencies of the schedule, those of the bounds that the goal has."""
-    figures, goal = plan.schedule.simulated, plan.goal
-    assert figures is not None
-    if figures.latency_s is None:
-        return "no latency has an end"
-    words = [f"{goal.percentile} % within {figures.latency_s:.3g} s"]
-    if goal.ttft_ms is not None and figures.ttft_s is not None:
-        words.append(f"first token within {1000 * figures.ttft_s:.3g} ms")
-    if goal.tpot_ms is not None and figures.tpot_s is not None:
-        words.append(f"{1000 * figures.tpot_s:.3g} ms between tokens")
-    return ", ".join(words)
 
 
 def _read_named(file: str) -> Profile:
