@@ -28,6 +28,8 @@ from orca.pool.contract import (
     verdict_error,
 )
 from orca.pool.hints import LogNews
+from orca.pool.latency_bins import Latency, latencies_us
+from orca.pool.latency_counts import LatencyCounts
 from orca.pool.memory.state import ParentRecord, PoolClock, PoolState, RequestRecord, Seat
 from orca.pool.poison import FAILURES_MAX
 from orca.pool.records import (
@@ -431,7 +433,7 @@ class MemoryPool(RequestPool):
         self._acquit(record)
         if entry.end is not None:
             self.state.end(record, entry.end)
-            self.state.lengths.count(record.request.revision, len(record.request.prompt), entry.end, self.state.awake)
+            self._count_answer(record, entry.end)
         else:
             self.state.hints.publish_log(entry.request_id, record.entries)
         return CommitAnswer.APPLIED
@@ -455,6 +457,21 @@ class MemoryPool(RequestPool):
             self.state.deadlines.drop(record.request.id)
         else:
             self.state.deadlines.set(record.request.id, record.request.deadline_wall_ms)
+
+    def _count_answer(self, record: RequestRecord, end: End) -> None:
+        """Count the lengths and the latencies of an answer that has just ended, if it ended by itself."""
+        state, revision = self.state, record.request.revision
+        state.lengths.count(revision, len(record.request.prompt), end, state.awake)
+        state.latencies.count(revision, self._latencies_us(record), end, state.awake)
+
+    def _latencies_us(self, record: RequestRecord) -> dict[Latency, float]:
+        return latencies_us(
+            submitted_ms=record.request.submitted_ms,
+            first_claimed_ms=record.first_claimed_ms,
+            first_token_ms=record.first_token_ms,
+            ended_ms=self.state.wall,
+            tokens=len(record.log),
+        )
 
     def _acquit(self, record: RequestRecord) -> None:
         """End the trial at the first commit of a claim: the request ran, and did the group no harm."""
@@ -484,6 +501,7 @@ class MemoryPool(RequestPool):
         since = state.awake - FORGOTTEN_FOR_MS
         state.forgotten = {parent: at for parent, at in state.forgotten.items() if at > since}
         state.lengths.drop_old(state.awake)
+        state.latencies.drop_old(state.awake)
         for request_id in state.deadlines.due(state.wall):
             if state.is_readable(state.records[request_id]):
                 state.end_now(state.records[request_id], FinishReason.DEADLINE_EXCEEDED)
@@ -623,6 +641,9 @@ class MemoryPool(RequestPool):
 
     async def lengths(self, revision: str) -> LengthCounts:
         return self.state.lengths.of(revision, self.state.awake)
+
+    async def latencies(self, revision: str) -> LatencyCounts:
+        return self.state.latencies.of(revision, self.state.awake)
 
     async def stats(self) -> PoolStats:
         state = self.state

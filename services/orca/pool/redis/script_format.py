@@ -24,6 +24,8 @@ from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.core.domain.step import Claim
 from orca.pool import codec
 from orca.pool.contract import check_entry, reserved_bytes
+from orca.pool.latency_bins import LATENCIES, Latency
+from orca.pool.latency_counts import PeriodLatencies
 from orca.pool.length_bins import age_ms
 from orca.pool.records import Claimed, CommitEntry, LogSlice, PeriodLengths, Submission
 from orca.pool.schemas import schema_least
@@ -240,6 +242,17 @@ def read_lengths(period: int, awake_ms: int, fields: Sequence[bytes]) -> PeriodL
         cells={(int(prompt), int(output)): count for (prompt, output), count in cells.items()},
         cut=cut,
     )
+
+
+def read_latencies(period: int, fields: Sequence[bytes]) -> PeriodLatencies:
+    """Build the counts of a period. Args: fields: names and values in turn."""
+    counts = {name.decode(): int(count) for name, count in zip(fields[::2], fields[1::2], strict=True)}
+    first_ms = counts.pop("first_ms")
+    bins: dict[Latency, dict[int, int]] = {}
+    for name, count in counts.items():
+        latency, _, number = name.partition(",")
+        bins.setdefault(LATENCIES[int(latency)], {})[int(number)] = count
+    return PeriodLatencies(period=period, first_ms=first_ms, bins=bins)
 
 
 def newer_records(meta: Mapping[str, Any]) -> int:

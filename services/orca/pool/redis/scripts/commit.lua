@@ -32,16 +32,41 @@ local function note_first_token(id)
   end
 end
 
--- Counts the lengths of an answer that ended by itself, once: nothing else ends it (length_bins.py). It adds to one or
--- two fields, however many there are.
-local function count_lengths(r, output, reason)
-  local period = math.floor(awake / PERIOD_MS)
-  local name = r.revision .. ':' .. period
+-- Counts the lengths of an answer that ended by itself (length_bins.py). It adds to one or two fields, however many there
+-- are.
+local function count_lengths(name, period, r, output, reason)
   local cell = bin_of(tonumber(r.prompt_tokens)) .. ',' .. bin_of(output)
   if call('HINCRBY', lengths_key(name), cell, 1) == 1 then
     call('ZADD', PERIODS, (period + PERIODS_KEPT) * PERIOD_MS, name)
   end
   if reason == 'length' then call('HINCRBY', lengths_key(name), 'cut', 1) end
+end
+
+-- Counts its latencies, too (latency_bins.py): it adds to at most one field of each. The period ends as that of the
+-- lengths does.
+local function count_latencies(name, r, output)
+  local key = latencies_key(name)
+  local times = call('HMGET', req_key(r.id), 'submitted_ms', 'first_claimed_ms', 'first_token_ms')
+  local function add(latency, from, till, parts)
+    if from and till and parts > 0 then
+      call('HINCRBY', key, latency .. ',' .. latency_bin_of(1000 * (till - from) / parts), 1)
+    end
+  end
+  local submitted, claimed, first = tonumber(times[1]), tonumber(times[2]), tonumber(times[3])
+  add(0, claimed, wall, 1)
+  add(1, submitted, wall, 1)
+  add(2, claimed, first, 1)
+  add(3, submitted, first, 1)
+  add(4, first, wall, output - 1)
+  call('HSETNX', key, 'first_ms', awake)
+end
+
+-- Counts an answer that ended by itself, once: nothing else ends it.
+local function count_answer(r, output, reason)
+  local period = math.floor(awake / PERIOD_MS)
+  local name = r.revision .. ':' .. period
+  count_lengths(name, period, r, output, reason)
+  count_latencies(name, r, output)
 end
 
 local function commit_entry(id, number, claim_call, index, tokens, are_plain, reason, stop)
@@ -72,7 +97,7 @@ local function commit_entry(id, number, claim_call, index, tokens, are_plain, re
   if reason ~= '' then
     local ended = load(id)
     end_request(ended, reason, stop)
-    if OWN_ENDS[reason] then count_lengths(ended, index + #tokens, reason) end
+    if OWN_ENDS[reason] then count_answer(ended, index + #tokens, reason) end
   else
     news[#news + 1] = id .. ' ' .. (index + #tokens)
   end
