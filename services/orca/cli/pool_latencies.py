@@ -6,7 +6,7 @@ A percentile is the middle of a bin, at most 1.6 % away from the latencies in it
 import json
 from typing import Any
 
-from orca.pool.latency_bins import LATENCIES, Latency, bounds_of
+from orca.pool.latency_bins import LATENCIES, AnswerLatency, bounds_of
 from orca.pool.latency_counts import RATE_WINDOW_MS, LatencyCounts
 
 _PERCENTILES = (50, 90, 99)
@@ -51,5 +51,5 @@ def latencies_json(revision: str, counts: LatencyCounts, half_life_s: int) -> st
     )
 
 
-def _figures(counts: LatencyCounts, latency: Latency, half_life_s: int) -> dict[str, Any]:
+def _figures(counts: LatencyCounts, latency: AnswerLatency, half_life_s: int) -> dict[str, Any]:
     return {f"p{percent}": counts.percentile_s(latency, percent, half_life_s) for percent in _PERCENTILES}

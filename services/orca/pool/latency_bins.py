@@ -17,7 +17,7 @@ from enum import StrEnum
 from orca.pool.log_bins import LogBins
 
 
-class Latency(StrEnum):
+class AnswerLatency(StrEnum):
     """The latencies of an answer; the order is that of their fields in the pool."""
 
     SEQUENCE = "sequence"  # first claim to end
@@ -27,7 +27,7 @@ class Latency(StrEnum):
     TOKEN = "token"  # first token to end, for each token after the first; only answers with two
 
 
-LATENCIES = tuple(Latency)
+LATENCIES = tuple(AnswerLatency)
 
 LATENCY_MAX_US = 2**36 - 1
 """The largest latency that is told apart from larger ones: 19 hours. So each latency has at most 1,024 bins."""
@@ -52,14 +52,14 @@ def middle_s(bin_number: int) -> float:
 
 def latencies_us(
     *, submitted_ms: int, first_claimed_ms: int | None, first_token_ms: int | None, ended_ms: int, tokens: int
-) -> dict[Latency, float]:
+) -> dict[AnswerLatency, float]:
     """Return the latencies of an answer; those without a time are left out. Args: tokens: of its whole log."""
     spans = {
-        Latency.SEQUENCE: (first_claimed_ms, ended_ms, 1),
-        Latency.REQUEST: (submitted_ms, ended_ms, 1),
-        Latency.FIRST_TOKEN: (first_claimed_ms, first_token_ms, 1),
-        Latency.REQUEST_FIRST_TOKEN: (submitted_ms, first_token_ms, 1),
-        Latency.TOKEN: (first_token_ms, ended_ms, tokens - 1),
+        AnswerLatency.SEQUENCE: (first_claimed_ms, ended_ms, 1),
+        AnswerLatency.REQUEST: (submitted_ms, ended_ms, 1),
+        AnswerLatency.FIRST_TOKEN: (first_claimed_ms, first_token_ms, 1),
+        AnswerLatency.REQUEST_FIRST_TOKEN: (submitted_ms, first_token_ms, 1),
+        AnswerLatency.TOKEN: (first_token_ms, ended_ms, tokens - 1),
     }
     return {
         latency: 1000 * (until_ms - from_ms) / parts

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
-from orca.pool.latency_bins import Latency, middle_s
+from orca.pool.latency_bins import AnswerLatency, middle_s
 from orca.pool.length_bins import PERIOD_MS, age_ms
 
 RATE_WINDOW_MS = 2 * PERIOD_MS
@@ -18,7 +18,7 @@ class PeriodLatencies:
 
     period: int  # its number (length_bins.py)
     first_ms: int  # awake time at which its first answer ended
-    bins: Mapping[Latency, Mapping[int, int]]  # number of answers
+    bins: Mapping[AnswerLatency, Mapping[int, int]]  # number of answers
 
     @property
     def begins_ms(self) -> int:
@@ -27,7 +27,7 @@ class PeriodLatencies:
 
     @property
     def answers(self) -> int:
-        return sum(self.bins.get(Latency.REQUEST, {}).values())
+        return sum(self.bins.get(AnswerLatency.REQUEST, {}).values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class LatencyCounts:
         kept = tuple(period for period in self.periods if period.begins_ms >= awake_ms)
         return dataclasses.replace(self, periods=kept)
 
-    def percentile_s(self, latency: Latency, percent: float, half_life_s: float = inf) -> float | None:
+    def percentile_s(self, latency: AnswerLatency, percent: float, half_life_s: float = inf) -> float | None:
         """Return the latency that at least so many percent of the answers stay within; None without any answer.
 
         It is the middle of a bin, at most 1.6 % away.

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from orca.core.domain.request import FinishReason
-from orca.pool.latency_bins import LATENCIES, LATENCY_MAX_US, Latency, bin_of, lua
+from orca.pool.latency_bins import LATENCIES, LATENCY_MAX_US, AnswerLatency, bin_of, lua
 from orca.pool.latency_counts import LatencyCounts
 from orca.pool.length_bins import PERIOD_MS, PERIODS_KEPT
 from orca.pool.records import Claimed, CommitAnswer, OnDisconnect
@@ -75,7 +75,7 @@ async def test_the_answers_are_those_whose_lengths_are_counted(bed: Bed) -> None
     assert await scheduler.heartbeat() == {}
     counts = await bed.pool.latencies(REVISION)
     assert counts.answers == (await bed.pool.lengths(REVISION)).answers == 2
-    assert sum(counts.periods[0].bins[Latency.TOKEN].values()) == 1, "one answer has a token after its first"
+    assert sum(counts.periods[0].bins[AnswerLatency.TOKEN].values()) == 1, "one answer has a token after its first"
     assert (await bed.pool.latencies("another")).periods == ()
 
 
@@ -83,7 +83,7 @@ async def test_an_answer_without_a_token_has_no_first_one(bed: Bed) -> None:
     _, owned = await started(bed, "a")
     await commit(bed, owned["a.0"], end=FinishReason.STOP)
     counts = await bed.pool.latencies(REVISION)
-    assert set(counts.periods[0].bins) == {Latency.SEQUENCE, Latency.REQUEST}
+    assert set(counts.periods[0].bins) == {AnswerLatency.SEQUENCE, AnswerLatency.REQUEST}
 
 
 async def test_a_clock_that_was_set_back_counts_as_no_time(bed: Bed) -> None:
@@ -91,7 +91,7 @@ async def test_a_clock_that_was_set_back_counts_as_no_time(bed: Bed) -> None:
     await bed.age_requests(-100_000)
     await commit(bed, owned["a.0"], 5, 6, end=FinishReason.STOP)
     counts = await bed.pool.latencies(REVISION)
-    assert counts.periods[0].bins[Latency.SEQUENCE] == {0: 1}
+    assert counts.periods[0].bins[AnswerLatency.SEQUENCE] == {0: 1}
 
 
 async def test_counts_have_periods_and_outlive_their_requests(bed: Bed) -> None:

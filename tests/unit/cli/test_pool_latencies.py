@@ -3,7 +3,7 @@
 import json
 
 from orca.cli.pool_latencies import latencies_json, latencies_text
-from orca.pool.latency_bins import Latency, bin_of
+from orca.pool.latency_bins import AnswerLatency, bin_of
 from orca.pool.latency_counts import LatencyCounts, PeriodLatencies
 from orca.pool.length_bins import PERIOD_MS
 
@@ -13,7 +13,7 @@ COUNTS = LatencyCounts(
         PeriodLatencies(
             period=1,
             first_ms=PERIOD_MS,
-            bins={Latency.SEQUENCE: {bin_of(2e6): 98, bin_of(8e6): 2}, Latency.REQUEST: {bin_of(9e6): 100}},
+            bins={AnswerLatency.SEQUENCE: {bin_of(2e6): 98, bin_of(8e6): 2}, AnswerLatency.REQUEST: {bin_of(9e6): 100}},
         ),
     ),
 )

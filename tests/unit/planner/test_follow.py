@@ -21,7 +21,7 @@ from orca.planner.follow.measured import MeasuredFigures, measured_figures
 from orca.planner.follow.state import FollowState, Replan, state_from_json, state_to_json
 from orca.planner.search.goal import PlanGoal
 from orca.planner.search.plan import Plan, PlannedFigures
-from orca.pool.latency_bins import Latency, bin_of
+from orca.pool.latency_bins import AnswerLatency, bin_of
 from orca.pool.latency_counts import LatencyCounts, PeriodLatencies
 from orca.pool.length_bins import PERIOD_MS
 from support.planner.plans import check, figures, lengths, plan
@@ -258,9 +258,9 @@ def test_what_is_missing_has_no_error_and_no_drift() -> None:
 def test_measured_figures_of_a_new_plan_leave_out_answers_of_the_old_one() -> None:
     def period(number: int, seconds: float) -> PeriodLatencies:
         bins = {
-            Latency.SEQUENCE: {bin_of(1e6 * seconds): 60},
-            Latency.REQUEST: {bin_of(2e6 * seconds): 60},
-            Latency.FIRST_TOKEN: {bin_of(1e5 * seconds): 60},
+            AnswerLatency.SEQUENCE: {bin_of(1e6 * seconds): 60},
+            AnswerLatency.REQUEST: {bin_of(2e6 * seconds): 60},
+            AnswerLatency.FIRST_TOKEN: {bin_of(1e5 * seconds): 60},
         }
         return PeriodLatencies(period=number, first_ms=number * PERIOD_MS, bins=bins)
 
@@ -310,7 +310,7 @@ def test_a_state_that_contradicts_itself_is_refused(change: dict[str, int], said
 
 @dataclass(frozen=True)
 class Event:
-    """What happens next."""
+    """One observation of a history."""
 
     minutes: int
     replan: Replan

@@ -38,7 +38,7 @@ def test_a_plan_on_its_own_lengths_has_the_figures_that_it_was_chosen_for(planne
 
 
 def test_a_plan_is_simulated_with_the_bounds_that_run(planned: Plan) -> None:
-    """On longer answers the bounds of the same point would be others."""
+    """The bounds of the same point would be others on longer answers."""
     bounds = PlannedBounds(**dataclasses.asdict(planned.schedule.bounds) | {"max_batch_size": 1})
     if bounds.encode_batch is not None:
         bounds = dataclasses.replace(bounds, encode_batch=1, decode_batch=1)

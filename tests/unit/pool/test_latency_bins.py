@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from orca.pool.latency_bins import LATENCIES, LATENCY_MAX_US, Latency, bin_of, bounds_of, latencies_us, middle_s
+from orca.pool.latency_bins import LATENCIES, LATENCY_MAX_US, AnswerLatency, bin_of, bounds_of, latencies_us, middle_s
 from orca.pool.latency_counts import LatencyCounts, PeriodLatencies
 from orca.pool.length_bins import PERIOD_MS
 
@@ -26,25 +26,25 @@ def test_a_latency_out_of_range_has_the_first_or_the_last_bin() -> None:
     assert (bin_of(-5), bin_of(0.9), bin_of(2.0**50)) == (0, 0, 1023)
 
 
-def spans(**changes: int | None) -> dict[Latency, float]:
+def spans(**changes: int | None) -> dict[AnswerLatency, float]:
     times: dict[str, int | None] = {"submitted_ms": 0, "first_claimed_ms": 10, "first_token_ms": 25, "ended_ms": 125}
     return latencies_us(**{"tokens": 11, **times, **changes})  # type: ignore[arg-type]
 
 
 def test_each_latency_has_its_span() -> None:
     assert spans() == {
-        Latency.SEQUENCE: 115_000,
-        Latency.REQUEST: 125_000,
-        Latency.FIRST_TOKEN: 15_000,
-        Latency.REQUEST_FIRST_TOKEN: 25_000,
-        Latency.TOKEN: 10_000,
+        AnswerLatency.SEQUENCE: 115_000,
+        AnswerLatency.REQUEST: 125_000,
+        AnswerLatency.FIRST_TOKEN: 15_000,
+        AnswerLatency.REQUEST_FIRST_TOKEN: 25_000,
+        AnswerLatency.TOKEN: 10_000,
     }
 
 
 def test_a_time_that_is_missing_leaves_its_latencies_out() -> None:
-    assert spans(first_token_ms=None, tokens=0).keys() == {Latency.SEQUENCE, Latency.REQUEST}
-    assert spans(tokens=1).keys() == set(LATENCIES) - {Latency.TOKEN}
-    assert spans(first_claimed_ms=None).keys() == set(LATENCIES) - {Latency.SEQUENCE, Latency.FIRST_TOKEN}
+    assert spans(first_token_ms=None, tokens=0).keys() == {AnswerLatency.SEQUENCE, AnswerLatency.REQUEST}
+    assert spans(tokens=1).keys() == set(LATENCIES) - {AnswerLatency.TOKEN}
+    assert spans(first_claimed_ms=None).keys() == set(LATENCIES) - {AnswerLatency.SEQUENCE, AnswerLatency.FIRST_TOKEN}
 
 
 def period(number: int, seconds: dict[float, int], *, first_ms: int | None = None) -> PeriodLatencies:
@@ -63,28 +63,28 @@ def counts(*periods: PeriodLatencies, awake_ms: int) -> LatencyCounts:
 def test_a_percentile_is_the_latency_that_so_many_answers_stay_within() -> None:
     found = counts(period(0, {1.0: 98, 5.0: 1, 9.0: 1}), awake_ms=0)
     for percent, expected in ((1, 1.0), (50, 1.0), (98, 1.0), (99, 5.0), (100, 9.0)):
-        assert found.percentile_s(Latency.SEQUENCE, percent) == pytest.approx(expected, rel=1 / 64)
+        assert found.percentile_s(AnswerLatency.SEQUENCE, percent) == pytest.approx(expected, rel=1 / 64)
 
 
 def test_an_answer_of_one_half_life_ago_has_half_the_weight() -> None:
     newest_middle_ms = 3 * PERIOD_MS + PERIOD_MS // 2
     found = counts(period(3, {1.0: 10}), period(2, {2.0: 15}), awake_ms=newest_middle_ms)
-    assert found.percentile_s(Latency.TOKEN, 50) == pytest.approx(2.0, rel=1 / 64)
-    assert found.percentile_s(Latency.TOKEN, 50, half_life_s=PERIOD_MS / 1000) == pytest.approx(1.0, rel=1 / 64)
+    assert found.percentile_s(AnswerLatency.TOKEN, 50) == pytest.approx(2.0, rel=1 / 64)
+    assert found.percentile_s(AnswerLatency.TOKEN, 50, half_life_s=PERIOD_MS / 1000) == pytest.approx(1.0, rel=1 / 64)
 
 
 def test_answers_before_a_change_have_no_part() -> None:
     found = counts(period(3, {1.0: 1}), period(2, {7.0: 5}), awake_ms=4 * PERIOD_MS - 1)
     assert found.since(2 * PERIOD_MS).answers == 6
     assert found.since(2 * PERIOD_MS + 1).answers == 1
-    assert found.since(2 * PERIOD_MS + 1).percentile_s(Latency.REQUEST, 99) == pytest.approx(1.0, rel=1 / 64)
+    assert found.since(2 * PERIOD_MS + 1).percentile_s(AnswerLatency.REQUEST, 99) == pytest.approx(1.0, rel=1 / 64)
 
 
 def test_without_answers_there_is_no_percentile_and_no_throughput() -> None:
     nothing = counts(awake_ms=PERIOD_MS)
-    assert (nothing.answers, nothing.percentile_s(Latency.SEQUENCE, 99), nothing.per_s()) == (0, None, 0.0)
+    assert (nothing.answers, nothing.percentile_s(AnswerLatency.SEQUENCE, 99), nothing.per_s()) == (0, None, 0.0)
     only_aged = counts(period(0, {1.0: 5}), awake_ms=1000 * PERIOD_MS)
-    assert only_aged.percentile_s(Latency.SEQUENCE, 99, half_life_s=1) is None, "a weight of 0 is no answer"
+    assert only_aged.percentile_s(AnswerLatency.SEQUENCE, 99, half_life_s=1) is None, "a weight of 0 is no answer"
 
 
 def test_throughput_is_that_of_the_newest_periods() -> None:

@@ -32,7 +32,7 @@ CHECKS_IN_A_ROW = 3
 """Checks that must show such a gain."""
 
 CLOSER_LEAST = 0.05
-"""If no plan meets the goal, share by which another one must come closer to it to take over."""
+"""Share by which another plan must come closer to a goal that no plan meets, to take over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import inf
 
 from orca.planner.search.goal import PlanGoal
-from orca.pool.latency_bins import Latency
+from orca.pool.latency_bins import AnswerLatency
 from orca.pool.latency_counts import LatencyCounts
 
 
@@ -36,10 +36,12 @@ def measured_figures(
     counts = counts.since(since_ms)
     is_queueing = goal.kind == "requests"
     latency, first = (
-        (Latency.REQUEST, Latency.REQUEST_FIRST_TOKEN) if is_queueing else (Latency.SEQUENCE, Latency.FIRST_TOKEN)
+        (AnswerLatency.REQUEST, AnswerLatency.REQUEST_FIRST_TOKEN)
+        if is_queueing
+        else (AnswerLatency.SEQUENCE, AnswerLatency.FIRST_TOKEN)
     )
 
-    def percentile_s(of: Latency) -> float | None:
+    def percentile_s(of: AnswerLatency) -> float | None:
         return counts.percentile_s(of, goal.percentile, half_life_s)
 
     latency_s = percentile_s(latency)
@@ -50,5 +52,5 @@ def measured_figures(
         throughput=counts.per_s(),
         latency_s=latency_s,
         ttft_s=percentile_s(first),
-        tpot_s=percentile_s(Latency.TOKEN),
+        tpot_s=percentile_s(AnswerLatency.TOKEN),
     )

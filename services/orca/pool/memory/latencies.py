@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from orca.core.domain.request import End
-from orca.pool.latency_bins import LATENCIES, Latency, bin_of
+from orca.pool.latency_bins import LATENCIES, AnswerLatency, bin_of
 from orca.pool.latency_counts import LatencyCounts, PeriodLatencies
 from orca.pool.length_bins import OWN_ENDS, kept_periods, period_of
 
@@ -14,7 +14,9 @@ class TimedPeriod:
     """The answers of one revision in one period."""
 
     first_ms: int  # awake time
-    bins: dict[Latency, Counter[int]] = field(default_factory=lambda: {latency: Counter() for latency in LATENCIES})
+    bins: dict[AnswerLatency, Counter[int]] = field(
+        default_factory=lambda: {latency: Counter() for latency in LATENCIES}
+    )
 
 
 class CountedLatencies:
@@ -25,9 +27,9 @@ class CountedLatencies:
 
     @property
     def answers(self) -> int:
-        return sum(timed.bins[Latency.REQUEST].total() for timed in self._periods.values())
+        return sum(timed.bins[AnswerLatency.REQUEST].total() for timed in self._periods.values())
 
-    def count(self, revision: str, latencies_us: dict[Latency, float], end: End, awake_ms: int) -> None:
+    def count(self, revision: str, latencies_us: dict[AnswerLatency, float], end: End, awake_ms: int) -> None:
         """Count an answer if it ended by itself."""
         if end.reason in OWN_ENDS:
             timed = self._periods.setdefault((revision, period_of(awake_ms)), TimedPeriod(awake_ms))

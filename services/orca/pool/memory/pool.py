@@ -28,7 +28,7 @@ from orca.pool.contract import (
     verdict_error,
 )
 from orca.pool.hints import LogNews
-from orca.pool.latency_bins import Latency, latencies_us
+from orca.pool.latency_bins import AnswerLatency, latencies_us
 from orca.pool.latency_counts import LatencyCounts
 from orca.pool.memory.state import ParentRecord, PoolClock, PoolState, RequestRecord, Seat
 from orca.pool.poison import FAILURES_MAX
@@ -464,7 +464,7 @@ class MemoryPool(RequestPool):
         state.lengths.count(revision, len(record.request.prompt), end, state.awake)
         state.latencies.count(revision, self._latencies_us(record), end, state.awake)
 
-    def _latencies_us(self, record: RequestRecord) -> dict[Latency, float]:
+    def _latencies_us(self, record: RequestRecord) -> dict[AnswerLatency, float]:
         return latencies_us(
             submitted_ms=record.request.submitted_ms,
             first_claimed_ms=record.first_claimed_ms,

@@ -24,7 +24,7 @@ from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.core.domain.step import Claim
 from orca.pool import codec
 from orca.pool.contract import check_entry, reserved_bytes
-from orca.pool.latency_bins import LATENCIES, Latency
+from orca.pool.latency_bins import LATENCIES, AnswerLatency
 from orca.pool.latency_counts import PeriodLatencies
 from orca.pool.length_bins import age_ms
 from orca.pool.records import Claimed, CommitEntry, LogSlice, PeriodLengths, Submission
@@ -248,7 +248,7 @@ def read_latencies(period: int, fields: Sequence[bytes]) -> PeriodLatencies:
     """Build the counts of a period. Args: fields: names and values in turn."""
     counts = {name.decode(): int(count) for name, count in zip(fields[::2], fields[1::2], strict=True)}
     first_ms = counts.pop("first_ms")
-    bins: dict[Latency, dict[int, int]] = {}
+    bins: dict[AnswerLatency, dict[int, int]] = {}
     for name, count in counts.items():
         latency, _, number = name.partition(",")
         bins.setdefault(LATENCIES[int(latency)], {})[int(number)] = count

@@ -1,4 +1,4 @@
-"""What another plan changes in a running system, the bounds that schedulers poll, and the command of a restart."""
+"""Putting another plan in force: its changes to a running system, the bounds that are polled, and a restart."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from orca.cli.up.plan import bounds_file
 from orca.cli.up.planned import plan_options
 from orca.cli.up.settings import UpSettings, parse_settings
-from orca.cli.up.slo.applying import Change, change_to, command_with_plan, write_bounds
+from orca.cli.up.slo.applying import PlanChange, change_to, command_with_plan, write_bounds
 from orca.core.process.settings import with_texts
 from orca.planner.search.plan import Plan, PlannedBounds
 from orca.scheduler.bounds_file import BoundsFile
@@ -32,24 +32,24 @@ def of_rra(chosen: Plan) -> Plan:
 @pytest.mark.parametrize(
     ("planned", "expected"),
     [
-        (settings_of(plan(12)), Change.BOUNDS),
-        (settings_of(of_rra(plan(8))), Change.SCHEDULERS),
-        (replace(settings_of(plan(8)), prefetch=0), Change.SCHEDULERS),
-        (settings_of(plan(8, stages=2)), Change.LAYOUT),
-        (replace(settings_of(plan(8)), tensor=2), Change.LAYOUT),
-        (replace(settings_of(plan(8)), threads=7), Change.LAYOUT),
-        (replace(settings_of(plan(8)), slots=640), Change.LAYOUT),
-        (replace(settings_of(plan(8)), layers=None), Change.BOUNDS),
+        (settings_of(plan(12)), PlanChange.BOUNDS),
+        (settings_of(of_rra(plan(8))), PlanChange.SCHEDULERS),
+        (replace(settings_of(plan(8)), prefetch=0), PlanChange.SCHEDULERS),
+        (settings_of(plan(8, stages=2)), PlanChange.LAYOUT),
+        (replace(settings_of(plan(8)), tensor=2), PlanChange.LAYOUT),
+        (replace(settings_of(plan(8)), threads=7), PlanChange.LAYOUT),
+        (replace(settings_of(plan(8)), slots=640), PlanChange.LAYOUT),
+        (replace(settings_of(plan(8)), layers=None), PlanChange.BOUNDS),
     ],
 )
-def test_a_plan_changes_the_least_that_it_needs(planned: UpSettings, expected: Change) -> None:
+def test_a_plan_changes_the_least_that_it_needs(planned: UpSettings, expected: PlanChange) -> None:
     assert change_to(settings_of(plan(8)), planned, num_layers=4) is expected
 
 
 def test_other_layers_of_the_same_stages_are_another_layout() -> None:
     two = settings_of(plan(8, stages=2))
-    assert change_to(two, replace(two, layers="5,3"), num_layers=8) is Change.LAYOUT
-    assert change_to(two, replace(two, layers=None), num_layers=8) is Change.BOUNDS
+    assert change_to(two, replace(two, layers="5,3"), num_layers=8) is PlanChange.LAYOUT
+    assert change_to(two, replace(two, layers=None), num_layers=8) is PlanChange.BOUNDS
 
 
 def test_schedulers_read_the_bounds_of_a_plan(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from orca.planner.follow.check import PlanCheck
 from orca.planner.follow.follow import CHECK_EVERY_MS
 from orca.planner.follow.state import read_state
 from orca.planner.search.plan import Plan, PlannedBounds, read_plan
-from orca.pool.latency_bins import Latency
+from orca.pool.latency_bins import AnswerLatency
 from orca.pool.latency_bins import bin_of as latency_bin_of
 from orca.pool.latency_counts import LatencyCounts, PeriodLatencies
 from orca.pool.length_bins import PERIOD_MS, bin_of
@@ -108,7 +108,7 @@ class System:
             raise self.pool_error
         cells = {(bin_of(8), bin_of(4)): self.answers}
         newest = self.awake_ms // PERIOD_MS - 1
-        bins = {latency: {latency_bin_of(7.65e6): self.answers} for latency in Latency}
+        bins = {latency: {latency_bin_of(7.65e6): self.answers} for latency in AnswerLatency}
         periods = (PeriodLatencies(period=newest, first_ms=newest * PERIOD_MS, bins=bins),) if self.answers else ()
         return (
             LengthCounts(periods=(PeriodLengths(age_ms=0, cells=cells, cut=0),)),

@@ -20,7 +20,7 @@ _OF_LAYOUT = ("stages", "tensor", "slots", "threads", "device", "dtype", "quanti
 """Settings that stages start with. A difference needs other processes, or the same ones with another model."""
 
 
-class Change(StrEnum):
+class PlanChange(StrEnum):
     """The parts that a plan changes in a running system: the most that is needed."""
 
     BOUNDS = "bounds"  # the schedulers read them while they run
@@ -28,15 +28,15 @@ class Change(StrEnum):
     LAYOUT = "layout"  # the system starts again
 
 
-def change_to(running: UpSettings, planned: UpSettings, *, num_layers: int) -> Change:
+def change_to(running: UpSettings, planned: UpSettings, *, num_layers: int) -> PlanChange:
     """Return what must change. Args: running, planned: results of `with_layout`; num_layers: of the model."""
     if any(getattr(running, name) != getattr(planned, name) for name in _OF_LAYOUT):
-        return Change.LAYOUT
+        return PlanChange.LAYOUT
     if layers_of(running, num_layers) != layers_of(planned, num_layers):
-        return Change.LAYOUT
+        return PlanChange.LAYOUT
     if (running.policy, running.prefetch) != (planned.policy, planned.prefetch):
-        return Change.SCHEDULERS
-    return Change.BOUNDS
+        return PlanChange.SCHEDULERS
+    return PlanChange.BOUNDS
 
 
 def layers_of(settings: UpSettings, num_layers: int) -> tuple[int, ...]:

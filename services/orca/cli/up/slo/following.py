@@ -14,7 +14,7 @@ from pathlib import Path
 
 from orca.cli.up.planned import plan_options
 from orca.cli.up.settings import UpSettings
-from orca.cli.up.slo.applying import Change, change_to, command_with_plan, layers_of, write_bounds
+from orca.cli.up.slo.applying import PlanChange, change_to, command_with_plan, layers_of, write_bounds
 from orca.cli.up.slo.checking import CheckFailed, CheckOrder, check_apart
 from orca.cli.up.slo.lengths import read_counts
 from orca.cli.up.slo.start import PLAN_FILE, PlanOrder, PoolAccess, plan_limits
@@ -163,7 +163,9 @@ class Follower:
             return True
         planned = self._planned(plan)
         num_layers = self._begun.order.model.num_layers
-        return planned is not None and change_to(self._settings, planned, num_layers=num_layers) is not Change.LAYOUT
+        return (
+            planned is not None and change_to(self._settings, planned, num_layers=num_layers) is not PlanChange.LAYOUT
+        )
 
     def _planned(self, plan: Plan) -> UpSettings | None:
         """Return the settings that run a plan; None if it breaks a rule of the options."""
@@ -184,7 +186,7 @@ class Follower:
         write_bounds(begun.folder, settings)
         write_whole(begun.folder / PLAN_FILE, to_json(plan))
         self._settings = settings
-        if change is Change.SCHEDULERS:
+        if change is PlanChange.SCHEDULERS:
             await self._hands.restart_schedulers(settings)
 
     def _record(self, state: FollowState) -> None:
