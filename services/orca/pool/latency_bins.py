@@ -1,9 +1,11 @@
 """Bins in which the pool counts the latencies of answers, and what each latency spans: one rule, in Python and in Lua.
 
-The pool has three times of a request: it was submitted, claimed for the first time, and its first token was committed.
-The fourth is that of the commit that ends it. All are of the wall clock of Redis, in whole milliseconds, and each is
-written with its change. So they outlive every scheduler: a request that was moved, resumed or recovered counts from its
-first claim ever, the time without an owner included.
+The pool has three times of a request: it was submitted, its first step began, and its first token was committed. The
+fourth is that of the commit that ends it. All are of the wall clock of Redis, in whole milliseconds, and are fields of
+the request's record. So they outlive every scheduler: a request that was moved, resumed or recovered counts from its
+first step ever, the time without an owner included. The first step is known from the commit of the first token. If that
+comes under a later claim than the first one, the first claim ever counts as the first step: steps without a token may
+have followed it.
 
 A bin is a range of microseconds (log_bins.py). From 64 us on each octave has 32 bins. The middle of a bin is at most
 1/64, or 1.6 %, away from its latencies. Latencies from 19 hours on share the last bin. If the clock was set back
@@ -20,9 +22,9 @@ from orca.pool.log_bins import LogBins
 class AnswerLatency(StrEnum):
     """The latencies of an answer; the order is that of their fields in the pool."""
 
-    SEQUENCE = "sequence"  # first claim to end
+    SEQUENCE = "sequence"  # first step to end
     REQUEST = "request"  # submission to end
-    FIRST_TOKEN = "first_token"  # first claim to first token; only answers with a token
+    FIRST_TOKEN = "first_token"  # first step to first token; only answers with a token
     REQUEST_FIRST_TOKEN = "request_first_token"  # submission to first token; the same
     TOKEN = "token"  # first token to end, for each token after the first; only answers with two
 
@@ -51,13 +53,13 @@ def middle_s(bin_number: int) -> float:
 
 
 def latencies_us(
-    *, submitted_ms: int, first_claimed_ms: int | None, first_token_ms: int | None, ended_ms: int, tokens: int
+    *, submitted_ms: int, first_step_ms: int | None, first_token_ms: int | None, ended_ms: int, tokens: int
 ) -> dict[AnswerLatency, float]:
     """Return the latencies of an answer; those without a time are left out. Args: tokens: of its whole log."""
     spans = {
-        AnswerLatency.SEQUENCE: (first_claimed_ms, ended_ms, 1),
+        AnswerLatency.SEQUENCE: (first_step_ms, ended_ms, 1),
         AnswerLatency.REQUEST: (submitted_ms, ended_ms, 1),
-        AnswerLatency.FIRST_TOKEN: (first_claimed_ms, first_token_ms, 1),
+        AnswerLatency.FIRST_TOKEN: (first_step_ms, first_token_ms, 1),
         AnswerLatency.REQUEST_FIRST_TOKEN: (submitted_ms, first_token_ms, 1),
         AnswerLatency.TOKEN: (first_token_ms, ended_ms, tokens - 1),
     }

@@ -1,6 +1,7 @@
 """Latencies: the pool counts those of each answer that ends by itself, from its first claim ever."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -21,8 +22,16 @@ async def measured(bed: Bed) -> dict[str, float | None]:
     return {latency.value: counts.percentile_s(latency, 50) for latency in LATENCIES}
 
 
-async def commit(bed: Bed, claimed: Claimed, *tokens: int, index: int = 0, end: FinishReason | None = None) -> None:
-    assert await bed.pool.commit([entry(claimed, index, *tokens, end=end)]) == [bed.applied]
+async def commit(
+    bed: Bed,
+    claimed: Claimed,
+    *tokens: int,
+    index: int = 0,
+    end: FinishReason | None = None,
+    waited_ms: int | None = None,
+) -> None:
+    written = replace(entry(claimed, index, *tokens, end=end), waited_ms=waited_ms)
+    assert await bed.pool.commit([written]) == [bed.applied]
 
 
 async def test_an_answer_has_all_latencies_between_its_times(bed: Bed) -> None:
@@ -39,6 +48,37 @@ async def test_an_answer_has_all_latencies_between_its_times(bed: Bed) -> None:
     assert await measured(bed) == pytest.approx(
         {"sequence": 500, "request": 550, "first_token": 100, "request_first_token": 150, "token": 100}, rel=NEAR
     )
+
+
+async def test_the_time_from_the_claim_to_the_first_step_is_no_part_of_a_sequence(bed: Bed) -> None:
+    _, owned = await started(bed, "a")
+    await bed.age_requests(100_000)
+    await commit(bed, owned["a.0"], 5, waited_ms=60_000)
+    await bed.age_requests(200_000)
+    await commit(bed, owned["a.0"], 6, 7, index=1, end=FinishReason.STOP)
+    assert await measured(bed) == pytest.approx(
+        {"sequence": 240, "request": 300, "first_token": 40, "request_first_token": 100, "token": 100}, rel=NEAR
+    )
+
+
+async def test_whole_answers_in_one_commit_have_a_first_step(bed: Bed) -> None:
+    _, owned = await started(bed, "a")
+    await bed.age_requests(100_000)
+    await commit(bed, owned["a.0"], 5, 6, end=FinishReason.STOP, waited_ms=60_000)
+    found = await measured(bed)
+    assert (found["sequence"], found["request"]) == (pytest.approx(40, rel=NEAR), pytest.approx(100, rel=NEAR))
+
+
+async def test_under_a_later_claim_the_first_claim_counts_as_the_first_step(bed: Bed) -> None:
+    """Its first owner may have run steps before it died."""
+    await started(bed, "a")
+    await bed.age_requests(100_000)
+    second = Scheduler(bed, process="p2")
+    await second.enter(is_holder_dead=True)
+    claimed = (await second.take())["a.0"]
+    await bed.age_requests(100_000)
+    await commit(bed, claimed, 5, 6, end=FinishReason.STOP, waited_ms=90_000)
+    assert (await measured(bed))["sequence"] == pytest.approx(200, rel=NEAR)
 
 
 async def test_a_recovered_request_counts_from_its_first_claim_ever(bed: Bed) -> None:

@@ -196,7 +196,7 @@ class RedisBed(Bed):
     async def age_requests(self, ms: int) -> None:
         # Nobody can move Redis' own clock, so the times move.
         async for record in self.redis.scan_iter(self.keys.named("req", "*")):
-            for name in ("submitted_ms", "first_claimed_ms", "first_token_ms", "ended_ms"):
+            for name in ("submitted_ms", "first_claimed_ms", "first_step_ms", "first_token_ms", "ended_ms"):
                 if await self.redis.hexists(record, name):
                     await self.redis.hincrby(record, name, -ms)
 

@@ -27,7 +27,7 @@ def test_a_latency_out_of_range_has_the_first_or_the_last_bin() -> None:
 
 
 def spans(**changes: int | None) -> dict[AnswerLatency, float]:
-    times: dict[str, int | None] = {"submitted_ms": 0, "first_claimed_ms": 10, "first_token_ms": 25, "ended_ms": 125}
+    times: dict[str, int | None] = {"submitted_ms": 0, "first_step_ms": 10, "first_token_ms": 25, "ended_ms": 125}
     return latencies_us(**{"tokens": 11, **times, **changes})  # type: ignore[arg-type]
 
 
@@ -44,7 +44,7 @@ def test_each_latency_has_its_span() -> None:
 def test_a_time_that_is_missing_leaves_its_latencies_out() -> None:
     assert spans(first_token_ms=None, tokens=0).keys() == {AnswerLatency.SEQUENCE, AnswerLatency.REQUEST}
     assert spans(tokens=1).keys() == set(LATENCIES) - {AnswerLatency.TOKEN}
-    assert spans(first_claimed_ms=None).keys() == set(LATENCIES) - {AnswerLatency.SEQUENCE, AnswerLatency.FIRST_TOKEN}
+    assert spans(first_step_ms=None).keys() == set(LATENCIES) - {AnswerLatency.SEQUENCE, AnswerLatency.FIRST_TOKEN}
 
 
 def period(number: int, seconds: dict[float, int], *, first_ms: int | None = None) -> PeriodLatencies:

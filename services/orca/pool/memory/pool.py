@@ -428,6 +428,7 @@ class MemoryPool(RequestPool):
             return CommitAnswer.NOT_YOURS
         record.log += entry.tokens
         if entry.index == 0 and entry.tokens:
+            self._note_first_step(record, entry.waited_ms)
             self._note_first_token(record)
         record.writers += [entry.claim.number] * len(entry.tokens)
         self._acquit(record)
@@ -450,6 +451,11 @@ class MemoryPool(RequestPool):
         found = tuple(record.log[entry.index : entry.index + len(entry.tokens)])
         return found == entry.tokens and (entry.end is None or record.end == entry.end)
 
+    def _note_first_step(self, record: RequestRecord, waited_ms: int | None) -> None:
+        """Record the time of the first step if this is the first claim: an earlier one may have had one, too."""
+        if waited_ms is not None and record.number == 1 and record.first_claimed_ms is not None:
+            record.first_step_ms = record.first_claimed_ms + waited_ms
+
     def _note_first_token(self, record: RequestRecord) -> None:
         """Record the time of token 0. From now on the deadline of the end is in force."""
         record.first_token_ms = self.state.wall
@@ -467,7 +473,7 @@ class MemoryPool(RequestPool):
     def _latencies_us(self, record: RequestRecord) -> dict[AnswerLatency, float]:
         return latencies_us(
             submitted_ms=record.request.submitted_ms,
-            first_claimed_ms=record.first_claimed_ms,
+            first_step_ms=record.first_claimed_ms if record.first_step_ms is None else record.first_step_ms,
             first_token_ms=record.first_token_ms,
             ended_ms=self.state.wall,
             tokens=len(record.log),

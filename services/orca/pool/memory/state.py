@@ -43,6 +43,7 @@ class RequestRecord:
     group: str = ""
     process: str = ""
     first_claimed_ms: int | None = None
+    first_step_ms: int | None = None  # known with the first token, if that came under the first claim
     first_token_ms: int | None = None
     ended_ms: int | None = None
     mark: tuple[int, str] | None = None  # epoch and group of the seat that it is reserved for

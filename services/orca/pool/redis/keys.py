@@ -52,9 +52,10 @@ news                channel hints, one a line: "<id> <entries>" per log that gre
     token_bytes (reserved per token that may still come), deadline (the one in force, wall clock ms, if there is one),
     deadline_later (only while it has no token and the first token changes its deadline: the later deadline, or empty
     for none), number and call (claim; call is empty while queued and unchanged by the end), group and process (owner),
-    first_claimed_ms, first_token_ms and ended_ms (wall clock; absent before), mark ("<epoch> <group>" of the seat that
-    it is reserved for), trial (1 from a claim to its first commit, otherwise empty) and failures (in a row; both in
-    poison.py, absent means none).
+    first_claimed_ms, first_step_ms, first_token_ms and ended_ms (wall clock; absent before; the first step is known
+    with the first token, if that came under the first claim), mark ("<epoch> <group>" of the seat that it is reserved
+    for), trial (1 from a claim to its first commit, otherwise empty) and failures (in a row; both in poison.py, absent
+    means none).
 - par: schema, choices (how many requests), left (not ended yet), on_disconnect, owner, digest,
     conversation (only where a later call may go on from it).
 - seat: holder (process, empty when free), epoch, revision, last_call (highest call number of the holder); answers to

@@ -5,7 +5,8 @@ are the tables `PARENT_ARGUMENTS` and `REQUEST_ARGUMENTS`, so Lua reads them in 
 
 commit: all entries in one argument. A step has hundreds of entries, and each argument costs packing.
 
-    a line per entry      request, claim number, claim call, index, reason or -, n, tokens ...
+    a line per entry      request, claim number, claim call, index, reason or -, n, tokens ...; the index of a first
+                          token may be 0@ and the ms from the claim to the first step
     n arguments after it  its tokens, if one of them has log probabilities and all are bytes; 0 if the line has them
     and one more          the stop of its end, if the entry has an end
 
@@ -154,7 +155,8 @@ def commit_arguments(entries: Sequence[CommitEntry]) -> list[str | bytes]:
             packed = len(tokens)
             values += map(codec.pack_token, tokens)
         reason = "-" if end is None else codec.pack_reason(end)
-        lines.append(f"{entry.request_id} {claim.number} {claim.call} {entry.index} {reason} {packed}{ids}")
+        index = f"{entry.index}" if entry.waited_ms is None else f"{entry.index}@{entry.waited_ms}"
+        lines.append(f"{entry.request_id} {claim.number} {claim.call} {index} {reason} {packed}{ids}")
         if end is not None:
             values.append(codec.pack_stop(end))
     return ["\n".join(lines), *values]

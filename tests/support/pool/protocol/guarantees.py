@@ -44,8 +44,8 @@ class Guarantees:
         self.trials: dict[str, tuple[int, int]] = {}  # request -> its last claim, tokens it had by then
         self.failures: dict[str, int] = {}
         self.answers = 0  # requests that ended by themselves: the pool counts each once
-        # Request -> its first claim and its first token on the wall clock: latencies count from the first ones ever.
-        self.times: dict[str, tuple[int | None, int | None]] = {}
+        # Request -> its first claim, step and token on the wall clock: latencies count from the first ones ever.
+        self.times: dict[str, tuple[int | None, int | None, int | None]] = {}
 
     def forget_lost(self) -> None:
         """The pool has failed over: what its replica did not have never happened."""
@@ -132,8 +132,8 @@ class Guarantees:
         self.failures[request_id] = record.failures
 
     def _check_times(self, record: RequestRecord) -> None:
-        found = record.first_claimed_ms, record.first_token_ms
-        for known, now in zip(self.times.get(record.request.id, (None, None)), found, strict=True):
+        found = record.first_claimed_ms, record.first_step_ms, record.first_token_ms
+        for known, now in zip(self.times.get(record.request.id, (None, None, None)), found, strict=True):
             if known is not None and now != known:
                 raise Violation(f"{record.request.id} began at {known} and now counts from {now}")
         self.times[record.request.id] = found
