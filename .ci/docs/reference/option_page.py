@@ -74,9 +74,10 @@ def page() -> str:
         ),
         _section(
             "orca pool lengths",
-            pool.PoolLengthsSettings,
+            pool.PoolCountsSettings,
             "",
-            "`orca pool lengths` prints how long prompts and answers were in the last four hours.\n\n",
+            "`orca pool lengths` prints how long prompts and answers were in the last four hours. `orca pool latencies`"
+            " prints how long the answers took, and takes the same options.\n\n",
         ),
         _section(
             "orca profile",

@@ -2,6 +2,7 @@
 
     orca pool stats                print what the pool holds
     orca pool lengths              print how long prompts and answers were in the last hours
+    orca pool latencies            print how long answers took, and how many ended per second
     orca pool schema 2             put another schema number in force; without a number, print the present one
     orca pool acl                  print lines for the ACL file of an external Redis (pool/redis/access.py)
 
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from orca.cli.pool_latencies import latencies_json, latencies_text
 from orca.cli.pool_lengths import lengths_json, lengths_text
 from orca.cli.up.local_resources import default_data_folder
 from orca.cli.up.plan import DEPLOYMENT
@@ -26,8 +28,9 @@ from orca.pool.redis.access import DEFAULT_USER_WARNING, LOCAL_USER, LocalAccess
 from orca.pool.redis.pool import open_redis_pool
 from orca.pool.settings import PoolSettings, parse_pool_settings
 
-ACTIONS = ("stats", "lengths", "schema", "acl")
-_USAGE = "orca pool stats|lengths|schema [N]|acl [OPTIONS]; --help lists the options"
+ACTIONS = ("stats", "lengths", "latencies", "schema", "acl")
+_COUNTS = ("lengths", "latencies")
+_USAGE = "orca pool stats|lengths|latencies|schema [N]|acl [OPTIONS]; --help lists the options"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,21 +50,21 @@ class PoolCommandSettings:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PoolLengthsSettings(PoolCommandSettings):
-    """Selects the answers, and their form."""
+class PoolCountsSettings(PoolCommandSettings):
+    """Selects the answers, and the form of what is printed about them."""
 
     revision: str | None = setting(None, "revision whose answers are counted; default: the one in force")
     half_life: int = setting(
         HALF_LIFE_S, "seconds after which an answer has half its weight in means and percentiles", least=1
     )
-    json: bool = setting(False, "print JSON, with the weight of each range of lengths")
+    json: bool = setting(False, "print JSON, with all ranges of lengths or latencies")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one action. Returns: 0, or 1 if the pool does not answer or refuses. Raises: SettingError for a bad call."""
     action, number, flags = _split(argv)
-    kind = PoolLengthsSettings if action == "lengths" else PoolCommandSettings
-    prog = "orca pool lengths" if action == "lengths" else "orca pool"
+    kind = PoolCountsSettings if action in _COUNTS else PoolCommandSettings
+    prog = f"orca pool {action}" if action in _COUNTS else "orca pool"
     settings = read_settings(kind, flags, {}, prefix="", prog=prog, description=_USAGE)
     if action == "acl":
         _show_acl(settings.deployment, parse_pool_settings(os.environ))
@@ -120,8 +123,8 @@ async def _ask(settings: PoolCommandSettings, action: str, number: int | None) -
         if action == "stats":
             values = dataclasses.asdict(await pool.stats())
             return "\n".join(f"{name:<24} {_format(value)}" for name, value in values.items())
-        if isinstance(settings, PoolLengthsSettings):
-            return await _lengths(pool, settings)
+        if isinstance(settings, PoolCountsSettings):
+            return await _counts(pool, settings, action)
         return await _schema(pool, number)
     finally:
         await pool.close()
@@ -142,17 +145,18 @@ def _connection(settings: PoolCommandSettings) -> tuple[str, PoolSettings]:
     return f"unix://{folder / 'redis.sock'}", login
 
 
-async def _lengths(pool: RequestPool, settings: PoolLengthsSettings) -> str:
+async def _counts(pool: RequestPool, settings: PoolCountsSettings, action: str) -> str:
     revision = settings.revision or (await pool.stats()).revision
     if revision is None:
         raise _Refused("no model has served from this pool yet, so no revision is in force")
-    counts = await pool.lengths(revision)
-    if not counts.answers:
+    lengths, latencies = await pool.lengths(revision), await pool.latencies(revision)
+    if not lengths.answers:
         raise _Refused(f"no answer of revision {revision} has ended by itself in the last 4 hours")
-    if not sum(counts.weighed(settings.half_life).values()):
+    if not sum(lengths.weighed(settings.half_life).values()):
         raise _Refused(f"all answers are too old to count with --half-life {settings.half_life}")
-    form = lengths_json if settings.json else lengths_text
-    return form(revision, counts, settings.half_life)
+    if action == "lengths":
+        return (lengths_json if settings.json else lengths_text)(revision, lengths, settings.half_life)
+    return (latencies_json if settings.json else latencies_text)(revision, latencies, settings.half_life)
 
 
 async def _schema(pool: RequestPool, number: int | None) -> str:

@@ -16,7 +16,7 @@ them. A scheduler notices that at its next heartbeat or commit, as it does for a
     wait_for_work, claim, commit, give_back    scheduler    owned requests
     cancel, forget, attach, renew, detach, read, read_many, status, log_news    gateway
     sweep                       gateway and scheduler, twice a second
-    lengths                                             whoever plans for the lengths of answers
+    lengths, latencies                                  whoever plans for the answers
     set_revision, promise_slots, stats                  scheduler, gateway, operator
     state_block_tokens                                  scheduler
     set_promise, larger_requests                        operator
@@ -30,6 +30,7 @@ from typing import Protocol
 from orca.core.domain.request import Request
 from orca.core.domain.step import Claim
 from orca.pool.hints import LogNews
+from orca.pool.latency_counts import LatencyCounts
 from orca.pool.records import (
     NOBODY_BLAMED,
     Caller,
@@ -288,6 +289,10 @@ class RequestPool(Protocol):
         `commit` counts each answer that it ends with `stop` or `length`, once. Retention and `forget` change no count.
         The answer need not be of one moment: what ends meanwhile may be left out.
         """
+        ...
+
+    async def latencies(self, revision: str) -> LatencyCounts:
+        """Return how long the answers of `revision` took in the last four hours: those that `lengths` counts, too."""
         ...
 
     async def stats(self) -> PoolStats:

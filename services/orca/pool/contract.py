@@ -93,6 +93,10 @@ def check_entry(entry: CommitEntry) -> None:
     """Assert what a scheduler must ensure by itself: an entry has content, and its end counts the tokens before it."""
     assert entry.tokens or entry.end is not None, "an entry has tokens or an end"
     assert entry.index >= 0, "tokens count from 0"
+    if entry.waited_ms is not None:
+        assert entry.index == 0, "only a first token tells about the first step"
+        assert entry.tokens, "only a first token tells about the first step"
+        assert entry.waited_ms >= 0, "a step comes after its claim"
     if entry.end is not None:
         assert entry.end.count == entry.index + len(entry.tokens), "an end counts all tokens"
         is_refused = entry.end.reason is FinishReason.REFUSED

@@ -1,7 +1,7 @@
 """Bins and periods in which the pool counts the lengths of answers: one rule, in Python and in Lua.
 
-A bin is a range of lengths in tokens. Lengths below 16 have a bin each. From there on each octave (16 to 31, 32 to 63,
-...) has 8 bins of equal width, so a bin is at most an eighth as wide as its lengths.
+A bin is a range of lengths in tokens (log_bins.py). Lengths below 16 have a bin each. From there on each octave has 8
+bins, so a bin is at most an eighth as wide as its lengths.
 
 A period is `PERIOD_MS` of awake time, numbered from 0. Each has counts of its own, which go as a whole after four
 hours. The half-life belongs to the reader, who weighs each period by its age (`records.LengthCounts.weighed`). So the
@@ -10,6 +10,8 @@ update or a timer visits all counts. If new answers get growing weights instead 
 their type and all counts are scaled down. Either is a scan during which Redis answers nobody, and fixes one half-life.
 Awake time makes clock jumps harmless, and an outage lets no count grow old.
 """
+
+from orca.pool.log_bins import LogBins
 
 PERIOD_MS = 600_000
 """Awake time of one period: ten minutes, a third of the half-life that readers use by default."""
@@ -25,21 +27,17 @@ OWN_ENDS = ("stop", "length")
 """Reasons of the ends that are counted: the answer is whole, or `max_tokens` has cut it. Other ends come from outside
 and say nothing about lengths."""
 
-_EXACT_BITS = 4  # lengths of so many bits have a bin each
-_BINS_OF_OCTAVE = 8
+_BINS = LogBins(exact_bits=4)
 
 
 def bin_of(tokens: int) -> int:
     """Return the bin of a length, 0 or more."""
-    shift = max(0, tokens.bit_length() - _EXACT_BITS)
-    return _BINS_OF_OCTAVE * shift + (tokens >> shift)
+    return _BINS.bin_of(tokens)
 
 
 def bounds_of(bin_number: int) -> tuple[int, int]:
     """Return the smallest and the largest length of a bin."""
-    shift = max(0, bin_number // _BINS_OF_OCTAVE - 1)
-    first = bin_number - _BINS_OF_OCTAVE * shift
-    return first << shift, (first + 1 << shift) - 1
+    return _BINS.bounds_of(bin_number)
 
 
 def period_of(awake_ms: int) -> int:
@@ -61,11 +59,5 @@ def age_ms(period: int, awake_ms: int) -> int:
 def lua() -> str:
     """Return constants and `bin_of` for the head of each script."""
     ends = ", ".join(f"{reason} = true" for reason in OWN_ENDS)
-    return f"""\
-local PERIOD_MS, PERIODS_KEPT, OWN_ENDS = {PERIOD_MS}, {PERIODS_KEPT}, {{ {ends} }}
-local function bin_of(tokens)
-  local _, bits = math.frexp(tokens)
-  local shift = math.max(0, bits - {_EXACT_BITS})
-  return {_BINS_OF_OCTAVE} * shift + math.floor(tokens / 2 ^ shift)
-end
-"""
+    constants = f"local PERIOD_MS, PERIODS_KEPT, OWN_ENDS = {PERIOD_MS}, {PERIODS_KEPT}, {{ {ends} }}\n"
+    return constants + _BINS.lua("bin_of")

@@ -108,6 +108,9 @@ class CommitEntry:
     index: int  # of tokens[0] in the log
     tokens: tuple[Token, ...] = ()
     end: End | None = None  # end.count == index + len(tokens)
+    # From this claim to its first step; only with the first token of the log. It is no age, so that a commit may be
+    # sent again later.
+    waited_ms: int | None = None
 
 
 class CommitAnswer(StrEnum):

@@ -1,6 +1,7 @@
 """The supervisor with small processes of our own in place of services."""
 
 import asyncio
+import dataclasses
 import functools
 import os
 import signal
@@ -96,6 +97,30 @@ async def test_a_process_that_dies_is_reported_with_its_log_and_restarted_under_
     assert child.pid not in (None, first)
     assert psutil.Process(child.pid).cmdline()[-1] == "--again"
     assert system.told[0].startswith(f"worker-0.1 was killed by SIGKILL; its log is {child.spec.log}\n    up\n")
+
+
+async def test_a_process_starts_again_at_once_by_another_spec(system: System) -> None:
+    """However often: that is no crash."""
+    child, other = system.add("scheduler-0", SLEEP), system.add("worker-0.0", SLEEP)
+    system.start(restart_delays_s=(600.0,))
+    await system.up()
+    kept = other.pid
+    for number in range(3):
+        before = child.pid
+        command = (sys.executable, "-c", SLEEP.replace("'up'", f"'up {number}'"))
+        await system.supervisor.restart(child, dataclasses.replace(child.spec, command=command))
+        await until(lambda number=number: f"up {number}" in system.log(child))
+        assert child.pid not in (before, None)
+    assert other.pid == kept
+    assert system.told == ["restarting scheduler-0 with other options"] * 3
+
+
+async def test_a_process_that_is_about_to_start_again_does_so_by_the_new_spec(system: System) -> None:
+    child = system.add("scheduler-0", "import sys; sys.exit(3)")
+    system.start(restart_delays_s=(1.0, 1.0))
+    await until(lambda: system.told)
+    await system.supervisor.restart(child, dataclasses.replace(child.spec, command=(sys.executable, "-c", SLEEP)))
+    await system.up()
 
 
 async def test_a_report_of_a_death_shows_warnings_of_that_life_and_no_lesser_lines(system: System) -> None:

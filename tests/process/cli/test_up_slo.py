@@ -100,8 +100,8 @@ print([name for name in sys.modules if name.startswith(("orca.planner", "orca.cl
 def test_the_lengths_of_a_pool_are_read_before_any_part_runs(tmp_path: Path) -> None:
     redis = RedisChild(tmp_path / "redis", DEPLOYMENT, fsync="everysec")
     try:
-        counts = asyncio.run(read_counts(redis.url, "a revision", {**os.environ, **redis.login}))
-        assert counts.answers == 0
+        lengths, latencies = asyncio.run(read_counts(redis.url, "a revision", {**os.environ, **redis.login}))
+        assert (lengths.answers, latencies.answers) == (0, 0)
     finally:
         asyncio.run(redis.stop())
 

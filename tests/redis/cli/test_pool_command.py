@@ -71,6 +71,19 @@ def test_lengths_of_the_revision_in_force_are_printed(tmp_path: Path, capsys: py
     assert (found["revision"], found["cut_share"], found["output_tokens"]["p99"]) == (REVISION, 0.5, 2)
 
 
+def test_latencies_of_the_revision_in_force_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with EmbeddedRedis(tmp_path) as redis:
+        place = ["--pool", redis.url, "--deployment", asyncio.run(serve(redis.url))]
+        assert main(["pool", "latencies", *place]) == 0
+        assert f"revision {REVISION}: 2 answers" in capsys.readouterr().out
+        assert main(["pool", "latencies", "--json", "--half-life", "60", *place]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert main(["pool", "latencies", "--revision", "another", *place]) == 1
+        assert "no answer of revision another" in capsys.readouterr().err
+    assert (found["revision"], found["answers"], found["half_life_s"]) == (REVISION, 2, 60)
+    assert found["seconds"]["sequence"]["p99"] <= found["seconds"]["request"]["p99"]
+
+
 def test_lengths_of_a_pool_without_a_model_are_refused(data: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pool", "lengths", "--data", data]) == 1
     assert "no revision is in force" in capsys.readouterr().err

@@ -158,14 +158,14 @@ async def test_revisions_are_counted_apart_and_a_colon_in_their_names_is_no_peri
 async def test_a_period_that_is_over_leaves_no_key(redis_bed: RedisBed) -> None:
     _, owned = await started(redis_bed, "a", on_disconnect=OnDisconnect.KEEP)
     await finish(redis_bed, owned["a.0"], 1)
-    [key] = [key async for key in redis_bed.redis.scan_iter(redis_bed.keys.named("lengths", "*"))]
-    assert key.decode() == redis_bed.keys.named("lengths", f"{REVISION}:0")
+    keys = [redis_bed.keys.named(kind, f"{REVISION}:0") for kind in ("lengths", "latencies")]
+    assert await redis_bed.redis.exists(*keys) == 2
     await redis_bed.pass_awake((PERIODS_KEPT - 1) * PERIOD_MS)
     await redis_bed.pool.sweep()
-    assert await redis_bed.redis.exists(key)
+    assert await redis_bed.redis.exists(*keys) == 2
     await redis_bed.pass_awake(PERIOD_MS)
     await redis_bed.pool.sweep()
-    assert not await redis_bed.redis.exists(key, redis_bed.keys.single("periods"))
+    assert not await redis_bed.redis.exists(*keys, redis_bed.keys.single("periods"))
 
 
 async def test_full_memory_reads_the_counts(redis_bed: RedisBed) -> None:

@@ -35,7 +35,8 @@ TYPES = {
     "meta": "hash", "par": "hash", "render": "string", "readers": "zset", "req": "hash", "body": "string",
     "log": "stream", "q": "zset", "own": "hash", "seat": "hash", "seats": "zset", "closed_at": "zset", "watch": "zset",
     "deadlines": "zset", "ended": "zset", "retired": "zset", "promises": "hash", "blocks": "hash",
-    "parts": "zset", "replaced": "zset", "forgotten": "zset", "lengths": "hash", "periods": "zset",
+    "parts": "zset", "replaced": "zset", "forgotten": "zset", "lengths": "hash", "latencies": "hash",
+    "periods": "zset",
 }  # fmt: skip
 
 
@@ -122,6 +123,7 @@ FREEING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
     "report": lambda bed, _s, _o: bed.pool.report("part"),
     "sweep": lambda bed, _s, _o: bed.pool.sweep(),
     "lengths": lambda bed, _s, _o: bed.pool.lengths(REVISION),
+    "latencies": lambda bed, _s, _o: bed.pool.latencies(REVISION),
     "stats": lambda bed, _s, _o: bed.pool.stats(),
     "set_promise": lambda bed, _s, _o: bed.pool.set_promise(REVISION, 32, expected=64),
     "larger_requests": lambda bed, _s, _o: bed.pool.larger_requests(REVISION, 16),

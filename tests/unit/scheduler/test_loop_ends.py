@@ -3,6 +3,7 @@
 import asyncio
 
 from orca.core.domain.request import End, FinishReason, Request, Token
+from orca.pool.latency_bins import AnswerLatency
 from orca.pool.records import Caller, CommitEntry
 from orca.scheduler.dependencies import LoopTimings
 from orca.scheduler.engines.step_cost import LinearCost
@@ -141,3 +142,27 @@ async def test_a_request_whose_deadline_passes_while_it_runs_gives_its_slots_bac
     assert end.reason is FinishReason.DEADLINE_EXCEEDED
     assert 10 <= len(tokens) <= 30
     assert simulation.clock.wall_ms() < 2_500
+
+
+@virtually
+async def test_the_pool_learns_when_the_first_step_of_a_request_began() -> None:
+    """Both are claimed at once. The prompt of the first one fills ten steps, so the second one waits for its turn."""
+    simulation = a_simulation(choices=SchedulingOptions(max_batch_size=4, max_batch_tokens=10))
+    shape = a_shape(slots=512, max_model_len=256)
+    simulation.start(simulation.add_group(shape, cost=LinearCost(step_us=100_000)))
+    await simulation.submit(a_request("A", prompt=100, new=2))
+    await simulation.submit(a_request("B", prompt=10, new=2))
+    await simulation.finish()
+    first, second = (simulation.pool.state.records[f"{name}.0"] for name in "AB")
+    waited_ms = [
+        record.first_step_ms - record.first_claimed_ms
+        for record in (first, second)
+        if record.first_step_ms is not None and record.first_claimed_ms is not None
+    ]
+    assert waited_ms[0] <= 100
+    assert 900 <= waited_ms[1] <= 1200
+    counts = await simulation.pool.latencies(REVISION)
+    sequence_s, request_s = (counts.percentile_s(kind, 50) for kind in (AnswerLatency.SEQUENCE, AnswerLatency.REQUEST))
+    assert sequence_s is not None
+    assert request_s is not None
+    assert request_s - sequence_s > 0.7, "the wait for its turn is no part of the sequence"

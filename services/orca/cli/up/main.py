@@ -15,9 +15,10 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -34,7 +35,7 @@ from orca.cli.up.readiness import wait_until_ready
 from orca.cli.up.recovery import Recovery
 from orca.cli.up.redis_child import RedisChild
 from orca.cli.up.settings import UpSettings, parse_settings
-from orca.cli.up.spec import Role
+from orca.cli.up.spec import ProcessSpec, Role
 from orca.cli.up.supervisor import Child, Supervised, Supervisor, SystemFailed
 from orca.core.domain.errors import PoolUnavailable, SettingError
 from orca.core.domain.model import ModelInfo, count_parameters, load_model_info
@@ -53,7 +54,7 @@ from orca.worker.settings import PREFIX as WORKER_PREFIX
 from orca.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from orca.cli.up.slo.start import PlanOrder
+    from orca.cli.up.slo.start import Begun, PlanOrder, PoolAccess
 
 _PARTS = ((GatewaySettings, GATEWAY_PREFIX), (SchedulerSettings, SCHEDULER_PREFIX), (WorkerSettings, WORKER_PREFIX))
 
@@ -95,18 +96,22 @@ def main(argv: Sequence[str]) -> int:
     with local_resources.DataFolder(data_folder, remedy="--data" if settings.data else "--port or --data") as data:
         addresses = Addresses.find(settings)
         redis: RedisChild | None = None
+        follow: _Follow | None = None
+        parameters, processors = count_parameters(folder), available_processors()
+        choose = partial(with_layout, parameters=parameters, processors=processors)
         if order is not None:
             redis = _start_redis(settings, data)
-            settings = _with_plan(order, redis, data, display)
+            begun = _with_plan(order, redis, data, display)
+            settings = begun.settings
             addresses = Addresses.find(settings)
-        parameters, processors = count_parameters(folder), available_processors()
+            follow = _follow_of(order, begun, redis, argv, choose, data.folder)
         layout = describe(settings, parameters=parameters, processors=processors)
-        settings = with_layout(settings, parameters=parameters, processors=processors)
+        settings = choose(settings)
         display.print_text(f"layout: {layout}; {describe_pace(settings)}")
         data.sign(f"http://{addresses.reached[0]}")
         redis = redis or _start_redis(settings, data)
         try:
-            return asyncio.run(_serve(settings, model, data, redis, addresses, gpus, display))
+            return asyncio.run(_serve(settings, model, data, redis, addresses, gpus, display, follow))
         except SystemFailed as failure:
             display.print_text(f"orca up: {failure}")
             return failure.exit_code
@@ -143,18 +148,66 @@ def _check_plan(file: str, model: ModelInfo) -> str | None:
 
 def _with_plan(
     order: "PlanOrder", redis: RedisChild | None, data: local_resources.DataFolder, display: Display
-) -> UpSettings:
+) -> "Begun":
     """Make the plan. Args: redis: runs, because the pool has counted the lengths to plan for."""
-    from orca.cli.up.slo.start import PoolAccess, plan_start
+    from orca.cli.up.slo.start import plan_start
 
-    url = order.settings.redis_url or ("" if redis is None else redis.url)
     try:
-        pool = PoolAccess(url=url, login={} if redis is None else redis.login)
-        return plan_start(order, pool, data.folder, display)
+        return plan_start(order, _pool_access(order, redis), data.folder, display)
     except BaseException:
         if redis is not None:
             asyncio.run(redis.stop())
         raise
+
+
+def _pool_access(order: "PlanOrder", redis: RedisChild | None) -> "PoolAccess":
+    from orca.cli.up.slo.start import PoolAccess
+
+    url = order.settings.redis_url or ("" if redis is None else redis.url)
+    return PoolAccess(url=url, login={} if redis is None else redis.login)
+
+
+RestartSchedulers = Callable[[UpSettings], Awaitable[None]]
+
+_Follow = Callable[[RestartSchedulers, Callable[[str], None]], Coroutine[Any, Any, None]]
+"""Follows the plan of the running system until it is cancelled; it restarts schedulers, and prints events."""
+
+
+def _follow_of(
+    order: "PlanOrder",
+    begun: "Begun",
+    redis: RedisChild | None,
+    argv: Sequence[str],
+    choose: Callable[[UpSettings], UpSettings],
+    folder: Path,
+) -> _Follow | None:
+    """Prepare to follow the plan. Returns: None if no plan can be made while the system runs, as without a profile.
+
+    Args:
+        argv: the options of this start.
+        choose: returns settings with every unset option chosen.
+    """
+    from orca.cli.up.slo.applying import write_bounds
+    from orca.cli.up.slo.following import Begin, Follower, Hands
+
+    if begun.profile is None:
+        return None
+    settings = choose(begun.settings)
+    write_bounds(folder, settings)
+    begin = Begin(
+        order=order,
+        profile=begun.profile,
+        plan=begun.plan,
+        settings=settings,
+        pool=_pool_access(order, redis),
+        folder=folder,
+        argv=argv,
+    )
+
+    async def follow(restart: RestartSchedulers, report: Callable[[str], None]) -> None:
+        await Follower(begin, Hands(with_layout=choose, restart_schedulers=restart, report=report)).run()
+
+    return follow
 
 
 def _check_tokenizer(folder: Path) -> None:
@@ -237,7 +290,9 @@ async def _serve(
     addresses: Addresses,
     gpus: tuple[str, ...],
     display: Display,
+    follow: _Follow | None,
 ) -> int:
+    """Run the system until a signal. Args: follow: follows its plan; None: no plan changes while it runs."""
     context = RuntimeContext(
         addresses=addresses,
         redis_url=settings.redis_url or (redis.url if redis else ""),
@@ -246,6 +301,7 @@ async def _serve(
         # Seconds since 1970 rise from start to start, so the newest start decides which model is served.
         generation=int(time.time()),
         gpus=gpus,
+        bounds_folder=None if follow is None else data.folder,
     )
     specs = plan(settings, model, context)
     children: list[Supervised] = [] if redis is None else [redis]
@@ -268,19 +324,34 @@ async def _serve(
     probing = asyncio.create_task(probe.run())
     starting = asyncio.create_task(_show_start(supervisor, settings, model, addresses, data.folder, reasons, display))
     stopped = asyncio.create_task(stopping.wait())
+    tasks = [starting, watching, recovering, probing, stopped]
+
+    async def restart(changed: UpSettings) -> None:
+        await _restart_schedulers(supervisor, plan(changed, model, context))
+
     try:
         done, _ = await asyncio.wait({running, stopped, starting}, return_when=asyncio.FIRST_COMPLETED)
         if starting in done:
             await starting
+            if follow is not None:
+                tasks.append(asyncio.create_task(follow(restart, display.report)))
             await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (starting, watching, recovering, probing, stopped):
+        for task in tasks:
             task.cancel()
         await supervisor.stop()
-        await asyncio.gather(starting, watching, recovering, probing, stopped, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
     await running
     display.print_text("stopped")
     return 0
+
+
+async def _restart_schedulers(supervisor: Supervisor, specs: Sequence[ProcessSpec]) -> None:
+    """Start the schedulers again by other specs. They give their requests back to the pool, so nothing is lost."""
+    wanted = {spec.name: spec for spec in specs if spec.role is Role.SCHEDULER}
+    for child in supervisor.children:
+        if isinstance(child, Child) and child.spec.name in wanted:
+            await supervisor.restart(child, wanted[child.spec.name])
 
 
 def _signals_end(supervisor: Supervisor, display: Display) -> asyncio.Event:

@@ -65,6 +65,7 @@ class RuntimeContext:
     logs: Path  # folder of the log files
     generation: int  # generation of the revision: higher than at any earlier start on the same pool
     gpus: tuple[str, ...] = ()  # at least `tensor` devices when stages compute on cuda
+    bounds_folder: Path | None = None  # has the files of bounds; None: bounds do not change
 
 
 def plan(settings: UpSettings, model: ModelInfo, context: RuntimeContext) -> list[ProcessSpec]:
@@ -131,6 +132,7 @@ def _scheduler(settings: UpSettings, model: ModelInfo, context: RuntimeContext, 
         **{name: getattr(settings, name) for name in CYCLE_SETTINGS},
         "max_batch_size": settings.max_batch_size,
         "max_batch_tokens": settings.max_batch_tokens,
+        "bounds_file": _bounds_file(context, settings.policy),
         "prefetch": settings.prefetch,
         "commit_interval_ms": settings.commit_interval_ms,
         "slots": settings.slots,
@@ -147,6 +149,15 @@ def _scheduler(settings: UpSettings, model: ModelInfo, context: RuntimeContext, 
         environment=context.redis_login,
         restart=("--predecessor-exited",),
     )
+
+
+def _bounds_file(context: RuntimeContext, policy: str) -> Path | None:
+    return None if context.bounds_folder is None else bounds_file(context.bounds_folder, policy)
+
+
+def bounds_file(folder: Path, policy: str) -> Path:
+    """Return the file of bounds. Each policy has its own, because their bounds have other names."""
+    return folder / f"bounds-{policy}.json"
 
 
 def _metric_names(settings: UpSettings) -> str | None:

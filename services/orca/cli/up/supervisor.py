@@ -97,6 +97,7 @@ class Supervisor:
         self._report = report
         self._on_death = on_death
         self._is_stopping = False
+        self._restarting: set[str] = set()  # names of processes that end because they start with another spec
 
     async def run(self) -> None:
         """Start all processes and keep them running until `stop`.
@@ -110,6 +111,16 @@ class Supervisor:
         self._is_stopping = True
         for role in Role:
             await asyncio.gather(*(child.stop() for child in self.children if child.spec.role is role))
+
+    async def restart(self, child: "Child", spec: ProcessSpec) -> None:
+        """Run a process by another spec from now on: it is asked to end as by `stop`, and starts again at once.
+
+        Returns when the old process has ended. A process that is about to start again starts by the new spec.
+        """
+        child.spec = spec
+        if child.pid is not None:
+            self._restarting.add(spec.name)
+            await child.end()
 
     def kill(self) -> None:
         """Kill all processes at once."""
@@ -126,6 +137,11 @@ class Supervisor:
             code = await child.run_once()
             if self._is_stopping:
                 return
+            if name in self._restarting:
+                self._restarting.discard(name)
+                self._report(f"restarting {name} with other options")
+                self._on_death(child.spec)
+                continue
             now = time.monotonic()
             crashes.append(now)
             while crashes[0] < now - CRASH_WINDOW_S:
@@ -184,6 +200,10 @@ class Child:
 
     async def stop(self) -> None:
         self._is_stopping = True
+        await self.end()
+
+    async def end(self) -> None:
+        """Ask the process to end, and kill it after a time limit. It may start again."""
         if self._process is None or self._process.returncode is not None:
             return
         with suppress(ProcessLookupError):

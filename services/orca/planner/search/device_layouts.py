@@ -68,13 +68,20 @@ def profiled_layouts(
         if even.stages * even.ranks < at_least or not shape.allows(even):
             continue
         for layout in _cuts(even, shape, lambda layout: balanced(layout, costs_of, work)):
-            slots = group_slots(profile, layout, memory)
-            if slots >= DEFAULT_BLOCK_TOKENS:
-                capacity = GroupCapacity(slots=slots, max_model_len=max_model_len, is_chosen=memory.slots is not None)
+            capacity = group_capacity(profile, layout, memory, max_model_len)
+            if capacity is not None:
                 found.append(PlacedLayout(layout=layout, costs=costs_of(layout), capacity=capacity))
     if not found:
         raise SettingError(_complaint(profile, devices, shape))
     return found
+
+
+def group_capacity(profile: Profile, layout: Layout, memory: DeviceMemory, max_model_len: int) -> GroupCapacity | None:
+    """Return what a group of this layout can hold; None if there is no room for a block."""
+    slots = group_slots(profile, layout, memory)
+    if slots < DEFAULT_BLOCK_TOKENS:
+        return None
+    return GroupCapacity(slots=slots, max_model_len=max_model_len, is_chosen=memory.slots is not None)
 
 
 def typical_work(workload: Workload, *, is_encoder_decoder: bool) -> list[tuple[float, StepShape]]:

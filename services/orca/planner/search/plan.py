@@ -10,9 +10,12 @@ from typing import Any
 from orca.core.domain.errors import BadValue, SettingError
 from orca.planner.profile.profile import MACHINE_FIELDS, MODEL_FIELDS, ProfileKey
 from orca.planner.profile.strict_record import read_record_file, record_from_json, record_to_json
+from orca.planner.search.fewest_devices import DEVICES_MAX
 from orca.planner.search.goal import PlanGoal, ScheduleLatencies
 from orca.planner.search.planner import Candidate, Judged, Outcome
+from orca.planner.simulate.layout import Layout
 from orca.planner.workload.workload import Workload
+from orca.scheduler.policy.cycle import CycleControls
 from orca.scheduler.policy.policy import BatchBounds
 
 VERSION = 2
@@ -101,6 +104,21 @@ class PlannedFigures:
         latency_s, ttft_s, tpot_s = (each if isfinite(each) else None for each in latencies)
         return PlannedFigures(throughput=throughput, latency_s=latency_s, ttft_s=ttft_s, tpot_s=tpot_s)
 
+    def pressure(self, goal: PlanGoal) -> float:
+        """Return how these figures press against a goal (PlanGoal.pressure)."""
+        return goal.pressure(_Latencies(*(inf if each is None else each for each in self._latencies)))
+
+    @property
+    def _latencies(self) -> tuple[float | None, ...]:
+        return self.latency_s, self.ttft_s, self.tpot_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Latencies:
+    latency_s: float
+    ttft_s: float
+    tpot_s: float
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedBounds:
@@ -118,6 +136,12 @@ class PlannedBounds:
     def of(bounds: BatchBounds) -> "PlannedBounds":
         cycle = {} if bounds.cycle is None else dataclasses.asdict(bounds.cycle)
         return PlannedBounds(max_batch_size=bounds.max_batch_size, max_batch_tokens=bounds.max_batch_tokens, **cycle)
+
+    def bounds(self) -> BatchBounds:
+        """Return them as those of a scheduler."""
+        values = self.settings()
+        shared = {name: values.pop(name, None) for name in ("max_batch_size", "max_batch_tokens")}
+        return BatchBounds(**shared, cycle=CycleControls(**values) if values else None)  # type: ignore[arg-type]
 
     def settings(self) -> dict[str, int]:
         """Return those that are on, by the names of the scheduler's settings."""
@@ -157,6 +181,14 @@ class PlannedSchedule:
     @property
     def stages(self) -> int:
         return len(self.layers)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.layers, self.ranks)
+
+    def runs_as(self, other: "PlannedSchedule") -> bool:
+        """Return true if both run in the same way, whatever their figures."""
+        return self.flags() == other.flags()
 
     def describe(self) -> str:
         """Return the schedule in a few words: `RRA, B_E 12, N_D 9, 2 stages x 2 ranks`."""
@@ -233,17 +265,28 @@ class Plan:
             points=outcome.points,
         )
 
-    def describe(self) -> str:
-        """Return the plan in one line, as users see it in a status."""
-        figures = self.schedule.simulated
-        assert figures is not None
+    @property
+    def predicted(self) -> PlannedFigures:
+        """The figures of the schedule in simulation, on the lengths that the plan was made for."""
+        assert self.schedule.simulated is not None
+        return self.schedule.simulated
+
+    def describe(self, predicted: PlannedFigures | None = None, *, beside: str = "") -> str:
+        """Return the plan in one line, as users see it in a status.
+
+        Args:
+            predicted: on other lengths; None: on those that the plan was made for.
+            beside: follows the prediction, such as `, measured 7.65 s at 5.9`.
+        """
+        figures = predicted or self.predicted
         if figures.latency_s is None:
             promise = "predicted without end"
         else:
             promise = f"predicted {self.goal.percentile} % in {figures.latency_s:.3g} s"
         answers = self.workload.answers
         planned = f"{answers:,} answers" if answers else self.workload.source
-        return f"{self.schedule.describe()}; {promise} at {figures.throughput:.3g} requests/s; planned from {planned}"
+        promise += f" at {figures.throughput:.3g} requests/s{beside}"
+        return f"{self.schedule.describe()}; {promise}; planned from {planned}"
 
     def shortfall(self) -> str:
         """Return what a user should know about a goal that is not met, in one line."""
@@ -259,7 +302,7 @@ class Plan:
             if goal.tpot_ms is not None and figures.tpot_s is not None:
                 best.append(f"{1000 * figures.tpot_s:.3g} ms between tokens")
         more = self.fewest_devices
-        devices = f"{more} devices would meet it by simulation" if more else "more devices would not meet it"
+        devices = f"{more} devices would meet it by simulation" if more else f"up to {DEVICES_MAX} devices would not"
         return f"no schedule meets the goal ({goal.goal().describe()}). Best achievable: {', '.join(best)}; {devices}"
 
     def check_model(self, wanted: ProfileKey) -> None:

@@ -90,6 +90,7 @@ class Candidate:
     scenario: Scenario
     point: Point
     expected: Estimate
+    running: BatchBounds | None = None  # that a scheduler already runs with; None: those of the point
 
     @property
     def identity(self) -> tuple[Layout, str, Point]:
@@ -105,6 +106,8 @@ class Candidate:
     @property
     def bounds(self) -> BatchBounds:
         """Return the bounds of batches that a scheduler runs with."""
+        if self.running is not None:
+            return self.running
         return self.strategy.bounds(self.scenario, self.point, self.expected)
 
     def describe(self) -> str:

@@ -55,6 +55,10 @@ class Strategy(Protocol):
         """Return the point as the bounds of a scheduler."""
         ...
 
+    def point_of(self, bounds: BatchBounds) -> Point:
+        """Return the point whose bounds these are, or the nearest one."""
+        ...
+
     def controls(self, point: Point) -> Mapping[str, int]:
         """Return the control variables by the names that users know. What is off is left out."""
         ...
@@ -85,6 +89,11 @@ class IterationStrategy:
 
     def bounds(self, scenario: Scenario, point: Point, expected: Estimate) -> BatchBounds:  # noqa: ARG002
         return _iteration_bounds(point)
+
+    def point_of(self, bounds: BatchBounds) -> Point:
+        size, tokens = bounds.max_batch_size, bounds.max_batch_tokens
+        chunk = WHOLE if tokens is None else min(bisect_left(CHUNKS, tokens - size), len(CHUNKS) - 1)
+        return size, chunk
 
     def controls(self, point: Point) -> Mapping[str, int]:
         bounds = _iteration_bounds(point)
@@ -134,6 +143,10 @@ class RoundRobinStrategy:
                 threshold_percent=threshold,
             ),
         )
+
+    def point_of(self, bounds: BatchBounds) -> Point:
+        assert bounds.cycle is not None, "bounds of rra have the controls of its cycle"
+        return bounds.cycle.encode_batch, -bounds.cycle.decode_steps
 
     @staticmethod
     def _threshold_percent(scenario: Scenario, encode_batch: int) -> int:

@@ -34,6 +34,21 @@ def counted_workload(
     return _workload(cells, source, counts.answers, counts.cut_share, length_max)
 
 
+def lengths_now(counts: LengthCounts, stated: Workload | None, *, half_life_s: float) -> Workload | None:
+    """Return the lengths to plan for at a running service; None if there are none at all.
+
+    Counted lengths of enough answers go before stated ones, which were an estimate. Stated ones go before those of too
+    few answers.
+
+    Args: half_life_s: seconds after which an answer has half its weight, more than 0.
+    """
+    if stated is not None and counts.answers < ANSWERS_MIN:
+        return stated
+    if not any(counts.weighed(half_life_s).values()):
+        return stated
+    return counted_workload(counts, half_life_s=half_life_s, source="the pool")
+
+
 def cut_bins(workload: Workload, longest: int) -> Workload:
     """Return the workload with its bins cut where they reach beyond the longest request that the model allows.
 

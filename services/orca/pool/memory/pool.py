@@ -28,6 +28,8 @@ from orca.pool.contract import (
     verdict_error,
 )
 from orca.pool.hints import LogNews
+from orca.pool.latency_bins import AnswerLatency, latencies_us
+from orca.pool.latency_counts import LatencyCounts
 from orca.pool.memory.state import ParentRecord, PoolClock, PoolState, RequestRecord, Seat
 from orca.pool.poison import FAILURES_MAX
 from orca.pool.records import (
@@ -426,12 +428,13 @@ class MemoryPool(RequestPool):
             return CommitAnswer.NOT_YOURS
         record.log += entry.tokens
         if entry.index == 0 and entry.tokens:
+            self._note_first_step(record, entry.waited_ms)
             self._note_first_token(record)
         record.writers += [entry.claim.number] * len(entry.tokens)
         self._acquit(record)
         if entry.end is not None:
             self.state.end(record, entry.end)
-            self.state.lengths.count(record.request.revision, len(record.request.prompt), entry.end, self.state.awake)
+            self._count_answer(record, entry.end)
         else:
             self.state.hints.publish_log(entry.request_id, record.entries)
         return CommitAnswer.APPLIED
@@ -448,6 +451,11 @@ class MemoryPool(RequestPool):
         found = tuple(record.log[entry.index : entry.index + len(entry.tokens)])
         return found == entry.tokens and (entry.end is None or record.end == entry.end)
 
+    def _note_first_step(self, record: RequestRecord, waited_ms: int | None) -> None:
+        """Record the time of the first step if this is the first claim: an earlier one may have had one, too."""
+        if waited_ms is not None and record.number == 1 and record.first_claimed_ms is not None:
+            record.first_step_ms = record.first_claimed_ms + waited_ms
+
     def _note_first_token(self, record: RequestRecord) -> None:
         """Record the time of token 0. From now on the deadline of the end is in force."""
         record.first_token_ms = self.state.wall
@@ -455,6 +463,21 @@ class MemoryPool(RequestPool):
             self.state.deadlines.drop(record.request.id)
         else:
             self.state.deadlines.set(record.request.id, record.request.deadline_wall_ms)
+
+    def _count_answer(self, record: RequestRecord, end: End) -> None:
+        """Count the lengths and the latencies of an answer that has just ended, if it ended by itself."""
+        state, revision = self.state, record.request.revision
+        state.lengths.count(revision, len(record.request.prompt), end, state.awake)
+        state.latencies.count(revision, self._latencies_us(record), end, state.awake)
+
+    def _latencies_us(self, record: RequestRecord) -> dict[AnswerLatency, float]:
+        return latencies_us(
+            submitted_ms=record.request.submitted_ms,
+            first_step_ms=record.first_claimed_ms if record.first_step_ms is None else record.first_step_ms,
+            first_token_ms=record.first_token_ms,
+            ended_ms=self.state.wall,
+            tokens=len(record.log),
+        )
 
     def _acquit(self, record: RequestRecord) -> None:
         """End the trial at the first commit of a claim: the request ran, and did the group no harm."""
@@ -484,6 +507,7 @@ class MemoryPool(RequestPool):
         since = state.awake - FORGOTTEN_FOR_MS
         state.forgotten = {parent: at for parent, at in state.forgotten.items() if at > since}
         state.lengths.drop_old(state.awake)
+        state.latencies.drop_old(state.awake)
         for request_id in state.deadlines.due(state.wall):
             if state.is_readable(state.records[request_id]):
                 state.end_now(state.records[request_id], FinishReason.DEADLINE_EXCEEDED)
@@ -623,6 +647,9 @@ class MemoryPool(RequestPool):
 
     async def lengths(self, revision: str) -> LengthCounts:
         return self.state.lengths.of(revision, self.state.awake)
+
+    async def latencies(self, revision: str) -> LatencyCounts:
+        return self.state.latencies.of(revision, self.state.awake)
 
     async def stats(self) -> PoolStats:
         state = self.state

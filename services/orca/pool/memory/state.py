@@ -14,6 +14,7 @@ from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.pool import poison
 from orca.pool.contract import WANTED_FOR_MS
 from orca.pool.hints import Hints
+from orca.pool.memory.latencies import CountedLatencies
 from orca.pool.memory.lengths import CountedLengths
 from orca.pool.records import OwnershipState, Submission
 from orca.pool.schemas import SCHEMAS, Schemas
@@ -42,6 +43,7 @@ class RequestRecord:
     group: str = ""
     process: str = ""
     first_claimed_ms: int | None = None
+    first_step_ms: int | None = None  # known with the first token, if that came under the first claim
     first_token_ms: int | None = None
     ended_ms: int | None = None
     mark: tuple[int, str] | None = None  # epoch and group of the seat that it is reserved for
@@ -149,6 +151,7 @@ class PoolState:
         self.ended = DueTimes()  # parent -> awake ms at which its last request ended
         self.retired = DueTimes()  # revision -> awake ms at which its requests end
         self.lengths = CountedLengths()
+        self.latencies = CountedLatencies()
         self.hints = Hints(poll_s=math.inf)
 
     def check(self) -> None:

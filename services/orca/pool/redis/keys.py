@@ -36,7 +36,8 @@ blocks              hash    revision -> tokens in a KV block of its groups      
 lengths:<period>    hash    lengths of the answers that ended in a period (fields below)   four hours (length_bins.py),
                                                                                            if a release that knows it
                                                                                            sweeps
-periods             zset    period with such a hash -> awake ms at which both go           four hours, as its hash
+latencies:<period>  hash    latencies of the same answers (fields below)                   four hours, as lengths
+periods             zset    period with such hashes -> awake ms at which all go            four hours, as its hashes
 news                channel hints, one a line: "<id> <entries>" per log that grew, then    not kept
                             perhaps its last entries (prelude.lua); "+<revision>" per
                             request that came to its queue
@@ -51,9 +52,10 @@ news                channel hints, one a line: "<id> <entries>" per log that gre
     token_bytes (reserved per token that may still come), deadline (the one in force, wall clock ms, if there is one),
     deadline_later (only while it has no token and the first token changes its deadline: the later deadline, or empty
     for none), number and call (claim; call is empty while queued and unchanged by the end), group and process (owner),
-    first_claimed_ms, first_token_ms and ended_ms (wall clock; absent before), mark ("<epoch> <group>" of the seat that
-    it is reserved for), trial (1 from a claim to its first commit, otherwise empty) and failures (in a row; both in
-    poison.py, absent means none).
+    first_claimed_ms, first_step_ms, first_token_ms and ended_ms (wall clock; absent before; the first step is known
+    with the first token, if that came under the first claim), mark ("<epoch> <group>" of the seat that it is reserved
+    for), trial (1 from a claim to its first commit, otherwise empty) and failures (in a row; both in poison.py, absent
+    means none).
 - par: schema, choices (how many requests), left (not ended yet), on_disconnect, owner, digest,
     conversation (only where a later call may go on from it).
 - seat: holder (process, empty when free), epoch, revision, last_call (highest call number of the holder); answers to
@@ -63,6 +65,8 @@ news                channel hints, one a line: "<id> <entries>" per log that gre
 - lengths: "<prompt bin>,<output bin>" -> answers that ended by `stop` or `length`; cut (those of them that ended by
     `length`; absent means none). The name of a period is "<revision>:<number>". It has one meaning, because the
     number has only digits and stands behind the last colon.
+- latencies: "<latency>,<bin>" -> the same answers, where a latency has its place in `latency_bins.LATENCIES`; first_ms
+    (awake ms at which the first answer of the period ended). The name of a period is that of `lengths`.
 
 Memory was measured on Redis 6.2.14 and 7.0.15 (orca.bench.parts.pool). A waiting request with a prompt of 64 tokens
 uses 1.7 KB in all its keys. A log uses 0.5 KB plus its last node (1 KiB in the embedded server, 4 KiB by default). A
@@ -71,15 +75,17 @@ Buffers of the append-only file do not count against maxmemory: Redis itself lea
 
 The hashes `lengths` have at most 25 periods per revision, and in each at most one cell per answer. A model of 131,072
 tokens has 121 bins per side, so at most 14,641 cells. Up to 512 cells use 10 bytes each, more of them 50 to 93. With
-100, 1,000 and 14,641 cells in each period a revision uses 25 KB, 2 MB and 30 MB. Admission does not count them: they
-belong to the fifth of the memory that `codec.room_for_requests` leaves to Redis.
+100, 1,000 and 14,641 cells in each period a revision uses 25 KB, 2 MB and 30 MB. A hash `latencies` has at most 5,120
+cells. If each latency of a period differs by a factor of 8, it has some 500 and 5 KB, so 25 periods use 0.1 MB. With
+all cells they use 7 MB. Admission does not count these hashes: they belong to the fifth of the memory that
+`codec.room_for_requests` leaves to Redis.
 
 Schema number: one is in force, and each record carries the number under which it was written. A release reads and
 writes a range of numbers (schemas.py), and its scripts write the one in force. A script refuses to do anything if the
 number in force is outside its range. A queue skips a record whose number is outside the range.
 """
 
-NAMED = ("par", "render", "readers", "req", "body", "log", "q", "own", "seat", "lengths")
+NAMED = ("par", "render", "readers", "req", "body", "log", "q", "own", "seat", "lengths", "latencies")
 SINGLE = (
     "meta",
     "seats",

@@ -26,6 +26,7 @@ from orca.pool.contract import (
     verdict_error,
 )
 from orca.pool.hints import Hints, LogNews
+from orca.pool.latency_counts import LatencyCounts
 from orca.pool.length_bins import kept_periods
 from orca.pool.records import (
     NOBODY_BLAMED,
@@ -384,16 +385,28 @@ class RedisPool(RequestPool):
         )
 
     async def lengths(self, revision: str) -> LengthCounts:
+        awake_ms, found = await self._read_periods("lengths", revision)
+        return LengthCounts(
+            periods=tuple(script_format.read_lengths(period, awake_ms, fields) for period, fields in found)
+        )
+
+    async def latencies(self, revision: str) -> LatencyCounts:
+        awake_ms, found = await self._read_periods("latencies", revision)
+        return LatencyCounts(
+            awake_ms=awake_ms, periods=tuple(script_format.read_latencies(period, fields) for period, fields in found)
+        )
+
+    async def _read_periods(self, kind: str, revision: str) -> tuple[int, list[tuple[int, list[bytes]]]]:
+        """Return the awake time, and the periods that have counts with their fields, the newest first."""
+
         async def fields_of(period: int | str) -> tuple[int, list[bytes]]:
             # A few thousand cells take Redis a millisecond or two. Other calls may come between the periods.
-            awake_ms, fields = await self._link.run("lengths", revision, period, purpose=CallPurpose.READING)
+            awake_ms, fields = await self._link.run(kind, revision, period, purpose=CallPurpose.READING)
             return awake_ms, fields
 
         awake_ms, _ = await fields_of("")
         found = [(period, (await fields_of(period))[1]) for period in kept_periods(awake_ms)]
-        return LengthCounts(
-            periods=tuple(script_format.read_lengths(period, awake_ms, fields) for period, fields in found if fields)
-        )
+        return awake_ms, [(period, fields) for period, fields in found if fields]
 
     async def stats(self) -> PoolStats:
         answer = await self._link.run("stats")

@@ -5,7 +5,8 @@ are the tables `PARENT_ARGUMENTS` and `REQUEST_ARGUMENTS`, so Lua reads them in 
 
 commit: all entries in one argument. A step has hundreds of entries, and each argument costs packing.
 
-    a line per entry      request, claim number, claim call, index, reason or -, n, tokens ...
+    a line per entry      request, claim number, claim call, index, reason or -, n, tokens ...; the index of a first
+                          token may be 0@ and the ms from the claim to the first step
     n arguments after it  its tokens, if one of them has log probabilities and all are bytes; 0 if the line has them
     and one more          the stop of its end, if the entry has an end
 
@@ -24,6 +25,8 @@ from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.core.domain.step import Claim
 from orca.pool import codec
 from orca.pool.contract import check_entry, reserved_bytes
+from orca.pool.latency_bins import LATENCIES, AnswerLatency
+from orca.pool.latency_counts import PeriodLatencies
 from orca.pool.length_bins import age_ms
 from orca.pool.records import Claimed, CommitEntry, LogSlice, PeriodLengths, Submission
 from orca.pool.schemas import schema_least
@@ -152,7 +155,8 @@ def commit_arguments(entries: Sequence[CommitEntry]) -> list[str | bytes]:
             packed = len(tokens)
             values += map(codec.pack_token, tokens)
         reason = "-" if end is None else codec.pack_reason(end)
-        lines.append(f"{entry.request_id} {claim.number} {claim.call} {entry.index} {reason} {packed}{ids}")
+        index = f"{entry.index}" if entry.waited_ms is None else f"{entry.index}@{entry.waited_ms}"
+        lines.append(f"{entry.request_id} {claim.number} {claim.call} {index} {reason} {packed}{ids}")
         if end is not None:
             values.append(codec.pack_stop(end))
     return ["\n".join(lines), *values]
@@ -240,6 +244,17 @@ def read_lengths(period: int, awake_ms: int, fields: Sequence[bytes]) -> PeriodL
         cells={(int(prompt), int(output)): count for (prompt, output), count in cells.items()},
         cut=cut,
     )
+
+
+def read_latencies(period: int, fields: Sequence[bytes]) -> PeriodLatencies:
+    """Build the counts of a period. Args: fields: names and values in turn."""
+    counts = {name.decode(): int(count) for name, count in zip(fields[::2], fields[1::2], strict=True)}
+    first_ms = counts.pop("first_ms")
+    bins: dict[AnswerLatency, dict[int, int]] = {}
+    for name, count in counts.items():
+        latency, _, number = name.partition(",")
+        bins.setdefault(LATENCIES[int(latency)], {})[int(number)] = count
+    return PeriodLatencies(period=period, first_ms=first_ms, bins=bins)
 
 
 def newer_records(meta: Mapping[str, Any]) -> int:

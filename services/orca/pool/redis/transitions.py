@@ -4,7 +4,7 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from orca.pool import length_bins, poison
+from orca.pool import latency_bins, length_bins, poison
 from orca.pool.redis import script_format
 from orca.pool.redis.keys import lua_key_builders
 from orca.pool.schemas import Schemas
@@ -19,7 +19,7 @@ class Transition:
 
     def __init__(self, name: str, schemas: Schemas) -> None:
         prelude, transition = ((_SCRIPTS / f"{part}.lua").read_text() for part in ("prelude", name))
-        rules = [schemas.lua(), poison.lua(), length_bins.lua()]
+        rules = [schemas.lua(), poison.lua(), length_bins.lua(), latency_bins.lua()]
         texts = [lua_key_builders(), *rules, script_format.submit_tables(), prelude]
         self.text = "".join([*texts, f"local function transition()\n{transition}\nend\n", _ANSWER])
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()

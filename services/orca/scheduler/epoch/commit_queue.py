@@ -92,6 +92,7 @@ class CommitQueue:
                 index=output.index,
                 tokens=tuple(output.tokens),
                 end=output.end,
+                waited_ms=_waited_ms(entry) if output.index == 0 and output.tokens else None,
             )
             for entry, output in outputs.items()
         }
@@ -104,3 +105,7 @@ class CommitQueue:
         if not alive:
             del self._alive[entry.batch]
             self._ready |= self._held.pop(entry.batch)
+
+
+def _waited_ms(entry: GroupRequest) -> int | None:
+    return None if entry.waited_ns is None else entry.waited_ns // 1_000_000

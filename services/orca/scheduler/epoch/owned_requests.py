@@ -52,7 +52,13 @@ class OwnedRequests:
         request, dependencies = claimed.request, self._dependencies
         if (older := self._owned.get(request.id)) is not None:
             self._drop(older, "claimed again")
-        entry = self._state.add(request, claimed.claim, claimed.log, is_alone=claimed.is_alone)
+        entry = self._state.add(
+            request,
+            claimed.claim,
+            claimed.log,
+            is_alone=claimed.is_alone,
+            claimed_ns=dependencies.clock_ns(),
+        )
         detector = FinishDetector(
             request,
             dependencies.eos_token_ids,

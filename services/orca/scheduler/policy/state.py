@@ -57,6 +57,8 @@ class GroupRequest:
     part: Part = Part.UNSPECIFIED  # of its rows; TARGET with an encoder-decoder model
     source_tokens: int = 0  # length of its source; 0 with a decoder-only model, which has none
     sources_run: int = 0  # rows scheduled with its source: one from its first row on, if it has a source
+    claimed_ns: int = 0  # of the loop's clock
+    waited_ns: int | None = None  # from this claim to the submit of its first step, once that is there
 
     @property
     def is_admitted(self) -> bool:
@@ -155,13 +157,22 @@ class GroupState:
         """Batches in flight: `n_scheduled` of Algorithm 1. Steps that only free are not counted."""
         return sum(1 for step in self.steps if step.rows and not step.is_assumed)
 
-    def add(self, request: Request, claim: Claim, log: Sequence[Token] = (), *, is_alone: bool = False) -> GroupRequest:
+    def add(
+        self,
+        request: Request,
+        claim: Claim,
+        log: Sequence[Token] = (),
+        *,
+        is_alone: bool = False,
+        claimed_ns: int = 0,
+    ) -> GroupRequest:
         """Add a claimed request at its place in the order of arrival."""
         known = (request.decoder_prefix or request.prompt) + tuple(token.id for token in log)
         last_token = known[-1] if known else 0
         entry = GroupRequest(request, claim, known, len(log), len(log), last_token, is_alone=is_alone)
         if request.decoder_prefix:
             entry.part, entry.source_tokens = Part.TARGET, len(request.prompt)
+        entry.claimed_ns = claimed_ns
         insort(self.requests, entry, key=by_arrival)
         return entry
 
@@ -184,7 +195,7 @@ class GroupState:
         """Carry out a policy's decision and return it as the next step of `epoch`."""
         freed = tuple(self._free(entry) for entry in batch.freed)
         new = tuple(self._admit(admission) for admission in batch.admitted)
-        rows = tuple(self._run(row) for row in batch.rows)
+        rows = tuple(self._run(row, now_ns) for row in batch.rows)
         if batch.sources:
             rows = tuple(map(_run_source, batch.sources)) + rows
         if batch.position is not None:
@@ -282,7 +293,7 @@ class GroupState:
             max_new_tokens=request.max_new_tokens if has_source else None,
         )
 
-    def _run(self, row: BatchRow) -> Row:
+    def _run(self, row: BatchRow, now_ns: int) -> Row:
         entry = row.request
         assert entry.handle is not None
         # The stages have the known tokens. They also have the newest token while it is still on its way to the master.
@@ -293,6 +304,8 @@ class GroupState:
         entry.computed = row.start + row.count
         entry.sampled += row.sample
         entry.in_flight += 1
+        if not entry.iterations:
+            entry.waited_ns = max(0, now_ns - entry.claimed_ns)
         entry.iterations += 1
         return Row(entry.handle, row.start, row.count, row.sample, token, entry.part)
 

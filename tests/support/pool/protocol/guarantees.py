@@ -44,6 +44,8 @@ class Guarantees:
         self.trials: dict[str, tuple[int, int]] = {}  # request -> its last claim, tokens it had by then
         self.failures: dict[str, int] = {}
         self.answers = 0  # requests that ended by themselves: the pool counts each once
+        # Request -> its first claim, step and token on the wall clock: latencies count from the first ones ever.
+        self.times: dict[str, tuple[int | None, int | None, int | None]] = {}
 
     def forget_lost(self) -> None:
         """The pool has failed over: what its replica did not have never happened."""
@@ -52,11 +54,12 @@ class Guarantees:
                 continue
             record = self.simulation.pool.state.records[request_id]
             self.checked[request_id] = (record.entries, min(number, record.number), record.end)
+        self.times.clear()
         self.answers = self.simulation.pool.state.lengths.answers
 
     def begin_again(self, request_id: str) -> None:
         """Expect another answer under the name of a request that was forgotten."""
-        for kept in (self.checked, self.trials, self.failures):
+        for kept in (self.checked, self.trials, self.failures, self.times):
             kept.pop(request_id, None)
 
     def broke(self, rows: Sequence[tuple[str, Claim]]) -> None:
@@ -80,9 +83,10 @@ class Guarantees:
             for record in self.simulation.pool.state.own.get(group.name, {}).values():
                 if record.request.revision != group.revision:
                     raise Violation(f"group {group.name} of {group.revision} owns {record.request.id}")
-        counted = self.simulation.pool.state.lengths.answers
-        if counted != self.answers:
-            raise Violation(f"{self.answers} answers ended by themselves and the pool counts {counted}")
+        state = self.simulation.pool.state
+        for counted in (state.lengths.answers, state.latencies.answers):
+            if counted != self.answers:
+                raise Violation(f"{self.answers} answers ended by themselves and the pool counts {counted}")
         self.simulation.pool.state.check()
 
     def _check_log(self, client: Client) -> None:
@@ -110,6 +114,7 @@ class Guarantees:
         if record.writers != sorted(record.writers):
             raise Violation(f"{client.request_id}: an older claim has written behind a newer one: {record.writers}")
         self._check_blame(record, len(tokens))
+        self._check_times(record)
         if client.seen != tokens[: len(client.seen)]:
             raise Violation(f"{client.request_id}: a client saw tokens that are not in the log")
         if end is None and record.end is not None:
@@ -125,6 +130,13 @@ class Guarantees:
         if record.state is OwnershipState.OWNED and record.failures and tokens > self.trials[request_id][1]:
             raise Violation(f"{request_id} has committed and is not acquitted")
         self.failures[request_id] = record.failures
+
+    def _check_times(self, record: RequestRecord) -> None:
+        found = record.first_claimed_ms, record.first_step_ms, record.first_token_ms
+        for known, now in zip(self.times.get(record.request.id, (None, None, None)), found, strict=True):
+            if known is not None and now != known:
+                raise Violation(f"{record.request.id} began at {known} and now counts from {now}")
+        self.times[record.request.id] = found
 
     def _check_end(self, client: Client, end: End, tokens: list[int]) -> None:
         self.answers += end.reason in (FinishReason.STOP, FinishReason.LENGTH)

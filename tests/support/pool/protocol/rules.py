@@ -124,6 +124,14 @@ class GroupsReserveWhatTheyCanNeverHold(MemoryPool):
         return True
 
 
+class EachClaimBeginsAgain(MemoryPool):
+    """The latency of a request counts from its last claim."""
+
+    def _own(self, record: RequestRecord, caller: Caller, call: str) -> None:
+        record.first_claimed_ms = None
+        super()._own(record, caller, call)
+
+
 class AppendsAtAnyIndex(MemoryPool):
     def _is_next(self, record: RequestRecord, entry: CommitEntry) -> bool:
         return True
@@ -409,6 +417,7 @@ POOL_RULES = [
     WallClockLeases,
     TimeRunsBackwards,
     GroupsReserveWhatTheyCanNeverHold,
+    EachClaimBeginsAgain,
     AppendsAtAnyIndex,
     AppendsBehindGaps,
     SweepLeavesDeadGroupsTheirRequests,

@@ -19,11 +19,12 @@ from orca.cli.up.settings import UpSettings, parse_settings
 from orca.cli.up.slo import start
 from orca.cli.up.slo.measuring import MeasuringFailed
 from orca.cli.up.slo.profiles import profile_folder
-from orca.cli.up.slo.start import PlanOrder, PoolAccess, plan_start, read_order
+from orca.cli.up.slo.start import Begun, PlanOrder, PoolAccess, plan_start, read_order
 from orca.core.domain.errors import PoolUnavailable, SettingError
 from orca.core.domain.model import load_model_info
 from orca.planner.profile.profile import Profile, ProfileKey, to_json
 from orca.planner.search.plan import read_plan
+from orca.pool.latency_counts import LatencyCounts
 from orca.pool.length_bins import bin_of
 from orca.pool.records import LengthCounts, PeriodLengths
 from support.planner.profiles import profile_for
@@ -57,6 +58,9 @@ class Start:
         return read_order(parse_settings(words), given_options(words), model, 0)
 
     def run(self, *flags: str) -> UpSettings:
+        return self.begin(*flags).settings
+
+    def begin(self, *flags: str) -> Begun:
         display = Display(Console(file=self.shown, force_terminal=False))
         return plan_start(self.order(*flags), PoolAccess(url="unix://x", login={}), self.data, display, self.measure)
 
@@ -68,11 +72,11 @@ class Start:
             raise MeasuringFailed(self.failure)
         return profile_for(key)
 
-    async def read_counts(self, url: str, revision: str, _environment: object) -> LengthCounts:
+    async def read_counts(self, url: str, revision: str, _environment: object) -> tuple[LengthCounts, LatencyCounts]:
         self.asked.append((url, revision))
         if isinstance(self.counted, Exception):
             raise self.counted
-        return self.counted
+        return self.counted, LatencyCounts(awake_ms=0, periods=())
 
     @property
     def plan(self) -> Path:
@@ -171,6 +175,17 @@ def test_with_too_few_answers_nothing_is_measured_and_the_defaults_serve(begun: 
     assert "the defaults serve: 199 answers were counted in the last four hours, and a plan needs 200" in line
     assert "state the lengths with --slo-workload PROMPT/OUTPUT or --slo-lengths FILE" in line
     assert not begun.measured
+
+
+def test_without_a_plan_a_known_profile_lets_the_system_be_followed(begun: Start) -> None:
+    """Nothing is measured beside a system that serves."""
+    begun.counted = counts(199)
+    unknown = begun.begin(*QUICK)
+    assert (unknown.plan, unknown.profile, begun.measured) == (None, None, [])
+    known = begun.begin(*QUICK, *STATED)
+    later = begun.begin(*QUICK)
+    assert (later.plan, later.profile, len(begun.measured)) == (None, known.profile, 1)
+    assert known.plan is not None
 
 
 def test_stated_lengths_win_over_counted_ones(begun: Start) -> None:

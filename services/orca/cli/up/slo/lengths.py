@@ -11,6 +11,7 @@ from orca.planner.search.profiled_problem import fitting
 from orca.planner.workload.counted import ANSWERS_MIN, counted_workload
 from orca.planner.workload.lengths_file import read_workload
 from orca.planner.workload.workload import Workload, parse_workload
+from orca.pool.latency_counts import LatencyCounts
 from orca.pool.length_bins import HALF_LIFE_S
 from orca.pool.records import LengthCounts
 from orca.pool.settings import parse_pool_settings
@@ -32,17 +33,18 @@ def stated_lengths(settings: SloSettings, model: ModelInfo) -> Workload | None:
         raise SettingError(f"setting {name}: {error}") from error
 
 
-async def read_counts(url: str, revision: str, environment: Mapping[str, str]) -> LengthCounts:
-    """Return the lengths of a revision's answers. Raises: PoolUnavailable, SettingError if the pool cannot be read.
+async def read_counts(url: str, revision: str, environment: Mapping[str, str]) -> tuple[LengthCounts, LatencyCounts]:
+    """Return the lengths and the latencies of a revision's answers.
 
     Args: environment: has the login of the pool.
+    Raises: PoolUnavailable, SettingError if the pool cannot be read.
     """
     # The import takes 0.1 s. A start with stated lengths does not need it.
     from orca.pool.redis.pool import open_redis_pool
 
     pool = await open_redis_pool(url, DEPLOYMENT, parse_pool_settings(environment))
     try:
-        return await pool.lengths(revision)
+        return await pool.lengths(revision), await pool.latencies(revision)
     finally:
         await pool.close()
 

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 BOUND = "--slo-latency-ms"
 
+REPLAN = ("auto", "recommend", "off")
+"""The values of planner/follow/state.Replan: a start without a bound does not import the planner."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SloSettings(BatchingSettings):
@@ -47,6 +50,13 @@ class SloSettings(BatchingSettings):
         None,
         "file of orca profile to plan from; default: the one of an earlier start in ~/.cache/orca/profiles, otherwise"
         " the model is measured",
+    )
+
+    replan: str = setting(
+        "auto",
+        "what becomes of a better plan while the system runs: auto puts it in force if the layout stays, recommend only"
+        " prints it, off looks for none",
+        choices=REPLAN,
     )
 
     def __post_init__(self) -> None:
@@ -87,7 +97,7 @@ class SloSettings(BatchingSettings):
         return self.slo_latency_ms is None
 
 
-_OPTIONS = frozenset("--" + name.replace("_", "-") for name in SloSettings.__annotations__)
+OPTIONS = frozenset("--" + name.replace("_", "-") for name in SloSettings.__annotations__)
 
 _DECIDED = tuple(
     "--" + name.replace("_", "-")
@@ -102,7 +112,7 @@ def check_given(given: Collection[str]) -> None:
     """
     if BOUND not in given:
         for name in given:
-            if name in _OPTIONS:
+            if name in OPTIONS:
                 raise SettingError(f"setting {name}: it needs a latency bound, {BOUND}")
         return
     if "--plan" in given:

@@ -6,7 +6,8 @@ the way of a plan, the defaults serve, and a line says why.
 
 settings.py    the options                     profiles.py    profiles of earlier starts
 devices.py     chooses the devices (pure)      measuring.py   measures a profile in another process
-lengths.py     the lengths to plan for
+lengths.py     the lengths to plan for         following.py   follows the plan while the system runs
+applying.py    puts another plan in force      checking.py    checks a plan in another process
 """
 
 import asyncio
@@ -27,13 +28,14 @@ from orca.core.domain.errors import BadValue, OrcaError, PoolUnavailable, Settin
 from orca.core.domain.model import ModelInfo, count_parameters, load_model_info
 from orca.core.process.settings import with_texts
 from orca.core.process.whole_file import write_whole
+from orca.planner.follow.check import PlanLimits, limited_problem
 from orca.planner.profile.measuring.model_key import profile_key, stacks_of
 from orca.planner.profile.profile import Profile, ProfileKey, read_profile
 from orca.planner.search.device_layouts import DeviceMemory, Shape
 from orca.planner.search.goal import PlanGoal
 from orca.planner.search.plan import Plan, to_json
 from orca.planner.search.planner import NothingFits
-from orca.planner.search.profiled_problem import find_plan, profiled_problem
+from orca.planner.search.profiled_problem import find_plan
 from orca.planner.search.strategies import STRATEGIES
 from orca.planner.workload.workload import Workload
 from orca.worker.machine import available_processors
@@ -64,6 +66,15 @@ class PoolAccess:
 
     url: str
     login: Mapping[str, str]  # variables that hold the login, beside those of the environment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """The result of planning at the start."""
+
+    settings: UpSettings  # that the system runs with
+    plan: Plan | None  # None: the defaults serve
+    profile: Profile | None  # None: without one, no plan can be made while the system runs
 
 
 class NoPlan(OrcaError):
@@ -119,8 +130,8 @@ def read_order(settings: UpSettings, given: Collection[str], model: ModelInfo, g
 
 def plan_start(
     order: PlanOrder, pool: PoolAccess, folder: Path, display: Display, measure: Measure = measure_apart
-) -> UpSettings:
-    """Make the plan, write it to the data folder, and return the settings that run it.
+) -> Begun:
+    """Make the plan, write it to the data folder, and return it with the settings that run it.
 
     Returns: the settings without a plan, if none can be made. A line then says why.
     Args:
@@ -130,6 +141,7 @@ def plan_start(
     """
     file = folder / PLAN_FILE
     file.unlink(missing_ok=True)
+    profile: Profile | None = None
     try:
         workload = order.workload or asyncio.run(_count(order, pool))
         profile = order.profile or _profile(order, display, measure)
@@ -137,11 +149,13 @@ def plan_start(
         settings = _planned(order.settings, plan)
     except NoPlan as reason:
         display.print_text(f"slo: no plan for {order.goal.describe()}, the defaults serve: {reason}")
-        return _without_plan(order.settings)
+        # Nothing is measured beside a system that serves.
+        profile = profile or order.profile or find_profile(profile_folder(), order.key, display.print_text)
+        return Begun(settings=_without_plan(order.settings), plan=None, profile=profile)
     write_whole(file, to_json(plan))
     for line in plan_lines(plan, file):
         display.print_text(line)
-    return settings
+    return Begun(settings=settings, plan=plan, profile=profile)
 
 
 def plan_lines(plan: Plan, file: Path) -> list[str]:
@@ -162,7 +176,7 @@ def _read_named(file: str) -> Profile:
 async def _count(order: PlanOrder, pool: PoolAccess) -> Workload:
     """Return the lengths that the pool has counted. Raises: NoPlan if they are too few, or cannot be read."""
     try:
-        counts = await read_counts(pool.url, order.model.revision, {**os.environ, **pool.login})
+        counts, _ = await read_counts(pool.url, order.model.revision, {**os.environ, **pool.login})
     except (PoolUnavailable, SettingError) as error:
         raise NoPlan(f"the pool does not tell the lengths of answers: {error}") from error
     workload = counted_lengths(counts)
@@ -194,25 +208,27 @@ def _profile(order: PlanOrder, display: Display, measure: Measure) -> Profile:
 
 def _search(order: PlanOrder, profile: Profile, workload: Workload, display: Display) -> Plan:
     """Return the plan. Raises: NoPlan if counted lengths allow none; SettingError if stated ones do not."""
-    settings = order.settings
     try:
-        problem = profiled_problem(
-            profile,
-            workload,
-            order.goal,
-            devices=order.devices.per_group,
-            shape=order.fixed,
-            memory=DeviceMemory(slots=settings.slots, device_bytes=profile.device_bytes),
-            max_model_len=settings.max_model_len,
-            strategies=order.strategies,
-            prefetch=1 if settings.prefetch is None else settings.prefetch,
-        )
+        problem = limited_problem(profile, workload, order.goal, plan_limits(order, profile))
         with display.activity("search") as activity:
             return find_plan(problem, profile, activity.show)[1]
     except (NothingFits, SettingError) as error:
         if order.workload is not None:
             raise SettingError(f"no plan can be made: {error}") from error
         raise NoPlan(str(error)) from error
+
+
+def plan_limits(order: PlanOrder, profile: Profile) -> PlanLimits:
+    """Return the resources and choices that a plan of this order may use."""
+    settings = order.settings
+    return PlanLimits(
+        devices=order.devices.per_group,
+        shape=order.fixed,
+        memory=DeviceMemory(slots=settings.slots, device_bytes=profile.device_bytes),
+        max_model_len=settings.max_model_len,
+        strategies=order.strategies,
+        prefetch=1 if settings.prefetch is None else settings.prefetch,
+    )
 
 
 def _planned(settings: UpSettings, plan: Plan) -> UpSettings:

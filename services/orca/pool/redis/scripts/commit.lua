@@ -1,6 +1,7 @@
 -- commit: append the tokens and ends of a step, each request checked by itself.
--- ARGV[1]: a line per entry: "<request> <claim number> <claim call> <index> <reason or -> <n> <token> ...". If its
--- tokens are not plain ids, they are the next n arguments instead. With a reason one more argument follows: stop or ''.
+-- ARGV[1]: a line per entry: "<request> <claim number> <claim call> <index> <reason or -> <n> <token> ...". The index of
+-- a first token may be "0@<ms from this claim to the first step>". If its tokens are not plain ids, they are the next n
+-- arguments instead. With a reason one more argument follows: stop or ''.
 -- Answers a digit per entry: 1 applied, 2 already there, 3 ended, 4 not yours.
 begin(true)
 local APPLIED, ALREADY_THERE, ENDED_NOW, NOT_YOURS = 1, 2, 3, 4
@@ -18,9 +19,12 @@ local function is_there(id, index, tokens, reason, stop)
   return reason == '' or (last[1] == 'end' and last[2] == reason and (last[6] or '') == stop)
 end
 
--- Records the time of token 0. From now on the deadline of the end is in force.
-local function note_first_token(id)
+-- Records the time of token 0, and that of the first step if this is the first claim: an earlier one may have had a step
+-- without a token. From now on the deadline of the end is in force.
+local function note_first_token(id, number, waited_ms)
   call('HSET', req_key(id), 'first_token_ms', wall)
+  local claimed = waited_ms and number == '1' and tonumber(call('HGET', req_key(id), 'first_claimed_ms'))
+  if claimed then call('HSET', req_key(id), 'first_step_ms', claimed + waited_ms) end
   local later = call('HGET', req_key(id), 'deadline_later')
   if not later then return end
   call('HDEL', req_key(id), 'deadline_later', 'deadline')
@@ -32,11 +36,9 @@ local function note_first_token(id)
   end
 end
 
--- Counts the lengths of an answer that ended by itself, once: nothing else ends it (length_bins.py). It adds to one or
--- two fields, however many there are.
-local function count_lengths(r, output, reason)
-  local period = math.floor(awake / PERIOD_MS)
-  local name = r.revision .. ':' .. period
+-- Counts the lengths of an answer that ended by itself (length_bins.py). It adds to one or two fields, however many there
+-- are.
+local function count_lengths(name, period, r, output, reason)
   local cell = bin_of(tonumber(r.prompt_tokens)) .. ',' .. bin_of(output)
   if call('HINCRBY', lengths_key(name), cell, 1) == 1 then
     call('ZADD', PERIODS, (period + PERIODS_KEPT) * PERIOD_MS, name)
@@ -44,7 +46,34 @@ local function count_lengths(r, output, reason)
   if reason == 'length' then call('HINCRBY', lengths_key(name), 'cut', 1) end
 end
 
-local function commit_entry(id, number, claim_call, index, tokens, are_plain, reason, stop)
+-- Counts its latencies, too (latency_bins.py): it adds to at most one field of each. The period ends as that of the
+-- lengths does.
+local function count_latencies(name, r, output)
+  local key = latencies_key(name)
+  local times = call('HMGET', req_key(r.id), 'submitted_ms', 'first_step_ms', 'first_claimed_ms', 'first_token_ms')
+  local function add(latency, from, till, parts)
+    if from and till and parts > 0 then
+      call('HINCRBY', key, latency .. ',' .. latency_bin_of(1000 * (till - from) / parts), 1)
+    end
+  end
+  local submitted, step, first = tonumber(times[1]), tonumber(times[2] or times[3]), tonumber(times[4])
+  add(0, step, wall, 1)
+  add(1, submitted, wall, 1)
+  add(2, step, first, 1)
+  add(3, submitted, first, 1)
+  add(4, first, wall, output - 1)
+  call('HSETNX', key, 'first_ms', awake)
+end
+
+-- Counts an answer that ended by itself, once: nothing else ends it.
+local function count_answer(r, output, reason)
+  local period = math.floor(awake / PERIOD_MS)
+  local name = r.revision .. ':' .. period
+  count_lengths(name, period, r, output, reason)
+  count_latencies(name, r, output)
+end
+
+local function commit_entry(id, number, claim_call, index, waited_ms, tokens, are_plain, reason, stop)
   -- Only these five fields, which come first in the record: the rest is needed when a request ends or goes back.
   local log, r = log_key(id), call('HMGET', req_key(id), 'schema', 'state', 'number', 'call', 'trial')
   local state = r[2]
@@ -66,13 +95,13 @@ local function commit_entry(id, number, claim_call, index, tokens, are_plain, re
   for i, token in ipairs(tokens) do
     append_token(log, number, index + i, token)
   end
-  if index == 0 and #tokens > 0 then note_first_token(id) end
+  if index == 0 and #tokens > 0 then note_first_token(id, number, waited_ms) end
   -- The first commit of a claim ends the trial: the request ran, and did the group no harm.
   if r[5] == '1' then call('HSET', req_key(id), 'trial', '', 'failures', 0) end
   if reason ~= '' then
     local ended = load(id)
     end_request(ended, reason, stop)
-    if OWN_ENDS[reason] then count_lengths(ended, index + #tokens, reason) end
+    if OWN_ENDS[reason] then count_answer(ended, index + #tokens, reason) end
   else
     news[#news + 1] = id .. ' ' .. (index + #tokens)
   end
@@ -85,8 +114,8 @@ end
 
 local answers, next_argument = {}, 2
 for line in string.gmatch(ARGV[1], '[^\n]+') do
-  local id, number, claim_call, index, reason, packed, ids =
-    string.match(line, '^(%S+) (%d+) (%S*) (%d+) (%S+) (%d+)(.*)$')
+  local id, number, claim_call, index, waited_ms, reason, packed, ids =
+    string.match(line, '^(%S+) (%d+) (%S*) (%d+)@?(%d*) (%S+) (%d+)(.*)$')
   local tokens, stop = {}, nil
   for token in string.gmatch(ids, '%d+') do tokens[#tokens + 1] = token end
   for _ = 1, tonumber(packed) do
@@ -100,7 +129,7 @@ for line in string.gmatch(ARGV[1], '[^\n]+') do
     next_argument = next_argument + 1
   end
   answers[#answers + 1] = commit_entry(
-    id, number, claim_call, tonumber(index), tokens, packed == '0', reason, stop
+    id, number, claim_call, tonumber(index), tonumber(waited_ms), tokens, packed == '0', reason, stop
   )
 end
 publish()

@@ -1,0 +1,221 @@
+"""Follows the plan of `orca up --slo-latency-ms` while the system runs: checks, changes, and what people read about it.
+
+    read lengths and latencies from the pool -> check if due (checking.py) -> decide (planner/follow) -> apply -> report
+
+The state is written to `slo.json` in the data folder. Each start plans from scratch, so nothing reads it back.
+"""
+
+import asyncio
+import os
+import shlex
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orca.cli.up.planned import plan_options
+from orca.cli.up.settings import UpSettings
+from orca.cli.up.slo.applying import PlanChange, change_to, command_with_plan, layers_of, write_bounds
+from orca.cli.up.slo.checking import CheckFailed, CheckOrder, check_apart
+from orca.cli.up.slo.lengths import read_counts
+from orca.cli.up.slo.start import PLAN_FILE, PlanOrder, PoolAccess, plan_limits
+from orca.core.domain.errors import BadValue, PoolUnavailable, SettingError
+from orca.core.process.settings import with_texts
+from orca.core.process.whole_file import write_whole
+from orca.planner.follow.check import PlanCheck
+from orca.planner.follow.follow import Observed, begin, follow, is_check_due
+from orca.planner.follow.measured import measured_figures
+from orca.planner.follow.state import FollowState, Replan, state_to_json
+from orca.planner.profile.profile import Profile
+from orca.planner.search.device_layouts import Shape
+from orca.planner.search.plan import Plan, to_json
+from orca.planner.workload.counted import lengths_now
+from orca.pool.latency_counts import LatencyCounts
+from orca.pool.length_bins import HALF_LIFE_S
+from orca.pool.records import LengthCounts
+
+POLL_S = 30.0
+"""Seconds between two looks at the pool. Each one reads some kilobytes."""
+
+STATE_FILE = "slo.json"
+RECOMMENDED_FILE = "recommended-plan.json"
+
+DRIFT_SHOWN = 0.10
+"""Change of a length since the plan was made from which a line names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """The system that is followed, and what its start has found."""
+
+    order: PlanOrder
+    profile: Profile
+    plan: Plan | None  # in force; None: the defaults serve
+    settings: UpSettings  # that the system runs with, a result of `with_layout`
+    pool: PoolAccess
+    folder: Path  # the data folder
+    argv: Sequence[str]  # the options of this start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hands:
+    """The ways in which a follower changes the system, and learns about it."""
+
+    with_layout: Callable[[UpSettings], UpSettings]  # chooses every unset option
+    restart_schedulers: Callable[[UpSettings], Awaitable[None]]
+    report: Callable[[str], None]
+    check: Callable[[CheckOrder], Awaitable[PlanCheck]] = check_apart
+    read: Callable[[str, str, Mapping[str, str]], Awaitable[tuple[LengthCounts, LatencyCounts]]] = read_counts
+
+
+class Follower:
+    """Follows one system; `run` is one task of `orca up`."""
+
+    def __init__(self, begun: Begin, hands: Hands) -> None:
+        self._begun = begun
+        self._hands = hands
+        self._settings = begun.settings
+        self._replan = Replan(begun.order.settings.replan)
+        self._is_pool_away = False
+        self.state: FollowState | None = None
+
+    async def run(self) -> None:
+        """Follow until cancelled. Whatever goes wrong is reported, and the system serves on as it is."""
+        while True:
+            try:
+                await self.step()
+            except Exception as error:
+                self._hands.report(f"slo: the plan could not be followed, and is tried again: {error!r}")
+            await asyncio.sleep(POLL_S)
+
+    async def step(self) -> None:
+        """Look once, and do what is due."""
+        begun = self._begun
+        try:
+            environment = {**os.environ, **begun.pool.login}
+            lengths, latencies = await self._hands.read(begun.pool.url, begun.order.model.revision, environment)
+        except (PoolUnavailable, SettingError) as error:
+            if not self._is_pool_away:
+                self._hands.report(f"slo: the pool does not tell the latencies of answers: {error}")
+            self._is_pool_away = True
+            return
+        self._is_pool_away = False
+        try:
+            await self._follow(lengths, latencies)
+        except (CheckFailed, OSError) as error:
+            assert self.state is not None
+            self.state = replace(self.state, checked_ms=latencies.awake_ms)
+            self._hands.report(f"slo: {error}; the next check is in ten minutes")
+
+    async def _follow(self, lengths: LengthCounts, latencies: LatencyCounts) -> None:
+        begun, awake_ms = self._begun, latencies.awake_ms
+        if self.state is None:
+            self.state = FollowState() if begun.plan is None else begin(begun.plan, awake_ms)
+        before = self.state
+        measured = measured_figures(latencies, begun.order.goal, since_ms=before.since_ms or 0, half_life_s=HALF_LIFE_S)
+        observed = Observed(awake_ms=awake_ms, replan=self._replan, measured=measured)
+        if not is_check_due(before, awake_ms):
+            self._record(follow(before, observed))
+            return
+        workload = lengths_now(lengths, begun.order.workload, half_life_s=HALF_LIFE_S)
+        if workload is None:
+            self._record(replace(follow(before, observed), checked_ms=awake_ms))
+            return
+        order = CheckOrder(
+            profile=begun.profile,
+            workload=workload,
+            goal=begun.order.goal,
+            limits=plan_limits(begun.order, begun.profile),
+            plan=before.plan,
+            is_searching=self._replan is not Replan.OFF or before.plan is None,
+        )
+        check = await self._hands.check(order)
+        state = await self._decide(before, observed, order, check)
+        if state.plan is not None and state.plan is not before.plan:
+            await self._apply(state.plan)
+        self._record(state)
+        self._tell(before, state)
+
+    async def _decide(
+        self, before: FollowState, observed: Observed, order: CheckOrder, check: PlanCheck
+    ) -> FollowState:
+        """Return the next state.
+
+        If the best plan needs another layout after a miss, the best one of the running layout takes over.
+        """
+        is_applicable = self._is_applicable(check.best)
+        state = follow(before, replace(observed, check=check, is_applicable=is_applicable))
+        is_missing = check.best is not None and not is_applicable and (before.plan is None or not check.is_met)
+        if not is_missing or self._replan is not Replan.AUTO:
+            return state
+        # The best that this layout can do is in force without a restart. Another one is for a person to start.
+        limits = replace(order.limits, shape=self._running_shape())
+        try:
+            own = await self._hands.check(replace(order, limits=limits))
+        except CheckFailed:
+            return state
+        state = follow(before, replace(observed, check=own, is_applicable=self._is_applicable(own.best)))
+        if check.is_trusted and check.best is not None and check.best.is_met and not state.is_met:
+            state = replace(state, recommended=check.best, is_infeasible=False)
+        return state
+
+    def _is_applicable(self, plan: Plan | None) -> bool:
+        if plan is None:
+            return True
+        planned = self._planned(plan)
+        num_layers = self._begun.order.model.num_layers
+        return (
+            planned is not None and change_to(self._settings, planned, num_layers=num_layers) is not PlanChange.LAYOUT
+        )
+
+    def _planned(self, plan: Plan) -> UpSettings | None:
+        """Return the settings that run a plan; None if it breaks a rule of the options."""
+        try:
+            return self._hands.with_layout(with_texts(self._begun.order.settings, plan_options(plan)))
+        except BadValue:
+            return None
+
+    def _running_shape(self) -> Shape:
+        settings, num_layers = self._settings, self._begun.order.model.num_layers
+        return Shape(stages=settings.stages, ranks=settings.tensor, layers=layers_of(settings, num_layers))
+
+    async def _apply(self, plan: Plan) -> None:
+        """Put a plan in force whose layout is the running one. Raises: OSError."""
+        settings, begun = self._planned(plan), self._begun
+        assert settings is not None, "the plan is applicable"
+        change = change_to(self._settings, settings, num_layers=begun.order.model.num_layers)
+        write_bounds(begun.folder, settings)
+        write_whole(begun.folder / PLAN_FILE, to_json(plan))
+        self._settings = settings
+        if change is PlanChange.SCHEDULERS:
+            await self._hands.restart_schedulers(settings)
+
+    def _record(self, state: FollowState) -> None:
+        self.state = state
+        write_whole(self._begun.folder / STATE_FILE, state_to_json(state))
+
+    def _tell(self, before: FollowState, state: FollowState) -> None:
+        """Report what a check has found."""
+        report = self._hands.report
+        if state.plan is not before.plan:
+            report(f"slo: another plan is in force: {state.reason}")
+        elif state.plan is not None and not state.is_met:
+            report(f"slo: WARNING: {state.reason}")
+        report(f"slo: {state.describe()}{_drift(state)}")
+        recommended = state.recommended
+        if recommended is None:
+            return
+        known = before.recommended
+        if known is None or not known.schedule.runs_as(recommended.schedule):
+            file = self._begun.folder / RECOMMENDED_FILE
+            write_whole(file, to_json(recommended))
+            command = shlex.join(command_with_plan(self._begun.argv, recommended, file))
+            report(f"slo: recommended: {recommended.describe()}; {state.reason}; to run it: {command}")
+
+
+def _drift(state: FollowState) -> str:
+    """Return the change of lengths since the plan was made, if it is large."""
+    drift = state.drift
+    ratios = () if drift is None else (drift.prompt_mean, drift.output_mean, drift.output_p99)
+    if drift is None or all(abs(ratio - 1) < DRIFT_SHOWN for ratio in ratios):
+        return ""
+    return f"; lengths since then: {drift.describe()}"

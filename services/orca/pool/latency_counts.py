@@ -1,0 +1,84 @@
+"""The latencies of a revision's answers as a reader gets them, by periods: percentiles and throughput."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+
+from orca.pool.latency_bins import AnswerLatency, middle_s
+from orca.pool.length_bins import PERIOD_MS, age_ms
+
+RATE_WINDOW_MS = 2 * PERIOD_MS
+"""Awake time over which readers take the throughput by default: ten to twenty minutes, in whole periods."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodLatencies:
+    """The answers of one period that ended by `stop` or `length`, by the bins of their latencies (latency_bins.py)."""
+
+    period: int  # its number (length_bins.py)
+    first_ms: int  # awake time at which its first answer ended
+    bins: Mapping[AnswerLatency, Mapping[int, int]]  # number of answers
+
+    @property
+    def begins_ms(self) -> int:
+        """Awake time at which the period began."""
+        return self.period * PERIOD_MS
+
+    @property
+    def answers(self) -> int:
+        return sum(self.bins.get(AnswerLatency.REQUEST, {}).values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyCounts:
+    """The latencies of a revision's answers in the last hours. Each choice is an answer of its own."""
+
+    awake_ms: int  # awake time of the pool when it was asked
+    periods: tuple[PeriodLatencies, ...]  # the newest first; those without an answer are left out
+
+    @property
+    def answers(self) -> int:
+        return sum(period.answers for period in self.periods)
+
+    def since(self, awake_ms: int) -> "LatencyCounts":
+        """Return the counts without those of periods that began before an awake time.
+
+        So answers of another schedule, which ended before a change at that time, have no part in them.
+        """
+        kept = tuple(period for period in self.periods if period.begins_ms >= awake_ms)
+        return dataclasses.replace(self, periods=kept)
+
+    def percentile_s(self, latency: AnswerLatency, percent: float, half_life_s: float = inf) -> float | None:
+        """Return the latency that at least so many percent of the answers stay within; None without any answer.
+
+        It is the middle of a bin, at most 1.6 % away.
+
+        Args: half_life_s: awake seconds after which an answer has half its weight, more than 0.
+        """
+        weights: dict[int, float] = {}
+        for period in self.periods:
+            weight = 0.5 ** (age_ms(period.period, self.awake_ms) / 1000 / half_life_s)
+            for number, count in period.bins.get(latency, {}).items():
+                weights[number] = weights.get(number, 0.0) + weight * count
+        wanted = percent / 100 * sum(weights.values()) * (1 - 1e-12)
+        reached = 0.0
+        for number in sorted(weights):
+            reached += weights[number]
+            if reached >= wanted and reached > 0:
+                return middle_s(number)
+        return None
+
+    def per_s(self, window_ms: int = RATE_WINDOW_MS) -> float:
+        """Return the answers that ended per awake second, over the newest periods that make up the window.
+
+        Time without an answer counts, but for the time before the first one of all: the service may have started then.
+
+        Args: window_ms: awake time, rounded up to whole periods, the one that runs now included.
+        """
+        first = self.awake_ms // PERIOD_MS - -(-window_ms // PERIOD_MS) + 1
+        newest = [period for period in self.periods if period.period >= first]
+        if not newest:
+            return 0.0
+        begin_ms = max(first * PERIOD_MS, self.periods[-1].first_ms)
+        return sum(period.answers for period in newest) / max(1.0, (self.awake_ms - begin_ms) / 1000)
