@@ -1,5 +1,6 @@
 """`orca bench plan real`: its settings, the kept runs, the comparison of measured runs, and its table."""
 
+import argparse
 import dataclasses
 import math
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from orca.bench.plan.real.kept import KeptRuns, RunKey
 from orca.bench.plan.real.run import RealFigures, read_figures, requests_of
 from orca.bench.plan.real.setting import RealSetting
 from orca.bench.plan.real.table import figures, lines, to_json
+from orca.bench.plan.real_command import estimate
 from orca.core.domain.errors import SettingError
 from orca.planner.search.goal import PlanGoal
 from orca.planner.search.plan import (
@@ -114,21 +116,21 @@ def test_the_baseline_divides_its_batch_over_the_stages() -> None:
     assert flags["without_habits"] == "starts_at_shortest"
     assert case.baseline_batches() == [4, 8, 20, 48, 64]
     assert case.places > 64, "requests of mean length are shorter"
-    assert case.default_sizes() == [case.places // 2 >> power for power in (4, 3, 2, 1, 0)]
+    assert case.default_sizes() == [case.places // 2 >> power for power in (3, 2, 1, 0)]
     assert "max_batch_tokens" not in dict(case.default_iteration(8).flags), "the default is not an option"
     assert case.default_iteration(8).text == "iteration, batch 8, 256 tokens a step"
 
 
 def test_the_grid_has_as_many_settings_of_each_strategy() -> None:
     grid = case_of("C1").grid(3)
-    assert [setting.strategy for setting in grid] == ["iteration"] * 6 + ["rra"] * 6
-    assert len(set(grid)) == 12
+    assert [setting.strategy for setting in grid] == ["iteration"] * 3 + ["rra"] * 6
+    assert len(set(grid)) == 9
     assert {dict(setting.flags)["layers"] for setting in grid} == {"3,3"}
-    chunks = [int(dict(setting.flags)["max_batch_tokens"]) for setting in grid[:6]]
-    assert chunks[:3] == [0, 0, 0]
-    assert all(chunk > 32 for chunk in chunks[3:])
+    for setting in grid[:3]:
+        flags = dict(setting.flags)
+        assert int(flags["max_batch_tokens"]) - int(flags["max_batch_size"]) == 32, "half of 64 tokens"
     # Sources run whole, so there are no chunks.
-    assert [setting.strategy for setting in case_of(has_encoder=True).grid(2)] == ["iteration"] * 2 + ["rra"] * 4
+    assert [setting.strategy for setting in case_of(has_encoder=True).grid(2)] == ["rra"] * 4
     assert ladder(32, 3) == [32, 16, 8]
     assert ladder(5, 1) == [5]
 
@@ -298,7 +300,6 @@ def test_the_table_the_figures_and_the_json_have_every_bound() -> None:
         (["--tasks", "S,Q"], "--tasks Q is not one of S, T, G, C1, C2"),
         (["--most", "6"], "--most 6 is not a multiple of 4 from 8 on"),
         (["--most", "4"], "--most 4 is not a multiple of 4 from 8 on"),
-        (["--keep", "no/such/folder"], "there is no folder no/such/folder"),
         (["--rounds", "0"], "0 is not above 0"),
         (["--margin-percent", "100"], "--margin-percent 100 is not below 100"),
     ],
@@ -306,3 +307,17 @@ def test_the_table_the_figures_and_the_json_have_every_bound() -> None:
 def test_bad_options_are_refused_by_name(words: list[str], complaint: str) -> None:
     with pytest.raises(SettingError, match=complaint):
         bench(["plan", "real", *words])
+
+
+def test_a_folder_to_keep_runs_in_must_be_one(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(SettingError, match=r"--keep .*file: File exists"):
+        bench(["plan", "real", "--keep", str(file), "--model", str(tmp_path)])
+
+
+def test_the_run_time_is_estimated() -> None:
+    options = argparse.Namespace(tasks=("S", "T"), grid=2, rounds=2, minutes=3.0)
+    # Four sizes of the baseline, four of the default, six of the grid, and half of 2 x 4 x 4 in the rounds.
+    text = estimate(1, options, kept=10)
+    assert text.startswith("about 21 minutes: 1 profiles of up to 3 minutes, and about 50 runs of 22 s")

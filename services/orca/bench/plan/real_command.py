@@ -21,7 +21,7 @@ from orca.planner.workload.tasks import TASKS as PAPER_TASKS
 
 HELP = "plans for four latency bounds on real processes, beside a measured grid and the tuned baselines"
 
-RUN_S = 20.0
+RUN_S = 22.0
 """Seconds of a run on average, start and stop included: of models of 60 M parameters on two cores."""
 
 MOST_MIN = 8
@@ -34,10 +34,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     tasks = f"tasks of the ExeGPT paper, at a quarter of their lengths ({','.join(TASKS)})"
     add("--tasks", type=comma_separated(str), default=TASKS, metavar="A,B", help=tasks)
     answers = "answers of the steady state of a run, at least; a group that holds many requests runs more (%(default)s)"
-    add("--requests", type=positive(int), default=200, metavar="N", help=answers)
+    add("--requests", type=positive(int), default=150, metavar="N", help=answers)
     rounds = "rounds in which the plans and what they are compared with take turns (%(default)s)"
     add("--rounds", type=positive(int), default=2, metavar="N", help=rounds)
-    grid = "batch sizes of the grid, for each of two forms of each strategy (%(default)s)"
+    grid = "batch sizes of the grid: of iteration with chunks, and of rra with two N_D (%(default)s)"
     add("--grid", type=positive(int), default=2, metavar="N", help=grid)
     most = "requests of the largest length that the KV cache has room for, a multiple of four (%(default)s)"
     add("--most", type=positive(int), default=48, metavar="N", help=most)
@@ -45,15 +45,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--tensor", type=positive(int), default=1, metavar="N", help="ranks of each stage (%(default)s)")
     margin = "tightens the bounds of the plans by so much, as `orca plan` does (%(default)g)"
     add("--margin-percent", type=not_negative(float), default=0.0, metavar="N", help=margin)
-    add("--minutes", type=positive(float), default=2.0, metavar="N", help="time to measure a profile (%(default)s)")
+    add("--minutes", type=positive(float), default=5.0, metavar="N", help="time to measure a profile (%(default)s)")
     keep = "keep profiles and runs there; what is there already is not measured again, so a killed bench goes on"
-    add("--keep", type=_folder, metavar="FOLDER", help=keep)
+    add("--keep", type=Path, metavar="FOLDER", help=keep)
     add_output_options(parser, can_plot=False)
 
 
 def act(options: argparse.Namespace) -> int | None:
     """Measure all models and tasks, and show the plans. Raises: SettingError, ModelError, OrcaError."""
     _check(options)
+    _make_folder(options.keep)
+    check_shapes(options)
     kept = KeptRuns(options.keep / "runs.jsonl" if options.keep is not None else None)
     results = []
     with TemporaryDirectory(prefix="orca-plan-") as scratch:
@@ -80,7 +82,14 @@ def _check(options: argparse.Namespace) -> None:
         raise SettingError(f"--margin-percent {options.margin_percent:g} is not below 100")
     if options.most < MOST_MIN or options.most % BATCH_STEP:
         raise SettingError(f"--most {options.most} is not a multiple of {BATCH_STEP} from {MOST_MIN} on")
-    check_shapes(options)
+
+
+def _make_folder(folder: Path | None) -> None:
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(f"--keep {folder}: {error.strerror}") from error
 
 
 def estimate(models: int, options: argparse.Namespace, kept: int) -> str:
@@ -88,14 +97,14 @@ def estimate(models: int, options: argparse.Namespace, kept: int) -> str:
     runs = max(models * len(options.tasks) * _runs_of(options) - kept, 0)
     minutes = models * options.minutes + runs * RUN_S / 60
     return (
-        f"about {minutes:.0f} minutes: {models} profiles of {options.minutes:g} minutes, and up to {runs} runs of about"
+        f"about {minutes:.0f} minutes: {models} profiles of up to {options.minutes:g} minutes, and about {runs} runs of"
         f" {RUN_S:.0f} s; leave the machine to them"
     )
 
 
 def _runs_of(options: argparse.Namespace) -> int:
-    """Return the most runs of a model and task, if half of the settings of the rounds are the same."""
-    survey = len(BOUNDS) + 1 + DEFAULT_SIZES + 4 * int(options.grid)
+    """Return about how many runs a model and task has: about half of the settings of the rounds are the same."""
+    survey = len(BOUNDS) + DEFAULT_SIZES + 3 * int(options.grid)
     return survey + int(options.rounds) * len(BOUNDS) * len(SYSTEMS) // 2
 
 
@@ -124,10 +133,3 @@ def _profile(options: argparse.Namespace, model: Path) -> Profile:
     if file is not None:
         write_whole(file, to_json(profile))
     return profile
-
-
-def _folder(text: str) -> Path:
-    folder = Path(text)
-    if not folder.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {folder}")
-    return folder

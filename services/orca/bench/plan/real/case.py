@@ -4,7 +4,7 @@ All settings have the same layout, the same memory and the same model length. Th
 habits of FasterTransformer (exegpt/faster_transformer.py), divided into as many micro-batches as stages.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,14 +23,14 @@ from orca.planner.search.goal import PlanGoal
 from orca.planner.search.plan import Plan, PlannedSchedule
 from orca.planner.search.planner import Candidate, PlanProblem
 from orca.planner.search.profiled_problem import find_plan, profiled_problem
-from orca.planner.search.strategies import CHUNKS, STRATEGIES, WHOLE
+from orca.planner.search.strategies import CHUNKS, STRATEGIES
 from orca.planner.simulate.rra_phases import decode_phases
 from orca.planner.workload.tasks import task_workload
 from orca.planner.workload.workload import Workload
 
 PERCENT = 99
 
-DEFAULT_SIZES = 5
+DEFAULT_SIZES = 4
 """Batch sizes of default `iteration`: the largest that the memory has room for, and each time half of it."""
 
 OFF_HABIT = "starts_at_shortest"
@@ -149,10 +149,11 @@ class RealCase:
     # The grid.
 
     def grid(self, count: int) -> list[RealSetting]:
-        """Return count x 2 settings of each strategy.
+        """Return settings that stand beside default `iteration`.
 
-        `iteration` with prompts whole, and in chunks of half a mean prompt. `rra` with N_D of a mean answer, and of a
-        quarter of it. Each for so many batch sizes, up to what the memory has room for.
+        `iteration` with chunks of half a mean prompt: the bound of the default leaves most prompts of a task whole.
+        `rra` with N_D of a mean answer, and of a quarter of it. Each has `count` batch sizes, up to what the memory has
+        room for.
         """
         problem = self.problem(inf)
         placed = problem.layouts[0]  # with layers as even as possible
@@ -171,10 +172,11 @@ class RealCase:
         return found
 
     def _iteration_points(self, count: int) -> Iterator[tuple[str, Point]]:
-        chunk = min(bisect_left(CHUNKS, self.workload.prompts.mean / 2), len(CHUNKS) - 1)
-        for form in (WHOLE,) if self.is_encoder_decoder else (WHOLE, chunk):
-            for size in ladder(self.places // self.stages, count):
-                yield "iteration", (size, form)
+        if self.is_encoder_decoder:  # sources always run whole
+            return
+        chunk = max(bisect_right(CHUNKS, self.workload.prompts.mean / 2) - 1, 0)
+        for size in ladder(self.places // self.stages, count):
+            yield "iteration", (size, chunk)
 
     def _rra_points(self, count: int) -> Iterator[tuple[str, Point]]:
         for share in (1.0, 0.25):
