@@ -36,6 +36,9 @@ SETUPS = (OPT_13B, GPT_39B, T5_11B)
 BOUND_NUMBERS = (0, 2)
 """The two bounds: the lowest 10 and 70 % of the baseline's latencies."""
 
+MARGINS = (0, 10)
+"""Margins of the plans' bounds in percent. A plan without one goes to its bound: chance decides on other messages."""
+
 LONGEST = 512
 """Most tokens of a source and its translation together."""
 
@@ -52,6 +55,7 @@ class HeldOutRun:
     setup: Setup
     bound: str
     bound_s: float
+    margin: int  # in percent, for the plan
     plan: Candidate
     is_promised: bool  # it meets the bound on the sample
     figures: ExactFigures
@@ -60,12 +64,20 @@ class HeldOutRun:
 
     @property
     def settings(self) -> dict[str, Setting]:
-        return {"model": str(self.setup), "bound": self.bound}
+        return {"model": str(self.setup), "bound": self.bound, "margin": f"{self.margin} %"}
+
+    @property
+    def is_met(self) -> bool:
+        return self.figures.sequence_s <= self.bound_s
+
+    @property
+    def gain(self) -> float:
+        """Return the throughput over that of FT."""
+        return self.figures.throughput / self.baseline
 
     def rows(self) -> list[PaperRow]:
         found = self.figures
         rows = [
-            PaperRow(what="Bound of the catalogues", unit="s", settings=self.settings, ours=self.bound_s),
             PaperRow(
                 what="p99 latency of other messages",
                 unit="s",
@@ -106,17 +118,20 @@ def figure10_rows(
     report(f"{len(pairs):,} messages in {', '.join(languages)}")
     lengths = split(token_lengths(pairs, model), longest=LONGEST)
     rows = length_rows(lengths)
-    runs = []
+    runs: list[HeldOutRun] = []
     workload = workload_of_lengths(lengths.sample)
     for setup in setups:
         for number in BOUND_NUMBERS:
-            runs.append(held_out_run(setup, workload, lengths.rest, number, requests))
-            own = runs[-1]
-            report(
-                f"{setup}, {own.bound} ({own.bound_s:.3g} s): {own.plan.describe()}; on other messages"
-                f" {own.figures.throughput:.3g} requests/s, 99 % in {own.figures.sequence_s:.3g} s"
-            )
-            rows += own.rows()
+            own = [held_out_run(setup, workload, lengths.rest, number, requests, margin=each) for each in MARGINS]
+            bound: dict[str, Setting] = {"model": str(setup), "bound": BOUNDS[number]}
+            rows.append(PaperRow(what="Bound of the catalogues", unit="s", settings=bound, ours=own[0].bound_s))
+            for run in own:
+                rows += run.rows()
+                report(
+                    f"{setup}, {run.bound} ({run.bound_s:.3g} s), margin {run.margin} %: {run.plan.describe()};"
+                    f" on other messages {run.figures.throughput:.3g} requests/s, 99 % in {run.figures.sequence_s:.3g} s"
+                )
+            runs += own
     return [*rows, *_summary(runs)]
 
 
@@ -152,11 +167,18 @@ def workload_of_lengths(lengths: Sequence[Lengths]) -> Workload:
     return Workload.of_cells(cells, source="message catalogues", answers=len(lengths))
 
 
-def held_out_run(setup: Setup, workload: Workload, rest: Sequence[Lengths], number: int, requests: int) -> HeldOutRun:
-    """Plan on a workload, and run the plan on other lengths. Args: number: of the bound in BOUNDS."""
+def held_out_run(
+    setup: Setup, workload: Workload, rest: Sequence[Lengths], number: int, requests: int, *, margin: int = 0
+) -> HeldOutRun:
+    """Plan on a workload, and run the plan on other lengths.
+
+    Args:
+        number: of the bound in BOUNDS.
+        margin: of the plan's bound, in percent.
+    """
     baseline = FasterTransformer(setup, workload, has_percentile_bounds=True)
     bound_s = baseline.bounds()[number]
-    goal = PlanGoal(latency_ms=1000 * bound_s, percentile=PERCENT)
+    goal = PlanGoal(latency_ms=1000 * bound_s, percentile=PERCENT, margin_percent=margin)
     longest = LONGEST + setup.is_encoder_decoder
     layouts = [
         replace(placed, capacity=replace(placed.capacity, max_model_len=longest))
@@ -179,6 +201,7 @@ def held_out_run(setup: Setup, workload: Workload, rest: Sequence[Lengths], numb
         setup=setup,
         bound=BOUNDS[number],
         bound_s=bound_s,
+        margin=margin,
         plan=plan,
         is_promised=outcome.is_met,
         figures=_run(plan, rest, requests),
@@ -206,17 +229,16 @@ def trace_of(lengths: Sequence[Lengths]) -> Trace:
 
 
 def _summary(runs: Sequence[HeldOutRun]) -> list[PaperRow]:
-    settings: dict[str, Setting] = {"system": SYSTEM}
-    met = 100 * fmean(run.figures.sequence_s <= run.bound_s for run in runs)
-    gain = fmean(run.figures.throughput / run.baseline for run in runs)
-    missed = sum(not run.is_baseline_safe for run in runs)
-    return [
-        PaperRow(what="Bounds met on other messages", unit="%", settings=settings, ours=met, goal=(100.0, 100.0)),
-        PaperRow(
-            what="Bounds that FT does not meet for the maximum length",
-            unit="bounds",
-            settings={"system": BASELINE},
-            ours=missed,
-        ),
-        PaperRow(what="Mean gain over FT, catalogues", unit="x", settings=settings, ours=gain),
-    ]
+    rows = []
+    for margin in MARGINS:
+        own = [run for run in runs if run.margin == margin]
+        settings: dict[str, Setting] = {"system": SYSTEM, "margin": f"{margin} %"}
+        met = 100 * fmean(run.is_met for run in own)
+        gain = fmean(run.gain for run in own)
+        rows += [
+            PaperRow(what="Bounds met on other messages", unit="%", settings=settings, ours=met, goal=(100.0, 100.0)),
+            PaperRow(what="Mean gain over FT, catalogues", unit="x", settings=settings, ours=gain),
+        ]
+    missed = sum(not run.is_baseline_safe for run in runs if run.margin == MARGINS[0])
+    what = "Bounds that FT does not meet for the maximum length"
+    return [*rows, PaperRow(what=what, unit="bounds", settings={"system": BASELINE}, ours=missed)]
