@@ -8,6 +8,7 @@ from orca.bench.exegpt.real_variance import real_table7_rows
 from orca.bench.peers.model import LlamaShape, make_model
 from orca.bench.plan.real.case import RealCase
 from orca.bench.plan.real.run import requests_of, run_setting
+from orca.bench.plan.real.survey import grid_settings, request_level
 from support.planner.profiles import profile
 
 TINY = LlamaShape(layers=6, hidden=48, heads=4, kv_heads=2, intermediate=80, vocab=300, positions=256)
@@ -19,8 +20,8 @@ def test_settings_run_and_are_measured_by_their_logs(tmp_path: Path) -> None:
     model = tmp_path / "tiny"
     make_model(model, TINY)
     case = RealCase(model=model, profile=profile(), task="S", stages=2, ranks=1, most=8)
-    *_, rra = case.grid(1)
-    for setting in (case.request_level(4), rra):
+    *_, rra = grid_settings(case, 1)
+    for setting in (request_level(case, 4), rra):
         found = run_setting(case, setting, requests=requests_of(setting, 60), seed=0, folder=tmp_path)
         assert found.requests >= 20
         assert found.throughput > 0

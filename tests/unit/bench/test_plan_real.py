@@ -10,11 +10,21 @@ import orjson
 import pytest
 
 from orca.bench.main import main as bench
-from orca.bench.plan.real.case import RealCase, batch_sizes, bounds_of, ladder
+from orca.bench.plan.real.case import RealCase
 from orca.bench.plan.real.compare import BASELINE, DEFAULT, GRID, PLAN, BoundRuns, RealRuns, compare_case
 from orca.bench.plan.real.kept import KeptRuns, RunKey
 from orca.bench.plan.real.run import RealFigures, read_figures, requests_of
 from orca.bench.plan.real.setting import RealSetting
+from orca.bench.plan.real.survey import (
+    baseline_batches,
+    batch_sizes,
+    bounds_of,
+    default_iteration,
+    default_sizes,
+    grid_settings,
+    ladder,
+    request_level,
+)
 from orca.bench.plan.real.table import figures, lines, to_json
 from orca.bench.plan.real_command import estimate
 from orca.core.domain.errors import SettingError
@@ -91,7 +101,7 @@ def test_settings_are_equal_if_their_options_are() -> None:
     one = case.planned(case.plan(1.0, print))
     other = RealSetting.of(dict(one.flags), "the same under another name", 1)
     assert one == other
-    assert len({one, other, case.request_level(4)}) == 2
+    assert len({one, other, request_level(case, 4)}) == 2
     words = one.words()
     chosen = dict(zip(words[::2], words[1::2], strict=True))
     assert chosen["--policy"] == "rra"
@@ -102,27 +112,27 @@ def test_settings_are_equal_if_their_options_are() -> None:
 
 
 def test_all_settings_have_the_same_memory() -> None:
-    """That of 64 requests of the largest length, which the baseline reserves for each."""
+    """The baseline reserves the largest length for each of its 64 requests."""
     for case, length in ((case_of(), 160), (case_of(has_encoder=True), 176)):
-        settings = [case.request_level(64), case.default_iteration(32), *case.grid(2)]
+        settings = [request_level(case, 64), default_iteration(case, 32), *grid_settings(case, 2)]
         assert {dict(setting.flags)["slots"] for setting in settings} == {str(64 * length)}
         assert {dict(setting.flags)["stages"] for setting in settings} == {"2"}
 
 
 def test_the_baseline_divides_its_batch_over_the_stages() -> None:
     case = case_of()
-    flags = dict(case.request_level(20).flags)
+    flags = dict(request_level(case, 20).flags)
     assert (flags["max_batch_size"], flags["microbatch_size"]) == ("20", "10")
     assert flags["without_habits"] == "starts_at_shortest"
-    assert case.baseline_batches() == [4, 8, 20, 48, 64]
+    assert baseline_batches(case) == [4, 8, 20, 48, 64]
     assert case.places > 64, "requests of mean length are shorter"
-    assert case.default_sizes() == [case.places // 2 >> power for power in (3, 2, 1, 0)]
-    assert "max_batch_tokens" not in dict(case.default_iteration(8).flags), "the default is not an option"
-    assert case.default_iteration(8).text == "iteration, batch 8, 256 tokens a step"
+    assert default_sizes(case) == [case.places // 2 >> power for power in (4, 3, 2, 1, 0)]
+    assert "max_batch_tokens" not in dict(default_iteration(case, 8).flags), "the default is not an option"
+    assert default_iteration(case, 8).text == "iteration, batch 8, 256 tokens a step"
 
 
 def test_the_grid_has_as_many_settings_of_each_strategy() -> None:
-    grid = case_of("C1").grid(3)
+    grid = grid_settings(case_of("C1"), 3)
     assert [setting.strategy for setting in grid] == ["iteration"] * 3 + ["rra"] * 6
     assert len(set(grid)) == 9
     assert {dict(setting.flags)["layers"] for setting in grid} == {"3,3"}
@@ -130,7 +140,7 @@ def test_the_grid_has_as_many_settings_of_each_strategy() -> None:
         flags = dict(setting.flags)
         assert int(flags["max_batch_tokens"]) - int(flags["max_batch_size"]) == 32, "half of 64 tokens"
     # Sources run whole, so there are no chunks.
-    assert [setting.strategy for setting in case_of(has_encoder=True).grid(2)] == ["rra"] * 4
+    assert [setting.strategy for setting in grid_settings(case_of(has_encoder=True), 2)] == ["rra"] * 4
     assert ladder(32, 3) == [32, 16, 8]
     assert ladder(5, 1) == [5]
 
@@ -147,8 +157,8 @@ def test_bounds_are_the_lowest_shares_of_the_latencies_of_all_batch_sizes() -> N
 
 def test_a_run_is_long_enough_for_what_the_group_holds() -> None:
     case = case_of()
-    assert requests_of(case.default_iteration(8), 200) == 200 + 2 * 16
-    assert requests_of(case.request_level(48), 200) == 336, "whole batches of the baseline"
+    assert requests_of(default_iteration(case, 8), 200) == 200 + 2 * 16
+    assert requests_of(request_level(case, 48), 200) == 336, "whole batches of the baseline"
 
 
 def test_figures_are_of_the_steady_state(tmp_path: Path) -> None:
@@ -183,14 +193,14 @@ def test_kept_runs_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("orca.bench.plan.real.compare.run_setting", run)
     case = case_of()
     first = RealRuns(KeptRuns(file), tmp_path, 100, print)
-    assert [first(case, case.request_level(4), seed).throughput for seed in (0, 1, 0)] == [10.0, 11.0, 10.0]
+    assert [first(case, request_level(case, 4), seed).throughput for seed in (0, 1, 0)] == [10.0, 11.0, 10.0]
     assert len(ran) == first.measured == 2
     # A bench that was killed while it wrote leaves a part of a line.
     file.write_bytes(file.read_bytes() + b'{"key": {"mod')
     second = RealRuns(KeptRuns(file), tmp_path, 100, print)
     assert len(second.kept) == 2
-    assert second(case, case.request_level(4), 1).throughput == 11.0
-    assert second(case, case.request_level(8), 0).throughput == 10.0
+    assert second(case, request_level(case, 4), 1).throughput == 11.0
+    assert second(case, request_level(case, 8), 0).throughput == 10.0
     assert ran[2:] == [("request_level, batch 8", 0)]
     assert len(KeptRuns(file)) == 3
 
@@ -318,6 +328,6 @@ def test_a_folder_to_keep_runs_in_must_be_one(tmp_path: Path) -> None:
 
 def test_the_run_time_is_estimated() -> None:
     options = argparse.Namespace(tasks=("S", "T"), grid=2, rounds=2, minutes=3.0)
-    # Four sizes of the baseline, four of the default, six of the grid, and half of 2 x 4 x 4 in the rounds.
+    # Four sizes of the baseline, five of the default, six of the grid, and half of 2 x 4 x 4 in the rounds.
     text = estimate(1, options, kept=10)
-    assert text.startswith("about 21 minutes: 1 profiles of up to 3 minutes, and about 50 runs of 22 s")
+    assert text.startswith("about 22 minutes: 1 profiles of up to 3 minutes, and about 52 runs of 22 s")

@@ -10,9 +10,10 @@ from orca.bench.exegpt.gains import BOUNDS
 from orca.bench.options import add_output_options, comma_separated, not_negative, positive, write_figures, write_json
 from orca.bench.plan.models import add_model_options, check_shapes, chosen_models, measured_profile, report
 from orca.bench.plan.real import table
-from orca.bench.plan.real.case import DEFAULT_SIZES, RealCase
+from orca.bench.plan.real.case import RealCase
 from orca.bench.plan.real.compare import SYSTEMS, RealRuns, compare_case
 from orca.bench.plan.real.kept import KeptRuns
+from orca.bench.plan.real.survey import DEFAULT_SIZES
 from orca.bench.plan.simulate_runs import TASKS
 from orca.core.domain.errors import SettingError
 from orca.core.process.whole_file import write_whole

@@ -129,7 +129,7 @@ def figure10_rows(
                 rows += run.rows()
                 report(
                     f"{setup}, {run.bound} ({run.bound_s:.3g} s), margin {run.margin} %: {run.plan.describe()};"
-                    f" on other messages {run.figures.throughput:.3g} requests/s, 99 % in {run.figures.sequence_s:.3g} s"
+                    f" other messages: {run.figures.throughput:.3g} requests/s, 99 % in {run.figures.sequence_s:.3g} s"
                 )
             runs += own
     return [*rows, *_summary(runs)]

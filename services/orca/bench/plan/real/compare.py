@@ -12,10 +12,18 @@ from statistics import median
 from time import monotonic
 
 from orca.bench.exegpt.gains import BOUNDS
-from orca.bench.plan.real.case import RealCase, bounds_of
+from orca.bench.plan.real.case import RealCase
 from orca.bench.plan.real.kept import KeptRuns, RunKey
 from orca.bench.plan.real.run import RealFigures, requests_of, run_setting
 from orca.bench.plan.real.setting import RealSetting
+from orca.bench.plan.real.survey import (
+    baseline_batches,
+    bounds_of,
+    default_iteration,
+    default_sizes,
+    grid_settings,
+    request_level,
+)
 from orca.planner.search.plan import PlannedFigures
 
 PLAN, GRID, BASELINE, DEFAULT = "plan", "best of the grid", "request_level", "default iteration"
@@ -83,7 +91,7 @@ class BoundRuns:
 
     @property
     def met(self) -> list[bool]:
-        """Whether the plan meets the bound, in each round."""
+        """Return of each round whether the plan meets the bound."""
         return [run.latency_s <= self.bound_s for run in self.runs[PLAN]]
 
     @property
@@ -105,11 +113,11 @@ class BoundRuns:
 
 
 def compare_case(case: RealCase, run: Run, *, grid: int, rounds: int, report: Callable[[str], None]) -> list[BoundRuns]:
-    """Measure one model and task. Args: grid: of `RealCase.grid`. Raises: OrcaError as `run` does."""
+    """Measure one model and task. Args: grid: of `grid_settings`. Raises: OrcaError as `run` does."""
     survey: dict[RealSetting, RealFigures] = {}
-    baseline = {batch: case.request_level(batch) for batch in case.baseline_batches()}
-    defaults = [case.default_iteration(size) for size in case.default_sizes()]
-    for setting in (*baseline.values(), *defaults, *case.grid(grid)):
+    baseline = {batch: request_level(case, batch) for batch in baseline_batches(case)}
+    defaults = [default_iteration(case, size) for size in default_sizes(case)]
+    for setting in (*baseline.values(), *defaults, *grid_settings(case, grid)):
         if setting not in survey:
             survey[setting] = run(case, setting, 0)
     bounds = bounds_of({batch: survey[setting].latency_s for batch, setting in baseline.items()}, case.most)
