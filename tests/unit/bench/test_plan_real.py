@@ -158,7 +158,7 @@ def test_bounds_are_the_lowest_shares_of_the_latencies_of_all_batch_sizes() -> N
 def test_a_run_is_long_enough_for_what_the_group_holds() -> None:
     case = case_of()
     assert requests_of(default_iteration(case, 8), 200) == 200 + 2 * 16
-    assert requests_of(request_level(case, 48), 200) == 336, "whole batches of the baseline"
+    assert requests_of(request_level(case, 48), 200) == 5 * 48, "whole batches of the baseline"
 
 
 def test_figures_are_of_the_steady_state(tmp_path: Path) -> None:
@@ -330,4 +330,4 @@ def test_the_run_time_is_estimated() -> None:
     options = argparse.Namespace(tasks=("S", "T"), grid=2, rounds=2, minutes=3.0)
     # Four sizes of the baseline, five of the default, six of the grid, and half of 2 x 4 x 4 in the rounds.
     text = estimate(1, options, kept=10)
-    assert text.startswith("about 22 minutes: 1 profiles of up to 3 minutes, and about 52 runs of 22 s")
+    assert text.startswith("about 27 minutes: 1 profiles of up to 3 minutes, and about 52 runs of 28 s")

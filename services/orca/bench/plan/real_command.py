@@ -22,7 +22,7 @@ from orca.planner.workload.tasks import TASKS as PAPER_TASKS
 
 HELP = "plans for four latency bounds on real processes, beside a measured grid and the tuned baselines"
 
-RUN_S = 22.0
+RUN_S = 28.0
 """Seconds of a run on average, start and stop included: of models of 60 M parameters on two cores."""
 
 MOST_MIN = 8
@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     tasks = f"tasks of the ExeGPT paper, at a quarter of their lengths ({','.join(TASKS)})"
     add("--tasks", type=comma_separated(str), default=TASKS, metavar="A,B", help=tasks)
-    answers = "answers of the steady state of a run, at least; a group that holds many requests runs more (%(default)s)"
+    answers = "answers of the steady state of a run, about; half of them for request_level, which is slow (%(default)s)"
     add("--requests", type=positive(int), default=150, metavar="N", help=answers)
     rounds = "rounds in which the plans and what they are compared with take turns (%(default)s)"
     add("--rounds", type=positive(int), default=2, metavar="N", help=rounds)

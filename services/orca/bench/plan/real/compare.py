@@ -39,7 +39,7 @@ class RealRuns:
 
     kept: KeptRuns
     folder: Path
-    answers: int  # of the steady state of a run, at least
+    answers: int  # of the steady state of a run
     report: Callable[[str], None]
     measured: int = 0
     seconds: float = 0.0  # of these runs together
