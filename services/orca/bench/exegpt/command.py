@@ -5,7 +5,8 @@ table6     OPT 13B, S, 4 A40: efficiencies from one row, the other row predicted
 4          timeline of one cycle, from the simulator and from the logs of real stages
 6, 8       throughput under four latency bounds, beside FasterTransformer
 table5     share of the points at which a control variable is not monotone
-table7     ranges of stage times, with and without dynamic adjustment
+table7     ranges of stage times, with and without dynamic adjustment; --real measures them on real stages
+10         message catalogues of this machine: plans from a tenth of their lengths run on the others
 11         changed output lengths: the old schedule against a new one
 
 Costs come from data sheets (devices.json, models.json) and from efficiencies (efficiencies.json), which table6 finds.
@@ -15,14 +16,21 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from orca.bench.exegpt import calibration, drift, gains, monotony, table3, timeline, variance
+from orca.bench.exegpt import calibration, drift, gains, monotony, real_variance, table3, timeline, variance
+from orca.bench.exegpt.catalogues import figure10
+from orca.bench.exegpt.catalogues.messages import LANGUAGES, LOCALE
 from orca.bench.exegpt.rows import PaperRow, figures, lines, to_json
 from orca.bench.exegpt.setups import FIGURES
-from orca.bench.options import add_output_options, write_figures, write_json
+from orca.bench.options import add_output_options, comma_separated, write_figures, write_json
 from orca.core.domain.errors import SettingError
 
 HELP = "the results of the ExeGPT paper on round-robin allocation, by simulation"
+
+REAL_ITEM = "table7"
+REAL_SHAPE = "llama-63m"
+"""The random model that `table7 --real` runs, a name of peers/model.py."""
 
 Report = Callable[[str], None]
 """Takes a line of progress."""
@@ -32,8 +40,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `orca bench exegpt`."""
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.add_argument("item", choices=tuple(_ITEMS), metavar="ITEM", help=", ".join(_ITEMS))
-    parser.add_argument("--formulas-only", action="store_true", help="6 and 8: leave the simulated checks out")
-    parser.add_argument("--pictures", type=_folder, metavar="DIR", help="4: write the timelines there as SVG")
+    add = parser.add_argument
+    add("--formulas-only", action="store_true", help="6 and 8: leave the simulated checks out")
+    add("--pictures", type=_folder, metavar="DIR", help="4: write the timelines there as SVG")
+    add("--catalogues", type=_folder, default=LOCALE, metavar="DIR", help="10: message catalogues (%(default)s)")
+    languages = f"10: languages of the catalogues, comma-separated ({','.join(LANGUAGES)})"
+    add("--languages", type=comma_separated(str), default=LANGUAGES, metavar="A,B", help=languages)
+    add("--real", action="store_true", help="table7: run two real stages and read their times; takes some minutes")
+    model = "10: count tokens with its tokenizer; table7 --real: run it (default: a tokenizer that is learned from the"
+    add("--model", type=_folder, metavar="DIR", help=f"{model} messages, and a random model of 63 M parameters)")
     add_output_options(parser, can_plot=False)
 
 
@@ -41,6 +56,8 @@ def act(options: argparse.Namespace, up_options: Sequence[str]) -> int:
     """Compute one item and show it beside the paper's figures. Returns: 0. Raises: SettingError, OrcaError."""
     if up_options:
         raise SettingError(f"this measurement does not start `orca up`, which could take {' '.join(up_options)}")
+    if options.real and options.item != REAL_ITEM:
+        raise SettingError(f"--real is for {REAL_ITEM}, not for {options.item}")
     rows = _ITEMS[options.item](options, _report)
     print("\n".join(lines(rows)))
     write_json(options.json, to_json(rows))
@@ -76,8 +93,19 @@ def _monotony(options: argparse.Namespace, report: Report) -> list[PaperRow]:  #
     return monotony.table5_rows(report)
 
 
-def _variance(options: argparse.Namespace, report: Report) -> list[PaperRow]:  # noqa: ARG001
-    return variance.table7_rows()
+def _variance(options: argparse.Namespace, report: Report) -> list[PaperRow]:
+    if not options.real:
+        return variance.table7_rows()
+    if options.model is not None:
+        return real_variance.real_table7_rows(options.model, report)
+    from orca.bench.peers.compare import make_random_model  # torch and safetensors: only here
+
+    with TemporaryDirectory(prefix="orca-table7-") as scratch:
+        return real_variance.real_table7_rows(make_random_model(REAL_SHAPE, Path(scratch), report), report)
+
+
+def _catalogues(options: argparse.Namespace, report: Report) -> list[PaperRow]:
+    return figure10.figure10_rows(options.catalogues, options.languages, options.model, report)
 
 
 def _drift(options: argparse.Namespace, report: Report) -> list[PaperRow]:  # noqa: ARG001
@@ -102,5 +130,6 @@ _ITEMS: Mapping[str, Callable[[argparse.Namespace, Report], list[PaperRow]]] = {
     "8": _gains,
     "table5": _monotony,
     "table7": _variance,
+    "10": _catalogues,
     "11": _drift,
 }

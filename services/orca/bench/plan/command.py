@@ -3,12 +3,13 @@
 profile    the time of real steps, against the time that a profile predicts for them
 simulate   throughput and latency of real schedules, against their exact simulation
 search     the planner's search, against exhaustive search
+real       plans on real processes, against a measured grid and tuned baselines
 """
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 
-from orca.bench.plan import profile_command, search_command, simulate_command
+from orca.bench.plan import profile_command, real_command, search_command, simulate_command
 from orca.core.domain.errors import SettingError
 from orca.core.process.command_line import CommandLineParser
 
@@ -21,6 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     profile_command.add_options(parts.add_parser("profile", help=profile_command.HELP))
     simulate_command.add_options(parts.add_parser("simulate", help=simulate_command.HELP))
     search_command.add_options(parts.add_parser("search", help=search_command.HELP))
+    real_command.add_options(parts.add_parser("real", help=real_command.HELP))
 
 
 def act(options: argparse.Namespace, up_options: Sequence[str]) -> int | None:
@@ -34,4 +36,5 @@ _PARTS: Mapping[str, Callable[[argparse.Namespace], int | None]] = {
     "profile": profile_command.act,
     "simulate": simulate_command.act,
     "search": search_command.act,
+    "real": real_command.act,
 }

@@ -19,6 +19,7 @@ from orca.planner.search.branch_and_bound import Point, SearchBlock
 from orca.planner.simulate.estimate import Estimate, Scenario
 from orca.planner.simulate.iteration import estimate_iteration
 from orca.planner.simulate.rra import estimate_rra
+from orca.planner.workload.workload import Workload
 from orca.scheduler.policy.cycle import DEFAULT_THRESHOLD_PERCENT, CycleControls
 from orca.scheduler.policy.policy import BatchBounds
 
@@ -131,7 +132,7 @@ class RoundRobinStrategy:
         full = expected if expected.throughput == expected.capacity else self.estimate(scenario, point, None)
         encode_batch = point[0]
         decode_batch = max(round(full.decode_batch), encode_batch)
-        threshold = self._threshold_percent(scenario, encode_batch)
+        threshold = threshold_percent(scenario.workload, encode_batch)
         most = decode_batch * (1 + threshold / 100) + encode_batch
         return BatchBounds(
             max_batch_size=max(1, ceil(most / scenario.stages)),
@@ -148,15 +149,15 @@ class RoundRobinStrategy:
         assert bounds.cycle is not None, "bounds of rra have the controls of its cycle"
         return bounds.cycle.encode_batch, -bounds.cycle.decode_steps
 
-    @staticmethod
-    def _threshold_percent(scenario: Scenario, encode_batch: int) -> int:
-        """Return the default threshold, or more where the prompts of a small encode batch vary more by chance."""
-        prompts = scenario.workload.prompts
-        by_chance = 100 * COMMON_DEVIATIONS * prompts.deviation / prompts.mean / sqrt(encode_batch)
-        return min(max(DEFAULT_THRESHOLD_PERCENT, ceil(by_chance)), 100)
-
     def controls(self, point: Point) -> Mapping[str, int]:
         return {"encode_batch": point[0], "decode_steps": -point[1]}
+
+
+def threshold_percent(workload: Workload, encode_batch: int) -> int:
+    """Return the default threshold, or more where the prompts of a small encode batch vary more by chance."""
+    prompts = workload.prompts
+    by_chance = 100 * COMMON_DEVIATIONS * prompts.deviation / prompts.mean / sqrt(encode_batch)
+    return min(max(DEFAULT_THRESHOLD_PERCENT, ceil(by_chance)), 100)
 
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
