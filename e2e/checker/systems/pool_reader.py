@@ -12,7 +12,7 @@ PREFIX = "orca:{local}:"
 """Prefix of all keys of the deployment that `orca up` makes."""
 
 LASTING = frozenset(
-    {"meta", "seat", "seats", "closed_at", "parts", "promises", "blocks", "lengths", "periods", "forgotten"}
+    {"meta", "seat", "seats", "closed_at", "parts", "promises", "blocks", "lengths", "periods", "forgotten", "results"}
 )
 """Kinds of keys that outlive all requests, some of them for a minute."""
 

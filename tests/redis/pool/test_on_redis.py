@@ -35,7 +35,7 @@ TYPES = {
     "meta": "hash", "par": "hash", "render": "string", "readers": "zset", "req": "hash", "body": "string",
     "log": "stream", "q": "zset", "own": "hash", "seat": "hash", "seats": "zset", "closed_at": "zset", "watch": "zset",
     "deadlines": "zset", "ended": "zset", "retired": "zset", "promises": "hash", "blocks": "hash",
-    "parts": "zset", "replaced": "zset", "forgotten": "zset", "lengths": "hash", "periods": "zset",
+    "parts": "zset", "replaced": "zset", "forgotten": "zset", "lengths": "hash", "periods": "zset", "results": "string",
 }  # fmt: skip
 
 
@@ -65,6 +65,7 @@ async def test_keys_and_types_are_those_of_the_table(redis_bed: RedisBed) -> Non
     await redis_bed.pool.forget("d")
     await redis_bed.pool.give_back({})
     await redis_bed.pool.report("part")
+    await redis_bed.pool.keep_result("job", b"{}")
     await redis_bed.pool.leave(Scheduler(redis_bed, "p9", "g9").caller)
     await scheduler.take()
     found = {}
@@ -110,6 +111,7 @@ GROWING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
     "set_revision": lambda bed, _s, _o: bed.pool.set_revision(REVISION, 9),
     "promise_slots": lambda bed, _s, _o: bed.pool.promise_slots(REVISION, 64),
     "set_schema": lambda bed, _s, _o: bed.pool.set_schema(1),
+    "keep_result": lambda bed, _s, _o: bed.pool.keep_result("job", b"{}"),
 }
 FREEING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
     "cancel": lambda bed, _s, _o: bed.pool.cancel("a"),
@@ -122,6 +124,7 @@ FREEING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
     "report": lambda bed, _s, _o: bed.pool.report("part"),
     "sweep": lambda bed, _s, _o: bed.pool.sweep(),
     "lengths": lambda bed, _s, _o: bed.pool.lengths(REVISION),
+    "result": lambda bed, _s, _o: bed.pool.result("job"),
     "stats": lambda bed, _s, _o: bed.pool.stats(),
     "set_promise": lambda bed, _s, _o: bed.pool.set_promise(REVISION, 32, expected=64),
     "larger_requests": lambda bed, _s, _o: bed.pool.larger_requests(REVISION, 16),

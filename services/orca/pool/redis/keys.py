@@ -37,6 +37,8 @@ lengths:<period>    hash    lengths of the answers that ended in a period (field
                                                                                            if a release that knows it
                                                                                            sweeps
 periods             zset    period with such a hash -> awake ms at which both go           four hours, as its hash
+results:<key>       string  result of a Job of the operator; opaque here                   an hour of Redis' clock
+                                                                                           (contract.py)
 news                channel hints, one a line: "<id> <entries>" per log that grew, then    not kept
                             perhaps its last entries (prelude.lua); "+<revision>" per
                             request that came to its queue
@@ -79,7 +81,7 @@ writes a range of numbers (schemas.py), and its scripts write the one in force. 
 number in force is outside its range. A queue skips a record whose number is outside the range.
 """
 
-NAMED = ("par", "render", "readers", "req", "body", "log", "q", "own", "seat", "lengths")
+NAMED = ("par", "render", "readers", "req", "body", "log", "q", "own", "seat", "lengths", "results")
 SINGLE = (
     "meta",
     "seats",
@@ -112,7 +114,7 @@ class Keys:
         return self.prefix + kind
 
     def named(self, kind: str, name: str) -> str:
-        """Return the key of a kind that belongs to one parent, request, revision or group."""
+        """Return the key of a kind that belongs to one parent, request, revision, group or Job."""
         assert kind in NAMED, kind
         return f"{self.prefix}{kind}:{name}"
 

@@ -18,8 +18,10 @@ from orca.pool.contract import (
     FORGOTTEN_FOR_MS,
     READ_BYTES_MAX,
     READ_TOKENS_MAX,
+    RESULT_FOR_MS,
     SKIPPED_FOR_MS,
     WANTED_FOR_MS,
+    check_result,
     check_submission,
     refusal,
     stored,
@@ -394,6 +396,14 @@ class RedisPool(RequestPool):
         return LengthCounts(
             periods=tuple(script_format.read_lengths(period, awake_ms, fields) for period, fields in found if fields)
         )
+
+    async def keep_result(self, key: str, result: bytes) -> None:
+        check_result(key, result)
+        await self._link.run("keep_result", key, result, RESULT_FOR_MS, durability=Durability.SURVIVES_KILL)
+
+    async def result(self, key: str) -> bytes | None:
+        found: bytes | None = await self._link.run("result", key, purpose=CallPurpose.READING)
+        return found
 
     async def stats(self) -> PoolStats:
         answer = await self._link.run("stats")
