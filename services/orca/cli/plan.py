@@ -19,7 +19,7 @@ from orca.core.process.whole_file import write_whole
 from orca.planner.pictures.curves import draw
 from orca.planner.pictures.timeline import draw_timeline
 from orca.planner.profile.profile import Profile, read_profile
-from orca.planner.search.device_layouts import DeviceMemory, Shape
+from orca.planner.search.device_layouts import MEMORY_SHARE, DeviceMemory, Shape
 from orca.planner.search.goal import KINDS, PlanGoal
 from orca.planner.search.plan import Plan, lines, to_json
 from orca.planner.search.planner import NothingFits, Outcome, PlanProblem
@@ -82,11 +82,17 @@ class PlanSettings(ResultSettings):
     stages: int | None = setting(None, "only layouts with so many stages", least=1)
     tensor: int | None = setting(None, "only layouts with so many ranks in a stage", least=1)
     layers: str | None = setting(None, "only this division of the layers, such as 10,6; stages must be unset or equal")
+    max_batch_size: int | None = setting(
+        None, "most requests in a batch, under rra in a micro-batch; unset: as many as the slots hold", least=1
+    )
     slots: int | None = setting(
         None, "KV slots of a group in tokens; unset: as many as the memory has room for", least=1
     )
     memory_gib: float | None = setting(
         None, "memory of a device for weights and KV cache in GiB; unset: as when the profile was measured"
+    )
+    memory_share: float = setting(
+        MEMORY_SHARE, "share of the memory left by the weights that KV slots get, as for the worker"
     )
     max_model_len: int | None = setting(
         None, "longest prompt and output together in tokens; unset means the model's own", least=1
@@ -106,6 +112,7 @@ class PlanSettings(ResultSettings):
         ResultSettings.__post_init__(self)
         check_bounds(self)
         require(self.prefetch <= 1, self, "prefetch", "0 or 1")
+        require(0 < self.memory_share <= 1, self, "memory_share", "above 0, at most 1")
         for name in ("lengths_scale", "memory_gib", "rate", "host_us"):
             value = getattr(self, name)
             is_good = value is None or (value <= NUMBER_MAX and (value > 0 or name == "host_us"))
@@ -139,7 +146,9 @@ class PlanSettings(ResultSettings):
         """Return the memory of a group. Args: profile: has the default."""
         given = self.memory_gib
         return DeviceMemory(
-            slots=self.slots, device_bytes=profile.device_bytes if given is None else int(given * (1 << 30))
+            slots=self.slots,
+            device_bytes=profile.device_bytes if given is None else int(given * (1 << 30)),
+            share=self.memory_share,
         )
 
     def lengths_wanted(self) -> tuple[Workload, list[str]]:
@@ -255,6 +264,7 @@ def _problem(settings: PlanSettings, profile: Profile, workload: Workload) -> Pl
         memory=settings.memory(profile),
         max_model_len=settings.max_model_len,
         strategies=settings.strategies,
+        max_batch_size=settings.max_batch_size,
         host_us=settings.host_us,
         prefetch=settings.prefetch,
     )
