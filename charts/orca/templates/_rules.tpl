@@ -13,8 +13,12 @@ and deletes objects that are no longer wanted.
   resources: [services, persistentvolumeclaims]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
-  resources: [configmaps, serviceaccounts]
+  resources: [serviceaccounts]
   verbs: [get, list, create, patch]
+- apiGroups: [""]
+  # Deleted are profiles and plans that another one has replaced.
+  resources: [configmaps]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [""]
   # Created if there is none; patched for renewed certificates, and for rights in Redis that a release adds.
   resources: [secrets]

@@ -23,12 +23,18 @@ from orca.operator.domain.resource import Json, OrcaDeployment
 from orca.operator.plan import pool_move, status
 from orca.operator.plan.children import drift, finish, is_ours
 from orca.operator.plan.plan import ReconcilePlan, make_plan
+from orca.operator.plan.slo import conditions as slo_conditions
+from orca.operator.plan.slo.in_force import with_plan_in_force
+from orca.operator.plan.slo.making import needs_counts, results_to_read
 from orca.operator.plan.slots_change import slots_that_some_exceed
 
 log = logging.getLogger(__name__)
 
 CHANGED_BY_OTHERS = "ChangedByOthers"
 """Reason of the Event for a write that admission or another writer changes at once."""
+
+REPORTED = ("Ready", slo_conditions.PLAN_READY, slo_conditions.SLO_MET)
+"""Conditions of which each change is an Event."""
 
 SOON_S = 2.0
 """Seconds until the next reconcile while something is on its way, beside those that events ask for."""
@@ -66,7 +72,7 @@ def observe(cluster: Cluster, release: Release, deployment: OrcaDeployment, lost
     observed, now_s = Children(children), time.time()
     reasons = cluster_events.reasons_to_read(observed, now_s)
     events = explanations.list_events(cluster.calls, deployment.namespace, reasons)
-    return Observation(
+    observation = Observation(
         deployment=deployment,
         release=release,
         now_s=now_s,
@@ -82,12 +88,19 @@ def observe(cluster: Cluster, release: Release, deployment: OrcaDeployment, lost
         lost_nodes=lost_nodes,
         fetch=probes.poll_fetch(observed.pods(names.FETCH)),
     )
+    return with_plan_in_force(observation)
 
 
 async def with_pool(observation: Observation) -> Observation:
     """Poll the pool, and return the complete observation, with the time at which it is complete."""
     deployment, secret = observation.deployment, observation.pool_secret
-    polled = await probes.poll_pool(deployment, secret, slots_that_some_exceed(observation))
+    polled = await probes.poll_pool(
+        deployment,
+        secret,
+        slots_that_some_exceed(observation),
+        results=results_to_read(observation),
+        counts_answers=needs_counts(observation),
+    )
     if (left := pool_move.url_left(observation)) is not None:
         polled = pool_move.judge(observation, polled, await probes.poll_pool(deployment, secret, None, url=left))
     return replace(observation, pool=polled, now_s=time.time())
@@ -231,17 +244,20 @@ def _write(cluster: Cluster, manifest: Json, *, is_new: bool) -> Json:
 
 
 def _record_events(cluster: Cluster, observation: Observation, before: Json, written: Json) -> None:
-    """Record an Event when a Secret is drawn again, and when Ready or Degraded changes."""
+    """Record an Event when a Secret is drawn again, when the plan changes, and when one of some conditions changes."""
     now = timestamp(observation.now_s)
     old = {each["type"]: (each["status"], each["reason"]) for each in before.get("conditions") or []}
     for secret in observation.drawn_secrets if before else ():
         # Without this Event, nothing would show why clients' keys are refused, or why Redis restarts.
         message = f"there was no Secret {secret}, so a new one is drawn: whatever used the old one needs the new one"
         cluster.record_event(observation.deployment, "SecretDrawn", message, is_warning=True, now=now)
+    if (changed := written.get("plan")) != before.get("plan"):
+        message = "the defaults serve: no plan is in force any more" if changed is None else str(changed)
+        cluster.record_event(observation.deployment, "PlanChanged", message, is_warning=changed is None, now=now)
     for each in written["conditions"]:
         has_changed = old.get(each["type"]) != (each["status"], each["reason"])
-        if has_changed and (each["type"] == "Ready" or (each["type"] == "Degraded" and each["status"] == "True")):
-            is_warning = each["type"] == "Degraded"
+        if has_changed and (each["type"] in REPORTED or (each["type"] == "Degraded" and each["status"] == "True")):
+            is_warning = each["type"] == "Degraded" or each["reason"] in slo_conditions.WARNINGS
             message = f"{each['type']} is {each['status']}: {each['message']}".removesuffix(": ")
             cluster.record_event(observation.deployment, each["reason"], message, is_warning=is_warning, now=now)
 

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from orca.cli.job_result import ResultSettings, keep_result
 from orca.cli.model_folder import find_model
 from orca.core.domain.errors import ModelError, OrcaError, SettingError
+from orca.core.job_files import PROFILE_FILE
 from orca.core.process.settings import check_bounds, read_settings, require, required, setting
 from orca.core.process.whole_file import write_whole
 from orca.planner.profile.profile import to_json
@@ -23,7 +25,7 @@ PREFIX = "ORCA_PROFILE_"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileSettings:
+class ProfileSettings(ResultSettings):
     """The options of `orca profile`."""
 
     model: str = required("model folder, owner/name on the hub, or a model that ships with Orca, as for orca up")
@@ -36,7 +38,8 @@ class ProfileSettings:
     )
     ranks: tuple[str, ...] = setting(
         (),
-        "numbers of ranks in a stage to measure, comma-separated, such as 1,2; unset: the powers of two up to devices",
+        "numbers of ranks in a stage to measure, comma-separated, such as 1,2; unset: the powers of two up to devices,"
+        " but not more than the model has attention heads",
     )
     threads: int = setting(0, "computing threads of each rank; 0 divides the processors among the devices", least=0)
     minutes: float = setting(5.0, "time to measure for; with less time, long steps are left out", least=0.001)
@@ -50,16 +53,17 @@ class ProfileSettings:
     )
 
     def __post_init__(self) -> None:
+        # super() does not find the class of a dataclass with slots.
+        ResultSettings.__post_init__(self)
         check_bounds(self)
         require(self.quantization is None or self.device == "cpu", self, "quantization", "for the device cuda")
         require(all(_is_count(each) for each in self.ranks), self, "ranks", "a list of numbers from 1 on, such as 1,2")
 
-    @property
-    def degrees(self) -> tuple[int, ...]:
-        """The numbers of ranks to measure, rising."""
+    def degrees(self, heads: int) -> tuple[int, ...]:
+        """Return the numbers of ranks to measure, rising. Args: heads: the fewest of a stack, which ranks divide."""
         if self.ranks:
             return tuple(sorted({int(each) for each in self.ranks}))
-        return tuple(1 << power for power in range(self.devices.bit_length()))
+        return tuple(1 << power for power in range(min(self.devices, heads).bit_length()))
 
     @property
     def threads_per_rank(self) -> int:
@@ -69,7 +73,8 @@ class ProfileSettings:
 def main(argv: Sequence[str]) -> int:
     """Measure a model and write its profile.
 
-    Returns: 0; 1 if a measuring process failed. Raises: SettingError, ModelError.
+    Returns: 0; 1 if a measuring process failed, or if the pool does not take the profile.
+    Raises: SettingError, ModelError.
     """
     settings = parse_settings(argv, os.environ)
     out = Path(settings.out)
@@ -77,6 +82,7 @@ def main(argv: Sequence[str]) -> int:
     folder, _ = find_model(settings.model)
     from orca.cli.whole_profile import measure_whole  # torch, which --help does not need
     from orca.planner.profile.measuring.measure import MeasurePlan
+    from orca.planner.profile.measuring.model_key import fewest_heads
 
     plan = MeasurePlan(
         model=folder,
@@ -85,19 +91,21 @@ def main(argv: Sequence[str]) -> int:
         device=settings.device,
         threads=settings.threads_per_rank,
         devices=settings.devices,
-        ranks=settings.degrees,
+        ranks=settings.degrees(fewest_heads(folder)),
         minutes=settings.minutes,
         release=version("orca-serving"),
     )
     try:
         profile = measure_whole(plan, _report, host=settings.host)
+        found = to_json(profile)
+        write_whole(out, found)
+        print("\n".join(lines(profile)), flush=True)
+        keep_result(settings, {PROFILE_FILE: found.decode()}, os.environ)
     except (SettingError, ModelError):
         raise
     except OrcaError as error:
         print(f"orca profile: {error}", file=sys.stderr)
         return 1
-    write_whole(out, to_json(profile))
-    print("\n".join(lines(profile)))
     return 0
 
 

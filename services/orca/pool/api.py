@@ -7,9 +7,9 @@ its task, also when the answer comes at the same moment.
 
 Some answers may be passed on to others, so they must survive a kill of the pool's server. These are the answers of
 submit, parent, read, read_many, status, cancel, forget, attach, commit, set_schema, set_revision, promise_slots,
-set_promise, state_block_tokens and larger_requests. Such a call answers only when its content survives a kill, and
-raises PoolUnavailable if that is not so in time. A kill may undo the latest ones of all other calls, and nothing before
-them. A scheduler notices that at its next heartbeat or commit, as it does for any claim that is over.
+set_promise, state_block_tokens, larger_requests and keep_result. Such a call answers only when its content survives a
+kill, and raises PoolUnavailable if that is not so in time. A kill may undo the latest ones of all other calls, and
+nothing before them. A scheduler notices that at its next heartbeat or commit, as it does for any claim that is over.
 
     submit                      gateway      queued, with bytes reserved and a first reader
     enter, heartbeat, leave     scheduler    the group's seat
@@ -19,7 +19,8 @@ them. A scheduler notices that at its next heartbeat or commit, as it does for a
     lengths, latencies                                  whoever plans for the answers
     set_revision, promise_slots, stats                  scheduler, gateway, operator
     state_block_tokens                                  scheduler
-    set_promise, larger_requests                        operator
+    set_promise, larger_requests, result                operator
+    keep_result                                         Jobs of the operator
     report, set_schema          every part with its sweeps; whoever rolls out a release
 """
 
@@ -293,6 +294,17 @@ class RequestPool(Protocol):
 
     async def latencies(self, revision: str) -> LatencyCounts:
         """Return how long the answers of `revision` took in the last four hours: those that `lengths` counts, too."""
+        ...
+
+    async def keep_result(self, key: str, result: bytes) -> None:
+        """Keep the result of a Job for an hour (`contract.RESULT_FOR_MS`), in place of an earlier one.
+
+        Args: result: at most `contract.RESULT_BYTES_MAX` bytes.
+        """
+        ...
+
+    async def result(self, key: str) -> bytes | None:
+        """Return the result of a Job; None if there is none, or none any more."""
         ...
 
     async def stats(self) -> PoolStats:

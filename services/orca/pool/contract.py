@@ -40,6 +40,13 @@ hour. Awake time never runs faster than the wall clock, so a day is long enough,
 behind."""
 
 
+RESULT_FOR_MS = 3_600_000
+"""Time for which the pool keeps the result of a Job. The operator reads it within seconds, or when it runs again. If it
+comes too late, it makes the Job again."""
+
+RESULT_BYTES_MAX = 900_000
+"""Most bytes of a result. The operator writes it into a ConfigMap, which holds a MiB."""
+
 FORGOTTEN_FOR_MS = 60_000
 """Awake time for which the pool remembers the name of a parent that was forgotten on demand. No submit under the name
 stores anything before the next sweep after it.
@@ -75,6 +82,12 @@ class ReadBudget:
             self.tokens -= 1
             self.size -= len(codec.pack_token(token))
         return tuple(allowed)
+
+
+def check_result(key: str, result: bytes) -> None:
+    """Assert what a Job must ensure by itself."""
+    assert key.split() == [key], "the key of a result has no spaces"
+    assert len(result) <= RESULT_BYTES_MAX, f"a result of {len(result)} bytes is too large"
 
 
 def check_submission(submission: Submission) -> None:

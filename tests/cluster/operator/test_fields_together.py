@@ -44,6 +44,11 @@ def alternating(**changes: Any) -> Json:
     return {"scheduler": {"policy": "rra", "rra": {"encodeBatch": 4, "decodeSteps": 8, **changes}, **of_scheduler}}
 
 
+def with_goal(*, slo: Json, **spec: Any) -> Json:
+    """Return a spec with a goal. Args: slo: fields of it beside those that it needs."""
+    return {"slo": {"latencyMs": 8000, "devices": 4, **slo}, **spec}
+
+
 def dividing(*layers: int, stages: int) -> Json:
     return {"parallelism": {"stages": stages, "stageLayers": list(layers)}}
 
@@ -110,6 +115,19 @@ def dividing(*layers: int, stages: int) -> Json:
         (
             alternating(encodeBatch=9, decodeBatch=8),
             "encodeBatch must be at most decodeBatch and thresholdPercent of it",
+        ),
+        ({"slo": {"devices": 4}}, "spec.slo.latencyMs: Required value"),
+        ({"slo": {"latencyMs": 8000}}, "spec.slo.devices: Required value"),
+        (with_goal(slo={}, scheduler={"policy": "request_level"}), "slo needs the policy iteration or rra"),
+        (with_goal(slo={}, scheduler={"maxBatchTokens": 0}), "with slo the plan decides scheduler.maxBatchTokens"),
+        (with_goal(slo={}, **alternating()), "with slo the plan decides scheduler.maxBatchTokens"),
+        (with_goal(slo={}, parallelism={"stages": 5}), "which are more than slo.devices"),
+        (with_goal(slo={}, parallelism={"stages": 3, "tensor": 2}), "which are more than slo.devices"),
+        (with_goal(slo={}, **dividing(12, 12, stages=3)), "stageLayers must have as many numbers as stages says"),
+        (with_goal(slo={"kind": "requests"}), "the kind requests needs workload.requestsPerMinute"),
+        (
+            with_goal(slo={}, worker={"device": "cuda", "acceleratorResource": "nvidia.com/mig-1g.10gb"}),
+            "slo.devices must be 1, since a process sees one slice only",
         ),
         (dividing(12, 12, stages=1), "stageLayers must have as many numbers as stages says"),
         (dividing(24, stages=2), "stageLayers must have as many numbers as stages says"),

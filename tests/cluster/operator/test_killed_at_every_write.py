@@ -22,6 +22,7 @@ from support.operator.api_server import ApiServer
 from support.operator.end_state import State, difference
 from support.operator.fake_nodes import NOW, FakeNodes, Json
 from support.operator.journeys import (
+    GOAL_JOURNEYS,
     JOURNEYS,
     MODEL_JOURNEYS,
     SLOTS_JOURNEYS,
@@ -85,6 +86,8 @@ def begin(server: ApiServer, tmp_path: Path, redis_login: dict[str, str]) -> Beg
         pytest.param(MODEL_JOURNEYS, EVERY, id="models", marks=ALL),
         pytest.param(SLOTS_JOURNEYS[:2], [2], id="slots-sample"),
         pytest.param(SLOTS_JOURNEYS, EVERY, id="slots", marks=ALL),
+        pytest.param(GOAL_JOURNEYS[:2], [2], id="goal-sample"),
+        pytest.param(GOAL_JOURNEYS, EVERY, id="goal", marks=ALL),
     ],
 )
 def test_a_killed_operator_reaches_the_same_state_as_an_undisturbed_one(

@@ -54,6 +54,15 @@ async def test_a_schema_number_of_the_release_before_is_seen(redis_login: dict[s
         assert (await poll_pool(EXTERNAL, login, None)).older_schema == older
 
 
+async def test_results_and_counted_answers_are_read_only_if_asked(redis_login: dict[str, str], tmp_path: Path) -> None:
+    pool, login = PoolClient(redis_login, "ns", tmp_path), secret(**redis_login)
+    await asyncio.to_thread(pool.do, lambda one: one.keep_result("plan-1", b"{}"))
+    found = await poll_pool(EXTERNAL, login, None)
+    assert (found.problem, found.results, found.counted_answers) == (None, {}, None)
+    found = await poll_pool(EXTERNAL, login, None, results=("plan-1", "plan-2"), counts_answers=True)
+    assert (found.problem, found.results, found.counted_answers) == (None, {"plan-1": b"{}"}, 0)
+
+
 async def test_a_promise_is_not_written_after_the_lease_or_the_time_limit(
     redis_login: dict[str, str], tmp_path: Path
 ) -> None:

@@ -36,7 +36,7 @@ TYPES = {
     "log": "stream", "q": "zset", "own": "hash", "seat": "hash", "seats": "zset", "closed_at": "zset", "watch": "zset",
     "deadlines": "zset", "ended": "zset", "retired": "zset", "promises": "hash", "blocks": "hash",
     "parts": "zset", "replaced": "zset", "forgotten": "zset", "lengths": "hash", "latencies": "hash",
-    "periods": "zset",
+    "periods": "zset", "results": "string",
 }  # fmt: skip
 
 
@@ -66,6 +66,7 @@ async def test_keys_and_types_are_those_of_the_table(redis_bed: RedisBed) -> Non
     await redis_bed.pool.forget("d")
     await redis_bed.pool.give_back({})
     await redis_bed.pool.report("part")
+    await redis_bed.pool.keep_result("job", b"{}")
     await redis_bed.pool.leave(Scheduler(redis_bed, "p9", "g9").caller)
     await scheduler.take()
     found = {}
@@ -111,6 +112,7 @@ GROWING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
     "set_revision": lambda bed, _s, _o: bed.pool.set_revision(REVISION, 9),
     "promise_slots": lambda bed, _s, _o: bed.pool.promise_slots(REVISION, 64),
     "set_schema": lambda bed, _s, _o: bed.pool.set_schema(1),
+    "keep_result": lambda bed, _s, _o: bed.pool.keep_result("job", b"{}"),
 }
 FREEING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
     "cancel": lambda bed, _s, _o: bed.pool.cancel("a"),
@@ -124,6 +126,7 @@ FREEING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
     "sweep": lambda bed, _s, _o: bed.pool.sweep(),
     "lengths": lambda bed, _s, _o: bed.pool.lengths(REVISION),
     "latencies": lambda bed, _s, _o: bed.pool.latencies(REVISION),
+    "result": lambda bed, _s, _o: bed.pool.result("job"),
     "stats": lambda bed, _s, _o: bed.pool.stats(),
     "set_promise": lambda bed, _s, _o: bed.pool.set_promise(REVISION, 32, expected=64),
     "larger_requests": lambda bed, _s, _o: bed.pool.larger_requests(REVISION, 16),

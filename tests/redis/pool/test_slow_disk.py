@@ -117,6 +117,7 @@ TOLD_ON: dict[str, Callable[[RedisPool, Claimed], Awaitable[object]]] = {
     "set_promise": lambda pool, _: pool.set_promise(REVISION, 900, expected=1000),
     "larger_requests": lambda pool, _: pool.larger_requests(REVISION, 900),
     "set_schema": lambda pool, _: pool.set_schema(2),
+    "keep_result": lambda pool, _: pool.keep_result("job", b"{}"),
 }
 
 

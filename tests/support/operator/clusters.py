@@ -22,6 +22,8 @@ from orca.operator.domain.observation import Observation, PoolStatus, Release
 from orca.operator.domain.resource import Json, OrcaDeployment
 from orca.operator.plan.children import finish
 from orca.operator.plan.plan import ReconcilePlan, make_plan
+from orca.operator.plan.slo.in_force import with_plan_in_force
+from support.operator.planned_files import plan_body, profile_body
 
 RELEASE = Release(gateway="gateway:1", scheduler="scheduler:1", worker="worker:1", pool="pool:1", fetch="fetch:1")
 POOL_URL = base64.b64encode(b"redis://redis.example:6379").decode()
@@ -41,6 +43,7 @@ class FakeCluster:
         self.named_certificates: Json | None = None
         self.lost_nodes: frozenset[str] = frozenset()
         self.now_s = BORN_S + 1
+        self.plan = plan_body()  # what the Job of a plan finds
 
     @property
     def observed(self) -> Observation:
@@ -48,7 +51,7 @@ class FakeCluster:
 
     def observe(self, release: Release = RELEASE, *, at: str | None = None) -> Observation:
         """Args: at: timestamp; None is the cluster's own time."""
-        return Observation(
+        observation = Observation(
             deployment=self.deployment,
             release=release,
             now_s=self.now_s if at is None else datetime.fromisoformat(at).timestamp(),
@@ -58,11 +61,12 @@ class FakeCluster:
             pool=self.pool,
             lost_nodes=self.lost_nodes,
         )
+        return with_plan_in_force(observation)
 
-    def reconcile(self, release: Release = RELEASE) -> ReconcilePlan:
-        """One plan, carried out."""
+    def reconcile(self, release: Release = RELEASE, *, dies_after: int | None = None) -> ReconcilePlan:
+        """One plan, carried out. Args: dies_after: actions, with which the operator ends; None carries out all."""
         decided = make_plan(self.observe(release))
-        for action in decided.actions:
+        for action in decided.actions[:dies_after]:
             if isinstance(action, Apply):
                 self.write(action.manifest)
             elif isinstance(action, IssueCertificate):
@@ -134,6 +138,7 @@ class FakeCluster:
         for (kind, name), child in list(self.objects.items()):
             if kind == "Job":
                 self.end_job(name, "Complete")
+                self.leave_result(name)
             if kind in ("StatefulSet", "Deployment"):
                 replicas = child["spec"]["replicas"]
                 counts = dict.fromkeys(("replicas", "updatedReplicas", "availableReplicas"), replicas)
@@ -169,6 +174,13 @@ class FakeCluster:
         """Args: how: Complete or Failed. at: timestamp."""
         condition = {"type": how, "status": "True", "lastTransitionTime": at, "message": "its pod has failed"}
         self.objects["Job", name]["status"] = {"conditions": [condition]}
+
+    def leave_result(self, job: str, body: bytes | None = None) -> None:
+        """Leave the result of a Job of a plan in the pool. Args: body: None for a good one."""
+        good = {names.PROFILE: profile_body(), names.PLAN: self.plan}
+        body = body or good.get(self.objects["Job", job]["metadata"]["labels"][names.ROLE_LABEL])
+        if body is not None:
+            self.pool = replace(self.pool, results={**self.pool.results, job: body})
 
     def names(self, kind: str, role: str | None = None) -> list[str]:
         return sorted(

@@ -67,8 +67,21 @@ BESIDE: Mapping[str, Json] = {
     "pool.managed.memoryMiB": _with("pool", managed={"storageGiB": 65536}),
     "pool.external": _with("pool", external={"urlSecret": {"name": "redis"}}),
     "rollout.maxSurge": _with("rollout", maxUnavailable=1),
+    "slo": _with("slo", latencyMs=8000, devices=4, workload={"lengths": "32:512/1:128"}),
+    "slo.kind": _with("slo", latencyMs=8000, devices=4, workload={"lengths": "8/8", "requestsPerMinute": 5}),
+    "slo.workload.requestsPerMinute": _with(
+        "slo", latencyMs=8000, devices=4, kind="requests", workload={"lengths": "8/8", "requestsPerMinute": 5}
+    ),
 }
 """Specs in which a field may be given, where the shortest one is not such a spec; the last that fits counts."""
+
+UNSTATED_DEFAULTS: Mapping[str, tuple[Any, ...]] = {
+    "parallelism.stages": (1,),
+    "parallelism.tensor": (1,),
+    "scheduler.policy": ("iteration",),
+    "scheduler.maxBatchSize": (16,),
+}
+"""Defaults that are not in the schema, since a plan must tell an omitted field from a given one."""
 
 NOT_ALONE: Mapping[str, tuple[Any, ...]] = {"scheduler.maxBatchTokens": (1,), "scheduler.policy": ("rra",)}
 """Values that the schema of a field allows, and that are refused without other fields."""
@@ -164,6 +177,11 @@ _TOLERATION = {
 }
 
 EXAMPLES: Mapping[str, Examples] = {
+    "slo.workload.lengths": Examples(
+        valid=("1/1", "32:512/1:129", "128/1:320:128:68", "999999999/1", "1:9:4.5:2.25/2:3"),
+        invalid=("", "8", "/", "8/", "0/8", "8/8/8", "8:/8", "8-16/8", "8:16:4/8", "a/b", " 8/8", "8/8 ", "1e3/8"),
+        of_length=None,
+    ),
     "parallelism.stageLayers": Examples(
         valid=([10, 6, 8], [1, 1, 1], [65536, 1, 2]),
         invalid=(

@@ -12,7 +12,7 @@ from typing import Any
 
 from orca.operator.domain.resource import Json
 from support.operator.deployments import schema
-from support.operator.field_examples import BESIDE, DEFAULT, EXAMPLES, NOT_ALONE, Examples
+from support.operator.field_examples import BESIDE, DEFAULT, EXAMPLES, NOT_ALONE, UNSTATED_DEFAULTS, Examples
 
 Path = tuple[str, ...]
 """Names of properties below spec; [] goes into the items of a list."""
@@ -68,7 +68,8 @@ def valid(field: Field) -> list[Any]:
     else:
         examples = _examples(field)
         found = [*examples.valid, *(examples.of_length(length) for length in _lengths(of) if examples.of_length)]
-    return [value for value in found if value != default and value not in NOT_ALONE.get(field.name, ())]
+    left_out = (default, *NOT_ALONE.get(field.name, ()), *UNSTATED_DEFAULTS.get(field.name, ()))
+    return [value for value in found if value not in left_out]
 
 
 def invalid(field: Field) -> list[Any]:

@@ -12,13 +12,16 @@ from kubernetes import client
 from orca.operator.cluster.api_server import Cluster
 from orca.operator.domain import names
 from orca.operator.domain.model_references import source_digest
+from orca.operator.domain.resource import Json
+from orca.operator.domain.slo.keys import plan_key, profile_key
 from support.operator.api_server import ApiServer
 from support.operator.deployments import deployment
 from support.operator.end_state import State, end_state, is_at_rest
 from support.operator.operator_runs import OperatorRuns
+from support.operator.planned_files import ITERATION, RRA, plan_body, profile_body
 from support.operator.pool_client import PoolClient
 from support.operator.recording_proxy import At, Call, Moment, RecordingProxy
-from support.operator.shop import POOL_SECRET, WITHIN_S, Shop
+from support.operator.shop import POOL_SECRET, WITHIN_S, WORKER_IMAGE, Shop
 from support.waiting import wait_until
 
 ON_HUB = {"uri": "hf://org/model", "cache": {"sizeGiB": 1}}
@@ -79,6 +82,36 @@ SLOTS_JOURNEYS = (
     slots(2048, promised=256),
 )
 """Changes with a pool that answers. It gets the lower number of slots before any scheduler does."""
+
+
+GOAL = {"latencyMs": 8000, "devices": 2, "workload": {"lengths": "8/8"}}
+
+
+def goal(planned: Json, **changes: Any) -> Journey:
+    """Return the journey to a plan whose Jobs have left their results already. Args: changes: of the goal."""
+
+    def begin(shop: Shop) -> None:
+        slo = {**GOAL, **changes}
+        wanted = deployment(**OF_THE_JOURNEY, slo=slo)
+        profile = names.profile("shop", profile_key(wanted, WORKER_IMAGE))
+        plan = names.plan("shop", plan_key(wanted, WORKER_IMAGE))
+        with tempfile.TemporaryDirectory() as folder:
+            pool = PoolClient(shop.pool_login(), shop.namespace, Path(folder))
+            pool.do(lambda one: one.keep_result(profile, profile_body()))
+            pool.do(lambda one: one.keep_result(plan, plan_body(planned)))
+        shop.edit(slo=slo)
+
+    return Journey(f"goal {changes}", begin)
+
+
+OF_THE_JOURNEY: Json = {"model": {"uri": "file:///m"}, "pool": OF_THE_TEST}
+GOAL_JOURNEYS = (
+    creation(pool=OF_THE_TEST),
+    goal(ITERATION),
+    goal(RRA, latencyMs=4000),
+    Journey("no goal", lambda shop: shop.edit(slo=None)),
+)
+"""Changes with a pool that has the results of Jobs: a plan, another one, and none."""
 
 
 class JourneyRunner:

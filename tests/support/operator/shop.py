@@ -20,6 +20,8 @@ IMAGES = tuple(
     word for role in ("gateway", "scheduler", "worker", "pool", "fetch") for word in (f"--image-{role}", "i:1")
 )
 POOL_SECRET = "redis"
+WORKER_IMAGE = "i:1"
+"""The image of stages in IMAGES."""
 
 
 class Shop:

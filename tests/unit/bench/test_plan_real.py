@@ -30,6 +30,7 @@ from orca.bench.plan.real_command import estimate
 from orca.core.domain.errors import SettingError
 from orca.planner.search.goal import PlanGoal
 from orca.planner.search.plan import (
+    VERSION,
     Plan,
     PlannedBounds,
     PlannedDevice,
@@ -72,13 +73,14 @@ class PlannedCase(RealCase):
 
     def plan(self, latency_s: float, report: Callable[[str], None]) -> Plan:  # noqa: ARG002
         return Plan(
-            version=1,
+            version=VERSION,
             release="0",
-            device=PlannedDevice.of(self.profile),
+            device=PlannedDevice(key=self.profile.key),
             goal=PlannedGoal.of(PlanGoal(latency_ms=1000 * latency_s)),
             workload=PlannedWorkload.of(self.workload),
             schedule=schedule(self),
             is_met=True,
+            fewest_devices=None,
             alternatives=(),
             evaluated=1,
             points=1,

@@ -93,6 +93,6 @@ def test_only_keys_that_the_pool_keeps_beyond_all_requests_may_stay() -> None:
     lasting = {
         kind
         for kind, lifetime in rows
-        if lifetime.startswith(("for ever", "while the lease lives", "a day", "a minute", "four hours"))
+        if lifetime.startswith(("for ever", "while the lease lives", "a day", "a minute", "an hour", "four hours"))
     }
     assert lasting == LASTING

@@ -50,9 +50,10 @@ def test_degrees_and_threads_follow_from_the_devices() -> None:
     def settings(*flags: str) -> ProfileSettings:
         return parse_settings(["--model", "m", "--out", "p", *flags], {})
 
-    assert settings().degrees == (1,)
-    assert settings("--devices", "4").degrees == (1, 2, 4)
-    assert settings("--devices", "6").degrees == (1, 2, 4)
-    assert settings("--devices", "4", "--ranks", "4,1,4").degrees == (1, 4)
+    assert settings().degrees(8) == (1,)
+    assert settings("--devices", "4").degrees(8) == (1, 2, 4)
+    assert settings("--devices", "6").degrees(8) == (1, 2, 4)
+    assert settings("--devices", "4").degrees(3) == (1, 2)
+    assert settings("--devices", "4", "--ranks", "4,1,4").degrees(2) == (1, 4)
     assert settings("--threads", "3", "--devices", "2").threads_per_rank == 3
     assert settings("--devices", "1000").threads_per_rank == 1

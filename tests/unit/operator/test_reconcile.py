@@ -1,18 +1,23 @@
 """One reconcile of a resource, against a fake API server."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
 from orca.operator.cluster.api_server import Cluster
 from orca.operator.domain import names
 from orca.operator.domain.api_refusals import Refusals
+from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import Json
+from orca.operator.domain.slo.keys import plan_key, profile_key
 from orca.operator.plan.children import finish, is_ours
+from orca.operator.plan.slo.making import results_to_read
 from orca.operator.reconcile import observe, reconcile
 from support.operator.clusters import RELEASE
 from support.operator.deployments import deployment
 from support.operator.fake_api_server import FakeApiServer, fake_api_server
+from support.operator.planned_files import SUMMARY, plan_body, profile_body
 
 NOBODY: frozenset[str] = frozenset()
 
@@ -130,6 +135,34 @@ def test_a_field_that_admission_changes_back_is_an_event_and_not_written_repeate
     [told] = [each for each in events if each["reason"] == "ChangedByOthers"]
     assert told["type"] == "Warning"
     assert "somebody changes spec.ports[80] of Service shop " in told["message"]
+
+
+def test_a_plan_is_written_once_and_each_change_of_it_is_an_event() -> None:
+    wanted = deployment(slo={"latencyMs": 8000, "devices": 4, "workload": {"lengths": "8/8"}})
+    profile = names.profile("shop", profile_key(wanted, RELEASE.worker))
+    plan = names.plan("shop", plan_key(wanted, RELEASE.worker))
+    results = {profile: profile_body(), plan: plan_body(shortfall="no schedule meets the goal")}
+    with fake_api_server() as (fake, cluster):
+        before: Json = {}
+        for _ in range(4):
+            observed = observe(cluster, RELEASE, wanted, NOBODY)
+            answered = replace(
+                observed, pool=PoolStatus(results={key: results[key] for key in results_to_read(observed)})
+            )
+            reconcile(cluster, answered, before, Refusals(time.monotonic))
+            before = fake.status("shop")
+    for name in results:
+        assert fake.calls("PATCH", f"configmaps/{name}") == 1
+    assert before["plan"] == SUMMARY
+    events = [body for _, path, body in fake.said if path.endswith("/events") and body is not None]
+    wanted_events = {"Profiling", "Planning", "PlanChanged", "Planned", "Infeasible"}
+    assert [(each["reason"], each["type"]) for each in events if each["reason"] in wanted_events] == [
+        ("Profiling", "Normal"),
+        ("Planning", "Normal"),
+        ("PlanChanged", "Normal"),
+        ("Planned", "Normal"),
+        ("Infeasible", "Warning"),
+    ]
 
 
 def test_a_missing_secret_of_api_keys_is_reported() -> None:

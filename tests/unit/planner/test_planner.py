@@ -27,7 +27,7 @@ from orca.planner.search.planner import (
     make_plan,
     pareto,
 )
-from orca.planner.search.strategies import STRATEGIES
+from orca.planner.search.strategies import STRATEGIES, BatchLimit
 from orca.planner.search.timeline_of import timeline_of
 from orca.planner.simulate.estimate import Scenario
 from orca.planner.simulate.layout import GroupCapacity, Layout
@@ -138,6 +138,30 @@ def test_larger_variables_mean_more_throughput_and_more_latency(name: str) -> No
         lower, upper = (strategy.estimate(scenario, point, None) for point in (space.lower, space.upper))
         assert upper.throughput > lower.throughput
         assert upper.latency_s > lower.latency_s
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_limit_of_batches_holds_at_every_point(name: str) -> None:
+    scenario, limited = problem(PlanGoal(latency_ms=1_000)).scenario(placed()), BatchLimit(STRATEGIES[name], 4)
+    found = [point for space in limited.spaces(scenario, 40) for point in every_point(space)]
+    sizes = []
+    for point in found:
+        expected = limited.estimate(scenario, point, None)
+        size = limited.bounds(scenario, point, expected).max_batch_size
+        assert expected.fits == (size <= 4 and STRATEGIES[name].estimate(scenario, point, None).fits)
+        sizes += [size] if expected.fits else []
+    assert max(sizes) == 4
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_plan_keeps_to_a_limit_of_batches(name: str) -> None:
+    goal = PlanGoal(latency_ms=1e9)
+    wide, narrow = (
+        make_plan(dataclasses.replace(problem(goal), strategies=[each]), as_expected, lambda _: None)
+        for each in (STRATEGIES[name], BatchLimit(STRATEGIES[name], 4))
+    )
+    assert wide.chosen.candidate.bounds.max_batch_size > 4
+    assert narrow.chosen.candidate.bounds.max_batch_size <= 4
 
 
 def test_controls_are_those_of_the_scheduler() -> None:

@@ -9,7 +9,7 @@ import asyncio
 import base64
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -68,18 +68,26 @@ def _read_progress(host: str, port: int) -> FetchProgress | None:
 
 
 async def poll_pool(
-    deployment: OrcaDeployment, secret: Json | None, larger_than: int | None, *, url: str | None = None
+    deployment: OrcaDeployment,
+    secret: Json | None,
+    larger_than: int | None,
+    *,
+    results: Sequence[str] = (),
+    counts_answers: bool = False,
+    url: str | None = None,
 ) -> PoolStatus:
     """Ask the pool for its counts, on a connection of its own.
 
     Args:
         secret: as the API server gives it; None if there is none.
         larger_than: slots; ask also which requests need more, for which the pool checks each request. None does not.
+        results: keys of Jobs whose results are read.
+        counts_answers: ask also how many answers of the model in force have been counted.
         url: of the Redis to ask, with the login in the Secret; None asks the one that the Secret names.
     """
     try:
         async with _connected(deployment, secret, url) as pool:
-            return await _read_status(pool, larger_than)
+            return await _with_results(pool, await _read_status(pool, larger_than), results, counts_answers)
     except OrcaError as error:
         return PoolStatus(problem=str(error))
 
@@ -179,6 +187,16 @@ async def _read_status(pool: RequestPool, larger_than: int | None) -> PoolStatus
         largest_request=larger.largest,
         older_schema=stats.schema if stats.schema < SCHEMAS.newest else None,
     )
+
+
+async def _with_results(pool: RequestPool, status: PoolStatus, keys: Sequence[str], counts_answers: bool) -> PoolStatus:
+    """Return the status with what plans for spec.slo need of the pool. Raises: OrcaError."""
+    found = {key: await pool.result(key) for key in keys}
+    answers = None
+    if counts_answers:
+        answers = 0 if status.revision is None else (await pool.lengths(status.revision)).answers
+    results = {key: result for key, result in found.items() if result is not None}
+    return replace(status, counted_answers=answers, results=results)
 
 
 def _settings(values: Mapping[str, str], folder: Path, replicas: int) -> PoolSettings:

@@ -10,6 +10,8 @@ shop-api-key               Secret of the API key that the operator makes if the 
 shop-certificates          Secret of the certificate that schedulers and stages show each other
 shop-pool                  StatefulSet, Service, PersistentVolumeClaim and Secret of the managed Redis
 shop-model-<digest>        Job and PersistentVolumeClaim of a fetched model
+shop-profile-<key>         Job that measures the model for a plan, and ConfigMap with what it measured
+shop-plan-<key>            Job that makes a plan for spec.slo, and ConfigMap with the plan
 shop-3fa91c02-0            Service and StatefulSet of group 0 of the revision 3fa91c02; its pods are stages
 shop-3fa91c02-0-scheduler  Service and StatefulSet of the group's scheduler
 """
@@ -30,6 +32,7 @@ REPLICAS_MANAGER = "orca-operator-replicas"
 """Field manager of the number of gateways, from when the operator leaves it to an autoscaler until that changes it."""
 
 GATEWAY, SCHEDULER, STAGE, POOL, FETCH, ACCOUNT = "gateway", "scheduler", "stage", "pool", "fetch", "account"
+PROFILE, PLAN = "profile", "plan"
 """Roles of pods, and of the objects that belong to them; ACCOUNT is for the ServiceAccount that all pods share."""
 
 DEPLOYMENT_LABEL = f"{GROUP}/deployment"
@@ -38,7 +41,8 @@ GROUP_LABEL = f"{GROUP}/group"
 REVISION_LABEL = f"{GROUP}/revision"
 HASH_LABEL = f"{GROUP}/hash"
 MODEL_LABEL = f"{GROUP}/model"
-"""Digest of what the spec says about the model, on schedulers; of where the model comes from, on fetch Jobs."""
+"""Digest of what the spec says about the model, on schedulers; of where the model comes from, on fetch Jobs. On results
+of Jobs it is that of what decides whether a plan runs with the model (slo/keys.py)."""
 GENERATION_LABEL = f"{GROUP}/generation"
 """Generation of the model, on schedulers (observation.ModelVersion)."""
 
@@ -139,6 +143,14 @@ def scheduler(group_name: str) -> str:
 
 def model(name: str, digest: str) -> str:
     return f"{name}-model-{digest}"
+
+
+def profile(name: str, key: str) -> str:
+    return f"{name}-profile-{key}"
+
+
+def plan(name: str, key: str) -> str:
+    return f"{name}-plan-{key}"
 
 
 def labels(name: str, role: str, more: Mapping[str, Any] | None = None) -> dict[str, str]:

@@ -15,6 +15,7 @@ from orca.operator.domain.groups import Group, read_groups
 from orca.operator.domain.model_references import outputs_digest
 from orca.operator.domain.objects import Children, label_map
 from orca.operator.domain.resource import DeploymentSpec, Json, OrcaDeployment, SecretKey
+from orca.operator.domain.slo.planned import PlannedService
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,10 @@ class PoolStatus:
     smallest_larger_request: int = 0  # slots that the smallest of them needs
     largest_request: int = 0  # slots that the largest of them needs
     older_schema: int | None = None  # the number in force, if it is that of the release before
+    # Answers of the model in force that ended by themselves in the last hours; None if not asked.
+    counted_answers: int | None = None
+    # Results of Jobs by their keys, as far as they were asked for and are there.
+    results: Mapping[str, bytes] = field(default_factory=dict)
     problem: str | None = None  # None if the pool answered
     has_moved: bool = False  # the Secret names another Redis than the one that holds the requests (plan/pool_move.py)
 
@@ -61,11 +66,21 @@ class ModelVersion:
     generation: int  # the highest comes into force in the pool
 
 
+@dataclass(frozen=True, slots=True)
+class PlanInForce:
+    """The plan that the deployment runs."""
+
+    name: str  # of its ConfigMap
+    planned: PlannedService
+
+
 @dataclass(frozen=True, kw_only=True)
 class Observation:
     """The facts of one reconcile. Properties are computed at most once."""
 
-    deployment: OrcaDeployment
+    deployment: OrcaDeployment  # as it is to run: with what a plan decides (plan/slo/in_force.py)
+    stated: OrcaDeployment | None = None  # as its author wrote it; None if that is the same
+    plan_in_force: PlanInForce | None = None  # of spec.slo; None: there is no plan yet, or no slo
     release: Release
     now_s: float  # seconds since 1970, as in the API server's timestamps
     children: Children = field(default_factory=Children)
@@ -85,6 +100,11 @@ class Observation:
     @property
     def spec(self) -> DeploymentSpec:
         return self.deployment.spec
+
+    @property
+    def author_deployment(self) -> OrcaDeployment:
+        """The deployment as its author wrote it."""
+        return self.stated or self.deployment
 
     @property
     def name(self) -> str:

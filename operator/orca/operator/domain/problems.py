@@ -52,6 +52,18 @@ def of_pod(pod: Mapping[str, Any]) -> Problem | None:
     return None
 
 
+def last_words(pod: Mapping[str, Any]) -> str | None:
+    """Return the last line of the log of a pod that has failed; None if it has not."""
+    for container in pod.get("status", {}).get("containerStatuses") or []:
+        ended = container.get("state", {}).get("terminated")
+        if ended and ended.get("exitCode"):
+            where = f"pod {pod['metadata']['name']}"
+            if ended.get("reason") == "OOMKilled":
+                return f"{where}: killed for using too much memory"
+            return f"{where}: {_last_line(ended.get('message') or '')}"
+    return None
+
+
 def of_secret(
     name: str, secret: Mapping[str, Any] | None, keys: Iterable[str], *, field: str, names_keys: bool
 ) -> Problem | None:

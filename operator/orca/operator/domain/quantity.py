@@ -24,6 +24,12 @@ def is_less(first: object, second: object) -> bool:
     return amounts[0] is not None and amounts[1] is not None and amounts[0] < amounts[1]
 
 
+def times(value: object, factor: int) -> str:
+    """Return an amount so many times, in its own unit. Anything else stays, and the API server refuses it."""
+    found = None if isinstance(value, bool) else _FORM.fullmatch(str(value))
+    return str(value) if found is None else f"{Decimal(found[1]) * factor:f}{found[2] or ''}"
+
+
 def _amount(value: object) -> Decimal | None:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None

@@ -1,8 +1,9 @@
 """An OrcaDeployment as the operator reads it: frozen records in the shape of the CRD's schema.
 
 The API server checks types, ranges and rules and fills in defaults before the operator sees a resource, so the records
-repeat neither. `read` checks what no rule of the schema can express, and refuses it with BadSpec, which becomes the
-condition Accepted=False. charts/orca/crd/orcadeployments.yaml says what each field means.
+repeat neither. Only the fields that a plan for spec.slo may decide have their defaults here: an omitted one must not
+look like a given one (ShapeConstraints). `read` checks what no rule of the schema can express, and refuses it with
+BadSpec, which becomes the condition Accepted=False. charts/orca/crd/orcadeployments.yaml says what each field means.
 """
 
 import dataclasses
@@ -77,9 +78,37 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSpec:
+    """The requests that a plan is made for."""
+
+    lengths: str | None = None  # None: those of the answers that the pool has counted
+    requests_per_minute: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SloSpec:
+    """The goal for the latency of answers. None: no such bound."""
+
+    latency_ms: int
+    percentile: int
+    kind: str
+    devices: int
+    ttft_ms: int | None = None
+    tpot_ms: int | None = None
+    margin_percent: int
+    workload: WorkloadSpec
+
+    @property
+    def rate(self) -> float | None:
+        """Requests per second that arrive; None for a kind that leaves queueing out."""
+        per_minute = self.workload.requests_per_minute
+        return None if per_minute is None or self.kind != "requests" else per_minute / 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelismSpec:
-    stages: int
-    tensor: int
+    stages: int = 1
+    tensor: int = 1
     stage_layers: tuple[int, ...] = ()  # empty: as even as possible
 
 
@@ -126,9 +155,9 @@ class RraSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSpec:
-    policy: str
+    policy: str = "iteration"
     rra: RraSpec | None = None
-    max_batch_size: int
+    max_batch_size: int = 16
     kv_slots: int | None = None
     max_batch_tokens: int | None = None
     prefetch: int
@@ -309,6 +338,7 @@ class ImagesSpec:
 class DeploymentSpec:
     model: ModelSpec
     parallelism: ParallelismSpec
+    slo: SloSpec | None = None
     replicas: int
     worker: WorkerSpec
     scheduler: SchedulerSpec
@@ -333,6 +363,24 @@ class DeploymentSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeConstraints:
+    """The given ones of the fields that a plan may decide. None: omitted, so the plan is free."""
+
+    stages: int | None = None
+    tensor: int | None = None
+    stage_layers: tuple[int, ...] | None = None
+    policy: str | None = None
+    max_batch_size: int | None = None
+
+    def describe(self) -> str:
+        """Return the constraints in a few words; empty if there are none."""
+        layers = self.stage_layers and "[" + ", ".join(map(str, self.stage_layers)) + "]"
+        found = {"stages": self.stages, "tensor": self.tensor, "stageLayers": layers, "policy": self.policy}
+        found["maxBatchSize"] = self.max_batch_size
+        return ", ".join(f"{name} {value}" for name, value in found.items() if value is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OrcaDeployment:
     """One OrcaDeployment."""
 
@@ -341,6 +389,7 @@ class OrcaDeployment:
     uid: str
     generation: int
     spec: DeploymentSpec
+    constraints: ShapeConstraints = ShapeConstraints()
 
     @property
     def account(self) -> str:
@@ -373,6 +422,18 @@ def read(body: Mapping[str, Any]) -> OrcaDeployment:
         uid=metadata["uid"],
         generation=int(metadata["generation"]),
         spec=spec,
+        constraints=_read_constraints(body["spec"]),
+    )
+
+
+def _read_constraints(spec: Mapping[str, Any]) -> ShapeConstraints:
+    shape, layers = spec["parallelism"], spec["parallelism"].get("stageLayers")
+    return ShapeConstraints(
+        stages=shape.get("stages"),
+        tensor=shape.get("tensor"),
+        stage_layers=None if layers is None else tuple(layers),
+        policy=spec["scheduler"].get("policy"),
+        max_batch_size=spec["scheduler"].get("maxBatchSize"),
     )
 
 

@@ -4,7 +4,7 @@ A child is written if it is missing, if its hash label shows that another spec w
 what we wrote (drift). Groups come and go as rollout.py says. Everything with our label that the spec does not want
 goes, except volumes and Secrets: they end with the resource (deletionPolicy). Pods that read a model wait until its
 fetch is complete. Pods that use an external pool wait for its Secret, which must lead to the Redis that holds the
-requests (pool_move.py).
+requests (pool_move.py). What a plan for spec.slo decides is part of the spec here (slo/in_force.py).
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -34,6 +34,7 @@ from orca.operator.plan.model_change import ModelChange, may_come_into_force, pl
 from orca.operator.plan.model_fetch import FetchPlan, plan_fetch
 from orca.operator.plan.pauses import next_pauses
 from orca.operator.plan.rollout import Bounds, RolloutMove, next_move
+from orca.operator.plan.slo.making import PlanMaking, plan_slo
 from orca.operator.plan.slots_change import SlotsChange, plan_slots_change
 from orca.operator.render import gateway, group, network, objects, pool
 
@@ -53,6 +54,7 @@ class ReconcilePlan:
     is_squeezed: bool
     change: ModelChange
     slots: SlotsChange
+    slo: PlanMaking
 
     @property
     def new_groups(self) -> list[Group]:
@@ -69,6 +71,7 @@ class _Decisions:
     change: ModelChange
     slots: SlotsChange
     fetch: FetchPlan
+    slo: PlanMaking
     # False while the Secret of an external pool is missing, has no URL that parts accept, or names another Redis than
     # the one with the requests.
     is_pool_known: bool
@@ -102,7 +105,7 @@ def make_plan(observation: Observation) -> ReconcilePlan:
         *_applies(observation, wanted),
         *_suspensions(observation, held),
         *_announced_schedules(observation, content_hash(observation.deployment, schedule)),
-        *_leftovers(observation, kept, decisions.fetch.leaving),
+        *_leftovers(observation, kept, {**decisions.fetch.leaving, **decisions.slo.leaving}),
         *_unread_claims(observation, decisions.fetch.unread_claims),
         *_removals(observation, decisions.move.remove),
         *_returns(observation, decisions),
@@ -117,6 +120,7 @@ def make_plan(observation: Observation) -> ReconcilePlan:
         is_squeezed=decisions.move.is_squeezed,
         change=decisions.change,
         slots=decisions.slots,
+        slo=decisions.slo,
     )
 
 
@@ -138,6 +142,7 @@ def _decide(observation: Observation) -> _Decisions:
         change=change,
         slots=slots,
         fetch=fetch,
+        slo=plan_slo(observation, can_start=fetch.is_complete and is_pool_known),
         is_pool_known=is_pool_known,
         staying=staying,
         pauses=next_pauses(observation, staying, move),
@@ -183,6 +188,7 @@ def _render_all_but_schedulers(observation: Observation, decisions: _Decisions, 
         objects.service_account(deployment),
         *_render_pool(observation),
         *decisions.fetch.manifests,
+        *decisions.slo.manifests,
         *(each for each in gateways if decisions.can_start or each["kind"] != "Deployment"),
         *(network.policies(deployment, stage_specs, dns_ports=images.dns_ports) if images.has_network_policies else []),
         schedule,
@@ -231,7 +237,7 @@ def _held_objects(
     observation: Observation, decisions: _Decisions, schedulers: Mapping[str, Sequence[Json]]
 ) -> set[ObjectKey]:
     """Return the objects that must stay as they are for now. Args: schedulers: Service and StatefulSet by group."""
-    held = {("Job", name) for name in decisions.fetch.held}
+    held = {("Job", name) for name in decisions.fetch.held} | decisions.slo.kept
     if not decisions.can_start:
         held |= _held_gateways(observation)
     held |= _held_schedulers(observation, schedulers, is_pool_known=decisions.is_pool_known)
@@ -449,7 +455,7 @@ def _is_given_up(pod: Json, now_s: float) -> bool:
 def _may_be_forced(pod: Json) -> bool:
     """Return whether two such pods may run at once. Two Redis on one volume would lose accepted requests."""
     role = label_map(pod).get(names.ROLE_LABEL)
-    return role in (names.GATEWAY, names.SCHEDULER, names.STAGE, names.FETCH)
+    return role in (names.GATEWAY, names.SCHEDULER, names.STAGE, names.FETCH, names.PROFILE, names.PLAN)
 
 
 def _delete(child: Json, reason: str, *, is_forced: bool = False) -> Delete:

@@ -8,13 +8,14 @@ SchedulerReady   all wanted groups are formed
 GatewayReady     clients reach the gateways, also through the Ingress or the route
 Progressing      something is on its way: a start, a rollout, a change of scale
 Degraded         something that should serve does not, or will soon stop, and why
+PlanReady        the plan for spec.slo is in force; only with spec.slo
+SloMet           no plan meets the goal, if it is False (slo/conditions.py)
 Ready            the wanted revision serves, with all the groups that it needs, and clients reach it
 
 A part for which the plan still has something to write is not ready, whatever was observed: that was before the write.
 """
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import Any
 
 from orca.operator.domain import certificates, cluster_events, names, problems, volumes
@@ -25,18 +26,12 @@ from orca.operator.domain.observation import Observation
 from orca.operator.domain.problems import Problem
 from orca.operator.domain.resource import Json
 from orca.operator.plan import model_fetch, pauses, pool_memory, reach
+from orca.operator.plan.condition import Condition
 from orca.operator.plan.plan import ReconcilePlan
+from orca.operator.plan.slo.conditions import slo_conditions
 from orca.operator.render import pool
 
 MESSAGE_MAX = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    type: str
-    is_true: bool
-    reason: str
-    message: str = ""
 
 
 def refused_status(generation: int, reason: str, message: str, before: Mapping[str, Any], now_s: float) -> Json:
@@ -82,6 +77,8 @@ def make_status(
             _conditions(observation, plan, refusals), before, deployment.generation, observation.now_s
         ),
     }
+    if observation.plan_in_force is not None:
+        result["plan"] = observation.plan_in_force.planned.summary
     if counts.problem is None:
         wait_s = counts.oldest_wait_ms // 1000
         result["requests"] = {"queued": counts.queued, "running": counts.running, "oldestWaitSeconds": wait_s}
@@ -117,6 +114,7 @@ def _conditions(observation: Observation, plan: ReconcilePlan, refusals: Sequenc
         progressing,
         _degraded(parts, progressing, _late(observation), _will_stop(observation, certificate)),
         _ready(observation, [accepted, *parts], progressing),
+        *slo_conditions(observation, plan.slo),
     ]
 
 
@@ -391,11 +389,15 @@ def _progressing(observation: Observation, plan: ReconcilePlan, parts: Sequence[
     return Condition(name, False, "Complete")
 
 
+_JOBS = (names.FETCH, names.PROFILE, names.PLAN)
+"""Roles of pods that do not become ready."""
+
+
 def _late(observation: Observation) -> str | None:
     """Return a message about a pod that has been starting for longer than startupSeconds; None if there is none."""
     for pod in observation.children.of_kind("Pod"):
         waited_s = unready_s(pod, observation.now_s)
-        is_over = has_ended(pod) or label_map(pod).get(names.ROLE_LABEL) == names.FETCH
+        is_over = has_ended(pod) or label_map(pod).get(names.ROLE_LABEL) in _JOBS
         if waited_s > observation.spec.startup_seconds and not is_over:
             return f"pod {pod['metadata']['name']} has not been ready for {waited_s:.0f} s"
     return None

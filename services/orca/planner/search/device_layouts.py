@@ -40,6 +40,7 @@ class DeviceMemory:
 
     slots: int | None = None  # KV slots that the group is given; None: as many as there is room for
     device_bytes: int = 0  # of one device
+    share: float = MEMORY_SHARE  # of what the weights leave, that KV slots get
 
 
 def profiled_layouts(
@@ -116,7 +117,7 @@ def group_slots(profile: Profile, layout: Layout, memory: DeviceMemory) -> int:
         if weights > memory.device_bytes:
             return 0
         if per_slot:
-            slots.append(int((memory.device_bytes - weights) * MEMORY_SHARE / per_slot))
+            slots.append(int((memory.device_bytes - weights) * memory.share / per_slot))
     return min(slots, default=0) // DEFAULT_BLOCK_TOKENS * DEFAULT_BLOCK_TOKENS
 
 

@@ -11,7 +11,7 @@ from orca.planner.search.goal import PlanGoal
 from orca.planner.search.judge import SimulationJudge
 from orca.planner.search.plan import Plan, PlannedDevice
 from orca.planner.search.planner import Outcome, PlacedLayout, PlanProblem, make_plan
-from orca.planner.search.strategies import STRATEGIES
+from orca.planner.search.strategies import STRATEGIES, BatchLimit
 from orca.planner.workload.counted import cut_bins
 from orca.planner.workload.workload import Workload
 
@@ -29,6 +29,7 @@ def profiled_problem(
     memory: DeviceMemory,
     max_model_len: int | None = None,
     strategies: Sequence[str] = tuple(STRATEGIES),
+    max_batch_size: int | None = None,
     host_us: float = HOST_US,
     prefetch: int = 1,
 ) -> PlanProblem:
@@ -38,6 +39,7 @@ def profiled_problem(
         devices: most devices that a group may have.
         max_model_len: longest prompt and output together, if that is less than the model's own.
         strategies: names of those to search.
+        max_batch_size: most requests in a batch, under rra in a micro-batch; None: as many as the slots hold.
     Raises: SettingError for a workload that the model does not allow, or if no layout is possible.
     """
     key = profile.key
@@ -66,7 +68,10 @@ def profiled_problem(
         goal=goal,
         layouts=layouts_on(devices),
         wider=wider,
-        strategies=[STRATEGIES[name] for name in strategies],
+        strategies=[
+            STRATEGIES[name] if max_batch_size is None else BatchLimit(STRATEGIES[name], max_batch_size)
+            for name in strategies
+        ],
         host_us=host_us,
         prefetch=prefetch,
         is_encoder_decoder=is_encoder_decoder,

@@ -10,7 +10,7 @@ number of decode micro-batches, and number of devices with tensor parallelism (s
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from types import MappingProxyType
 from typing import Protocol
@@ -158,6 +158,36 @@ def threshold_percent(workload: Workload, encode_batch: int) -> int:
     prompts = workload.prompts
     by_chance = 100 * COMMON_DEVIATIONS * prompts.deviation / prompts.mean / sqrt(encode_batch)
     return min(max(DEFAULT_THRESHOLD_PERCENT, ceil(by_chance)), 100)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimit:
+    """A strategy whose batches have at most so many requests. A point with larger ones does not fit."""
+
+    strategy: Strategy
+    most: int  # requests in a batch; under rra, in a micro-batch
+
+    @property
+    def name(self) -> str:
+        return self.strategy.name
+
+    def spaces(self, scenario: Scenario, most: int) -> Sequence[SearchBlock]:
+        return self.strategy.spaces(scenario, min(most, self.most * scenario.stages))
+
+    def estimate(self, scenario: Scenario, point: Point, rate: float | None) -> Estimate:
+        found = self.strategy.estimate(scenario, point, rate)
+        if self.strategy.bounds(scenario, point, found).max_batch_size <= self.most:
+            return found
+        return replace(found, fits=False)
+
+    def bounds(self, scenario: Scenario, point: Point, expected: Estimate) -> BatchBounds:
+        return self.strategy.bounds(scenario, point, expected)
+
+    def point_of(self, bounds: BatchBounds) -> Point:
+        return self.strategy.point_of(bounds)
+
+    def controls(self, point: Point) -> Mapping[str, int]:
+        return self.strategy.controls(point)
 
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(

@@ -17,10 +17,12 @@ from orca.pool.api import RequestPool
 from orca.pool.contract import (
     CLOSED_FOR_MS,
     FORGOTTEN_FOR_MS,
+    RESULT_FOR_MS,
     SKIPPED_FOR_MS,
     WANTED_FOR_MS,
     ReadBudget,
     check_entry,
+    check_result,
     check_submission,
     refusal,
     reserved_bytes,
@@ -650,6 +652,16 @@ class MemoryPool(RequestPool):
 
     async def latencies(self, revision: str) -> LatencyCounts:
         return self.state.latencies.of(revision, self.state.awake)
+
+    async def keep_result(self, key: str, result: bytes) -> None:
+        check_result(key, result)
+        self.state.begin()
+        self.state.results[key] = self.state.wall + RESULT_FOR_MS, result
+
+    async def result(self, key: str) -> bytes | None:
+        self.state.begin()
+        ends_ms, result = self.state.results.get(key, (0, b""))
+        return result if ends_ms > self.state.wall else None
 
     async def stats(self) -> PoolStats:
         state = self.state

@@ -152,6 +152,7 @@ class PoolState:
         self.retired = DueTimes()  # revision -> awake ms at which its requests end
         self.lengths = CountedLengths()
         self.latencies = CountedLatencies()
+        self.results: dict[str, tuple[int, bytes]] = {}  # key of a Job -> wall clock ms until which it is kept, result
         self.hints = Hints(poll_s=math.inf)
 
     def check(self) -> None:

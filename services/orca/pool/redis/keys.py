@@ -38,6 +38,8 @@ lengths:<period>    hash    lengths of the answers that ended in a period (field
                                                                                            sweeps
 latencies:<period>  hash    latencies of the same answers (fields below)                   four hours, as lengths
 periods             zset    period with such hashes -> awake ms at which all go            four hours, as its hashes
+results:<key>       string  result of a Job of the operator; opaque here                   an hour of Redis' clock
+                                                                                           (contract.py)
 news                channel hints, one a line: "<id> <entries>" per log that grew, then    not kept
                             perhaps its last entries (prelude.lua); "+<revision>" per
                             request that came to its queue
@@ -85,7 +87,7 @@ writes a range of numbers (schemas.py), and its scripts write the one in force. 
 number in force is outside its range. A queue skips a record whose number is outside the range.
 """
 
-NAMED = ("par", "render", "readers", "req", "body", "log", "q", "own", "seat", "lengths", "latencies")
+NAMED = ("par", "render", "readers", "req", "body", "log", "q", "own", "seat", "lengths", "latencies", "results")
 SINGLE = (
     "meta",
     "seats",
@@ -118,7 +120,7 @@ class Keys:
         return self.prefix + kind
 
     def named(self, kind: str, name: str) -> str:
-        """Return the key of a kind that belongs to one parent, request, revision or group."""
+        """Return the key of a kind that belongs to one parent, request, revision, group or Job."""
         assert kind in NAMED, kind
         return f"{self.prefix}{kind}:{name}"
 

@@ -18,8 +18,10 @@ from orca.pool.contract import (
     FORGOTTEN_FOR_MS,
     READ_BYTES_MAX,
     READ_TOKENS_MAX,
+    RESULT_FOR_MS,
     SKIPPED_FOR_MS,
     WANTED_FOR_MS,
+    check_result,
     check_submission,
     refusal,
     stored,
@@ -407,6 +409,14 @@ class RedisPool(RequestPool):
         awake_ms, _ = await fields_of("")
         found = [(period, (await fields_of(period))[1]) for period in kept_periods(awake_ms)]
         return awake_ms, [(period, fields) for period, fields in found if fields]
+
+    async def keep_result(self, key: str, result: bytes) -> None:
+        check_result(key, result)
+        await self._link.run("keep_result", key, result, RESULT_FOR_MS, durability=Durability.SURVIVES_KILL)
+
+    async def result(self, key: str) -> bytes | None:
+        found: bytes | None = await self._link.run("result", key, purpose=CallPurpose.READING)
+        return found
 
     async def stats(self) -> PoolStats:
         answer = await self._link.run("stats")

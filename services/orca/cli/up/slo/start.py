@@ -29,7 +29,7 @@ from orca.core.domain.model import ModelInfo, count_parameters, load_model_info
 from orca.core.process.settings import with_texts
 from orca.core.process.whole_file import write_whole
 from orca.planner.follow.check import PlanLimits, limited_problem
-from orca.planner.profile.measuring.model_key import profile_key, stacks_of
+from orca.planner.profile.measuring.model_key import fewest_heads, profile_key
 from orca.planner.profile.profile import Profile, ProfileKey, read_profile
 from orca.planner.search.device_layouts import DeviceMemory, Shape
 from orca.planner.search.goal import PlanGoal
@@ -39,7 +39,6 @@ from orca.planner.search.profiled_problem import find_plan
 from orca.planner.search.strategies import STRATEGIES
 from orca.planner.workload.workload import Workload
 from orca.worker.machine import available_processors
-from orca.worker.models.config import load_config
 
 PLAN_FILE = "plan.json"
 """The plan of the running system, in its data folder."""
@@ -95,7 +94,7 @@ def read_order(settings: UpSettings, given: Collection[str], model: ModelInfo, g
     if named is None:
         machine = Machine(
             parameters=count_parameters(model.folder),
-            heads=min(stack.heads for stack in stacks_of(load_config(model.folder))),
+            heads=fewest_heads(model.folder),
             processors=available_processors(),
             gpus=gpus,
         )

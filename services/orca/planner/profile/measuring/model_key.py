@@ -36,6 +36,11 @@ def profile_key(
     )
 
 
+def fewest_heads(folder: Path) -> int:
+    """Return the attention heads of the stack that has the fewest: ranks divide them. Raises: ModelError."""
+    return min(stack.heads for stack in stacks_of(load_config(folder)))
+
+
 def stacks_of(config: ModelConfig) -> tuple[StackShape, ...]:
     """Return the shapes of a model's stacks: encoder and decoder, or its only one."""
     if isinstance(config, EncoderDecoderShape):

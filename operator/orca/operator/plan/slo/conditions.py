@@ -1,0 +1,109 @@
+"""The conditions of a plan for spec.slo, from what was observed and planned: pure.
+
+PlanReady  the plan for the present spec is in force
+SloMet     False (Infeasible) if no plan meets the goal; the one that comes closest serves
+"""
+
+from orca.operator.domain import cluster_events, names, problems
+from orca.operator.domain.objects import condition, condition_status
+from orca.operator.domain.observation import Observation
+from orca.operator.domain.problems import Problem
+from orca.operator.domain.resource import Json, SloSpec
+from orca.operator.plan.condition import Condition
+from orca.operator.plan.slo.making import ANSWERS_MIN, PlanMaking, PlanState
+
+PLAN_READY, SLO_MET = "PlanReady", "SloMet"
+
+PLANNED, INFEASIBLE = "Planned", "Infeasible"
+PROFILING, PLANNING, FEW_ANSWERS = "Profiling", "Planning", "FewAnswers"
+PROFILE_FAILED, PLAN_FAILED = "ProfileFailed", "PlanFailed"
+WARNINGS = frozenset({INFEASIBLE, PROFILE_FAILED, PLAN_FAILED})
+"""Reasons of Events that somebody should look at."""
+
+
+def slo_conditions(observation: Observation, making: PlanMaking) -> list[Condition]:
+    """Return the conditions; none without spec.slo."""
+    slo, found = observation.spec.slo, observation.plan_in_force
+    if slo is None:
+        return []
+    ready = _plan_ready(observation, making)
+    if found is None or not ready.is_true or found.planned.shortfall is None:
+        return [ready]
+    message = f"{found.planned.shortfall}. The one that comes closest serves"
+    return [ready, Condition(SLO_MET, False, INFEASIBLE, message)]
+
+
+def describe(slo: SloSpec) -> str:
+    """Return the goal in a few words, such as `99 % within 8 s`."""
+    words = [f"{slo.percentile} % within {slo.latency_ms / 1000:g} s"]
+    words += [] if slo.ttft_ms is None else [f"first token within {slo.ttft_ms} ms"]
+    words += [] if slo.tpot_ms is None else [f"{slo.tpot_ms} ms between tokens"]
+    words += [] if slo.rate is None else [f"at {slo.rate:.3g} requests/s"]
+    words += [f"with a margin of {slo.margin_percent} %"] if slo.margin_percent else []
+    return ", ".join(words)
+
+
+def _plan_ready(observation: Observation, making: PlanMaking) -> Condition:
+    if making.state is PlanState.READY:
+        assert observation.plan_in_force is not None
+        fixed = observation.author_deployment.constraints.describe()
+        kept = f"; the spec gives {fixed}" if fixed else ""
+        return Condition(PLAN_READY, True, PLANNED, observation.plan_in_force.planned.summary + kept)
+    problem = _why_not(observation, making)
+    serves = "the defaults serve" if observation.plan_in_force is None else "the plan before serves"
+    return Condition(PLAN_READY, False, problem.reason, f"{problem.message}; {serves}")
+
+
+def _why_not(observation: Observation, making: PlanMaking) -> Problem:
+    slo, counts = observation.spec.slo, observation.pool
+    assert slo is not None
+    if making.state is PlanState.SUSPENDED:
+        return Problem("Suspended", "the resource is suspended")
+    if making.state is PlanState.WAITING and counts.problem is not None:
+        return Problem("PoolUnreachable", f"the plan waits for the pool, which does not answer: {counts.problem}")
+    if making.state is PlanState.WAITING:
+        return Problem("WaitingForModel", "the plan waits for the model")
+    if making.state is PlanState.FEW_ANSWERS:
+        found = "1 answer" if counts.counted_answers == 1 else f"{counts.counted_answers or 0} answers"
+        return Problem(
+            FEW_ANSWERS,
+            f"the operator plans from {ANSWERS_MIN} answers on, and the pool has counted {found} of this model in the"
+            " last four hours: wait, or state slo.workload.lengths",
+        )
+    return _problem_of_job(observation, making) or _progress(slo, making)
+
+
+def _progress(slo: SloSpec, making: PlanMaking) -> Problem:
+    if making.state is PlanState.PLANNING:
+        return Problem(PLANNING, f"the best schedule for {describe(slo)} is searched for, which takes about a minute")
+    devices = "1 device" if slo.devices == 1 else f"{slo.devices} devices"
+    return Problem(PROFILING, f"the model is measured on {devices}, which takes about five minutes")
+
+
+def _problem_of_job(observation: Observation, making: PlanMaking) -> Problem | None:
+    """Return why the Job has no result yet, if not because it is at work."""
+    failed = PLAN_FAILED if making.state is PlanState.PLANNING else PROFILE_FAILED
+    if making.bad_result is not None:
+        return Problem(failed, making.bad_result)
+    job = observation.children.get("Job", str(making.job))
+    if job is None:
+        return None
+    pods = [pod for pod in _pods(observation, making) if _is_of(pod, job)]
+    newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default=None)
+    if condition_status(job, "Failed") == "True":
+        found = None if newest is None else problems.last_words(newest)
+        return Problem(failed, f"{found or condition(job, 'Failed').get('message') or 'its pod has failed'}")
+    if (refused := cluster_events.why_no_pods(observation.children, observation.events, [job])) is not None:
+        return refused
+    if newest is None:
+        return None
+    waits = cluster_events.why_pods_wait(observation.children, observation.events, [newest], observation.now_s)
+    return waits or problems.of_pod(newest)
+
+
+def _pods(observation: Observation, making: PlanMaking) -> list[Json]:
+    return observation.children.pods(names.PLAN if making.state is PlanState.PLANNING else names.PROFILE)
+
+
+def _is_of(pod: Json, job: Json) -> bool:
+    return str(pod["metadata"]["name"]).startswith(f"{job['metadata']['name']}-")

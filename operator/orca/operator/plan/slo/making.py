@@ -1,0 +1,175 @@
+"""The way to a plan for spec.slo: the next move, from what was observed. Pure.
+
+    1. A Job measures the model (profile), and leaves the profile in the pool.
+    2. The operator writes it into a ConfigMap.
+    3. A Job makes the plan from the profile, and leaves the plan in the pool.
+    4. The operator writes it into a ConfigMap, which is then in force (in_force.py).
+
+Job, result and ConfigMap have one name, which follows from everything that decides the result (keys.py). So the same
+spec leads to the same move, whatever happened to the operator meanwhile, and a ConfigMap never changes. A Job goes when
+its ConfigMap is there, or when the spec wants another one. While the pool does not answer, Jobs stay as they are.
+
+A Job that has failed is made again after RETRY_S: somebody may have fixed the cause. So is one whose result the pool
+has lost.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from orca.core.job_files import PROFILE_FILE, read_files
+from orca.operator.domain import names
+from orca.operator.domain.objects import ObjectKey, is_going, label_map, seconds, since
+from orca.operator.domain.observation import Observation
+from orca.operator.domain.resource import Json
+from orca.operator.domain.slo.keys import plan_key, profile_key
+from orca.operator.domain.slo.planned import read_planned
+from orca.operator.plan.children import hash_of
+from orca.operator.render import planning, pool
+
+ANSWERS_MIN = 200
+"""Fewest counted answers from which a plan is made: with fewer, the 99th percentile is a matter of chance."""
+
+RETRY_S = 120.0
+LOST_S = 30.0
+"""A result that is not in the pool so long after its Job has completed does not come any more."""
+
+
+class PlanState(Enum):
+    """The state of a plan."""
+
+    NOT_WANTED = auto()  # there is no slo
+    SUSPENDED = auto()
+    WAITING = auto()  # for the pool, or for the model
+    PROFILING = auto()
+    FEW_ANSWERS = auto()
+    PLANNING = auto()
+    READY = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanMaking:
+    """The objects to write, to keep and to delete for the plan of a resource."""
+
+    state: PlanState
+    manifests: tuple[Json, ...] = ()
+    kept: frozenset[ObjectKey] = frozenset()  # objects that stay as they are
+    leaving: Mapping[str, str] = field(default_factory=dict)  # why a Job goes, by its name
+    job: str | None = None  # the Job that runs, or is to run
+    bad_result: str | None = None  # why the result that the Job has left is not taken
+
+
+def plan_slo(observation: Observation, *, can_start: bool) -> PlanMaking:
+    """Return the next move. Args: can_start: pods that read the wanted model and use the pool can start."""
+    if observation.spec.slo is None:
+        return PlanMaking(state=PlanState.NOT_WANTED)
+    profile, plan = _names(observation)
+    kept = {("ConfigMap", name) for name in (profile,) if _has_profile(observation, name)}
+    if (found := observation.plan_in_force) is not None:
+        kept.add(("ConfigMap", found.name))
+    if found is not None and found.name == plan:
+        return PlanMaking(state=PlanState.READY, kept=frozenset(kept))
+    if observation.spec.suspend:
+        return PlanMaking(state=PlanState.SUSPENDED, kept=frozenset(kept))
+    has_profile = ("ConfigMap", profile) in kept
+    wanted, state = (plan, PlanState.PLANNING) if has_profile else (profile, PlanState.PROFILING)
+    files, problem = _result(observation, wanted, is_plan=has_profile)
+    if files is not None:
+        role = names.PLAN if has_profile else names.PROFILE
+        made = planning.result(observation.author_deployment, wanted, role, files)
+        # A ConfigMap of that name that cannot be read goes first. Until the new one is there, the Job stays.
+        is_free = observation.children.get("ConfigMap", wanted) is None
+        held = frozenset(kept | {("Job", wanted)})
+        return PlanMaking(state=state, manifests=(made,) if is_free else (), kept=held, job=wanted)
+    if not can_start or observation.pool.problem is not None:
+        return PlanMaking(state=PlanState.WAITING, kept=frozenset(kept | {("Job", wanted)}), job=wanted)
+    if has_profile and _lacks_answers(observation, wanted):
+        return PlanMaking(state=PlanState.FEW_ANSWERS, kept=frozenset(kept))
+    return _with_job(observation, state, wanted, frozenset(kept), problem)
+
+
+def results_to_read(observation: Observation) -> tuple[str, ...]:
+    """Return the keys of the results that the next move needs of the pool; none while nothing is on its way."""
+    if observation.spec.slo is None:
+        return ()
+    profile, plan = _names(observation)
+    found = observation.plan_in_force
+    if found is not None and found.name == plan:
+        return ()
+    return (plan,) if _has_profile(observation, profile) else (profile,)
+
+
+def needs_counts(observation: Observation) -> bool:
+    """Return whether the next move depends on the number of answers that the pool has counted."""
+    slo = observation.spec.slo
+    if slo is None or slo.workload.lengths is not None:
+        return False
+    return results_to_read(observation) == _names(observation)[1:]
+
+
+def _names(observation: Observation) -> tuple[str, str]:
+    """Return the names of the wanted profile and of the wanted plan."""
+    deployment, image = observation.author_deployment, observation.images.worker
+    profile = names.profile(deployment.name, profile_key(deployment, image))
+    return profile, names.plan(deployment.name, plan_key(deployment, image))
+
+
+def _has_profile(observation: Observation, name: str) -> bool:
+    there = observation.children.get("ConfigMap", name)
+    return there is not None and not is_going(there) and PROFILE_FILE in (there.get("data") or {})
+
+
+def _lacks_answers(observation: Observation, job: str) -> bool:
+    """Return whether too few answers were counted. A Job that has begun finds that out by itself."""
+    if not needs_counts(observation) or observation.children.get("Job", job) is not None:
+        return False
+    return (observation.pool.counted_answers or 0) < ANSWERS_MIN
+
+
+def _result(observation: Observation, name: str, *, is_plan: bool) -> tuple[dict[str, str] | None, str | None]:
+    """Return the files that a Job has left in the pool, or why they cannot be used; None twice if there are none."""
+    body = observation.pool.results.get(name)
+    if body is None:
+        return None, None
+    try:
+        files = read_files(body)
+        if is_plan:
+            read_planned(files)
+        elif PROFILE_FILE not in files:
+            raise ValueError(f"there is no {PROFILE_FILE}")
+    except (ValueError, RecursionError) as error:
+        return None, f"its result cannot be used: {error}"
+    return files, None
+
+
+def _with_job(
+    observation: Observation, state: PlanState, name: str, kept: frozenset[ObjectKey], problem: str | None
+) -> PlanMaking:
+    """Return the move that runs a Job."""
+    there, new = observation.children.get("Job", name), _render_job(observation, state, name)
+    if there is None or is_going(there):
+        return PlanMaking(state=state, manifests=(new,), kept=kept, job=name, bad_result=problem)
+    reason = _why_it_goes(observation, there, new)
+    if reason is not None:
+        return PlanMaking(state=state, kept=kept, leaving={name: reason}, job=name, bad_result=problem)
+    return PlanMaking(state=state, kept=kept | {("Job", name)}, job=name, bad_result=problem)
+
+
+def _render_job(observation: Observation, state: PlanState, name: str) -> Json:
+    deployment, images = observation.author_deployment, observation.images
+    connection = pool.connection(deployment, observation.pool_secret)
+    if state is PlanState.PROFILING:
+        return planning.profile_job(deployment, images.worker, name, connection)
+    profile, _ = _names(observation)
+    return planning.plan_job(deployment, images.scheduler, name, profile, connection)
+
+
+def _why_it_goes(observation: Observation, there: Json, new: Json) -> str | None:
+    if label_map(there).get(names.HASH_LABEL) != hash_of(observation.deployment, new):
+        return "the spec has changed"
+    failed, completed = since(there, "Failed"), since(there, "Complete")
+    if failed is not None and observation.now_s - seconds(failed) > RETRY_S:
+        return "it has failed, and somebody may have fixed the cause"
+    if completed is not None and observation.now_s - seconds(completed) > LOST_S:
+        return "its result is lost"
+    return None

@@ -1,0 +1,190 @@
+"""The Jobs that measure a model and make a plan for spec.slo, and the ConfigMaps that hold their results.
+
+The pod of a profile is like that of a stage, with the devices of a whole group. Image, node and patch are those of
+stages, since times must be measured where they will count. The pod of a plan is like that of a scheduler.
+
+Both leave their result in the pool. Their pods have no rights in the cluster.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from orca.core.fetch_report import PERMANENT_EXIT
+from orca.core.job_files import PLAN_FILE, PROFILE_FILE
+from orca.operator.domain import names
+from orca.operator.domain.pod_patches.pod_patch import merged
+from orca.operator.domain.resource import Json, OrcaDeployment, ResourcesSpec, SloSpec
+from orca.operator.domain.slo.keys import layers_digest
+from orca.operator.domain.slo.resources import of_devices
+from orca.operator.render import model, pool
+from orca.operator.render.group import LOST_NODE
+from orca.operator.render.objects import metadata
+from orca.operator.render.pods import container, flags, template
+from orca.operator.render.pool import PoolConnection
+
+_RETRIES = 3
+"""Failed pods before the Job has failed. The operator makes it again later (plan/slo/making.py)."""
+
+_PLAN_RESOURCES = ResourcesSpec(requests={"cpu": "500m", "memory": "256Mi"}, limits={"memory": "2Gi"})
+"""The search runs for up to a minute on one processor."""
+
+_PROFILE_FOLDER = "/etc/orca/profile"
+_PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
+
+
+def profile_job(deployment: OrcaDeployment, image: str, name: str, connection: PoolConnection) -> Json:
+    """Render the Job that measures the model. Args: deployment: as its author wrote it. name: also of its result."""
+    spec, worker, slo = deployment.spec, deployment.spec.worker, _slo(deployment)
+    location = model.locate(deployment)
+    values = {
+        "model": location.folder,
+        "out": f"/tmp/{PROFILE_FILE}",
+        "devices": slo.devices,
+        "ranks": deployment.constraints.tensor,
+        "threads": worker.threads,
+        "dtype": spec.model.dtype,
+        "quantization": spec.model.quantization,
+        "device": worker.device,
+        # The other parts of Orca have pods of their own.
+        "host": False,
+        "deployment": pool.key_prefix(deployment),
+        "result_key": name,
+    }
+    main = container(
+        names.STAGE,
+        image,
+        ["profile", *flags(values)],
+        images=spec.images,
+        resources=of_devices(worker.resources, slo.devices),
+        ports={},
+        environment=[{"name": "ORCA_PROFILE_POOL", **connection.url}, *connection.environment],
+        mounts=[*location.mounts, *connection.mounts, {"name": "shared-memory", "mountPath": "/dev/shm"}],
+    )
+    if worker.device == "cuda":
+        main = merged(main, {"resources": {"limits": {worker.accelerator_resource: str(slo.devices)}}})
+    shared = {"medium": "Memory", "sizeLimit": f"{worker.shared_memory_mib}Mi"}
+    pod = template(
+        names.labels(deployment.name, names.PROFILE),
+        main,
+        account=deployment.account,
+        images=spec.images,
+        volumes=[*location.volumes, *connection.volumes, {"name": "shared-memory", "emptyDir": shared}],
+        more={
+            "nodeSelector": dict(worker.node_selector) or None,
+            "tolerations": [*worker.tolerations, *LOST_NODE],
+            "runtimeClassName": worker.runtime_class_name,
+        },
+        patch=worker.pod_patch,
+        remove=worker.pod_patch_remove,
+    )
+    return _job(deployment, name, names.PROFILE, pod, container_name=names.STAGE)
+
+
+def plan_job(deployment: OrcaDeployment, image: str, name: str, profile: str, connection: PoolConnection) -> Json:
+    """Render the Job that makes the plan. Args: as of profile_job; profile: name of the ConfigMap with the profile."""
+    spec = deployment.spec
+    values = {
+        "profile": f"{_PROFILE_FOLDER}/{PROFILE_FILE}",
+        "out": f"/tmp/{PLAN_FILE}",
+        **_goal(_slo(deployment)),
+        **_room(deployment),
+        "deployment": pool.key_prefix(deployment),
+        "result_key": name,
+    }
+    mount = {"name": "profile", "mountPath": _PROFILE_FOLDER, "readOnly": True}
+    main = container(
+        names.SCHEDULER,
+        image,
+        ["plan", *flags(values)],
+        images=spec.images,
+        resources=_PLAN_RESOURCES,
+        ports={},
+        environment=[{"name": "ORCA_PLAN_POOL", **connection.url}, *connection.environment],
+        mounts=[*connection.mounts, mount],
+    )
+    pod = template(
+        names.labels(deployment.name, names.PLAN),
+        main,
+        account=deployment.account,
+        images=spec.images,
+        volumes=[*connection.volumes, {"name": "profile", "configMap": {"name": profile}}],
+        more={"tolerations": list(LOST_NODE)},
+        patch=spec.scheduler.pod_patch,
+        remove=spec.scheduler.pod_patch_remove,
+    )
+    return _job(deployment, name, names.PLAN, pod, container_name=names.SCHEDULER)
+
+
+def result(deployment: OrcaDeployment, name: str, role: str, files: Mapping[str, str]) -> Json:
+    """Render the ConfigMap that holds what a Job has left. It never changes: another result has another name."""
+    marks = metadata(deployment, name, role, {names.MODEL_LABEL: layers_digest(deployment.spec.model)})
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": marks, "immutable": True, "data": dict(files)}
+
+
+def _goal(slo: SloSpec) -> dict[str, Any]:
+    """Return the flags of the goal and of the workload."""
+    return {
+        "devices": slo.devices,
+        "latency_ms": slo.latency_ms,
+        "percentile": slo.percentile,
+        "kind": slo.kind,
+        "rate": slo.rate,
+        "ttft_ms": slo.ttft_ms,
+        "tpot_ms": slo.tpot_ms,
+        "margin_percent": slo.margin_percent,
+        "workload": slo.workload.lengths,
+        "counted": None if slo.workload.lengths is not None else True,
+    }
+
+
+def _room(deployment: OrcaDeployment) -> dict[str, Any]:
+    """Return the flags of what the spec has chosen, as far as a plan depends on it."""
+    spec, given = deployment.spec, deployment.constraints
+    return {
+        "strategies": given.policy,
+        "stages": given.stages,
+        "tensor": given.tensor,
+        "layers": None if given.stage_layers is None else ",".join(map(str, given.stage_layers)),
+        "max_batch_size": given.max_batch_size,
+        "slots": spec.scheduler.kv_slots,
+        "memory_share": spec.worker.memory_share_percent / 100,
+        "max_model_len": spec.model.max_model_len,
+        "prefetch": spec.scheduler.prefetch,
+    }
+
+
+def _job(deployment: OrcaDeployment, name: str, role: str, pod: Json, *, container_name: str) -> Json:
+    """Render a Job with one pod at a time."""
+    # A patch of services may have probes, which need a port.
+    containers = [
+        {key: value for key, value in each.items() if key not in _PROBES} if each["name"] == container_name else each
+        for each in pod["spec"]["containers"]
+    ]
+    spec = {**pod["spec"], "containers": containers, "restartPolicy": "Never", "terminationGracePeriodSeconds": 10}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata(deployment, name, role),
+        "spec": {
+            "backoffLimit": _RETRIES,
+            # Never two at a time: they would share devices.
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {
+                "rules": [
+                    # Another try would end in the same way: the model or a field of the spec allows no result.
+                    {
+                        "action": "FailJob",
+                        "onExitCodes": {"containerName": container_name, "operator": "In", "values": [PERMANENT_EXIT]},
+                    },
+                    # A drained node is not a failure of the Job.
+                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                ]
+            },
+            "template": {**pod, "spec": spec},
+        },
+    }
+
+
+def _slo(deployment: OrcaDeployment) -> SloSpec:
+    assert deployment.spec.slo is not None
+    return deployment.spec.slo

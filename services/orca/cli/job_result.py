@@ -1,0 +1,72 @@
+"""The options by which `orca profile` and `orca plan`, as Jobs of the operator, leave their result in the pool.
+
+The pod of such a Job has no rights in the cluster. The operator reads the result where it polls the pool anyway.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+from orca.core.domain.errors import BadValue, SettingError
+from orca.core.job_files import to_body
+from orca.core.process.settings import setting
+from orca.pool.api import RequestPool
+from orca.pool.contract import RESULT_BYTES_MAX
+from orca.pool.settings import parse_pool_settings
+
+Answer = TypeVar("Answer")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ResultSettings:
+    """The options of a command that may run as a Job of the operator."""
+
+    pool: str | None = setting(
+        None, "URL of the Redis of a pool, for the operator's Jobs; the variables ORCA_POOL_ are those of its parts"
+    )
+    deployment: str = setting("orca", "name of the deployment, which separates its keys from others in one Redis")
+    result_key: str | None = setting(
+        None, "key under which the pool keeps the result for an hour, for the operator's Jobs; unset: it keeps none"
+    )
+
+    def __post_init__(self) -> None:
+        if self.result_key is not None:
+            if self.pool is None:
+                raise BadValue("result_key", "needs a pool: give --pool")
+            if self.result_key.split() != [self.result_key]:
+                raise BadValue("result_key", f"{self.result_key!r} is not a word")
+
+
+def keep_result(settings: ResultSettings, files: Mapping[str, str], environment: Mapping[str, str]) -> None:
+    """Leave the files in the pool, if the settings name a key.
+
+    Args: environment: has the login of the pool.
+    Raises: PoolUnavailable; SettingError if they are too large.
+    """
+    key = settings.result_key
+    if key is None:
+        return
+    body = to_body(files)
+    if len(body) > RESULT_BYTES_MAX:
+        raise SettingError(f"setting result_key: the result has {len(body)} bytes, more than {RESULT_BYTES_MAX}")
+    with_pool(settings, environment, lambda pool: pool.keep_result(key, body))
+
+
+def with_pool(
+    settings: ResultSettings, environment: Mapping[str, str], use: Callable[[RequestPool], Awaitable[Answer]]
+) -> Answer:
+    """Return what a use of the pool returns. Raises: PoolUnavailable; SettingError for a URL or a login of no pool."""
+
+    async def connected() -> Answer:
+        # The import takes 0.1 s, and most calls need no pool.
+        from orca.pool.redis.pool import open_redis_pool
+
+        assert settings.pool is not None
+        pool = await open_redis_pool(settings.pool, settings.deployment, parse_pool_settings(environment))
+        try:
+            return await use(pool)
+        finally:
+            await pool.close()
+
+    return asyncio.run(connected())

@@ -1,0 +1,32 @@
+"""Files that a Job of the operator (`orca profile`, `orca plan`) leaves in the pool, on their way to a ConfigMap."""
+
+import json
+import re
+from collections.abc import Mapping
+
+PROFILE_FILE = "profile.json"
+"""The profile, as `orca profile` writes it."""
+PLAN_FILE = "plan.json"
+"""The plan, as `orca plan` writes it."""
+SUMMARY_FILE = "summary"
+"""The plan in one line, for people."""
+SHORTFALL_FILE = "shortfall"
+"""One line for people about a goal that the plan does not meet. The file is there only then."""
+
+_NAME = re.compile(r"[-._a-zA-Z0-9]{1,253}")
+
+
+def to_body(files: Mapping[str, str]) -> bytes:
+    """Return the files as one text. Args: files: their texts by name."""
+    return json.dumps(files, ensure_ascii=False).encode()
+
+
+def read_files(body: bytes) -> dict[str, str]:
+    """Return the files that `to_body` was given. Raises: ValueError if it is anything else."""
+    found = json.loads(body)
+    if not isinstance(found, dict) or not found:
+        raise ValueError("the result is not an object with files")
+    for name, text in found.items():
+        if not _NAME.fullmatch(name) or not isinstance(text, str):
+            raise ValueError(f"the result has something else than a text as {name[:60]!r}")
+    return found
