@@ -1,4 +1,4 @@
-"""Measures a profile: for each tensor degree, rounds over all points until the time is over.
+"""Measures a profile: for each tensor degree, rounds over all points until the time is over, or there are enough.
 
 A first pass finds out how long each point takes, and leaves out the slow ones that would not fit. Then each round times
 every point once, in another order. So a machine that is slower for a while changes all points, and the medians none.
@@ -31,6 +31,8 @@ _FIRST_PASS_SHARE = 0.15
 _REPEATS = ((5_000, 5), (30_000, 3), (150_000, 2))
 """Repeats of a point in a round, by the microseconds that its step may take. A slower step is timed once."""
 _LINK_REPEATS = 5
+_ROUNDS_MAX = 24
+"""Rounds after which the medians of a small model hardly change any more."""
 
 Report = Callable[[str], None]
 
@@ -173,7 +175,7 @@ class _Visits:
         self._pass_first(begun_s + _FIRST_PASS_SHARE * (ends_s - begun_s))
         times: dict[int, list[StepTime]] = {index: [] for index in self._repeats}
         random, took_s, rounds = Random(1), 0.0, 0
-        while not rounds or time.monotonic() + took_s < ends_s:
+        while not rounds or (rounds < _ROUNDS_MAX and time.monotonic() + took_s < ends_s):
             round_s = time.monotonic()
             order = list(times)
             random.shuffle(order)
@@ -181,7 +183,7 @@ class _Visits:
                 times[index].append(self._processes.visit(index, self._points[index], self._repeats[index]))
             rounds += 1
             took_s = time.monotonic() - round_s
-            left = max(0, int((ends_s - time.monotonic()) / took_s))
+            left = max(0, min(int((ends_s - time.monotonic()) / took_s), _ROUNDS_MAX - rounds))
             self._report(f"{self._degree}: round {rounds} took {took_s:.1f} s, about {left} more")
         return {self._points[index]: each for index, each in times.items()}
 
