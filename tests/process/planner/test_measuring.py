@@ -3,9 +3,10 @@
 import dataclasses
 import math
 import sys
+import time
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -17,10 +18,10 @@ from orca.bench.peers.seq2seq.shapes import BartShape, T5Shape
 from orca.cli.main import main
 from orca.core.domain.errors import EngineError, ModelError, OrcaError, SettingError
 from orca.core.domain.model import load_model_info
-from orca.planner.profile.measuring.measure import bounds_of
+from orca.planner.profile.measuring.measure import Visits, bounds_of
 from orca.planner.profile.measuring.model_key import processor_name, profile_key
-from orca.planner.profile.measuring.points import View, all_points, slots_of
-from orca.planner.profile.measuring.process_order import ProcessFacts, ProcessOrder
+from orca.planner.profile.measuring.points import Point, View, all_points, slots_of
+from orca.planner.profile.measuring.process_order import ProcessFacts, ProcessOrder, StepTime
 from orca.planner.profile.measuring.processes import Processes, running
 from orca.planner.profile.measuring.summary import Rounds, degree_times
 from orca.planner.profile.measuring.timer import StepTimer
@@ -155,6 +156,29 @@ def test_the_command_measures_ranks_and_their_links(llama: Path, tmp_path: Path,
     assert all(time.us > 0 for curve in (profile.degrees[0].all_reduce, profile.send) for time in curve.times)
     assert len(stage_costs(profile, (1, 2), 2)) == 2
     assert list(tmp_path.iterdir()) == [out], "nothing else is left"
+
+
+class SlowProcesses:
+    """Measuring processes that take long for every step."""
+
+    def __init__(self) -> None:
+        self.visits: list[tuple[Point, int]] = []
+
+    def visit(self, index: int, point: Point, repeats: int) -> StepTime:  # noqa: ARG002
+        self.visits.append((point, repeats))
+        return StepTime(1e6, 1e6)
+
+
+def test_a_slow_step_is_not_taken_for_the_one_that_brings_its_sources(tmp_path: Path) -> None:
+    folder = seq2seq("t5", tmp_path)
+    info = load_model_info(folder)
+    key = profile_key(info, device="cpu", threads=1, ranks=(1,), devices=1, release="test")
+    points = all_points(bounds_of(info, key, 1, kv_bytes=1 << 30, sends=False), has_fewer=True)
+    processes = SlowProcesses()
+    times = Visits(cast("Processes", processes), points, "stages", lambda _: None).run(time.monotonic() + 60)
+    assert times.keys() == set(points)
+    repeats = {brings: {n for point, n in processes.visits if point.brings_sources is brings} for brings in (True, False)}
+    assert repeats == {True: {1}, False: {0}}
 
 
 def refusal(capsys: Any, *flags: str) -> str:

@@ -29,7 +29,9 @@ _KV_SHARE = 0.25
 _FIRST_PASS_SHARE = 0.15
 """Share of a degree's time after which the first pass leaves out what comes next."""
 _REPEATS = ((5_000, 5), (30_000, 3), (150_000, 2))
-"""Repeats of a point in a round, by the microseconds that its step may take. A slower step is timed once."""
+"""Repeats of a point in a round, by the microseconds that its step may take. Of a slower step only the first run counts,
+or one repeat if its first run brings the sources.
+"""
 _LINK_REPEATS = 5
 _ROUNDS_MAX = 24
 """Rounds after which the medians of a small model hardly change any more."""
@@ -157,11 +159,11 @@ def _measure_degree(
         ]
         with running(orders) as measuring:
             points = all_points(bounds, has_fewer=measuring.facts.fewer_layers > 0)
-            times = _Visits(measuring, points, degree, report).run(ends_s)
+            times = Visits(measuring, points, degree, report).run(ends_s)
             return Rounds(bounds, measuring.facts, times)
 
 
-class _Visits:
+class Visits:
     """The visits to all points of one degree."""
 
     def __init__(self, processes: Processes, points: Sequence[Point], degree: str, report: Report) -> None:
@@ -198,8 +200,9 @@ class _Visits:
                 self._processes.visit(index, point, 1)
                 self._repeats[index] = _LINK_REPEATS
                 continue
-            us = self._processes.visit(index, point, 0).total_us
-            self._repeats[index] = next((repeats for most, repeats in _REPEATS if us < most), 0)
+            least = int(point.brings_sources)  # its first step is another one
+            us = self._processes.visit(index, point, least).total_us
+            self._repeats[index] = next((repeats for most, repeats in _REPEATS if us < most), least)
         line = f"{self._degree}: {len(self._repeats)} kinds of steps"
         if left_out:
             longest = max(point.tokens for point in left_out)

@@ -49,6 +49,11 @@ class Point:
         return self.view in (View.ALL_REDUCE, View.SEND)
 
     @property
+    def brings_sources(self) -> bool:
+        """Return whether only its first step runs the sources of its requests, which the others read."""
+        return self.source > 1 and not self.enters and self.view is not View.ENCODER
+
+    @property
     def slots(self) -> int:
         """KV slots that its requests need, with one more token for each."""
         own = slots_needed(self.start + self.count + 1, DEFAULT_BLOCK_TOKENS)
