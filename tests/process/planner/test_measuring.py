@@ -177,7 +177,9 @@ def test_a_slow_step_is_not_taken_for_the_one_that_brings_its_sources(tmp_path: 
     processes = SlowProcesses()
     times = Visits(cast("Processes", processes), points, "stages", lambda _: None).run(time.monotonic() + 60)
     assert times.keys() == set(points)
-    repeats = {brings: {n for point, n in processes.visits if point.brings_sources is brings} for brings in (True, False)}
+    repeats = {
+        brings: {n for point, n in processes.visits if point.brings_sources is brings} for brings in (True, False)
+    }
     assert repeats == {True: {1}, False: {0}}
 
 

@@ -29,9 +29,7 @@ _KV_SHARE = 0.25
 _FIRST_PASS_SHARE = 0.15
 """Share of a degree's time after which the first pass leaves out what comes next."""
 _REPEATS = ((5_000, 5), (30_000, 3), (150_000, 2))
-"""Repeats of a point in a round, by the microseconds that its step may take. Of a slower step only the first run counts,
-or one repeat if its first run brings the sources.
-"""
+"""Repeats of a point in a round, by the microseconds that its step may take. A slower step is timed once."""
 _LINK_REPEATS = 5
 _ROUNDS_MAX = 24
 """Rounds after which the medians of a small model hardly change any more."""
