@@ -10,7 +10,7 @@ from orca.operator.domain.observation import Observation
 from orca.operator.domain.problems import Problem
 from orca.operator.domain.resource import Json, SloSpec
 from orca.operator.plan.condition import Condition
-from orca.operator.plan.slo.making import ANSWERS_MIN, PlanMaking, PlanState
+from orca.operator.plan.slo.making import ANSWERS_MIN, PlanMaking, PlanState, answers_of_model
 
 PLAN_READY, SLO_MET = "PlanReady", "SloMet"
 
@@ -64,7 +64,8 @@ def _why_not(observation: Observation, making: PlanMaking) -> Problem:
     if making.state is PlanState.WAITING:
         return Problem("WaitingForModel", "the plan waits for the model")
     if making.state is PlanState.FEW_ANSWERS:
-        found = "1 answer" if counts.counted_answers == 1 else f"{counts.counted_answers or 0} answers"
+        answers = answers_of_model(observation)
+        found = "1 answer" if answers == 1 else f"{answers} answers"
         return Problem(
             FEW_ANSWERS,
             f"the operator plans from {ANSWERS_MIN} answers on, and the pool has counted {found} of this model in the"

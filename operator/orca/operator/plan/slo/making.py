@@ -123,7 +123,12 @@ def _lacks_answers(observation: Observation, job: str) -> bool:
     """Return whether too few answers were counted. A Job that has begun finds that out by itself."""
     if not needs_counts(observation) or observation.children.get("Job", job) is not None:
         return False
-    return (observation.pool.counted_answers or 0) < ANSWERS_MIN
+    return answers_of_model(observation) < ANSWERS_MIN
+
+
+def answers_of_model(observation: Observation) -> int:
+    """Return how many answers of the wanted model the pool has counted, as far as known."""
+    return 0 if observation.is_another_known_in_force else observation.pool.counted_answers or 0
 
 
 def _result(observation: Observation, name: str, *, is_plan: bool) -> tuple[dict[str, str] | None, str | None]:
