@@ -318,14 +318,14 @@ def test_the_pod_of_a_profile_is_like_that_of_a_stage_with_all_devices() -> None
             }
         },
     }
-    cluster = shop(worker=worker, parallelism={"tensor": 2})
+    cluster = shop(worker=worker, parallelism={"tensor": 2}, slo={**STATED, "devices": 2})
     cluster.reconcile()
     [name] = cluster.names("Job")
     pod = cluster.objects["Job", name]["spec"]["template"]["spec"]
     [main] = pod["containers"]
     assert main["image"] == RELEASE.worker
-    assert main["resources"]["requests"] == {"cpu": "2000m", "memory": "6.0Gi"}
-    assert main["resources"]["limits"] == {"memory": "8Gi", "nvidia.com/gpu": "4"}
+    assert main["resources"]["requests"] == {"cpu": "1000m", "memory": "3.0Gi"}
+    assert main["resources"]["limits"] == {"memory": "4Gi", "nvidia.com/gpu": "2"}
     assert "livenessProbe" not in main
     assert (pod["nodeSelector"], pod["priorityClassName"], pod["restartPolicy"]) == ({"gpu": "h100"}, "high", "Never")
     assert {"key": "gpu", "operator": "Exists"} in pod["tolerations"]
@@ -361,6 +361,25 @@ def test_a_job_that_fails_is_reported_with_its_last_words_and_made_again(of: str
     if of == "plan":
         to_planning(cluster)
     [job] = cluster.names("Job")
+@pytest.mark.parametrize(
+    ("device", "tensor", "devices"),
+    [("cpu", None, 4), ("cpu", 2, 4), ("cuda", None, 4), ("cuda", 1, 2), ("cuda", 2, 2), ("cuda", 4, 4)],
+)
+def test_a_profile_takes_no_more_devices_than_it_needs(device: str, tensor: int | None, devices: int) -> None:
+    shape = {} if tensor is None else {"tensor": tensor}
+    cluster = shop(worker={"device": device}, parallelism=shape)
+    cluster.reconcile()
+    words = arguments(cluster, "Job", "profile")
+    assert words[words.index("--devices") + 1] == str(devices)
+    assert f"measured on {devices} devices" in condition(cluster, "PlanReady")[2]
+    change(cluster, worker={"device": device}, parallelism=shape, slo={**STATED, "devices": 8})
+    keeps_its_profile = device == "cuda" and tensor is not None
+    assert (cluster.names("Job") == list(results_to_read(cluster.observed))) == keeps_its_profile
+    to_planning(change(cluster, worker={"device": device}, parallelism=shape))
+    words = arguments(cluster, "Job", "plan")
+    assert words[words.index("--devices") + 1] == "4"
+
+
     pod = f"{job}-x"
     cluster.add_pod(pod, cluster.objects["Job", job]["spec"]["template"]["metadata"]["labels"], is_ready=False)
     ended = {"exitCode": 2, "message": "log\norca: the model is too large\n"}

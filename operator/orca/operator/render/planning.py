@@ -1,7 +1,7 @@
 """The Jobs that measure a model and make a plan for spec.slo, and the ConfigMaps that hold their results.
 
-The pod of a profile is like that of a stage, with the devices of a whole group. Image, node and patch are those of
-stages, since times must be measured where they will count. The pod of a plan is like that of a scheduler.
+The pod of a profile is like that of a stage, with the devices of a whole group, or fewer GPUs. Image, node and patch
+are those of stages, since times must be measured where they will count. The pod of a plan is like that of a scheduler.
 
 Both leave their result in the pool. Their pods have no rights in the cluster.
 """
@@ -15,7 +15,7 @@ from orca.operator.domain import names
 from orca.operator.domain.pod_patches.pod_patch import merged
 from orca.operator.domain.resource import Json, OrcaDeployment, ResourcesSpec, SloSpec
 from orca.operator.domain.slo.keys import layers_digest
-from orca.operator.domain.slo.resources import of_devices
+from orca.operator.domain.slo.resources import of_devices, profiled_devices
 from orca.operator.render import model, pool
 from orca.operator.render.group import LOST_NODE
 from orca.operator.render.objects import metadata
@@ -34,12 +34,12 @@ _PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
 
 def profile_job(deployment: OrcaDeployment, image: str, name: str, connection: PoolConnection) -> Json:
     """Render the Job that measures the model. Args: deployment: as its author wrote it. name: also of its result."""
-    spec, worker, slo = deployment.spec, deployment.spec.worker, _slo(deployment)
+    spec, worker, devices = deployment.spec, deployment.spec.worker, profiled_devices(deployment)
     location = model.locate(deployment)
     values = {
         "model": location.folder,
         "out": f"/tmp/{PROFILE_FILE}",
-        "devices": slo.devices,
+        "devices": devices,
         "ranks": deployment.constraints.tensor,
         "threads": worker.threads,
         "dtype": spec.model.dtype,
@@ -55,13 +55,13 @@ def profile_job(deployment: OrcaDeployment, image: str, name: str, connection: P
         image,
         ["profile", *flags(values)],
         images=spec.images,
-        resources=of_devices(worker.resources, slo.devices),
+        resources=of_devices(worker.resources, devices),
         ports={},
         environment=[{"name": "ORCA_PROFILE_POOL", **connection.url}, *connection.environment],
         mounts=[*location.mounts, *connection.mounts, {"name": "shared-memory", "mountPath": "/dev/shm"}],
     )
     if worker.device == "cuda":
-        main = merged(main, {"resources": {"limits": {worker.accelerator_resource: str(slo.devices)}}})
+        main = merged(main, {"resources": {"limits": {worker.accelerator_resource: str(devices)}}})
     shared = {"medium": "Memory", "sizeLimit": f"{worker.shared_memory_mib}Mi"}
     pod = template(
         names.labels(deployment.name, names.PROFILE),

@@ -12,6 +12,7 @@ from orca.operator.domain.resource import Json, SloSpec
 from orca.operator.plan.condition import Condition
 from orca.operator.plan.slo.making import ANSWERS_MIN, PlanMaking, PlanState, answers_of_model
 
+from orca.operator.domain.slo.resources import profiled_devices
 PLAN_READY, SLO_MET = "PlanReady", "SloMet"
 
 PLANNED, INFEASIBLE = "Planned", "Infeasible"
@@ -71,13 +72,14 @@ def _why_not(observation: Observation, making: PlanMaking) -> Problem:
             f"the operator plans from {ANSWERS_MIN} answers on, and the pool has counted {found} of this model in the"
             " last four hours: wait, or state slo.workload.lengths",
         )
-    return _problem_of_job(observation, making) or _progress(slo, making)
+    return _problem_of_job(observation, making) or _progress(observation, slo, making)
 
 
-def _progress(slo: SloSpec, making: PlanMaking) -> Problem:
+def _progress(observation: Observation, slo: SloSpec, making: PlanMaking) -> Problem:
     if making.state is PlanState.PLANNING:
         return Problem(PLANNING, f"the best schedule for {describe(slo)} is searched for, which takes about a minute")
-    devices = "1 device" if slo.devices == 1 else f"{slo.devices} devices"
+    number = profiled_devices(observation.author_deployment)
+    devices = "1 device" if number == 1 else f"{number} devices"
     return Problem(PROFILING, f"the model is measured on {devices}, which takes about five minutes")
 
 
