@@ -244,6 +244,28 @@ def test_without_stated_lengths_a_plan_needs_200_counted_answers(answers: int | 
 
 def test_the_pool_is_asked_for_what_the_next_step_needs_and_for_nothing_else() -> None:
     plain = FakeCluster(deployment())
+def test_answers_and_the_promise_of_an_older_model_say_nothing_about_the_wanted_one() -> None:
+    models: list[Json] = [{"uri": f"pvc://models/{name}"} for name in "ab"]
+    cluster = shop(slo=COUNTED, model=models[0])
+    cluster.pool = replace(cluster.pool, counted_answers=200)
+    planned(cluster)
+    generation = cluster.observed.wanted_version.generation
+    cluster.pool = replace(cluster.pool, generation=generation, counted_answers=300, promised_slots=2048)
+    change(cluster, slo=COUNTED, model=models[1]).reconcile()
+    finish(cluster)
+    cluster.reconcile()
+    cluster.reconcile()
+    assert jobs(cluster) == []
+    assert "has counted 0 answers of this model" in condition(cluster, "PlanReady")[2]
+    change(cluster, model=models[1]).reconcile()
+    assert jobs(cluster) == ["plan"], "stated lengths need no answers"
+    assert "--least-slots" not in arguments(cluster, "Job", "plan")
+    change(cluster, slo={**COUNTED, "latencyMs": 4000}, model=models[0]).reconcile()
+    cluster.reconcile()
+    words = arguments(cluster, "Job", "plan")
+    assert words[words.index("--least-slots") + 1] == "2048"
+
+
     assert (results_to_read(plain.observed), needs_counts(plain.observed)) == ((), False)
     cluster = shop(slo=COUNTED)
     cluster.reconcile()
@@ -340,7 +362,9 @@ def test_what_the_spec_gives_binds_the_plan_and_the_status_says_so() -> None:
     given = {"parallelism": {"stages": 2, "stageLayers": [3, 3]}, "scheduler": {"policy": "iteration", "kvSlots": 4096}}
     cluster = to_planning(shop(**given))
     words = arguments(cluster, "Job", "plan")
-    for flag, value in (("--stages", "2"), ("--layers", "3,3"), ("--strategies", "iteration"), ("--slots", "4096")):
+    given_flags = {"--stages": "2", "--layers": "3,3", "--strategies": "iteration"}
+    # A group with memory for fewer slots than the spec chooses would not form.
+    for flag, value in (given_flags | {"--slots": "4096", "--least-slots": "4096"}).items():
         assert words[words.index(flag) + 1] == value
     planned(cluster)
     assert condition(cluster, "PlanReady")[2].endswith(
@@ -351,7 +375,18 @@ def test_what_the_spec_gives_binds_the_plan_and_the_status_says_so() -> None:
 def test_an_omitted_field_is_no_constraint() -> None:
     cluster = to_planning(shop())
     words = arguments(cluster, "Job", "plan")
-    assert not {"--stages", "--tensor", "--layers", "--strategies", "--slots"} & set(words)
+    assert not {"--stages", "--tensor", "--layers", "--strategies", "--slots", "--least-slots"} & set(words)
+
+
+def test_a_plan_has_room_for_what_the_pool_has_promised_to_a_request_of_the_model() -> None:
+    cluster = to_planning(shop())
+    cluster.pool = replace(cluster.pool, promised_slots=2048)
+    [gone] = [each for each in cluster.reconcile().actions if isinstance(each, Delete)]
+    assert gone.reason == "the spec or the promise of the pool has changed"
+    cluster.reconcile()
+    words = arguments(cluster, "Job", "plan")
+    assert words[words.index("--least-slots") + 1] == "2048"
+    planned(cluster)
 
 
 @pytest.mark.parametrize(("of", "reason"), [("profile", "ProfileFailed"), ("plan", "PlanFailed")])

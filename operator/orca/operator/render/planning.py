@@ -80,8 +80,23 @@ def profile_job(deployment: OrcaDeployment, image: str, name: str, connection: P
     return _job(deployment, name, names.PROFILE, pod, container_name=names.STAGE)
 
 
-def plan_job(deployment: OrcaDeployment, image: str, name: str, profile: str, connection: PoolConnection) -> Json:
-    """Render the Job that makes the plan. Args: as of profile_job; profile: name of the ConfigMap with the profile."""
+def plan_job(
+    deployment: OrcaDeployment,
+    image: str,
+    name: str,
+    profile: str,
+    connection: PoolConnection,
+    *,
+    least_slots: int | None,
+) -> Json:
+    """Render the Job that makes the plan.
+
+    Args:
+        deployment: as its author wrote it.
+        name: also of its result.
+        profile: name of the ConfigMap with the profile.
+        least_slots: KV slots without which a group would not form; None: unknown.
+    """
     spec = deployment.spec
     values = {
         "profile": f"{_PROFILE_FOLDER}/{PROFILE_FILE}",
@@ -92,6 +107,7 @@ def plan_job(deployment: OrcaDeployment, image: str, name: str, profile: str, co
         "result_key": name,
     }
     mount = {"name": "profile", "mountPath": _PROFILE_FOLDER, "readOnly": True}
+        "least_slots": least_slots,
     main = container(
         names.SCHEDULER,
         image,

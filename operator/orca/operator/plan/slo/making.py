@@ -166,12 +166,23 @@ def _render_job(observation: Observation, state: PlanState, name: str) -> Json:
     if state is PlanState.PROFILING:
         return planning.profile_job(deployment, images.worker, name, connection)
     profile, _ = _names(observation)
-    return planning.plan_job(deployment, images.scheduler, name, profile, connection)
+    least = _least_slots(observation)
+    return planning.plan_job(deployment, images.scheduler, name, profile, connection, least_slots=least)
+
+
+def _least_slots(observation: Observation) -> int | None:
+    """Return the KV slots without which a group of the wanted model would not form; None if any number will do.
+
+    It must have those that the spec chooses. Otherwise it must have those that the pool has promised to a request.
+    """
+    chosen = observation.spec.scheduler.kv_slots
+    promised = None if observation.is_another_known_in_force else observation.pool.promised_slots
+    return promised if chosen is None else chosen
 
 
 def _why_it_goes(observation: Observation, there: Json, new: Json) -> str | None:
     if label_map(there).get(names.HASH_LABEL) != hash_of(observation.deployment, new):
-        return "the spec has changed"
+        return "the spec or the promise of the pool has changed"
     failed, completed = since(there, "Failed"), since(there, "Complete")
     if failed is not None and observation.now_s - seconds(failed) > RETRY_S:
         return "it has failed, and somebody may have fixed the cause"
