@@ -355,6 +355,7 @@ def test_the_pod_of_a_profile_is_like_that_of_a_stage_with_all_devices() -> None
     assert pod["automountServiceAccountToken"] is False
     [stages] = cluster.names("StatefulSet", "stage")
     [stage] = cluster.objects["StatefulSet", stages]["spec"]["template"]["spec"]["containers"]
+    assert pod["activeDeadlineSeconds"] == 4 * 3600
     assert stage["resources"]["limits"] == {"memory": "4Gi", "nvidia.com/gpu": "2"}
 
 

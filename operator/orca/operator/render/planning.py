@@ -28,6 +28,10 @@ _RETRIES = 3
 _PLAN_RESOURCES = ResourcesSpec(requests={"cpu": "500m", "memory": "256Mi"}, limits={"memory": "2Gi"})
 """The search runs for up to a minute on one processor."""
 
+_DEADLINE_S = 4 * 3600
+"""Seconds on its node after which a pod ends, since it hangs. A large model takes long to load, for each number of
+ranks. The wait for devices does not count."""
+
 _PROFILE_FOLDER = "/etc/orca/profile"
 _PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
 
@@ -176,7 +180,8 @@ def _job(deployment: OrcaDeployment, name: str, role: str, pod: Json, *, contain
         {key: value for key, value in each.items() if key not in _PROBES} if each["name"] == container_name else each
         for each in pod["spec"]["containers"]
     ]
-    spec = {**pod["spec"], "containers": containers, "restartPolicy": "Never", "terminationGracePeriodSeconds": 10}
+    ends = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 10, "activeDeadlineSeconds": _DEADLINE_S}
+    spec = {**pod["spec"], "containers": containers, **ends}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
