@@ -12,7 +12,7 @@ from orca.operator.domain import names
 from orca.operator.domain.actions import Delete
 from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.quantity import times
-from orca.operator.domain.resource import Json
+from orca.operator.domain.resource import BadSpec, Json
 from orca.operator.domain.slo import planned as planned_of_domain
 from orca.operator.plan.plan import make_plan
 from orca.operator.plan.slo import making
@@ -21,6 +21,7 @@ from orca.operator.plan.status import make_status
 from orca.planner.search.strategies import STRATEGIES
 from orca.planner.workload import counted
 from orca.scheduler.policy import cycle
+from orca.planner.workload.workload import parse_workload
 from support.effort import tries
 from support.operator.clusters import BORN, BORN_S, RELEASE, FakeCluster
 from support.operator.deployments import deployment
@@ -551,6 +552,29 @@ def test_amounts_are_multiplied_in_their_own_unit(amount: object, factor: int, f
 
 
 GOALS = (COUNTED, STATED, {**STATED, "latencyMs": 4000}, {**STATED, "devices": 2, "percentile": 90})
+
+
+def test_lengths_that_make_no_sense_are_refused_at_once_as_the_planner_would() -> None:
+    chance = random.Random(1)
+    refused = 0
+    for _ in range(tries(500)):
+        lengths = "/".join(_some_lengths(chance) for _ in range(2))
+        try:
+            parse_workload(lengths)
+        except ValueError:
+            refused += 1
+            with pytest.raises(BadSpec, match=r"slo\.workload\.lengths: (prompts|outputs) "):
+                deployment(slo={**COUNTED, "workload": {"lengths": lengths}})
+        else:
+            deployment(slo={**COUNTED, "workload": {"lengths": lengths}})
+    assert refused > 0
+
+
+def _some_lengths(chance: random.Random) -> str:
+    """Lengths that match the pattern of the CRD."""
+    ends, moments = [chance.randint(1, 9) for _ in range(2)], [chance.choice(("0", "0.5", "3", "4.25", "1000001"))]
+    kind = chance.choice((1, 2, 4))
+    return ":".join([*map(str, ends), str(chance.randint(0, 10)), *moments][:kind])
 
 
 @pytest.mark.parametrize("seed", range(tries(100)))
