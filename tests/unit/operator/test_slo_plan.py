@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orca.core.job_files import PLAN_FILE, SUMMARY_FILE, to_body
+from orca.core.job_files import BODY_BYTES_MAX, PLAN_FILE, SUMMARY_FILE, to_body
 from orca.operator.domain import names
 from orca.operator.domain.actions import Delete
 from orca.operator.domain.observation import PoolStatus
@@ -494,8 +494,10 @@ def test_a_job_whose_result_the_pool_has_lost_runs_again() -> None:
         (plan_body({**RRA, "bounds": {**RRA["bounds"], "max_batch_size": 5}}), "must be at most 10"),
         (plan_body({**RRA, "bounds": {**RRA["bounds"], "threshold_percent": 101}}), "threshold_percent must be"),
         (plan_body(threads=0), "threads must be"),
-        (plan_body(summary=" "), "summary must be a text"),
-        (plan_body(summary="x" * 1001), "summary must be a text of at most 1000 characters"),
+        (plan_body(summary=" "), "summary must be one line"),
+        (plan_body(summary="a\nb"), "summary must be one line"),
+        (plan_body(summary="x" * 1001), "summary must be one line of at most 1000 characters"),
+        (b" " * (BODY_BYTES_MAX + 1), f"the result has {BODY_BYTES_MAX + 1} bytes, more than {BODY_BYTES_MAX}"),
     ],
 )
 def test_a_result_that_makes_no_sense_is_refused_by_name(body: bytes, complaint: str) -> None:
@@ -503,6 +505,7 @@ def test_a_result_that_makes_no_sense_is_refused_by_name(body: bytes, complaint:
     finish(cluster, body)
     cluster.reconcile()
     assert cluster.names("ConfigMap", "plan") == []
+        (plan_body({**ITERATION, "ranks": 3}), "the plan does not keep to what the spec gives (devices 4)"),
     status, reason, message = condition(cluster, "PlanReady")
     assert (status, reason) == ("False", "PlanFailed")
     assert complaint in message

@@ -23,7 +23,7 @@ from orca.operator.domain.objects import ObjectKey, is_going, label_map, seconds
 from orca.operator.domain.observation import Observation
 from orca.operator.domain.resource import Json
 from orca.operator.domain.slo.keys import plan_key, profile_key
-from orca.operator.domain.slo.planned import read_planned
+from orca.operator.domain.slo.planned import PlannedService, read_planned
 from orca.operator.plan.children import hash_of
 from orca.operator.render import planning, pool
 
@@ -139,12 +139,21 @@ def _result(observation: Observation, name: str, *, is_plan: bool) -> tuple[dict
     try:
         files = read_files(body)
         if is_plan:
-            read_planned(files)
+            _check_fits(observation, read_planned(files))
         elif PROFILE_FILE not in files:
             raise ValueError(f"there is no {PROFILE_FILE}")
     except (ValueError, RecursionError) as error:
         return None, f"its result cannot be used: {error}"
     return files, None
+
+
+def _check_fits(observation: Observation, planned: PlannedService) -> None:
+    """Raises: ValueError if a plan takes more devices than the spec allows, or does not keep to what it gives."""
+    slo, constraints = observation.spec.slo, observation.author_deployment.constraints
+    assert slo is not None
+    if not planned.fits(constraints, slo.devices):
+        given = f"devices {slo.devices}" + (f", {fixed}" if (fixed := constraints.describe()) else "")
+        raise ValueError(f"the plan does not keep to what the spec gives ({given})")
 
 
 def _with_job(
