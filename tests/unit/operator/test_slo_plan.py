@@ -10,6 +10,7 @@ import pytest
 from orca.core.job_files import BODY_BYTES_MAX, PLAN_FILE, SUMMARY_FILE, to_body
 from orca.operator.domain import names
 from orca.operator.domain.actions import Delete
+from orca.operator.domain.api_refusals import Refusal
 from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.quantity import times
 from orca.operator.domain.resource import BadSpec, Json
@@ -20,8 +21,8 @@ from orca.operator.plan.slo.making import LOST_S, RETRY_S, needs_counts, results
 from orca.operator.plan.status import make_status
 from orca.planner.search.strategies import STRATEGIES
 from orca.planner.workload import counted
-from orca.scheduler.policy import cycle
 from orca.planner.workload.workload import parse_workload
+from orca.scheduler.policy import cycle
 from support.effort import tries
 from support.operator.clusters import BORN, BORN_S, RELEASE, FakeCluster
 from support.operator.deployments import deployment
@@ -243,8 +244,6 @@ def test_without_stated_lengths_a_plan_needs_200_counted_answers(answers: int | 
         assert f"from 200 answers on, and the pool has counted {answers or 0} answers" in message
 
 
-def test_the_pool_is_asked_for_what_the_next_step_needs_and_for_nothing_else() -> None:
-    plain = FakeCluster(deployment())
 def test_answers_and_the_promise_of_an_older_model_say_nothing_about_the_wanted_one() -> None:
     models: list[Json] = [{"uri": f"pvc://models/{name}"} for name in "ab"]
     cluster = shop(slo=COUNTED, model=models[0])
@@ -267,6 +266,8 @@ def test_answers_and_the_promise_of_an_older_model_say_nothing_about_the_wanted_
     assert words[words.index("--least-slots") + 1] == "2048"
 
 
+def test_the_pool_is_asked_for_what_the_next_step_needs_and_for_nothing_else() -> None:
+    plain = FakeCluster(deployment())
     assert (results_to_read(plain.observed), needs_counts(plain.observed)) == ((), False)
     cluster = shop(slo=COUNTED)
     cluster.reconcile()
@@ -354,10 +355,29 @@ def test_the_pod_of_a_profile_is_like_that_of_a_stage_with_all_devices() -> None
     assert {"key": "gpu", "operator": "Exists"} in pod["tolerations"]
     assert main["args"][main["args"].index("--ranks") + 1] == "2"
     assert pod["automountServiceAccountToken"] is False
+    assert pod["activeDeadlineSeconds"] == 4 * 3600
     [stages] = cluster.names("StatefulSet", "stage")
     [stage] = cluster.objects["StatefulSet", stages]["spec"]["template"]["spec"]["containers"]
-    assert pod["activeDeadlineSeconds"] == 4 * 3600
     assert stage["resources"]["limits"] == {"memory": "4Gi", "nvidia.com/gpu": "2"}
+
+
+@pytest.mark.parametrize(
+    ("device", "tensor", "devices"),
+    [("cpu", None, 4), ("cpu", 2, 4), ("cuda", None, 4), ("cuda", 1, 2), ("cuda", 2, 2), ("cuda", 4, 4)],
+)
+def test_a_profile_takes_no_more_devices_than_it_needs(device: str, tensor: int | None, devices: int) -> None:
+    shape = {} if tensor is None else {"tensor": tensor}
+    cluster = shop(worker={"device": device}, parallelism=shape)
+    cluster.reconcile()
+    words = arguments(cluster, "Job", "profile")
+    assert words[words.index("--devices") + 1] == str(devices)
+    assert f"measured on {devices} devices" in condition(cluster, "PlanReady")[2]
+    change(cluster, worker={"device": device}, parallelism=shape, slo={**STATED, "devices": 8})
+    keeps_its_profile = device == "cuda" and tensor is not None
+    assert (cluster.names("Job") == list(results_to_read(cluster.observed))) == keeps_its_profile
+    to_planning(change(cluster, worker={"device": device}, parallelism=shape))
+    words = arguments(cluster, "Job", "plan")
+    assert words[words.index("--devices") + 1] == "4"
 
 
 def test_what_the_spec_gives_binds_the_plan_and_the_status_says_so() -> None:
@@ -398,25 +418,6 @@ def test_a_job_that_fails_is_reported_with_its_last_words_and_made_again(of: str
     if of == "plan":
         to_planning(cluster)
     [job] = cluster.names("Job")
-@pytest.mark.parametrize(
-    ("device", "tensor", "devices"),
-    [("cpu", None, 4), ("cpu", 2, 4), ("cuda", None, 4), ("cuda", 1, 2), ("cuda", 2, 2), ("cuda", 4, 4)],
-)
-def test_a_profile_takes_no_more_devices_than_it_needs(device: str, tensor: int | None, devices: int) -> None:
-    shape = {} if tensor is None else {"tensor": tensor}
-    cluster = shop(worker={"device": device}, parallelism=shape)
-    cluster.reconcile()
-    words = arguments(cluster, "Job", "profile")
-    assert words[words.index("--devices") + 1] == str(devices)
-    assert f"measured on {devices} devices" in condition(cluster, "PlanReady")[2]
-    change(cluster, worker={"device": device}, parallelism=shape, slo={**STATED, "devices": 8})
-    keeps_its_profile = device == "cuda" and tensor is not None
-    assert (cluster.names("Job") == list(results_to_read(cluster.observed))) == keeps_its_profile
-    to_planning(change(cluster, worker={"device": device}, parallelism=shape))
-    words = arguments(cluster, "Job", "plan")
-    assert words[words.index("--devices") + 1] == "4"
-
-
     pod = f"{job}-x"
     cluster.add_pod(pod, cluster.objects["Job", job]["spec"]["template"]["metadata"]["labels"], is_ready=False)
     ended = {"exitCode": 2, "message": "log\norca: the model is too large\n"}
@@ -435,6 +436,20 @@ def test_a_profile_takes_no_more_devices_than_it_needs(device: str, tensor: int 
     cluster.reconcile()
     assert jobs(cluster) == [of]
     assert condition(cluster, "PlanReady")[1] == {"profile": "Profiling", "plan": "Planning"}[of]
+
+
+def test_a_job_that_the_api_server_refuses_is_reported_and_the_service_is_ready() -> None:
+    cluster = FakeCluster(deployment())
+    cluster.settle()
+    change(cluster)
+    decided = make_plan(cluster.observed)
+    [job] = decided.actions
+    refused = [Refusal(job, "exceeded quota: count/jobs.batch")]
+    found = {each["type"]: each for each in make_status(cluster.observed, decided, {}, refused)["conditions"]}
+    assert (found["Accepted"]["status"], found["Ready"]["status"]) == ("True", "True")
+    assert (found["PlanReady"]["status"], found["PlanReady"]["reason"]) == ("False", "Refused")
+    expected = "exceeded quota: count/jobs.batch; the operator tries again from time to time; the defaults serve"
+    assert found["PlanReady"]["message"] == expected
 
 
 def test_a_profile_that_finds_no_devices_is_reported_and_the_defaults_serve() -> None:
@@ -488,6 +503,7 @@ def test_a_job_whose_result_the_pool_has_lost_runs_again() -> None:
         (plan_body({**ITERATION, "layers": [3, 0]}), "layers must be a whole number from 1"),
         (plan_body({**ITERATION, "ranks": 17}), "ranks must be a whole number from 1 to 16"),
         (plan_body({**ITERATION, "ranks": True}), "ranks must be"),
+        (plan_body({**ITERATION, "ranks": 3}), "the plan does not keep to what the spec gives (devices 4)"),
         (plan_body(schedule(max_batch_size=0)), "max_batch_size must be"),
         (plan_body(schedule(max_batch_tokens=9)), "max_batch_tokens must be above max_batch_size"),
         (plan_body({**RRA, "bounds": {**RRA["bounds"], "encode_batch": None}}), "encode_batch must be"),
@@ -505,7 +521,6 @@ def test_a_result_that_makes_no_sense_is_refused_by_name(body: bytes, complaint:
     finish(cluster, body)
     cluster.reconcile()
     assert cluster.names("ConfigMap", "plan") == []
-        (plan_body({**ITERATION, "ranks": 3}), "the plan does not keep to what the spec gives (devices 4)"),
     status, reason, message = condition(cluster, "PlanReady")
     assert (status, reason) == ("False", "PlanFailed")
     assert complaint in message
@@ -539,24 +554,6 @@ def test_numbers_that_the_operator_shares_with_the_planner_are_the_same() -> Non
     assert set(planned_of_domain.POLICIES) == set(STRATEGIES)
 
 
-@pytest.mark.parametrize(
-    ("amount", "factor", "found"),
-    [
-        ("500m", 4, "2000m"),
-        ("1.5Gi", 2, "3.0Gi"),
-        (1, 3, "3"),
-        ("2e3", 2, "4e3"),
-        (".5", 2, "1.0"),
-        ("word", 2, "word"),
-    ],
-)
-def test_amounts_are_multiplied_in_their_own_unit(amount: object, factor: int, found: str) -> None:
-    assert times(amount, factor) == found
-
-
-GOALS = (COUNTED, STATED, {**STATED, "latencyMs": 4000}, {**STATED, "devices": 2, "percentile": 90})
-
-
 def test_lengths_that_make_no_sense_are_refused_at_once_as_the_planner_would() -> None:
     chance = random.Random(1)
     refused = 0
@@ -578,6 +575,24 @@ def _some_lengths(chance: random.Random) -> str:
     ends, moments = [chance.randint(1, 9) for _ in range(2)], [chance.choice(("0", "0.5", "3", "4.25", "1000001"))]
     kind = chance.choice((1, 2, 4))
     return ":".join([*map(str, ends), str(chance.randint(0, 10)), *moments][:kind])
+
+
+@pytest.mark.parametrize(
+    ("amount", "factor", "found"),
+    [
+        ("500m", 4, "2000m"),
+        ("1.5Gi", 2, "3.0Gi"),
+        (1, 3, "3"),
+        ("2e3", 2, "4e3"),
+        (".5", 2, "1.0"),
+        ("word", 2, "word"),
+    ],
+)
+def test_amounts_are_multiplied_in_their_own_unit(amount: object, factor: int, found: str) -> None:
+    assert times(amount, factor) == found
+
+
+GOALS = (COUNTED, STATED, {**STATED, "latencyMs": 4000}, {**STATED, "devices": 2, "percentile": 90})
 
 
 @pytest.mark.parametrize("seed", range(tries(100)))

@@ -107,11 +107,11 @@ def plan_job(
         "out": f"/tmp/{PLAN_FILE}",
         **_goal(_slo(deployment)),
         **_room(deployment),
+        "least_slots": least_slots,
         "deployment": pool.key_prefix(deployment),
         "result_key": name,
     }
     mount = {"name": "profile", "mountPath": _PROFILE_FOLDER, "readOnly": True}
-        "least_slots": least_slots,
     main = container(
         names.SCHEDULER,
         image,
