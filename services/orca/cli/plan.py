@@ -88,6 +88,11 @@ class PlanSettings(ResultSettings):
     slots: int | None = setting(
         None, "KV slots of a group in tokens; unset: as many as the memory has room for", least=1
     )
+    least_slots: int | None = setting(
+        None,
+        "only layouts whose memory has room for so many KV slots, such as a pool has promised to a request; unset: all",
+        least=1,
+    )
     memory_gib: float | None = setting(
         None, "memory of a device for weights and KV cache in GiB; unset: as when the profile was measured"
     )
@@ -149,6 +154,7 @@ class PlanSettings(ResultSettings):
             slots=self.slots,
             device_bytes=profile.device_bytes if given is None else int(given * (1 << 30)),
             share=self.memory_share,
+            least_slots=self.least_slots,
         )
 
     def lengths_wanted(self) -> tuple[Workload, list[str]]:

@@ -13,6 +13,9 @@ SUMMARY_FILE = "summary"
 SHORTFALL_FILE = "shortfall"
 """One line for people about a goal that the plan does not meet. The file is there only then."""
 
+BODY_BYTES_MAX = 900_000
+"""Most bytes of all files on their way. A ConfigMap holds a MiB."""
+
 _NAME = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 
 
@@ -23,6 +26,8 @@ def to_body(files: Mapping[str, str]) -> bytes:
 
 def read_files(body: bytes) -> dict[str, str]:
     """Return the files that `to_body` was given. Raises: ValueError if it is anything else."""
+    if len(body) > BODY_BYTES_MAX:
+        raise ValueError(f"the result has {len(body)} bytes, more than {BODY_BYTES_MAX}")
     found = json.loads(body)
     if not isinstance(found, dict) or not found:
         raise ValueError("the result is not an object with files")

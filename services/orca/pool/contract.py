@@ -15,6 +15,7 @@ from orca.core.domain.errors import (
     UnknownRequest,
 )
 from orca.core.domain.request import FinishReason, Request, Token
+from orca.core.job_files import BODY_BYTES_MAX
 from orca.pool import codec
 from orca.pool.api import ProcessClosed, SeatLost, StaleCall
 from orca.pool.records import Caller, CommitEntry, Submission
@@ -44,8 +45,8 @@ RESULT_FOR_MS = 3_600_000
 """Time for which the pool keeps the result of a Job. The operator reads it within seconds, or when it runs again. If it
 comes too late, it makes the Job again."""
 
-RESULT_BYTES_MAX = 900_000
-"""Most bytes of a result. The operator writes it into a ConfigMap, which holds a MiB."""
+RESULT_BYTES_MAX = BODY_BYTES_MAX
+"""Most bytes of a result."""
 
 FORGOTTEN_FOR_MS = 60_000
 """Awake time for which the pool remembers the name of a parent that was forgotten on demand. No submit under the name

@@ -84,7 +84,7 @@ SLOTS_JOURNEYS = (
 """Changes with a pool that answers. It gets the lower number of slots before any scheduler does."""
 
 
-GOAL = {"latencyMs": 8000, "devices": 2, "workload": {"lengths": "8/8"}}
+GOAL = {"latencyMs": 8000, "devices": 4, "workload": {"lengths": "8/8"}}
 
 
 def goal(planned: Json, **changes: Any) -> Journey:

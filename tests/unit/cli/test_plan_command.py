@@ -59,6 +59,7 @@ def test_a_bound_that_nothing_meets_is_said(folder: Path, capsys: pytest.Capture
         (["--tensor", "3"], "no layout is possible with 2 devices, profiled ranks 1, 2, 6 layers, tensor 3"),
         (["--slots", "16"], "a request of the workload needs up to 64 KV slots, and no layout has more than 16"),
         (["--memory-gib", "0.00001"], "no layout is possible"),
+        (["--least-slots", "9000000"], "; a group needs 9000000 KV slots, and the memory has room for 27"),
         (["--max-model-len", "30"], "the model allows 30"),
         (["--task", "S"], "task and workload are given"),
         (["--counted", "true", "--pool", "redis://a"], "workload and counted are given"),
@@ -97,6 +98,16 @@ def test_what_would_fail_after_the_search_is_refused_before(
     shown = capsys.readouterr().err
     assert said in shown
     assert "search 1" not in shown
+
+
+@pytest.mark.parametrize("slots", [[], ["--slots", "4096"]])
+def test_a_plan_has_room_for_the_least_slots(folder: Path, slots: list[str]) -> None:
+    """A stage of all six layers has room for 1.4 million slots, one of three layers for twice as many."""
+    flags = ["--latency-ms", "3000", "--strategies", "iteration", *slots]
+    assert main(["plan", *BASE, *flags, "--least-slots", "2000000"]) == 0
+    assert read_plan(folder / "plan.json").schedule.stages == 2
+    assert main(["plan", *BASE, *flags, "--least-slots", "1500000", "--stages", "1"]) == 0, "a tenth may be missing"
+    assert main(["plan", *BASE, *flags, "--least-slots", "1600000", "--stages", "1"]) == 2
 
 
 @pytest.mark.usefixtures("folder")

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from orca.core.job_files import PLAN_FILE, SUMMARY_FILE, to_body
+from orca.core.job_files import BODY_BYTES_MAX, PLAN_FILE, SUMMARY_FILE, to_body
 from orca.operator.domain import names
 from orca.operator.domain.actions import Delete
+from orca.operator.domain.api_refusals import Refusal
 from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.quantity import times
-from orca.operator.domain.resource import Json
+from orca.operator.domain.resource import BadSpec, Json
 from orca.operator.domain.slo import planned as planned_of_domain
 from orca.operator.plan.plan import make_plan
 from orca.operator.plan.slo import making
@@ -20,6 +21,7 @@ from orca.operator.plan.slo.making import LOST_S, RETRY_S, needs_counts, results
 from orca.operator.plan.status import make_status
 from orca.planner.search.strategies import STRATEGIES
 from orca.planner.workload import counted
+from orca.planner.workload.workload import parse_workload
 from orca.scheduler.policy import cycle
 from support.effort import tries
 from support.operator.clusters import BORN, BORN_S, RELEASE, FakeCluster
@@ -242,6 +244,28 @@ def test_without_stated_lengths_a_plan_needs_200_counted_answers(answers: int | 
         assert f"from 200 answers on, and the pool has counted {answers or 0} answers" in message
 
 
+def test_answers_and_the_promise_of_an_older_model_say_nothing_about_the_wanted_one() -> None:
+    models: list[Json] = [{"uri": f"pvc://models/{name}"} for name in "ab"]
+    cluster = shop(slo=COUNTED, model=models[0])
+    cluster.pool = replace(cluster.pool, counted_answers=200)
+    planned(cluster)
+    generation = cluster.observed.wanted_version.generation
+    cluster.pool = replace(cluster.pool, generation=generation, counted_answers=300, promised_slots=2048)
+    change(cluster, slo=COUNTED, model=models[1]).reconcile()
+    finish(cluster)
+    cluster.reconcile()
+    cluster.reconcile()
+    assert jobs(cluster) == []
+    assert "has counted 0 answers of this model" in condition(cluster, "PlanReady")[2]
+    change(cluster, model=models[1]).reconcile()
+    assert jobs(cluster) == ["plan"], "stated lengths need no answers"
+    assert "--least-slots" not in arguments(cluster, "Job", "plan")
+    change(cluster, slo={**COUNTED, "latencyMs": 4000}, model=models[0]).reconcile()
+    cluster.reconcile()
+    words = arguments(cluster, "Job", "plan")
+    assert words[words.index("--least-slots") + 1] == "2048"
+
+
 def test_the_pool_is_asked_for_what_the_next_step_needs_and_for_nothing_else() -> None:
     plain = FakeCluster(deployment())
     assert (results_to_read(plain.observed), needs_counts(plain.observed)) == ((), False)
@@ -318,29 +342,51 @@ def test_the_pod_of_a_profile_is_like_that_of_a_stage_with_all_devices() -> None
             }
         },
     }
-    cluster = shop(worker=worker, parallelism={"tensor": 2})
+    cluster = shop(worker=worker, parallelism={"tensor": 2}, slo={**STATED, "devices": 2})
     cluster.reconcile()
     [name] = cluster.names("Job")
     pod = cluster.objects["Job", name]["spec"]["template"]["spec"]
     [main] = pod["containers"]
     assert main["image"] == RELEASE.worker
-    assert main["resources"]["requests"] == {"cpu": "2000m", "memory": "6.0Gi"}
-    assert main["resources"]["limits"] == {"memory": "8Gi", "nvidia.com/gpu": "4"}
+    assert main["resources"]["requests"] == {"cpu": "1000m", "memory": "3.0Gi"}
+    assert main["resources"]["limits"] == {"memory": "4Gi", "nvidia.com/gpu": "2"}
     assert "livenessProbe" not in main
     assert (pod["nodeSelector"], pod["priorityClassName"], pod["restartPolicy"]) == ({"gpu": "h100"}, "high", "Never")
     assert {"key": "gpu", "operator": "Exists"} in pod["tolerations"]
     assert main["args"][main["args"].index("--ranks") + 1] == "2"
     assert pod["automountServiceAccountToken"] is False
+    assert pod["activeDeadlineSeconds"] == 4 * 3600
     [stages] = cluster.names("StatefulSet", "stage")
     [stage] = cluster.objects["StatefulSet", stages]["spec"]["template"]["spec"]["containers"]
     assert stage["resources"]["limits"] == {"memory": "4Gi", "nvidia.com/gpu": "2"}
+
+
+@pytest.mark.parametrize(
+    ("device", "tensor", "devices"),
+    [("cpu", None, 4), ("cpu", 2, 4), ("cuda", None, 4), ("cuda", 1, 2), ("cuda", 2, 2), ("cuda", 4, 4)],
+)
+def test_a_profile_takes_no_more_devices_than_it_needs(device: str, tensor: int | None, devices: int) -> None:
+    shape = {} if tensor is None else {"tensor": tensor}
+    cluster = shop(worker={"device": device}, parallelism=shape)
+    cluster.reconcile()
+    words = arguments(cluster, "Job", "profile")
+    assert words[words.index("--devices") + 1] == str(devices)
+    assert f"measured on {devices} devices" in condition(cluster, "PlanReady")[2]
+    change(cluster, worker={"device": device}, parallelism=shape, slo={**STATED, "devices": 8})
+    keeps_its_profile = device == "cuda" and tensor is not None
+    assert (cluster.names("Job") == list(results_to_read(cluster.observed))) == keeps_its_profile
+    to_planning(change(cluster, worker={"device": device}, parallelism=shape))
+    words = arguments(cluster, "Job", "plan")
+    assert words[words.index("--devices") + 1] == "4"
 
 
 def test_what_the_spec_gives_binds_the_plan_and_the_status_says_so() -> None:
     given = {"parallelism": {"stages": 2, "stageLayers": [3, 3]}, "scheduler": {"policy": "iteration", "kvSlots": 4096}}
     cluster = to_planning(shop(**given))
     words = arguments(cluster, "Job", "plan")
-    for flag, value in (("--stages", "2"), ("--layers", "3,3"), ("--strategies", "iteration"), ("--slots", "4096")):
+    given_flags = {"--stages": "2", "--layers": "3,3", "--strategies": "iteration"}
+    # A group with memory for fewer slots than the spec chooses would not form.
+    for flag, value in (given_flags | {"--slots": "4096", "--least-slots": "4096"}).items():
         assert words[words.index(flag) + 1] == value
     planned(cluster)
     assert condition(cluster, "PlanReady")[2].endswith(
@@ -351,7 +397,18 @@ def test_what_the_spec_gives_binds_the_plan_and_the_status_says_so() -> None:
 def test_an_omitted_field_is_no_constraint() -> None:
     cluster = to_planning(shop())
     words = arguments(cluster, "Job", "plan")
-    assert not {"--stages", "--tensor", "--layers", "--strategies", "--slots"} & set(words)
+    assert not {"--stages", "--tensor", "--layers", "--strategies", "--slots", "--least-slots"} & set(words)
+
+
+def test_a_plan_has_room_for_what_the_pool_has_promised_to_a_request_of_the_model() -> None:
+    cluster = to_planning(shop())
+    cluster.pool = replace(cluster.pool, promised_slots=2048)
+    [gone] = [each for each in cluster.reconcile().actions if isinstance(each, Delete)]
+    assert gone.reason == "the spec or the promise of the pool has changed"
+    cluster.reconcile()
+    words = arguments(cluster, "Job", "plan")
+    assert words[words.index("--least-slots") + 1] == "2048"
+    planned(cluster)
 
 
 @pytest.mark.parametrize(("of", "reason"), [("profile", "ProfileFailed"), ("plan", "PlanFailed")])
@@ -379,6 +436,20 @@ def test_a_job_that_fails_is_reported_with_its_last_words_and_made_again(of: str
     cluster.reconcile()
     assert jobs(cluster) == [of]
     assert condition(cluster, "PlanReady")[1] == {"profile": "Profiling", "plan": "Planning"}[of]
+
+
+def test_a_job_that_the_api_server_refuses_is_reported_and_the_service_is_ready() -> None:
+    cluster = FakeCluster(deployment())
+    cluster.settle()
+    change(cluster)
+    decided = make_plan(cluster.observed)
+    [job] = decided.actions
+    refused = [Refusal(job, "exceeded quota: count/jobs.batch")]
+    found = {each["type"]: each for each in make_status(cluster.observed, decided, {}, refused)["conditions"]}
+    assert (found["Accepted"]["status"], found["Ready"]["status"]) == ("True", "True")
+    assert (found["PlanReady"]["status"], found["PlanReady"]["reason"]) == ("False", "Refused")
+    expected = "exceeded quota: count/jobs.batch; the operator tries again from time to time; the defaults serve"
+    assert found["PlanReady"]["message"] == expected
 
 
 def test_a_profile_that_finds_no_devices_is_reported_and_the_defaults_serve() -> None:
@@ -432,14 +503,17 @@ def test_a_job_whose_result_the_pool_has_lost_runs_again() -> None:
         (plan_body({**ITERATION, "layers": [3, 0]}), "layers must be a whole number from 1"),
         (plan_body({**ITERATION, "ranks": 17}), "ranks must be a whole number from 1 to 16"),
         (plan_body({**ITERATION, "ranks": True}), "ranks must be"),
+        (plan_body({**ITERATION, "ranks": 3}), "the plan does not keep to what the spec gives (devices 4)"),
         (plan_body(schedule(max_batch_size=0)), "max_batch_size must be"),
         (plan_body(schedule(max_batch_tokens=9)), "max_batch_tokens must be above max_batch_size"),
         (plan_body({**RRA, "bounds": {**RRA["bounds"], "encode_batch": None}}), "encode_batch must be"),
         (plan_body({**RRA, "bounds": {**RRA["bounds"], "max_batch_size": 5}}), "must be at most 10"),
         (plan_body({**RRA, "bounds": {**RRA["bounds"], "threshold_percent": 101}}), "threshold_percent must be"),
         (plan_body(threads=0), "threads must be"),
-        (plan_body(summary=" "), "summary must be a text"),
-        (plan_body(summary="x" * 1001), "summary must be a text of at most 1000 characters"),
+        (plan_body(summary=" "), "summary must be one line"),
+        (plan_body(summary="a\nb"), "summary must be one line"),
+        (plan_body(summary="x" * 1001), "summary must be one line of at most 1000 characters"),
+        (b" " * (BODY_BYTES_MAX + 1), f"the result has {BODY_BYTES_MAX + 1} bytes, more than {BODY_BYTES_MAX}"),
     ],
 )
 def test_a_result_that_makes_no_sense_is_refused_by_name(body: bytes, complaint: str) -> None:
@@ -478,6 +552,29 @@ def test_numbers_that_the_operator_shares_with_the_planner_are_the_same() -> Non
     assert making.ANSWERS_MIN == counted.ANSWERS_MIN
     assert planned_of_domain.DEFAULT_THRESHOLD_PERCENT == cycle.DEFAULT_THRESHOLD_PERCENT
     assert set(planned_of_domain.POLICIES) == set(STRATEGIES)
+
+
+def test_lengths_that_make_no_sense_are_refused_at_once_as_the_planner_would() -> None:
+    chance = random.Random(1)
+    refused = 0
+    for _ in range(tries(500)):
+        lengths = "/".join(_some_lengths(chance) for _ in range(2))
+        try:
+            parse_workload(lengths)
+        except ValueError:
+            refused += 1
+            with pytest.raises(BadSpec, match=r"slo\.workload\.lengths: (prompts|outputs) "):
+                deployment(slo={**COUNTED, "workload": {"lengths": lengths}})
+        else:
+            deployment(slo={**COUNTED, "workload": {"lengths": lengths}})
+    assert refused > 0
+
+
+def _some_lengths(chance: random.Random) -> str:
+    """Lengths that match the pattern of the CRD."""
+    ends, moments = [chance.randint(1, 9) for _ in range(2)], [chance.choice(("0", "0.5", "3", "4.25", "1000001"))]
+    kind = chance.choice((1, 2, 4))
+    return ":".join([*map(str, ends), str(chance.randint(0, 10)), *moments][:kind])
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,13 @@ no refusal: the next reconcile sends it again.
 from collections.abc import Callable, Hashable, Sequence, Set
 from dataclasses import dataclass
 
+from orca.operator.domain import names
 from orca.operator.domain.actions import Action, Annotate, Apply, Delete, HandOver, IssueCertificate, PromiseSlots
+from orca.operator.domain.objects import label_map
 from orca.operator.domain.resource import OrcaDeployment
 
 WAIT_FIRST_S, WAIT_MAX_S = 5.0, 600.0
+TRIES_AGAIN = "the operator tries again from time to time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,14 @@ class Refusal:
         if isinstance(action, Annotate):
             return action.kind == "PersistentVolumeClaim"
         return isinstance(action, Apply) and action.manifest["kind"] == "PersistentVolumeClaim" and not action.is_new
+
+    @property
+    def is_of_plan(self) -> bool:
+        """True if it concerns a Job or a result on the way to a plan for spec.slo, which nothing that serves needs."""
+        action = self.action
+        if not isinstance(action, Apply) or action.manifest["kind"] not in ("Job", "ConfigMap"):
+            return False
+        return label_map(action.manifest).get(names.ROLE_LABEL) in (names.PROFILE, names.PLAN)
 
 
 @dataclass(frozen=True, slots=True)

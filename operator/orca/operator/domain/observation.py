@@ -178,6 +178,15 @@ class Observation:
         """Compare generations: a model that was in force before and is wanted again gets a new generation."""
         return (self.pool.generation or 0) >= self.wanted_version.generation
 
+    @property
+    def is_another_known_in_force(self) -> bool:
+        """True if the groups that exist tell that another model than the wanted one is in force.
+
+        False is no proof that the wanted one is: without groups, nobody knows.
+        """
+        others = {each for digest, each in self.generations.items() if digest != self.wanted_version.digest}
+        return self.pool.generation is not None and self.pool.generation in others
+
 
 def keys_secret(deployment: OrcaDeployment) -> SecretKey | None:
     """Return where the API keys of the gateways are; None if anybody may call."""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from orca.operator.domain.pod_patches import patch_rules
 from orca.operator.domain.quantity import is_less
+from orca.operator.domain.slo.lengths import find_problem
 
 GROUP = "orca-serving.io"
 VERSION = "v1alpha1"
@@ -451,6 +452,8 @@ def _check(spec: DeploymentSpec) -> None:
     _check_patch("gateway", spec.gateway, container="gateway")
     _check_patch("pool", spec.pool, container=REDIS)
     _check_patch("fetch", spec.fetch, container="fetch")
+    if spec.slo is not None and spec.slo.workload.lengths is not None:
+        _check_lengths(spec.slo.workload.lengths)
     if spec.gateway.http_route is not None:
         _check_parents(spec.gateway.http_route)
     _check_grace(spec.gateway)
@@ -469,6 +472,11 @@ def _check_patch(field: str, role: _Role, *, container: str) -> None:
     patch, remove = role.pod_patch, role.pod_patch_remove
     for problem in patch_rules.find_problems(patch, remove, container=container, variables=variables, domain=GROUP):
         raise BadSpec(f"{field}.{problem}")
+
+
+def _check_lengths(lengths: str) -> None:
+    if (problem := find_problem(lengths)) is not None:
+        raise BadSpec(f"slo.workload.lengths: {problem}")
 
 
 def _check_parents(route: HttpRouteSpec) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from orca.operator.domain import certificates, cluster_events, names, problems, volumes
 from orca.operator.domain.actions import Action, Apply, IssueCertificate
-from orca.operator.domain.api_refusals import Refusal
+from orca.operator.domain.api_refusals import TRIES_AGAIN, Refusal
 from orca.operator.domain.objects import has_ended, is_pod_ready, is_rolled_out, label_map, timestamp, unready_s
 from orca.operator.domain.observation import Observation
 from orca.operator.domain.problems import Problem
@@ -114,7 +114,7 @@ def _conditions(observation: Observation, plan: ReconcilePlan, refusals: Sequenc
         progressing,
         _degraded(parts, progressing, _late(observation), _will_stop(observation, certificate)),
         _ready(observation, [accepted, *parts], progressing),
-        *slo_conditions(observation, plan.slo),
+        *slo_conditions(observation, plan.slo, refusals),
     ]
 
 
@@ -122,7 +122,7 @@ def _accepted(observation: Observation, refusals: Sequence[Refusal]) -> Conditio
     if observation.pool.has_moved:
         return Condition("Accepted", False, POOL_MOVED, str(observation.pool.problem))
     for refusal in refusals:
-        if not (refusal.is_of_volume or refusal.is_of_pool or refusal.is_undone):
+        if not (refusal.is_of_volume or refusal.is_of_pool or refusal.is_of_plan or refusal.is_undone):
             return Condition("Accepted", False, "Refused", f"{refusal.message}; {TRIES_AGAIN}")
     return Condition("Accepted", True, "Valid")
 
@@ -339,7 +339,6 @@ def _of_problem(name: str, problem: Problem) -> Condition:
 
 
 NO_GROUPS = "replicas is 0: requests wait in the pool"
-TRIES_AGAIN = "the operator tries again from time to time"
 APPLYING = "Applying"
 GATEWAYS_AT_ZERO = "GatewaysAtZero"
 VOLUME_STAYS = "VolumeCannotGrow"

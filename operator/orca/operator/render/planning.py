@@ -1,7 +1,7 @@
 """The Jobs that measure a model and make a plan for spec.slo, and the ConfigMaps that hold their results.
 
-The pod of a profile is like that of a stage, with the devices of a whole group. Image, node and patch are those of
-stages, since times must be measured where they will count. The pod of a plan is like that of a scheduler.
+The pod of a profile is like that of a stage, with the devices of a whole group, or fewer GPUs. Image, node and patch
+are those of stages, since times must be measured where they will count. The pod of a plan is like that of a scheduler.
 
 Both leave their result in the pool. Their pods have no rights in the cluster.
 """
@@ -15,7 +15,7 @@ from orca.operator.domain import names
 from orca.operator.domain.pod_patches.pod_patch import merged
 from orca.operator.domain.resource import Json, OrcaDeployment, ResourcesSpec, SloSpec
 from orca.operator.domain.slo.keys import layers_digest
-from orca.operator.domain.slo.resources import of_devices
+from orca.operator.domain.slo.resources import of_devices, profiled_devices
 from orca.operator.render import model, pool
 from orca.operator.render.group import LOST_NODE
 from orca.operator.render.objects import metadata
@@ -28,18 +28,22 @@ _RETRIES = 3
 _PLAN_RESOURCES = ResourcesSpec(requests={"cpu": "500m", "memory": "256Mi"}, limits={"memory": "2Gi"})
 """The search runs for up to a minute on one processor."""
 
+_DEADLINE_S = 4 * 3600
+"""Seconds on its node after which a pod ends, since it hangs. A large model takes long to load, for each number of
+ranks. The wait for devices does not count."""
+
 _PROFILE_FOLDER = "/etc/orca/profile"
 _PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
 
 
 def profile_job(deployment: OrcaDeployment, image: str, name: str, connection: PoolConnection) -> Json:
     """Render the Job that measures the model. Args: deployment: as its author wrote it. name: also of its result."""
-    spec, worker, slo = deployment.spec, deployment.spec.worker, _slo(deployment)
+    spec, worker, devices = deployment.spec, deployment.spec.worker, profiled_devices(deployment)
     location = model.locate(deployment)
     values = {
         "model": location.folder,
         "out": f"/tmp/{PROFILE_FILE}",
-        "devices": slo.devices,
+        "devices": devices,
         "ranks": deployment.constraints.tensor,
         "threads": worker.threads,
         "dtype": spec.model.dtype,
@@ -55,13 +59,13 @@ def profile_job(deployment: OrcaDeployment, image: str, name: str, connection: P
         image,
         ["profile", *flags(values)],
         images=spec.images,
-        resources=of_devices(worker.resources, slo.devices),
+        resources=of_devices(worker.resources, devices),
         ports={},
         environment=[{"name": "ORCA_PROFILE_POOL", **connection.url}, *connection.environment],
         mounts=[*location.mounts, *connection.mounts, {"name": "shared-memory", "mountPath": "/dev/shm"}],
     )
     if worker.device == "cuda":
-        main = merged(main, {"resources": {"limits": {worker.accelerator_resource: str(slo.devices)}}})
+        main = merged(main, {"resources": {"limits": {worker.accelerator_resource: str(devices)}}})
     shared = {"medium": "Memory", "sizeLimit": f"{worker.shared_memory_mib}Mi"}
     pod = template(
         names.labels(deployment.name, names.PROFILE),
@@ -80,14 +84,30 @@ def profile_job(deployment: OrcaDeployment, image: str, name: str, connection: P
     return _job(deployment, name, names.PROFILE, pod, container_name=names.STAGE)
 
 
-def plan_job(deployment: OrcaDeployment, image: str, name: str, profile: str, connection: PoolConnection) -> Json:
-    """Render the Job that makes the plan. Args: as of profile_job; profile: name of the ConfigMap with the profile."""
+def plan_job(
+    deployment: OrcaDeployment,
+    image: str,
+    name: str,
+    profile: str,
+    connection: PoolConnection,
+    *,
+    least_slots: int | None,
+) -> Json:
+    """Render the Job that makes the plan.
+
+    Args:
+        deployment: as its author wrote it.
+        name: also of its result.
+        profile: name of the ConfigMap with the profile.
+        least_slots: KV slots without which a group would not form; None: unknown.
+    """
     spec = deployment.spec
     values = {
         "profile": f"{_PROFILE_FOLDER}/{PROFILE_FILE}",
         "out": f"/tmp/{PLAN_FILE}",
         **_goal(_slo(deployment)),
         **_room(deployment),
+        "least_slots": least_slots,
         "deployment": pool.key_prefix(deployment),
         "result_key": name,
     }
@@ -160,7 +180,8 @@ def _job(deployment: OrcaDeployment, name: str, role: str, pod: Json, *, contain
         {key: value for key, value in each.items() if key not in _PROBES} if each["name"] == container_name else each
         for each in pod["spec"]["containers"]
     ]
-    spec = {**pod["spec"], "containers": containers, "restartPolicy": "Never", "terminationGracePeriodSeconds": 10}
+    ends = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 10, "activeDeadlineSeconds": _DEADLINE_S}
+    spec = {**pod["spec"], "containers": containers, **ends}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",

@@ -21,6 +21,10 @@ MEMORY_SHARE = 0.5
 """Share of the memory left by the weights that KV slots get, as the worker's `memory_share` by default."""
 
 
+ROOM_SHARE = 0.9
+"""Share of `least_slots` from which a layout counts as roomy: the memory may hold a little more than computed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """The parts of a layout that a user has fixed. None: free."""
@@ -41,6 +45,7 @@ class DeviceMemory:
     slots: int | None = None  # KV slots that the group is given; None: as many as there is room for
     device_bytes: int = 0  # of one device
     share: float = MEMORY_SHARE  # of what the weights leave, that KV slots get
+    least_slots: int | None = None  # a group without memory for so many would not form; None: any number will do
 
 
 def profiled_layouts(
@@ -56,7 +61,7 @@ def profiled_layouts(
     """Return the layouts on up to `devices` devices, each with even layers, and also balanced if that differs.
 
     Args: at_least: so many devices are used.
-    Raises: SettingError if what is fixed allows none.
+    Raises: SettingError if what is fixed, or the memory, allows none.
     """
 
     @cache
@@ -64,16 +69,21 @@ def profiled_layouts(
         return stage_costs(profile, layout.layers, layout.ranks)
 
     work = typical_work(workload, is_encoder_decoder=len(profile.key.stacks) > 1)
-    found = []
+    found, roomiest = [], 0
     for even in layouts(profile.key.num_layers, devices, profile.key.ranks):
         if even.stages * even.ranks < at_least or not shape.allows(even):
             continue
         for layout in _cuts(even, shape, lambda layout: balanced(layout, costs_of, work)):
             capacity = group_capacity(profile, layout, memory, max_model_len)
-            if capacity is not None:
+            if capacity is None:
+                continue
+            room = memory_slots(profile, layout, memory)
+            roomiest = max(roomiest, room)
+            if room >= ROOM_SHARE * (memory.least_slots or 0):
                 found.append(PlacedLayout(layout=layout, costs=costs_of(layout), capacity=capacity))
     if not found:
-        raise SettingError(_complaint(profile, devices, shape))
+        too_small = f"; a group needs {memory.least_slots} KV slots, and the memory has room for {roomiest}"
+        raise SettingError(_complaint(profile, devices, shape) + (too_small if roomiest else ""))
     return found
 
 
@@ -103,9 +113,14 @@ def typical_work(workload: Workload, *, is_encoder_decoder: bool) -> list[tuple[
 
 
 def group_slots(profile: Profile, layout: Layout, memory: DeviceMemory) -> int:
-    """Return the KV slots of a group in whole blocks: those of the stage that has the least room; 0 for no room."""
+    """Return the KV slots of a group in whole blocks, those that it is given or that fit; 0 for no room."""
     if memory.slots is not None:
         return memory.slots // DEFAULT_BLOCK_TOKENS * DEFAULT_BLOCK_TOKENS
+    return memory_slots(profile, layout, memory)
+
+
+def memory_slots(profile: Profile, layout: Layout, memory: DeviceMemory) -> int:
+    """Return the KV slots in whole blocks that fit into the stage with the least room; 0 for no room."""
     degree = profile.degree(layout.ranks)
     slots: list[int] = []
     for number, stacks in enumerate(stacks_of_stages(profile, layout)):

@@ -1,4 +1,8 @@
-"""Keys of profiles and plans: digests of everything that decides them. Equal keys have equal results."""
+"""Keys of profiles and plans: digests of everything in a spec that decides them.
+
+Equal keys ask the same question. What the pool knows is no part of a key, since its answer may be missing: counted
+lengths, and the promise to a request.
+"""
 
 import hashlib
 import json
@@ -6,6 +10,7 @@ from dataclasses import asdict
 
 from orca.operator.domain.model_references import outputs_digest, source_digest
 from orca.operator.domain.resource import ModelSpec, OrcaDeployment, SloSpec
+from orca.operator.domain.slo.resources import profiled_devices
 
 
 def profile_key(deployment: OrcaDeployment, image: str) -> str:
@@ -18,7 +23,7 @@ def profile_key(deployment: OrcaDeployment, image: str) -> str:
         "model": outputs_digest(spec.model, image),
         "quantization": spec.model.quantization,
         "image": image,
-        "devices": _slo(deployment).devices,
+        "devices": profiled_devices(deployment),
         "tensor": deployment.constraints.tensor,
         "device": [worker.device, worker.accelerator_resource, worker.threads],
         "resources": [dict(worker.resources.requests), dict(worker.resources.limits)],

@@ -140,6 +140,6 @@ def _optional(values: Mapping[str, Any], name: str, *, most: int = INT32_MAX) ->
 
 def _text(files: Mapping[str, str], name: str) -> str:
     found = files.get(name, "").strip()
-    if not 0 < len(found) <= TEXT_MAX:
-        raise ValueError(f"{name} must be a text of at most {TEXT_MAX} characters")
+    if not 0 < len(found) <= TEXT_MAX or not found.isprintable():
+        raise ValueError(f"{name} must be one line of at most {TEXT_MAX} characters")
     return found

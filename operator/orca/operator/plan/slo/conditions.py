@@ -4,13 +4,17 @@ PlanReady  the plan for the present spec is in force
 SloMet     False (Infeasible) if no plan meets the goal; the one that comes closest serves
 """
 
+from collections.abc import Sequence
+
 from orca.operator.domain import cluster_events, names, problems
+from orca.operator.domain.api_refusals import TRIES_AGAIN, Refusal
 from orca.operator.domain.objects import condition, condition_status
 from orca.operator.domain.observation import Observation
 from orca.operator.domain.problems import Problem
 from orca.operator.domain.resource import Json, SloSpec
+from orca.operator.domain.slo.resources import profiled_devices
 from orca.operator.plan.condition import Condition
-from orca.operator.plan.slo.making import ANSWERS_MIN, PlanMaking, PlanState
+from orca.operator.plan.slo.making import ANSWERS_MIN, PlanMaking, PlanState, answers_of_model
 
 PLAN_READY, SLO_MET = "PlanReady", "SloMet"
 
@@ -21,12 +25,12 @@ WARNINGS = frozenset({INFEASIBLE, PROFILE_FAILED, PLAN_FAILED})
 """Reasons of Events that somebody should look at."""
 
 
-def slo_conditions(observation: Observation, making: PlanMaking) -> list[Condition]:
-    """Return the conditions; none without spec.slo."""
+def slo_conditions(observation: Observation, making: PlanMaking, refusals: Sequence[Refusal]) -> list[Condition]:
+    """Return the conditions; none without spec.slo. Args: refusals: of the API server to actions of the plan."""
     slo, found = observation.spec.slo, observation.plan_in_force
     if slo is None:
         return []
-    ready = _plan_ready(observation, making)
+    ready = _plan_ready(observation, making, [each for each in refusals if each.is_of_plan and not each.is_undone])
     if found is None or not ready.is_true or found.planned.shortfall is None:
         return [ready]
     message = f"{found.planned.shortfall}. The one that comes closest serves"
@@ -43,13 +47,13 @@ def describe(slo: SloSpec) -> str:
     return ", ".join(words)
 
 
-def _plan_ready(observation: Observation, making: PlanMaking) -> Condition:
+def _plan_ready(observation: Observation, making: PlanMaking, refusals: Sequence[Refusal]) -> Condition:
     if making.state is PlanState.READY:
         assert observation.plan_in_force is not None
         fixed = observation.author_deployment.constraints.describe()
         kept = f"; the spec gives {fixed}" if fixed else ""
         return Condition(PLAN_READY, True, PLANNED, observation.plan_in_force.planned.summary + kept)
-    problem = _why_not(observation, making)
+    problem = Problem("Refused", f"{refusals[0].message}; {TRIES_AGAIN}") if refusals else _why_not(observation, making)
     serves = "the defaults serve" if observation.plan_in_force is None else "the plan before serves"
     return Condition(PLAN_READY, False, problem.reason, f"{problem.message}; {serves}")
 
@@ -64,19 +68,21 @@ def _why_not(observation: Observation, making: PlanMaking) -> Problem:
     if making.state is PlanState.WAITING:
         return Problem("WaitingForModel", "the plan waits for the model")
     if making.state is PlanState.FEW_ANSWERS:
-        found = "1 answer" if counts.counted_answers == 1 else f"{counts.counted_answers or 0} answers"
+        answers = answers_of_model(observation)
+        found = "1 answer" if answers == 1 else f"{answers} answers"
         return Problem(
             FEW_ANSWERS,
             f"the operator plans from {ANSWERS_MIN} answers on, and the pool has counted {found} of this model in the"
             " last four hours: wait, or state slo.workload.lengths",
         )
-    return _problem_of_job(observation, making) or _progress(slo, making)
+    return _problem_of_job(observation, making) or _progress(observation, slo, making)
 
 
-def _progress(slo: SloSpec, making: PlanMaking) -> Problem:
+def _progress(observation: Observation, slo: SloSpec, making: PlanMaking) -> Problem:
     if making.state is PlanState.PLANNING:
         return Problem(PLANNING, f"the best schedule for {describe(slo)} is searched for, which takes about a minute")
-    devices = "1 device" if slo.devices == 1 else f"{slo.devices} devices"
+    number = profiled_devices(observation.author_deployment)
+    devices = "1 device" if number == 1 else f"{number} devices"
     return Problem(PROFILING, f"the model is measured on {devices}, which takes about five minutes")
 
 

@@ -23,7 +23,7 @@ from orca.operator.domain.objects import ObjectKey, is_going, label_map, seconds
 from orca.operator.domain.observation import Observation
 from orca.operator.domain.resource import Json
 from orca.operator.domain.slo.keys import plan_key, profile_key
-from orca.operator.domain.slo.planned import read_planned
+from orca.operator.domain.slo.planned import PlannedService, read_planned
 from orca.operator.plan.children import hash_of
 from orca.operator.render import planning, pool
 
@@ -123,7 +123,12 @@ def _lacks_answers(observation: Observation, job: str) -> bool:
     """Return whether too few answers were counted. A Job that has begun finds that out by itself."""
     if not needs_counts(observation) or observation.children.get("Job", job) is not None:
         return False
-    return (observation.pool.counted_answers or 0) < ANSWERS_MIN
+    return answers_of_model(observation) < ANSWERS_MIN
+
+
+def answers_of_model(observation: Observation) -> int:
+    """Return how many answers of the wanted model the pool has counted, as far as known."""
+    return 0 if observation.is_another_known_in_force else observation.pool.counted_answers or 0
 
 
 def _result(observation: Observation, name: str, *, is_plan: bool) -> tuple[dict[str, str] | None, str | None]:
@@ -134,12 +139,21 @@ def _result(observation: Observation, name: str, *, is_plan: bool) -> tuple[dict
     try:
         files = read_files(body)
         if is_plan:
-            read_planned(files)
+            _check_fits(observation, read_planned(files))
         elif PROFILE_FILE not in files:
             raise ValueError(f"there is no {PROFILE_FILE}")
     except (ValueError, RecursionError) as error:
         return None, f"its result cannot be used: {error}"
     return files, None
+
+
+def _check_fits(observation: Observation, planned: PlannedService) -> None:
+    """Raises: ValueError if a plan takes more devices than the spec allows, or does not keep to what it gives."""
+    slo, constraints = observation.spec.slo, observation.author_deployment.constraints
+    assert slo is not None
+    if not planned.fits(constraints, slo.devices):
+        given = f"devices {slo.devices}" + (f", {fixed}" if (fixed := constraints.describe()) else "")
+        raise ValueError(f"the plan does not keep to what the spec gives ({given})")
 
 
 def _with_job(
@@ -161,12 +175,23 @@ def _render_job(observation: Observation, state: PlanState, name: str) -> Json:
     if state is PlanState.PROFILING:
         return planning.profile_job(deployment, images.worker, name, connection)
     profile, _ = _names(observation)
-    return planning.plan_job(deployment, images.scheduler, name, profile, connection)
+    least = _least_slots(observation)
+    return planning.plan_job(deployment, images.scheduler, name, profile, connection, least_slots=least)
+
+
+def _least_slots(observation: Observation) -> int | None:
+    """Return the KV slots without which a group of the wanted model would not form; None if any number will do.
+
+    It must have those that the spec chooses. Otherwise it must have those that the pool has promised to a request.
+    """
+    chosen = observation.spec.scheduler.kv_slots
+    promised = None if observation.is_another_known_in_force else observation.pool.promised_slots
+    return promised if chosen is None else chosen
 
 
 def _why_it_goes(observation: Observation, there: Json, new: Json) -> str | None:
     if label_map(there).get(names.HASH_LABEL) != hash_of(observation.deployment, new):
-        return "the spec has changed"
+        return "the spec or the promise of the pool has changed"
     failed, completed = since(there, "Failed"), since(there, "Complete")
     if failed is not None and observation.now_s - seconds(failed) > RETRY_S:
         return "it has failed, and somebody may have fixed the cause"
