@@ -170,7 +170,7 @@ def test_other_bounds_are_put_in_force_without_a_restart(system: Callable[..., S
     assert run.restarted == []
     assert read_plan(run.folder / "plan.json") == OTHER
     assert run.said[0] == (
-        "slo: another plan is in force: the plan would miss the goal on the lengths of now: 99 % in 9 s"
+        "slo: another plan is in force: the plan would miss the goal on the lengths of now: 99 % within 9 s"
     )
     run.after(check(figures(), OTHER))
     assert run.ordered[-1].plan == OTHER
