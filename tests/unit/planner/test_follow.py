@@ -285,6 +285,40 @@ def test_measured_figures_of_a_new_plan_leave_out_answers_of_the_old_one() -> No
     assert measured_figures(counts, goal, since_ms=4 * PERIOD_MS) is None
 
 
+def counted(*numbers: int, awake_ms: int, answers: int = 60) -> LatencyCounts:
+    """Return as many answers of each latency in each period."""
+    bins = {latency: {bin_of(4e6): answers} for latency in AnswerLatency}
+    periods = (PeriodLatencies(period=number, first_ms=number * PERIOD_MS, bins=bins) for number in numbers)
+    return LatencyCounts(awake_ms=awake_ms, periods=tuple(periods))
+
+
+def test_answers_that_ran_when_a_plan_came_into_force_are_not_measured() -> None:
+    counts, goal = counted(3, 2, awake_ms=4 * PERIOD_MS), PlanGoal(latency_ms=8000)
+    for early_ms, answers in ((8000, 120), (7999, 60)):
+        found = measured_figures(counts, goal, since_ms=2 * PERIOD_MS - early_ms)
+        assert found is not None
+        assert found.answers == answers
+    endless = measured_figures(counts, PlanGoal(latency_ms=float("inf")), since_ms=PERIOD_MS)
+    assert endless is not None
+    assert endless.answers == 120
+
+
+def test_measured_throughput_is_that_of_one_group_as_the_predicted_one() -> None:
+    counts, goal = counted(2, awake_ms=3 * PERIOD_MS, answers=1200), PlanGoal(latency_ms=8000)
+    one, two = (measured_figures(counts, goal, groups=groups) for groups in (1, 2))
+    assert one is not None
+    assert two is not None
+    assert one.throughput == pytest.approx(2.0)
+    assert two == replace(one, throughput=one.throughput / 2)
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"), [(1, "at 5.9 (1 answer)"), (199, "at 5.9 (199 answers)"), (200, "at 5.9")]
+)
+def test_figures_of_few_answers_name_their_number(answers: int, words: str) -> None:
+    assert replace(measured(), answers=answers).describe() == f"measured 7.65 s {words}"
+
+
 # records
 
 
