@@ -76,6 +76,7 @@ class Follower:
         self._settings = begun.settings
         self._replan = Replan(begun.order.settings.replan)
         self._is_pool_away = False
+        self._unwritten: set[str] = set()  # names of files that cannot be written at present
         self.state: FollowState | None = None
 
     async def run(self) -> None:
@@ -89,33 +90,38 @@ class Follower:
 
     async def step(self) -> None:
         """Look once, and do what is due."""
+        counts = await self._read()
+        if counts is None:
+            return
+        try:
+            await self._follow(*counts)
+        except (CheckFailed, OSError) as error:
+            self._hands.report(f"slo: {error}; the next check is in ten minutes")
+
+    async def _read(self) -> tuple[LengthCounts, LatencyCounts] | None:
+        """Return what the pool has counted; None if it does not answer, which is reported once."""
         begun = self._begun
         try:
             environment = {**os.environ, **begun.pool.login}
-            lengths, latencies = await self._hands.read(begun.pool.url, begun.order.model.revision, environment)
+            counts = await self._hands.read(begun.pool.url, begun.order.model.revision, environment)
         except (PoolUnavailable, SettingError) as error:
             if not self._is_pool_away:
                 self._hands.report(f"slo: the pool does not tell the latencies of answers: {error}")
             self._is_pool_away = True
-            return
+            return None
         self._is_pool_away = False
-        try:
-            await self._follow(lengths, latencies)
-        except (CheckFailed, OSError) as error:
-            assert self.state is not None
-            self.state = replace(self.state, checked_ms=latencies.awake_ms)
-            self._hands.report(f"slo: {error}; the next check is in ten minutes")
+        return counts
 
     async def _follow(self, lengths: LengthCounts, latencies: LatencyCounts) -> None:
         begun, awake_ms = self._begun, latencies.awake_ms
         if self.state is None:
             self.state = FollowState() if begun.plan is None else begin(begun.plan, awake_ms)
-        before = self.state
-        measured = measured_figures(latencies, begun.order.goal, since_ms=before.since_ms or 0, half_life_s=HALF_LIFE_S)
-        observed = Observed(awake_ms=awake_ms, replan=self._replan, measured=measured)
+        before, observed = self.state, self._observe(self.state, latencies)
         if not is_check_due(before, awake_ms):
             self._record(follow(before, observed))
             return
+        # Whatever fails from here on is not tried again at once.
+        self.state = replace(before, checked_ms=awake_ms)
         workload = lengths_now(lengths, begun.order.workload, half_life_s=HALF_LIFE_S)
         if workload is None:
             self._record(replace(follow(before, observed), checked_ms=awake_ms))
@@ -129,34 +135,56 @@ class Follower:
             is_searching=self._replan is not Replan.OFF or before.plan is None,
         )
         check = await self._hands.check(order)
-        state = await self._decide(before, observed, order, check)
+        of_layout = await self._check_layout(order, check)
+        # The checks may have taken a quarter of an hour. What changes, changes now.
+        if (counts := await self._read()) is not None:
+            observed = self._observe(before, counts[1])
+        state = self._decide(before, observed, check, of_layout)
         if state.plan is not None and state.plan is not before.plan:
             await self._apply(state.plan)
+            self._write(PLAN_FILE, to_json(state.plan))
         self._record(state)
         self._tell(before, state)
 
-    async def _decide(
-        self, before: FollowState, observed: Observed, order: CheckOrder, check: PlanCheck
-    ) -> FollowState:
-        """Return the next state.
+    def _observe(self, state: FollowState, latencies: LatencyCounts) -> Observed:
+        order = self._begun.order
+        measured = measured_figures(
+            latencies,
+            order.goal,
+            since_ms=state.since_ms,
+            groups=order.settings.replicas,
+            half_life_s=HALF_LIFE_S,
+        )
+        return Observed(awake_ms=latencies.awake_ms, replan=self._replan, measured=measured)
 
-        If the best plan needs another layout after a miss, the best one of the running layout takes over.
+    async def _check_layout(self, order: CheckOrder, check: PlanCheck) -> PlanCheck | None:
+        """Search the best plan of the running layout, if the best one of all needs another layout after a miss.
+
+        The former is in force without a restart. The latter is for a person to start.
+        Returns: None if nobody would use it.
         """
-        is_applicable = self._is_applicable(check.best)
-        state = follow(before, replace(observed, check=check, is_applicable=is_applicable))
-        is_missing = check.best is not None and not is_applicable and (before.plan is None or not check.is_met)
-        if not is_missing or self._replan is not Replan.AUTO:
-            return state
-        # The best that this layout can do is in force without a restart. Another one is for a person to start.
-        limits = replace(order.limits, shape=self._running_shape())
+        if self._replan is not Replan.AUTO or not check.is_trusted or self._is_applicable(check.best):
+            return None
+        if order.plan is not None and check.is_met:
+            return None
         try:
-            own = await self._hands.check(replace(order, limits=limits))
+            found = await self._hands.check(replace(order, limits=replace(order.limits, shape=self._running_shape())))
         except CheckFailed:
+            return None
+        return found if found.best is not None and self._is_applicable(found.best) else None
+
+    def _decide(
+        self, before: FollowState, observed: Observed, check: PlanCheck, of_layout: PlanCheck | None
+    ) -> FollowState:
+        """Return the next state. Args: of_layout: with the best plan of the running layout, if that is wanted."""
+        best = check.best
+        if of_layout is None:
+            return follow(before, replace(observed, check=check, is_applicable=self._is_applicable(best)))
+        state = follow(before, replace(observed, check=of_layout))
+        if state.is_met or best is None or not best.is_met:
             return state
-        state = follow(before, replace(observed, check=own, is_applicable=self._is_applicable(own.best)))
-        if check.is_trusted and check.best is not None and check.best.is_met and not state.is_met:
-            state = replace(state, recommended=check.best, is_infeasible=False)
-        return state
+        reason = "no schedule of the running layout meets the goal, and the closest one serves"
+        return replace(state, recommended=best, is_infeasible=False, reason=reason)
 
     def _is_applicable(self, plan: Plan | None) -> bool:
         if plan is None:
@@ -184,20 +212,30 @@ class Follower:
         assert settings is not None, "the plan is applicable"
         change = change_to(self._settings, settings, num_layers=begun.order.model.num_layers)
         write_bounds(begun.folder, settings)
-        write_whole(begun.folder / PLAN_FILE, to_json(plan))
         self._settings = settings
         if change is PlanChange.SCHEDULERS:
             await self._hands.restart_schedulers(settings)
 
     def _record(self, state: FollowState) -> None:
         self.state = state
-        write_whole(self._begun.folder / STATE_FILE, state_to_json(state))
+        self._write(STATE_FILE, state_to_json(state))
+
+    def _write(self, name: str, content: bytes) -> None:
+        """Write a file for people. Nothing depends on it, so a full disk is only reported, once until it is over."""
+        file = self._begun.folder / name
+        try:
+            write_whole(file, content)
+            self._unwritten.discard(name)
+        except OSError as error:
+            if name not in self._unwritten:
+                self._hands.report(f"slo: {file} cannot be written: {error.strerror}")
+            self._unwritten.add(name)
 
     def _tell(self, before: FollowState, state: FollowState) -> None:
         """Report what a check has found."""
         report = self._hands.report
         if state.plan is not before.plan:
-            report(f"slo: another plan is in force: {state.reason}")
+            report(f"slo: {'a' if before.plan is None else 'another'} plan is in force: {state.reason}")
         elif state.plan is not None and not state.is_met:
             report(f"slo: WARNING: {state.reason}")
         report(f"slo: {state.describe()}{_drift(state)}")
