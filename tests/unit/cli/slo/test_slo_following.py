@@ -11,7 +11,7 @@ from orca.cli.small_model import small_model_folder
 from orca.cli.up.planned import given_options, plan_options
 from orca.cli.up.settings import UpSettings, parse_settings
 from orca.cli.up.slo.checking import CheckFailed, CheckOrder
-from orca.cli.up.slo.following import POLL_S, Begin, Follower, Hands
+from orca.cli.up.slo.following import POLL_S, FollowedSystem, Follower, Hands
 from orca.cli.up.slo.start import PlanOrder, PoolAccess, read_order
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.model import load_model_info
@@ -73,7 +73,7 @@ class System:
         if self.plan is not None:
             settings = self.with_layout(with_texts(self.order.settings, plan_options(self.plan)))
         self.follower = Follower(
-            Begin(
+            FollowedSystem(
                 order=self.order,
                 profile=profile_for(self.order.key),
                 plan=self.plan,

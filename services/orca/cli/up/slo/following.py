@@ -44,7 +44,7 @@ DRIFT_SHOWN = 0.10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
+class FollowedSystem:
     """The system that is followed, and what its start has found."""
 
     order: PlanOrder
@@ -70,11 +70,11 @@ class Hands:
 class Follower:
     """Follows one system; `run` is one task of `orca up`."""
 
-    def __init__(self, begun: Begin, hands: Hands) -> None:
-        self._begun = begun
+    def __init__(self, system: FollowedSystem, hands: Hands) -> None:
+        self._system = system
         self._hands = hands
-        self._settings = begun.settings
-        self._replan = Replan(begun.order.settings.replan)
+        self._settings = system.settings
+        self._replan = Replan(system.order.settings.replan)
         self._is_pool_away = False
         self._unwritten: set[str] = set()  # names of files that cannot be written at present
         self.state: FollowState | None = None
@@ -100,10 +100,10 @@ class Follower:
 
     async def _read(self) -> tuple[LengthCounts, LatencyCounts] | None:
         """Return what the pool has counted; None if it does not answer, which is reported once."""
-        begun = self._begun
+        system = self._system
         try:
-            environment = {**os.environ, **begun.pool.login}
-            counts = await self._hands.read(begun.pool.url, begun.order.model.revision, environment)
+            environment = {**os.environ, **system.pool.login}
+            counts = await self._hands.read(system.pool.url, system.order.model.revision, environment)
         except (PoolUnavailable, SettingError) as error:
             if not self._is_pool_away:
                 self._hands.report(f"slo: the pool does not tell the latencies of answers: {error}")
@@ -113,24 +113,24 @@ class Follower:
         return counts
 
     async def _follow(self, lengths: LengthCounts, latencies: LatencyCounts) -> None:
-        begun, awake_ms = self._begun, latencies.awake_ms
+        system, awake_ms = self._system, latencies.awake_ms
         if self.state is None:
-            self.state = FollowState() if begun.plan is None else begin(begun.plan, awake_ms)
+            self.state = FollowState() if system.plan is None else begin(system.plan, awake_ms)
         before, observed = self.state, self._observe(self.state, latencies)
         if not is_check_due(before, awake_ms):
             self._record(follow(before, observed))
             return
         # Whatever fails from here on is not tried again at once.
         self.state = replace(before, checked_ms=awake_ms)
-        workload = lengths_now(lengths, begun.order.workload, half_life_s=HALF_LIFE_S)
+        workload = lengths_now(lengths, system.order.workload, half_life_s=HALF_LIFE_S)
         if workload is None:
             self._record(replace(follow(before, observed), checked_ms=awake_ms))
             return
         order = CheckOrder(
-            profile=begun.profile,
+            profile=system.profile,
             workload=workload,
-            goal=begun.order.goal,
-            limits=plan_limits(begun.order, begun.profile),
+            goal=system.order.goal,
+            limits=plan_limits(system.order, system.profile),
             plan=before.plan,
             is_searching=self._replan is not Replan.OFF or before.plan is None,
         )
@@ -147,7 +147,7 @@ class Follower:
         self._tell(before, state)
 
     def _observe(self, state: FollowState, latencies: LatencyCounts) -> Observed:
-        order = self._begun.order
+        order = self._system.order
         measured = measured_figures(
             latencies,
             order.goal,
@@ -190,7 +190,7 @@ class Follower:
         if plan is None:
             return True
         planned = self._planned(plan)
-        num_layers = self._begun.order.model.num_layers
+        num_layers = self._system.order.model.num_layers
         return (
             planned is not None and change_to(self._settings, planned, num_layers=num_layers) is not PlanChange.LAYOUT
         )
@@ -198,20 +198,20 @@ class Follower:
     def _planned(self, plan: Plan) -> UpSettings | None:
         """Return the settings that run a plan; None if it breaks a rule of the options."""
         try:
-            return self._hands.with_layout(with_texts(self._begun.order.settings, plan_options(plan)))
+            return self._hands.with_layout(with_texts(self._system.order.settings, plan_options(plan)))
         except BadValue:
             return None
 
     def _running_shape(self) -> Shape:
-        settings, num_layers = self._settings, self._begun.order.model.num_layers
+        settings, num_layers = self._settings, self._system.order.model.num_layers
         return Shape(stages=settings.stages, ranks=settings.tensor, layers=layers_of(settings, num_layers))
 
     async def _apply(self, plan: Plan) -> None:
         """Put a plan in force whose layout is the running one. Raises: OSError."""
-        settings, begun = self._planned(plan), self._begun
+        settings, system = self._planned(plan), self._system
         assert settings is not None, "the plan is applicable"
-        change = change_to(self._settings, settings, num_layers=begun.order.model.num_layers)
-        write_bounds(begun.folder, settings)
+        change = change_to(self._settings, settings, num_layers=system.order.model.num_layers)
+        write_bounds(system.folder, settings)
         self._settings = settings
         if change is PlanChange.SCHEDULERS:
             await self._hands.restart_schedulers(settings)
@@ -222,7 +222,7 @@ class Follower:
 
     def _write(self, name: str, content: bytes) -> None:
         """Write a file for people. Nothing depends on it, so a full disk is only reported, once until it is over."""
-        file = self._begun.folder / name
+        file = self._system.folder / name
         try:
             write_whole(file, content)
             self._unwritten.discard(name)
@@ -244,9 +244,9 @@ class Follower:
             return
         known = before.recommended
         if known is None or not known.schedule.runs_as(recommended.schedule):
-            file = self._begun.folder / RECOMMENDED_FILE
+            file = self._system.folder / RECOMMENDED_FILE
             write_whole(file, to_json(recommended))
-            command = shlex.join(command_with_plan(self._begun.argv, recommended, file))
+            command = shlex.join(command_with_plan(self._system.argv, recommended, file))
             report(f"slo: recommended: {recommended.describe()}; {state.reason}; to run it: {command}")
 
 
