@@ -17,7 +17,7 @@ from orca.cli.up.settings import UpSettings
 from orca.cli.up.slo.applying import PlanChange, change_to, command_with_plan, layers_of, write_bounds
 from orca.cli.up.slo.checking import CheckFailed, CheckOrder, check_apart
 from orca.cli.up.slo.lengths import read_counts
-from orca.cli.up.slo.start import PLAN_FILE, PlanOrder, PoolAccess, plan_limits
+from orca.cli.up.slo.start import PLAN_FILE, RECOMMENDED_FILE, STATE_FILE, PlanOrder, PoolAccess, plan_limits
 from orca.core.domain.errors import BadValue, PoolUnavailable, SettingError
 from orca.core.process.settings import with_texts
 from orca.core.process.whole_file import write_whole
@@ -35,9 +35,6 @@ from orca.pool.records import LengthCounts
 
 POLL_S = 30.0
 """Seconds between two looks at the pool. Each one reads some kilobytes."""
-
-STATE_FILE = "slo.json"
-RECOMMENDED_FILE = "recommended-plan.json"
 
 DRIFT_SHOWN = 0.10
 """Change of a length since the plan was made from which a line names it."""
