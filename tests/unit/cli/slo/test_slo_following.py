@@ -244,6 +244,7 @@ def test_the_measured_throughput_is_that_of_one_group(system: Callable[..., Syst
     state = read_state(run.folder / "slo.json")
     assert state.measured is not None
     assert state.measured.throughput == pytest.approx(300 / 600 / 2)
+    assert run.ordered[0].limits.groups == 2
 
 
 def test_files_that_cannot_be_written_are_reported_once_and_stop_nothing(system: Callable[..., System]) -> None:

@@ -234,6 +234,7 @@ def plan_limits(order: PlanOrder, profile: Profile) -> PlanLimits:
         max_model_len=settings.max_model_len,
         strategies=order.strategies,
         prefetch=1 if settings.prefetch is None else settings.prefetch,
+        groups=settings.replicas,
     )
 
 
