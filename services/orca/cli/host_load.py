@@ -76,7 +76,7 @@ def measure_host_load(model: Path, key: ProfileKey, *, seconds: float, report: C
     """
     stages = min(key.devices, key.num_layers, _STAGES_MAX)
     report("the rest of Orca beside the ranks")
-    with TemporaryDirectory(prefix="orca-host-") as scratch:
+    with TemporaryDirectory(prefix="orca-host-", ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch)
         with _running(model, key, stages, folder) as (url, pid):
             service = _Service(url, pid, folder / "log" / "scheduler-0.jsonl", key.max_model_len // 4)
@@ -127,7 +127,7 @@ def _running(model: Path, key: ProfileKey, stages: int, folder: Path) -> Iterato
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            # Options that somebody else set for his own `orca up` are not meant for this one.
+            # Options that the user has set for another `orca up` are not meant for this one.
             env={name: value for name, value in os.environ.items() if not name.startswith("ORCA_")},
             start_new_session=True,
         )
@@ -173,6 +173,8 @@ class _Service:
                 if time.monotonic_ns() - begin_ns > 1e9 * _STEPS_WITHIN_S:
                     raise HostLoadFailed(f"fewer than {_STEPS_MIN} steps within {_STEPS_WITHIN_S:g} s")
                 time.sleep(0.1)
+            if failures:
+                raise HostLoadFailed(f"a request failed: {failures[0]}")
             used = {pid: cpu_time_s(pid) - before_s for pid, before_s in before.items()}
         steps, rows, entering = counted
 
@@ -201,8 +203,11 @@ class _Service:
     @contextmanager
     def _load(self, streams: int, new_tokens: int) -> Iterator[list[str]]:
         """Send requests, so many at the same time. Yields: what has failed so far."""
-        with urlopen(f"{self.url}/v1/models", timeout=_ANSWER_S) as answer:
-            name = json.load(answer)["data"][0]["id"]
+        try:
+            with urlopen(f"{self.url}/v1/models", timeout=_ANSWER_S) as answer:
+                name = json.load(answer)["data"][0]["id"]
+        except (OSError, HTTPException) as error:
+            raise HostLoadFailed(f"the service does not tell its model: {error}") from error
         body = {
             "model": name,
             "prompt": [8] * min(_PROMPT_TOKENS_MAX, self.tokens_max),

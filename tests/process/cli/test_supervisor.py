@@ -11,6 +11,7 @@ import textwrap
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -121,6 +122,27 @@ async def test_a_process_that_is_about_to_start_again_does_so_by_the_new_spec(sy
     await until(lambda: system.told)
     await system.supervisor.restart(child, dataclasses.replace(child.spec, command=(sys.executable, "-c", SLEEP)))
     await system.up()
+
+
+async def test_a_process_that_is_just_starting_starts_again_by_the_new_spec(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, is_starting, may_start = asyncio.create_subprocess_exec, asyncio.Event(), asyncio.Event()
+
+    async def start_slowly(*words: str, **options: Any) -> asyncio.subprocess.Process:
+        is_starting.set()
+        await may_start.wait()
+        return await start(*words, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_slowly)
+    child = system.add("scheduler-0", SLEEP)
+    system.start()
+    await is_starting.wait()
+    command = (sys.executable, "-c", SLEEP.replace("'up'", "'new'"))
+    await system.supervisor.restart(child, dataclasses.replace(child.spec, command=command))
+    may_start.set()
+    await until(lambda: "new" in system.log(child))
+    assert system.told == ["restarting scheduler-0 with other options"]
 
 
 async def test_a_report_of_a_death_shows_warnings_of_that_life_and_no_lesser_lines(system: System) -> None:

@@ -27,7 +27,9 @@ from orca.bench.plan.real.survey import (
 )
 from orca.bench.plan.real.table import figures, lines, to_json
 from orca.bench.plan.real_command import estimate
+from orca.cli.small_model import small_model_folder
 from orca.core.domain.errors import SettingError
+from orca.planner.profile.profile import to_json as profile_to_json
 from orca.planner.search.goal import PlanGoal
 from orca.planner.search.plan import (
     VERSION,
@@ -326,6 +328,13 @@ def test_a_folder_to_keep_runs_in_must_be_one(tmp_path: Path) -> None:
     file.touch()
     with pytest.raises(SettingError, match=r"--keep .*file: File exists"):
         bench(["plan", "real", "--keep", str(file), "--model", str(tmp_path)])
+
+
+def test_a_kept_profile_of_something_else_is_refused(tmp_path: Path) -> None:
+    model = small_model_folder()
+    (tmp_path / f"profile-{model.name}.json").write_bytes(profile_to_json(profile()))
+    with pytest.raises(SettingError, match=r"--keep: .*another measurement.*the profile has another key: its"):
+        bench(["plan", "real", "--keep", str(tmp_path), "--model", str(model)])
 
 
 def test_the_run_time_is_estimated() -> None:

@@ -75,7 +75,7 @@ def test_without_a_plan_that_fits_the_state_says_why() -> None:
 def test_a_first_plan_needs_stated_lengths_or_200_answers(answers: int, is_made: bool) -> None:
     state = after(FollowState(), check(None, RUNS, workload=lengths(answers)))
     assert (state.plan, state.recommended) == ((RUNS, None) if is_made else (None, RUNS))
-    assert is_made or state.reason.startswith(("1 answers", "199 answers")) or "a plan needs 200" in state.reason
+    assert is_made or state.reason.startswith(("1 answer was counted, and a plan needs 200", "199 answers were"))
 
 
 def test_a_first_plan_that_meets_no_bound_serves_and_says_so() -> None:
@@ -92,7 +92,7 @@ def test_a_first_plan_that_meets_no_bound_serves_and_says_so() -> None:
 def test_after_a_miss_another_plan_takes_over_at_once() -> None:
     state = after(running(), check(MISSES, BARELY_FASTER), minutes=10)
     assert (state.plan, state.since_ms, state.is_met) == (BARELY_FASTER, CHECK_EVERY_MS, True)
-    assert state.reason == "the plan would miss the goal on the lengths of now: 99 % in 9 s"
+    assert state.reason == "the plan would miss the goal on the lengths of now: 99 % within 9 s"
 
 
 def test_a_plan_that_cannot_serve_the_lengths_of_now_is_replaced() -> None:
@@ -123,6 +123,14 @@ def test_a_plan_that_is_hardly_closer_does_not_take_over() -> None:
 def test_a_goal_that_can_be_met_again_is_met_again() -> None:
     state = after(running(plan(2, latency_s=8.5)), check(figures(6.0, 8.5), RUNS))
     assert (state.plan, state.is_met, state.is_infeasible) == (RUNS, True, False)
+
+
+def test_a_miss_names_every_latency_that_has_a_bound() -> None:
+    """Otherwise it would show latencies that meet the goal."""
+    goal = replace(RUNS.goal, ttft_ms=400.0, tpot_ms=100.0)
+    missed = replace(check(MEETS, FASTER), is_met=False)
+    state = after(running(replace(RUNS, goal=goal)), missed)
+    assert state.reason.endswith("of now: 99 % within 7 s, first token within 500 ms, 50 ms between tokens")
 
 
 # a gain
@@ -275,6 +283,40 @@ def test_measured_figures_of_a_new_plan_leave_out_answers_of_the_old_one() -> No
     assert queueing is not None
     assert queueing.latency_s == pytest.approx(18.0, rel=1 / 64)
     assert measured_figures(counts, goal, since_ms=4 * PERIOD_MS) is None
+
+
+def counted(*numbers: int, awake_ms: int, answers: int = 60) -> LatencyCounts:
+    """Return as many answers of each latency in each period."""
+    bins = {latency: {bin_of(4e6): answers} for latency in AnswerLatency}
+    periods = (PeriodLatencies(period=number, first_ms=number * PERIOD_MS, bins=bins) for number in numbers)
+    return LatencyCounts(awake_ms=awake_ms, periods=tuple(periods))
+
+
+def test_answers_that_ran_when_a_plan_came_into_force_are_not_measured() -> None:
+    counts, goal = counted(3, 2, awake_ms=4 * PERIOD_MS), PlanGoal(latency_ms=8000)
+    for early_ms, answers in ((8000, 120), (7999, 60)):
+        found = measured_figures(counts, goal, since_ms=2 * PERIOD_MS - early_ms)
+        assert found is not None
+        assert found.answers == answers
+    endless = measured_figures(counts, PlanGoal(latency_ms=float("inf")), since_ms=PERIOD_MS)
+    assert endless is not None
+    assert endless.answers == 120
+
+
+def test_measured_throughput_is_that_of_one_group_as_the_predicted_one() -> None:
+    counts, goal = counted(2, awake_ms=3 * PERIOD_MS, answers=1200), PlanGoal(latency_ms=8000)
+    one, two = (measured_figures(counts, goal, groups=groups) for groups in (1, 2))
+    assert one is not None
+    assert two is not None
+    assert one.throughput == pytest.approx(2.0)
+    assert two == replace(one, throughput=one.throughput / 2)
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"), [(1, "at 5.9 (1 answer)"), (199, "at 5.9 (199 answers)"), (200, "at 5.9")]
+)
+def test_figures_of_few_answers_name_their_number(answers: int, words: str) -> None:
+    assert replace(measured(), answers=answers).describe() == f"measured 7.65 s {words}"
 
 
 # records

@@ -225,6 +225,28 @@ def test_ranks_on_all_processors_lose_their_share_of_the_host() -> None:
     assert max(busy) == 1 > min(busy)
 
 
+def test_groups_that_fill_the_machine_together_lose_their_share_of_the_host() -> None:
+    """Two groups of one rank on two processors: each loses to the host of both, as both compute all the time."""
+    shape = StepShape(increments=8, context=50, sampled=8)
+    [alone] = stage_costs(profile(), (6,), 1)
+    [one], [two] = (stage_costs(replace(profile(), host=HOST), (6,), 1, groups=groups) for groups in (1, 2))
+    assert one.shape_us(shape) == alone.shape_us(shape)
+    lost = 2 * (1_000 + 800 + 8 * (100 + 10)) / 2
+    assert two.shape_us(shape) - alone.shape_us(shape) == pytest.approx(lost)
+
+
+def test_groups_of_several_stages_wait_for_the_stages_of_all() -> None:
+    own = replace(profile_for(replace(profile().key, processors=4, devices=4)), host=HOST)
+    shape = StepShape(increments=8, context=50, sampled=8)
+    alone = [cost.shape_us(shape) for cost in stage_costs(profile(), (3, 3), 1)]
+    loaded = [cost.shape_us(shape) for cost in stage_costs(own, (3, 3), 1, groups=2)]
+    share = 2 * ((1_000 + 2 * 800) + 8 * (100 + 2 * 10)) / 4
+    busy = [us / max(alone) for us in alone]
+    # One other stage of the same group, and both of the other group.
+    shares = [share * (2 * sum(busy) - each) / 3 for each in busy]
+    assert [after - before for after, before in zip(loaded, alone, strict=True)] == pytest.approx(shares)
+
+
 def test_threads_of_one_rank_lose_their_share_all_the_time() -> None:
     own = profile_for(replace(profile().key, threads=2))
     shape = StepShape(increments=8, context=50, sampled=8)

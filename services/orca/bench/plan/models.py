@@ -63,6 +63,16 @@ def measured_profile(
     return measure_whole(plan, report, host=host)
 
 
+def check_profile(profile: Profile, model: Path, *, ranks: tuple[int, ...], devices: int, threads: int) -> None:
+    """Check that `measured_profile` would measure the same here. Raises: SettingError for the first difference."""
+    from orca.core.domain.model import load_model_info
+    from orca.planner.profile.measuring.model_key import profile_key
+
+    info = load_model_info(model, dtype="float32")
+    release = version("orca-serving")
+    profile.check_key(profile_key(info, device="cpu", threads=threads, ranks=ranks, devices=devices, release=release))
+
+
 def report(text: str) -> None:
     """Show a line of progress."""
     print(text, file=sys.stderr, flush=True)

@@ -8,7 +8,14 @@ from tempfile import TemporaryDirectory
 from orca.bench.exegpt.faster_transformer import BATCH_STEP
 from orca.bench.exegpt.gains import BOUNDS
 from orca.bench.options import add_output_options, comma_separated, not_negative, positive, write_figures, write_json
-from orca.bench.plan.models import add_model_options, check_shapes, chosen_models, measured_profile, report
+from orca.bench.plan.models import (
+    add_model_options,
+    check_profile,
+    check_shapes,
+    chosen_models,
+    measured_profile,
+    report,
+)
 from orca.bench.plan.real import table
 from orca.bench.plan.real.case import RealCase
 from orca.bench.plan.real.compare import SYSTEMS, RealRuns, compare_case
@@ -125,11 +132,18 @@ def _cases(options: argparse.Namespace, models: Sequence[Path]) -> Iterator[Real
 
 
 def _profile(options: argparse.Namespace, model: Path) -> Profile:
-    """Return the kept profile of a model, or measure it."""
+    """Return the kept profile of a model, or measure it. Raises: SettingError for a kept one of something else."""
     file = None if options.keep is None else options.keep / f"profile-{model.name}.json"
-    if file is not None and file.exists():
-        return read_profile(file)
     devices = options.stages * options.tensor
+    if file is not None and file.exists():
+        profile = read_profile(file)
+        try:
+            check_profile(profile, model, ranks=(options.tensor,), devices=devices, threads=1)
+        except SettingError as error:
+            raise SettingError(
+                f"--keep: {file} is of another measurement, so choose another folder: {error}"
+            ) from error
+        return profile
     profile = measured_profile(model, ranks=(options.tensor,), devices=devices, threads=1, minutes=options.minutes)
     if file is not None:
         write_whole(file, to_json(profile))

@@ -188,13 +188,13 @@ def _follow_of(
         choose: returns settings with every unset option chosen.
     """
     from orca.cli.up.slo.applying import write_bounds
-    from orca.cli.up.slo.following import Begin, Follower, Hands
+    from orca.cli.up.slo.following import FollowedSystem, Follower, Hands
 
     if begun.profile is None:
         return None
     settings = choose(begun.settings)
     write_bounds(folder, settings)
-    begin = Begin(
+    system = FollowedSystem(
         order=order,
         profile=begun.profile,
         plan=begun.plan,
@@ -205,7 +205,7 @@ def _follow_of(
     )
 
     async def follow(restart: RestartSchedulers, report: Callable[[str], None]) -> None:
-        await Follower(begin, Hands(with_layout=choose, restart_schedulers=restart, report=report)).run()
+        await Follower(system, Hands(with_layout=choose, restart_schedulers=restart, report=report)).run()
 
     return follow
 

@@ -97,7 +97,6 @@ class Supervisor:
         self._report = report
         self._on_death = on_death
         self._is_stopping = False
-        self._restarting: set[str] = set()  # names of processes that end because they start with another spec
 
     async def run(self) -> None:
         """Start all processes and keep them running until `stop`.
@@ -115,12 +114,10 @@ class Supervisor:
     async def restart(self, child: "Child", spec: ProcessSpec) -> None:
         """Run a process by another spec from now on: it is asked to end as by `stop`, and starts again at once.
 
-        Returns when the old process has ended. A process that is about to start again starts by the new spec.
+        Returns when the old process has ended. If it is just starting, it ends as soon as it has.
         """
         child.spec = spec
-        if child.pid is not None:
-            self._restarting.add(spec.name)
-            await child.end()
+        await child.end()
 
     def kill(self) -> None:
         """Kill all processes at once."""
@@ -131,16 +128,17 @@ class Supervisor:
     async def _keep(self, child: Supervised) -> None:
         crashes: deque[float] = deque()
         while not self._is_stopping:
-            name, log = child.spec.name, child.spec.log
+            spec = child.spec
+            name, log = spec.name, spec.log
             # Lines of the previous process would mislead.
             log_start = log.stat().st_size if log.exists() else 0
             code = await child.run_once()
             if self._is_stopping:
                 return
-            if name in self._restarting:
-                self._restarting.discard(name)
+            if child.spec is not spec:
                 self._report(f"restarting {name} with other options")
-                self._on_death(child.spec)
+                if self.was_up:
+                    self._on_death(child.spec)
                 continue
             now = time.monotonic()
             crashes.append(now)
@@ -178,19 +176,20 @@ class Child:
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def run_once(self) -> int:
-        command = self.spec.command + (self.spec.restart_arguments if self._is_restart else ())
+        spec = self.spec
+        command = spec.command + (spec.restart_arguments if self._is_restart else ())
         self._is_restart = True
-        with self.spec.log.open("ab") as log:
+        with spec.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *die_with_parent(command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **self.spec.environment},
+                env={**os.environ, **spec.environment},
                 start_new_session=True,
             )
-        if self._is_stopping:
-            # `stop` was called while the process was starting and could not see it.
+        if self._is_stopping or self.spec is not spec:
+            # `stop` or `Supervisor.restart` was called while the process was starting and could not see it.
             self.signal(signal.SIGKILL)
         try:
             return await self._process.wait()

@@ -37,6 +37,7 @@ class PlanLimits:
     strategies: tuple[str, ...] = tuple(STRATEGIES)
     host_us: float = HOST_US
     prefetch: int = 1
+    groups: int = 1  # that share the machine of the profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +119,7 @@ def limited_problem(profile: Profile, workload: Workload, goal: PlanGoal, limits
         strategies=limits.strategies,
         host_us=limits.host_us,
         prefetch=limits.prefetch,
+        groups=limits.groups,
     )
 
 
@@ -132,7 +134,8 @@ def _simulate(profile: Profile, problem: PlanProblem, limits: PlanLimits, plan: 
     capacity = group_capacity(profile, layout, memory, model_len)
     if capacity is None:
         raise SettingError(f"the layout {layout} has no room for KV slots")
-    placed = PlacedLayout(layout=layout, costs=stage_costs(profile, layout.layers, layout.ranks), capacity=capacity)
+    costs = stage_costs(profile, layout.layers, layout.ranks, groups=limits.groups)
+    placed = PlacedLayout(layout=layout, costs=costs, capacity=capacity)
     scenario = problem.scenario(placed)
     strategy, bounds = STRATEGIES[schedule.policy], schedule.bounds.bounds()
     point = strategy.point_of(bounds)

@@ -16,7 +16,7 @@ from math import inf
 from orca.planner.follow.check import PlanCheck
 from orca.planner.follow.measured import MeasuredFigures
 from orca.planner.follow.state import FollowState, Replan
-from orca.planner.search.plan import Plan, PlannedFigures
+from orca.planner.search.plan import Plan
 from orca.planner.workload.counted import ANSWERS_MIN
 
 CHECK_EVERY_MS = 600_000
@@ -107,7 +107,8 @@ def _judge(state: FollowState, check: PlanCheck, observed: Observed) -> _Verdict
     if check.is_trusted:
         return verdict
     answers = check.workload.answers
-    words = f"{answers} answers were counted, and a plan needs {ANSWERS_MIN} or stated lengths"
+    counted = "1 answer was" if answers == 1 else f"{answers} answers were"
+    words = f"{counted} counted, and a plan needs {ANSWERS_MIN} or stated lengths"
     return _Verdict(words, wanted=verdict.wanted)
 
 
@@ -155,15 +156,11 @@ def _after_miss(plan: Plan, check: PlanCheck, best: Plan | None) -> _Verdict:
 def _found(plan: Plan, check: PlanCheck) -> str:
     if check.current is None:
         return f": {check.complaint}" if check.complaint else ""
-    return f": {_latency(check.current, plan.goal.percentile)}"
+    return f": {check.current.describe(plan.goal.goal())}"
 
 
 def _infeasible(best: Plan) -> str:
     return f"{best.shortfall()}. The closest one serves"
-
-
-def _latency(figures: PlannedFigures, percentile: int) -> str:
-    return "no latency has an end" if figures.latency_s is None else f"{percentile} % in {figures.latency_s:.3g} s"
 
 
 def _checks(checks: int) -> str:

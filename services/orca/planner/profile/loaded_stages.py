@@ -1,9 +1,10 @@
 """The times of stages whose ranks compute on all processors, so that the rest of Orca takes its time from them. Pure.
 
-    loss(stage) = host(step) / processors x share of the time in which the other processors are busy
+    loss(stage) = groups x host(step) / processors x share of the time in which the other processors are busy
 
 A process that wakes runs on an idle processor if there is one. So a stage loses time only while the other stages
-compute, too. They do so for as long as their part of the step takes, compared with the longest part.
+compute, too. They do so for as long as their part of the step takes, compared with the longest part. Groups that share
+the machine run alike: in the time of a step each of them runs one.
 """
 
 from collections import deque
@@ -40,11 +41,14 @@ class LoadedTimes:
         costs: of the stages alone.
         processors: of the machine.
         of_stage: processors on which the ranks of one stage compute.
+        groups: number of groups on the machine.
     """
 
-    def __init__(self, costs: Sequence[ShapeCost], load: HostLoad, *, processors: int, of_stage: int) -> None:
+    def __init__(
+        self, costs: Sequence[ShapeCost], load: HostLoad, *, processors: int, of_stage: int, groups: int = 1
+    ) -> None:
         self._costs, self._load = costs, load
-        self._processors, self._of_stage = processors, of_stage
+        self._processors, self._of_stage, self._groups = processors, of_stage, groups
         self._sources = SourceLengths()
         self._shape: StepShape | None = None
         self._times: tuple[float, ...] = ()
@@ -74,20 +78,20 @@ class LoadedTimes:
             return tuple(alone)
         rows = shape.increments + sum(each.requests for each in shape.prompts)
         service, controller = (each.us(rows, shape.entering) for each in (self._load.service, self._load.controller))
-        share_us = (service + len(alone) * controller) / self._processors
+        share_us = self._groups * (service + len(alone) * controller) / self._processors
         busy = [us / longest for us in alone]
-        others = self._of_stage * len(alone) - 1  # processors beside the one that loses its time
+        others = self._groups * self._of_stage * len(alone) - 1  # processors beside the one that loses its time
         if not others:
             return tuple(us + share_us for us in alone)
         return tuple(
-            us + share_us * (self._of_stage - 1 + self._of_stage * (sum(busy) - own)) / others
+            us + share_us * (self._of_stage - 1 + self._of_stage * (self._groups * sum(busy) - own)) / others
             for us, own in zip(alone, busy, strict=True)
         )
 
 
 def loaded_stages(
-    costs: Sequence[ShapeCost], load: HostLoad, *, processors: int, of_stage: int
+    costs: Sequence[ShapeCost], load: HostLoad, *, processors: int, of_stage: int, groups: int = 1
 ) -> tuple[LoadedStage, ...]:
     """Return the costs of stages that share all processors with the rest of Orca. Args: as LoadedTimes."""
-    times = LoadedTimes(costs, load, processors=processors, of_stage=of_stage)
+    times = LoadedTimes(costs, load, processors=processors, of_stage=of_stage, groups=groups)
     return tuple(LoadedStage(times, stage) for stage in range(len(costs)))

@@ -150,12 +150,13 @@ class StageCost:
         return us + self._embed(rows) if self._begins_decoder else us
 
 
-def stage_costs(profile: Profile, layers: Sequence[int], ranks: int) -> tuple[ShapeCost, ...]:
+def stage_costs(profile: Profile, layers: Sequence[int], ranks: int, *, groups: int = 1) -> tuple[ShapeCost, ...]:
     """Return the cost of each stage of a layout.
 
     Args:
         layers: of each stage, stage 0 first; an encoder's layers come before its decoder's.
         ranks: of each stage.
+        groups: number of groups with this layout on the machine.
     Raises: SettingError for a layout that the model cannot have, or that the profile has no times for.
     """
     times, stacks = profile.degree(ranks), profile.key.stacks
@@ -183,10 +184,9 @@ def stage_costs(profile: Profile, layers: Sequence[int], ranks: int) -> tuple[Sh
                 send=None if last == total else send,
             )
         )
-    if profile.host is not None and len(layers) * ranks * profile.key.threads >= profile.key.processors:
-        return loaded_stages(
-            costs, profile.host, processors=profile.key.processors, of_stage=ranks * profile.key.threads
-        )
+    of_stage, processors = ranks * profile.key.threads, profile.key.processors
+    if profile.host is not None and groups * len(layers) * of_stage >= processors:
+        return loaded_stages(costs, profile.host, processors=processors, of_stage=of_stage, groups=groups)
     return tuple(costs)
 
 

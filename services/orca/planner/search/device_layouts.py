@@ -57,16 +57,19 @@ def profiled_layouts(
     memory: DeviceMemory,
     max_model_len: int,
     at_least: int = 1,
+    groups: int = 1,
 ) -> list[PlacedLayout]:
     """Return the layouts on up to `devices` devices, each with even layers, and also balanced if that differs.
 
-    Args: at_least: so many devices are used.
+    Args:
+        at_least: so many devices are used.
+        groups: number of groups on the machine of the profile.
     Raises: SettingError if what is fixed, or the memory, allows none.
     """
 
     @cache
     def costs_of(layout: Layout) -> tuple[ShapeCost, ...]:
-        return stage_costs(profile, layout.layers, layout.ranks)
+        return stage_costs(profile, layout.layers, layout.ranks, groups=groups)
 
     work = typical_work(workload, is_encoder_decoder=len(profile.key.stacks) > 1)
     found, roomiest = [], 0

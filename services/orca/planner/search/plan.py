@@ -104,6 +104,17 @@ class PlannedFigures:
         latency_s, ttft_s, tpot_s = (each if isfinite(each) else None for each in latencies)
         return PlannedFigures(throughput=throughput, latency_s=latency_s, ttft_s=ttft_s, tpot_s=tpot_s)
 
+    def describe(self, goal: PlanGoal) -> str:
+        """Return the latencies that the goal bounds: `99 % within 7.4 s, first token within 300 ms`."""
+        if self.latency_s is None:
+            return "no latency has an end"
+        words = [f"{goal.percentile} % within {self.latency_s:.3g} s"]
+        if goal.ttft_ms is not None and self.ttft_s is not None:
+            words.append(f"first token within {1000 * self.ttft_s:.3g} ms")
+        if goal.tpot_ms is not None and self.tpot_s is not None:
+            words.append(f"{1000 * self.tpot_s:.3g} ms between tokens")
+        return ", ".join(words)
+
     def pressure(self, goal: PlanGoal) -> float:
         """Return how these figures press against a goal (PlanGoal.pressure)."""
         return goal.pressure(_Latencies(*(inf if each is None else each for each in self._latencies)))
@@ -290,20 +301,10 @@ class Plan:
 
     def shortfall(self) -> str:
         """Return what a user should know about a goal that is not met, in one line."""
-        goal, figures = self.goal, self.schedule.simulated
-        assert figures is not None
-        best = []
-        if figures.latency_s is None:
-            best.append("no latency has an end")
-        else:
-            best.append(f"{goal.percentile} % within {figures.latency_s:.3g} s")
-            if goal.ttft_ms is not None and figures.ttft_s is not None:
-                best.append(f"first token within {1000 * figures.ttft_s:.3g} ms")
-            if goal.tpot_ms is not None and figures.tpot_s is not None:
-                best.append(f"{1000 * figures.tpot_s:.3g} ms between tokens")
-        more = self.fewest_devices
+        goal, more = self.goal.goal(), self.fewest_devices
         devices = f"{more} devices would meet it by simulation" if more else f"up to {DEVICES_MAX} devices would not"
-        return f"no schedule meets the goal ({goal.goal().describe()}). Best achievable: {', '.join(best)}; {devices}"
+        best = self.predicted.describe(goal)
+        return f"no schedule meets the goal ({goal.describe()}). Best achievable: {best}; {devices}"
 
     def check_model(self, wanted: ProfileKey) -> None:
         """Check that the plan is for a model. Raises: SettingError that names the first field that differs."""

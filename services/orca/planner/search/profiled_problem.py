@@ -32,6 +32,7 @@ def profiled_problem(
     max_batch_size: int | None = None,
     host_us: float = HOST_US,
     prefetch: int = 1,
+    groups: int = 1,
 ) -> PlanProblem:
     """Return the problem of finding a plan for a profiled model.
 
@@ -40,6 +41,7 @@ def profiled_problem(
         max_model_len: longest prompt and output together, if that is less than the model's own.
         strategies: names of those to search.
         max_batch_size: most requests in a batch, under rra in a micro-batch; None: as many as the slots hold.
+        groups: number of groups that share the machine of the profile; the problem is that of one.
     Raises: SettingError for a workload that the model does not allow, or if no layout is possible.
     """
     key = profile.key
@@ -54,7 +56,14 @@ def profiled_problem(
 
     def layouts_on(most: int, *, at_least: int = 1) -> list[PlacedLayout]:
         return profiled_layouts(
-            profile, workload, devices=most, shape=shape, memory=memory, max_model_len=model_len, at_least=at_least
+            profile,
+            workload,
+            devices=most,
+            shape=shape,
+            memory=memory,
+            max_model_len=model_len,
+            at_least=at_least,
+            groups=groups,
         )
 
     def wider(count: int) -> list[PlacedLayout]:

@@ -11,7 +11,7 @@ from orca.cli.small_model import small_model_folder
 from orca.cli.up.planned import given_options, plan_options
 from orca.cli.up.settings import UpSettings, parse_settings
 from orca.cli.up.slo.checking import CheckFailed, CheckOrder
-from orca.cli.up.slo.following import POLL_S, Begin, Follower, Hands
+from orca.cli.up.slo.following import POLL_S, FollowedSystem, Follower, Hands
 from orca.cli.up.slo.start import PlanOrder, PoolAccess, read_order
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.model import load_model_info
@@ -61,6 +61,7 @@ class System:
     answers: int = 300
     checks: list[PlanCheck | Exception] = field(default_factory=list)  # answers of the next checks
     pool_error: Exception | None = None
+    check_minutes: float = 0  # that each check takes
     ordered: list[CheckOrder] = field(default_factory=list)
     restarted: list[UpSettings] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
@@ -72,7 +73,7 @@ class System:
         if self.plan is not None:
             settings = self.with_layout(with_texts(self.order.settings, plan_options(self.plan)))
         self.follower = Follower(
-            Begin(
+            FollowedSystem(
                 order=self.order,
                 profile=profile_for(self.order.key),
                 plan=self.plan,
@@ -100,6 +101,7 @@ class System:
 
     async def check(self, order: CheckOrder) -> PlanCheck:
         self.ordered.append(order)
+        self.awake_ms += int(self.check_minutes * 60_000)
         found = self.checks.pop(0)
         if isinstance(found, Exception):
             raise found
@@ -170,7 +172,7 @@ def test_other_bounds_are_put_in_force_without_a_restart(system: Callable[..., S
     assert run.restarted == []
     assert read_plan(run.folder / "plan.json") == OTHER
     assert run.said[0] == (
-        "slo: another plan is in force: the plan would miss the goal on the lengths of now: 99 % in 9 s"
+        "slo: another plan is in force: the plan would miss the goal on the lengths of now: 99 % within 9 s"
     )
     run.after(check(figures(), OTHER))
     assert run.ordered[-1].plan == OTHER
@@ -202,6 +204,72 @@ def test_another_layout_is_recommended_with_a_command_and_the_best_of_this_one_r
     file = run.folder / "recommended-plan.json"
     assert read_plan(file) == DEEPER
     assert run.said[-1].endswith(f"to run it: orca up --plan {file}")
+    assert run.said[0] == (
+        "slo: another plan is in force: no schedule of the running layout meets the goal, and the closest one serves"
+    )
+
+
+def test_another_layout_from_too_few_answers_is_recommended_without_another_search(
+    system: Callable[..., System],
+) -> None:
+    run = system(answers=150)
+    run.after(check(MISSES, DEEPER, workload=lengths(150)))
+    assert len(run.ordered) == 1
+    assert read_state(run.folder / "slo.json").recommended == DEEPER
+
+
+def test_without_a_plan_for_the_running_layout_the_best_one_of_all_is_recommended(
+    system: Callable[..., System],
+) -> None:
+    run = system(plan=None)
+    run.checks = [check(None, DEEPER), check(None, None, complaint="nothing fits")]
+    run.look()
+    state = read_state(run.folder / "slo.json")
+    assert (state.plan, state.recommended) == (None, DEEPER)
+
+
+def test_a_plan_is_in_force_from_the_end_of_a_long_check_on(system: Callable[..., System]) -> None:
+    """Answers that end during the check are of the plan before."""
+    run = system(check_minutes=14)
+    run.after(check(MISSES, OTHER))
+    state = read_state(run.folder / "slo.json")
+    assert (state.plan, state.since_ms, state.checked_ms) == (OTHER, run.awake_ms, run.awake_ms)
+    run.look(minutes=9)
+    assert len(run.ordered) == 1
+
+
+def test_the_measured_throughput_is_that_of_one_group(system: Callable[..., System]) -> None:
+    run = system("--replicas", "2")
+    run.after(check(figures(), RUNS), minutes=30)
+    state = read_state(run.folder / "slo.json")
+    assert state.measured is not None
+    assert state.measured.throughput == pytest.approx(300 / 600 / 2)
+    assert run.ordered[0].limits.groups == 2
+
+
+def test_files_that_cannot_be_written_are_reported_once_and_stop_nothing(system: Callable[..., System]) -> None:
+    run = system()
+    (run.folder / "slo.json").mkdir()
+    (run.folder / "plan.json").mkdir()
+    run.look()
+    run.look(minutes=1)
+    assert [line.partition(" cannot")[0] for line in run.said] == [f"slo: {run.folder / 'slo.json'}"]
+    run.after(check(MISSES, OTHER))
+    assert '"max_batch_size":5' in run.bounds
+    assert len([line for line in run.said if "cannot be written" in line]) == 2
+    run.after(check(figures(), OTHER))
+    assert run.ordered[-1].plan == OTHER
+
+
+def test_bounds_that_cannot_be_written_leave_the_plan_in_force(system: Callable[..., System]) -> None:
+    run = system()
+    (run.folder / "bounds-iteration.json").mkdir()
+    run.after(check(MISSES, OTHER))
+    assert run.said[-1].endswith("; the next check is in ten minutes")
+    assert run.follower.state is not None
+    assert run.follower.state.plan == RUNS
+    run.look(minutes=9)
+    assert len(run.ordered) == 1
 
 
 def test_another_layout_that_brings_more_is_recommended_once(system: Callable[..., System]) -> None:
@@ -258,7 +326,7 @@ def test_the_first_plan_comes_with_the_first_answers(system: Callable[..., Syste
     run.answers = 300
     run.after(check(None, OTHER))
     assert read_state(run.folder / "slo.json").plan == OTHER
-    assert run.said[0] == "slo: another plan is in force: it is the first plan"
+    assert run.said[0] == "slo: a plan is in force: it is the first plan"
 
 
 def test_a_check_that_fails_is_reported_and_the_plan_stays(system: Callable[..., System]) -> None:

@@ -153,12 +153,14 @@ def test_a_named_profile_of_another_model_is_refused(begun: Start) -> None:
 
 
 def test_a_model_that_cannot_be_measured_is_served_with_the_defaults(begun: Start) -> None:
-    begun.plan.write_text("of an earlier start")
+    left = [begun.data / name for name in ("plan.json", "slo.json", "recommended-plan.json")]
+    for file in left:
+        file.write_text("of an earlier start")
     begun.failure = "no memory"
     settings = begun.run("--policy", "rra", *STATED)
     assert begun.said.splitlines()[-1] == "slo: no plan for 99 % within 60 s, the defaults serve: no memory"
     assert (settings.policy, settings.stages, settings.max_batch_size) == ("iteration", 1, 16)
-    assert not begun.plan.exists()
+    assert not any(file.exists() for file in left)
 
 
 def test_without_stated_lengths_those_of_the_pool_are_planned_for(begun: Start) -> None:

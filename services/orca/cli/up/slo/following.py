@@ -17,7 +17,7 @@ from orca.cli.up.settings import UpSettings
 from orca.cli.up.slo.applying import PlanChange, change_to, command_with_plan, layers_of, write_bounds
 from orca.cli.up.slo.checking import CheckFailed, CheckOrder, check_apart
 from orca.cli.up.slo.lengths import read_counts
-from orca.cli.up.slo.start import PLAN_FILE, PlanOrder, PoolAccess, plan_limits
+from orca.cli.up.slo.start import PLAN_FILE, RECOMMENDED_FILE, STATE_FILE, PlanOrder, PoolAccess, plan_limits
 from orca.core.domain.errors import BadValue, PoolUnavailable, SettingError
 from orca.core.process.settings import with_texts
 from orca.core.process.whole_file import write_whole
@@ -36,15 +36,12 @@ from orca.pool.records import LengthCounts
 POLL_S = 30.0
 """Seconds between two looks at the pool. Each one reads some kilobytes."""
 
-STATE_FILE = "slo.json"
-RECOMMENDED_FILE = "recommended-plan.json"
-
 DRIFT_SHOWN = 0.10
 """Change of a length since the plan was made from which a line names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
+class FollowedSystem:
     """The system that is followed, and what its start has found."""
 
     order: PlanOrder
@@ -70,12 +67,13 @@ class Hands:
 class Follower:
     """Follows one system; `run` is one task of `orca up`."""
 
-    def __init__(self, begun: Begin, hands: Hands) -> None:
-        self._begun = begun
+    def __init__(self, system: FollowedSystem, hands: Hands) -> None:
+        self._system = system
         self._hands = hands
-        self._settings = begun.settings
-        self._replan = Replan(begun.order.settings.replan)
+        self._settings = system.settings
+        self._replan = Replan(system.order.settings.replan)
         self._is_pool_away = False
+        self._unwritten: set[str] = set()  # names of files that cannot be written at present
         self.state: FollowState | None = None
 
     async def run(self) -> None:
@@ -89,80 +87,107 @@ class Follower:
 
     async def step(self) -> None:
         """Look once, and do what is due."""
-        begun = self._begun
+        counts = await self._read()
+        if counts is None:
+            return
         try:
-            environment = {**os.environ, **begun.pool.login}
-            lengths, latencies = await self._hands.read(begun.pool.url, begun.order.model.revision, environment)
+            await self._follow(*counts)
+        except (CheckFailed, OSError) as error:
+            self._hands.report(f"slo: {error}; the next check is in ten minutes")
+
+    async def _read(self) -> tuple[LengthCounts, LatencyCounts] | None:
+        """Return what the pool has counted; None if it does not answer, which is reported once."""
+        system = self._system
+        try:
+            environment = {**os.environ, **system.pool.login}
+            counts = await self._hands.read(system.pool.url, system.order.model.revision, environment)
         except (PoolUnavailable, SettingError) as error:
             if not self._is_pool_away:
                 self._hands.report(f"slo: the pool does not tell the latencies of answers: {error}")
             self._is_pool_away = True
-            return
+            return None
         self._is_pool_away = False
-        try:
-            await self._follow(lengths, latencies)
-        except (CheckFailed, OSError) as error:
-            assert self.state is not None
-            self.state = replace(self.state, checked_ms=latencies.awake_ms)
-            self._hands.report(f"slo: {error}; the next check is in ten minutes")
+        return counts
 
     async def _follow(self, lengths: LengthCounts, latencies: LatencyCounts) -> None:
-        begun, awake_ms = self._begun, latencies.awake_ms
+        system, awake_ms = self._system, latencies.awake_ms
         if self.state is None:
-            self.state = FollowState() if begun.plan is None else begin(begun.plan, awake_ms)
-        before = self.state
-        measured = measured_figures(latencies, begun.order.goal, since_ms=before.since_ms or 0, half_life_s=HALF_LIFE_S)
-        observed = Observed(awake_ms=awake_ms, replan=self._replan, measured=measured)
+            self.state = FollowState() if system.plan is None else begin(system.plan, awake_ms)
+        before, observed = self.state, self._observe(self.state, latencies)
         if not is_check_due(before, awake_ms):
             self._record(follow(before, observed))
             return
-        workload = lengths_now(lengths, begun.order.workload, half_life_s=HALF_LIFE_S)
+        # Whatever fails from here on is not tried again at once.
+        self.state = replace(before, checked_ms=awake_ms)
+        workload = lengths_now(lengths, system.order.workload, half_life_s=HALF_LIFE_S)
         if workload is None:
             self._record(replace(follow(before, observed), checked_ms=awake_ms))
             return
         order = CheckOrder(
-            profile=begun.profile,
+            profile=system.profile,
             workload=workload,
-            goal=begun.order.goal,
-            limits=plan_limits(begun.order, begun.profile),
+            goal=system.order.goal,
+            limits=plan_limits(system.order, system.profile),
             plan=before.plan,
             is_searching=self._replan is not Replan.OFF or before.plan is None,
         )
         check = await self._hands.check(order)
-        state = await self._decide(before, observed, order, check)
+        of_layout = await self._check_layout(order, check)
+        # The checks may have taken a quarter of an hour. What changes, changes now.
+        if (counts := await self._read()) is not None:
+            observed = self._observe(before, counts[1])
+        state = self._decide(before, observed, check, of_layout)
         if state.plan is not None and state.plan is not before.plan:
             await self._apply(state.plan)
+            self._write(PLAN_FILE, to_json(state.plan))
         self._record(state)
         self._tell(before, state)
 
-    async def _decide(
-        self, before: FollowState, observed: Observed, order: CheckOrder, check: PlanCheck
-    ) -> FollowState:
-        """Return the next state.
+    def _observe(self, state: FollowState, latencies: LatencyCounts) -> Observed:
+        order = self._system.order
+        measured = measured_figures(
+            latencies,
+            order.goal,
+            since_ms=state.since_ms,
+            groups=order.settings.replicas,
+            half_life_s=HALF_LIFE_S,
+        )
+        return Observed(awake_ms=latencies.awake_ms, replan=self._replan, measured=measured)
 
-        If the best plan needs another layout after a miss, the best one of the running layout takes over.
+    async def _check_layout(self, order: CheckOrder, check: PlanCheck) -> PlanCheck | None:
+        """Search the best plan of the running layout, if the best one of all needs another layout after a miss.
+
+        The former is in force without a restart. The latter is for a person to start.
+        Returns: None if nobody would use it.
         """
-        is_applicable = self._is_applicable(check.best)
-        state = follow(before, replace(observed, check=check, is_applicable=is_applicable))
-        is_missing = check.best is not None and not is_applicable and (before.plan is None or not check.is_met)
-        if not is_missing or self._replan is not Replan.AUTO:
-            return state
-        # The best that this layout can do is in force without a restart. Another one is for a person to start.
-        limits = replace(order.limits, shape=self._running_shape())
+        if self._replan is not Replan.AUTO or not check.is_trusted or self._is_applicable(check.best):
+            return None
+        if order.plan is not None and check.is_met:
+            return None
         try:
-            own = await self._hands.check(replace(order, limits=limits))
+            found = await self._hands.check(replace(order, limits=replace(order.limits, shape=self._running_shape())))
         except CheckFailed:
+            return None
+        return found if found.best is not None and self._is_applicable(found.best) else None
+
+    def _decide(
+        self, before: FollowState, observed: Observed, check: PlanCheck, of_layout: PlanCheck | None
+    ) -> FollowState:
+        """Return the next state. Args: of_layout: with the best plan of the running layout, if that is wanted."""
+        best = check.best
+        if of_layout is None:
+            return follow(before, replace(observed, check=check, is_applicable=self._is_applicable(best)))
+        state = follow(before, replace(observed, check=of_layout))
+        if state.is_met or best is None or not best.is_met:
             return state
-        state = follow(before, replace(observed, check=own, is_applicable=self._is_applicable(own.best)))
-        if check.is_trusted and check.best is not None and check.best.is_met and not state.is_met:
-            state = replace(state, recommended=check.best, is_infeasible=False)
-        return state
+        reason = "no schedule of the running layout meets the goal, and the closest one serves"
+        return replace(state, recommended=best, is_infeasible=False, reason=reason)
 
     def _is_applicable(self, plan: Plan | None) -> bool:
         if plan is None:
             return True
         planned = self._planned(plan)
-        num_layers = self._begun.order.model.num_layers
+        num_layers = self._system.order.model.num_layers
         return (
             planned is not None and change_to(self._settings, planned, num_layers=num_layers) is not PlanChange.LAYOUT
         )
@@ -170,34 +195,44 @@ class Follower:
     def _planned(self, plan: Plan) -> UpSettings | None:
         """Return the settings that run a plan; None if it breaks a rule of the options."""
         try:
-            return self._hands.with_layout(with_texts(self._begun.order.settings, plan_options(plan)))
+            return self._hands.with_layout(with_texts(self._system.order.settings, plan_options(plan)))
         except BadValue:
             return None
 
     def _running_shape(self) -> Shape:
-        settings, num_layers = self._settings, self._begun.order.model.num_layers
+        settings, num_layers = self._settings, self._system.order.model.num_layers
         return Shape(stages=settings.stages, ranks=settings.tensor, layers=layers_of(settings, num_layers))
 
     async def _apply(self, plan: Plan) -> None:
         """Put a plan in force whose layout is the running one. Raises: OSError."""
-        settings, begun = self._planned(plan), self._begun
+        settings, system = self._planned(plan), self._system
         assert settings is not None, "the plan is applicable"
-        change = change_to(self._settings, settings, num_layers=begun.order.model.num_layers)
-        write_bounds(begun.folder, settings)
-        write_whole(begun.folder / PLAN_FILE, to_json(plan))
+        change = change_to(self._settings, settings, num_layers=system.order.model.num_layers)
+        write_bounds(system.folder, settings)
         self._settings = settings
         if change is PlanChange.SCHEDULERS:
             await self._hands.restart_schedulers(settings)
 
     def _record(self, state: FollowState) -> None:
         self.state = state
-        write_whole(self._begun.folder / STATE_FILE, state_to_json(state))
+        self._write(STATE_FILE, state_to_json(state))
+
+    def _write(self, name: str, content: bytes) -> None:
+        """Write a file for people. Nothing depends on it, so a full disk is only reported, once until it is over."""
+        file = self._system.folder / name
+        try:
+            write_whole(file, content)
+            self._unwritten.discard(name)
+        except OSError as error:
+            if name not in self._unwritten:
+                self._hands.report(f"slo: {file} cannot be written: {error.strerror}")
+            self._unwritten.add(name)
 
     def _tell(self, before: FollowState, state: FollowState) -> None:
         """Report what a check has found."""
         report = self._hands.report
         if state.plan is not before.plan:
-            report(f"slo: another plan is in force: {state.reason}")
+            report(f"slo: {'a' if before.plan is None else 'another'} plan is in force: {state.reason}")
         elif state.plan is not None and not state.is_met:
             report(f"slo: WARNING: {state.reason}")
         report(f"slo: {state.describe()}{_drift(state)}")
@@ -206,9 +241,9 @@ class Follower:
             return
         known = before.recommended
         if known is None or not known.schedule.runs_as(recommended.schedule):
-            file = self._begun.folder / RECOMMENDED_FILE
+            file = self._system.folder / RECOMMENDED_FILE
             write_whole(file, to_json(recommended))
-            command = shlex.join(command_with_plan(self._begun.argv, recommended, file))
+            command = shlex.join(command_with_plan(self._system.argv, recommended, file))
             report(f"slo: recommended: {recommended.describe()}; {state.reason}; to run it: {command}")
 
 

@@ -43,6 +43,12 @@ from orca.worker.machine import available_processors
 PLAN_FILE = "plan.json"
 """The plan of the running system, in its data folder."""
 
+STATE_FILE = "slo.json"
+"""The state of following the plan (planner/follow/state.py), in the same folder."""
+
+RECOMMENDED_FILE = "recommended-plan.json"
+"""The plan that would be better, and that a person has to start."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOrder:
@@ -139,7 +145,8 @@ def plan_start(
     Raises: SettingError if what the user has fixed or stated allows no plan.
     """
     file = folder / PLAN_FILE
-    file.unlink(missing_ok=True)
+    for name in (PLAN_FILE, STATE_FILE, RECOMMENDED_FILE):  # of an earlier start
+        (folder / name).unlink(missing_ok=True)
     profile: Profile | None = None
     try:
         workload = order.workload or asyncio.run(_count(order, pool))
@@ -227,6 +234,7 @@ def plan_limits(order: PlanOrder, profile: Profile) -> PlanLimits:
         max_model_len=settings.max_model_len,
         strategies=order.strategies,
         prefetch=1 if settings.prefetch is None else settings.prefetch,
+        groups=settings.replicas,
     )
 
 
