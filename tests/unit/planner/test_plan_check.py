@@ -61,6 +61,14 @@ def test_longer_answers_are_a_miss_of_a_tight_bound(planned: Plan) -> None:
     assert missed.current.latency_s > 1.1 * latency_s
 
 
+def test_a_margin_is_for_new_plans_and_no_reason_to_replace_one(planned: Plan) -> None:
+    latency_s = planned.predicted.latency_s
+    assert latency_s is not None
+    bare, with_margin = (PlanGoal(latency_ms=1010 * latency_s, margin_percent=margin) for margin in (0.0, 20.0))
+    assert planned.predicted.pressure(with_margin) > 1 >= planned.predicted.pressure(bare)
+    assert run(planned, SHORT, with_margin, is_searching=False).is_met
+
+
 def test_a_plan_that_cannot_hold_the_requests_has_no_figures(planned: Plan) -> None:
     small = dataclasses.replace(planned, schedule=dataclasses.replace(planned.schedule, slots=16))
     found = run(small, is_searching=False)

@@ -5,7 +5,7 @@ priority, a cluster in a Job. The result is a file between that process and the 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orca.core.domain.errors import SettingError
@@ -47,7 +47,7 @@ class PlanCheck:
     version: int
     workload: PlannedWorkload  # the lengths that it is about
     current: PlannedFigures | None  # of the plan in force; null: there is none, or it cannot serve these lengths
-    is_met: bool  # the plan in force meets the goal on these lengths; false without one
+    is_met: bool  # the plan in force meets the goal without its margin on these lengths; false without one
     best: Plan | None  # the best plan for these lengths; null: none was searched, or nothing fits
     complaint: str  # why there are no figures or no best plan; empty if nothing is missing
 
@@ -100,7 +100,8 @@ def check_plan(
         version=VERSION,
         workload=PlannedWorkload.of(problem.workload),
         current=current,
-        is_met=current is not None and current.pressure(goal) <= 1.0,
+        # The margin is for new plans: one that ends at its bound would break it by the smallest change of lengths.
+        is_met=current is not None and current.pressure(replace(goal, margin_percent=0.0)) <= 1.0,
         best=best,
         complaint="; ".join(complaints),
     )
