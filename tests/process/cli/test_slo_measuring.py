@@ -67,5 +67,5 @@ def test_a_measurement_of_something_else_is_not_used(tmp_path: Path) -> None:
     measured = str(tmp_path / "measured.json")
     copy = f'pathlib.Path(options["--out"]).write_bytes(pathlib.Path({measured!r}).read_bytes())'
     command = program(tmp_path, copy)
-    with pytest.raises(MeasuringFailed, match="its ranks is 1, not 1, 2"):
+    with pytest.raises(MeasuringFailed, match="its ranks are 1, not 1, 2"):
         measure_apart(tmp_path, key(), lambda _: None, command=command)
