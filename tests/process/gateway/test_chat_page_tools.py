@@ -186,16 +186,17 @@ async def test_a_stream_that_breaks_goes_on_after_its_last_event(browser: Browse
             Answer([event(event_id="0.0", content="One "), event(event_id="0.1", content="two ")]),
             refusal(503, "this gateway is shutting down"),
             Answer([b": waiting\n\n", event(event_id="0.2", content="three "), draining]),
-            Answer([event("stop", event_id="0.end", content="four"), b"id: end\n" + DONE]),
+            # A busy browser may lose a connection, and then asks for the same events again.
+            *[Answer([event("stop", event_id="0.end", content="four"), b"id: end\n" + DONE])] * 3,
         ) as chat,
         browser.page(chat.url) as page,
     ):
         await page.say("Count")
-        assert await page.text(".markdown") == "One two three four"
-    assert [(call.path, call.headers.get("last-event-id")) for call in chat.calls] == [
-        ("/v1/chat/completions", None),
-        *((f"/v1/requests/{CALL_ID}/events", last) for last in ("0.1", "0.1", "0.2")),
-    ]
+        calls = [(call.path, call.headers.get("last-event-id")) for call in chat.calls]
+        assert await page.text(".markdown") == "One two three four", calls
+    events = f"/v1/requests/{CALL_ID}/events"
+    assert calls[:4] == [("/v1/chat/completions", None), *((events, last) for last in ("0.1", "0.1", "0.2"))]
+    assert set(calls[4:]) <= {(events, "0.2")}
 
 
 async def test_failures_are_told_in_plain_words_and_the_text_so_far_stays(browser: Browser) -> None:
