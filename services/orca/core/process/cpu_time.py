@@ -1,7 +1,8 @@
 """CPU time of a process, as the kernel counts it."""
 
 import os
-from pathlib import Path
+
+from orca.core.process.process_tree import stat_fields
 
 
 def cpu_time_s(pid: int | None) -> float:
@@ -9,10 +10,8 @@ def cpu_time_s(pid: int | None) -> float:
 
     Source: proc(5), /proc/PID/stat, utime and stime.
     """
-    try:
-        # The second field is the command's name in brackets, which may hold spaces and brackets itself.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    fields = stat_fields(pid)
+    if not fields:
         return 0.0
     user, system = int(fields[11]), int(fields[12])
     return (user + system) / os.sysconf("SC_CLK_TCK")
