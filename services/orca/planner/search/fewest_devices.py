@@ -6,13 +6,12 @@ would not serve all requests, so each space is searched.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from math import inf
 
 from orca.planner.search.branch_and_bound import Performance, Point, SearchBlock
 from orca.planner.search.grid import grid_search
-from orca.planner.search.planner import Candidate, Judge, PlacedLayout, PlanProblem
+from orca.planner.search.planner import Candidate, Judge, PlacedLayout, PlanProblem, performance_of, spaces_of
 from orca.planner.search.strategies import Strategy
-from orca.planner.simulate.estimate import Scenario
+from orca.planner.simulate.estimate import Estimate, Scenario
 
 DEVICES_MAX = 32
 """Most devices that are tried."""
@@ -43,7 +42,7 @@ def _promising(problem: PlanProblem) -> Iterator[Candidate]:
         scenario = problem.scenario(placed)
         for strategy in problem.strategies:
             best = min(
-                (_calmest(problem, strategy, scenario, placed, space) for space in _spaces(strategy, scenario)),
+                (_calmest(problem, strategy, scenario, placed, space) for space in spaces_of(strategy, scenario)),
                 key=lambda found: found[0],
                 default=None,
             )
@@ -51,31 +50,20 @@ def _promising(problem: PlanProblem) -> Iterator[Candidate]:
                 yield best[1]
 
 
-def _spaces(strategy: Strategy, scenario: Scenario) -> Sequence[SearchBlock]:
-    """Return what the strategy may search; nothing if the longest request does not fit."""
-    return strategy.spaces(scenario, scenario.places) if scenario.places else ()
-
-
 def _calmest(
     problem: PlanProblem, strategy: Strategy, scenario: Scenario, placed: PlacedLayout, space: SearchBlock
 ) -> tuple[float, Candidate]:
     """Return the schedule of a space with the least pressure, and this pressure."""
-    goal = problem.goal
+    goal, estimates = problem.goal, dict[Point, Estimate]()
 
     def perform(point: Point) -> Performance:
-        expected = strategy.estimate(scenario, point, goal.rate)
-        return Performance(goal.pressure(expected) if expected.fits else inf, expected.capacity)
+        estimates[point] = strategy.estimate(scenario, point, goal.rate)
+        return performance_of(goal, estimates[point])
 
     if goal.rate is None:
-        evaluated = {space.lower: perform(space.lower)}
+        perform(space.lower)
     else:
-        evaluated = dict(grid_search(space, perform, latency_bound=DOUBT).evaluated)
-    point = min(evaluated, key=lambda each: evaluated[each].latency)
-    candidate = Candidate(
-        strategy=strategy,
-        placed=placed,
-        scenario=scenario,
-        point=point,
-        expected=strategy.estimate(scenario, point, goal.rate),
-    )
-    return evaluated[point].latency, candidate
+        grid_search(space, perform, latency_bound=DOUBT)
+    point = min(estimates, key=lambda each: performance_of(goal, estimates[each]).latency)
+    candidate = Candidate(strategy=strategy, placed=placed, scenario=scenario, point=point, expected=estimates[point])
+    return performance_of(goal, estimates[point]).latency, candidate

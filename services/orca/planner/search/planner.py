@@ -276,6 +276,26 @@ def pareto(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return front
 
 
+def most_slots(scenario: Scenario) -> int:
+    """Return the most KV slots of a request."""
+    workload, start = scenario.workload, int(scenario.is_encoder_decoder)
+    prompt = workload.prompts.high
+    longest = reserved_slots(workload.longest + start, prompt * start, scenario.capacity.block_tokens)
+    return max(longest, *(slots for _, slots in scenario.pair_slots))
+
+
+def spaces_of(strategy: Strategy, scenario: Scenario) -> Sequence[SearchBlock]:
+    """Return what to search; nothing if the longest request of the workload does not fit."""
+    if most_slots(scenario) > scenario.capacity.slots:
+        return ()
+    return strategy.spaces(scenario, scenario.places)
+
+
+def performance_of(goal: PlanGoal, expected: Estimate) -> Performance:
+    """Return the figures that a search compares; its latency is the pressure on the goal."""
+    return Performance(goal.pressure(expected) if expected.fits else inf, expected.capacity)
+
+
 class _Planner:
     """The searches of one problem. Points are estimated once, whatever the bound."""
 
@@ -292,7 +312,7 @@ class _Planner:
         most = dict.fromkeys((strategy.name for strategy in self._problem.strategies), 0.0)
         for number, placed in enumerate(self._problem.layouts):
             for strategy in self._problem.strategies:
-                for space in self._spaces(strategy, number):
+                for space in spaces_of(strategy, self._scenarios[number]):
                     floor = most[strategy.name] * FLOOR_SHARE
                     found = self._search(strategy, number, placed, space, bounds[strategy.name], floor, result)
                     most[strategy.name] = max(most[strategy.name], found)
@@ -304,23 +324,8 @@ class _Planner:
         most = max((placed.capacity.slots for placed in self._problem.layouts), default=0)
         if not self._problem.layouts:
             return "no layout is possible on these devices"
-        needed = max(map(self._most_slots, self._scenarios))
+        needed = max(map(most_slots, self._scenarios))
         return f"a request of the workload needs up to {needed} KV slots, and no layout has more than {most}"
-
-    def _spaces(self, strategy: Strategy, number: int) -> Sequence[SearchBlock]:
-        """Return what to search; nothing if the longest request of the workload does not fit."""
-        scenario = self._scenarios[number]
-        if self._most_slots(scenario) > scenario.capacity.slots:
-            return ()
-        return strategy.spaces(scenario, scenario.places)
-
-    @staticmethod
-    def _most_slots(scenario: Scenario) -> int:
-        """Return the most KV slots of a request."""
-        workload, start = scenario.workload, int(scenario.is_encoder_decoder)
-        prompt = workload.prompts.high
-        longest = reserved_slots(workload.longest + start, prompt * start, scenario.capacity.block_tokens)
-        return max(longest, *(slots for _, slots in scenario.pair_slots))
 
     def _search(
         self,
@@ -342,7 +347,7 @@ class _Planner:
                 self.evaluated += 1
                 if expected.fits and isfinite(expected.latency_s):
                     self.seen[strategy.name].append((expected.latency_s, expected.capacity))
-            return Performance(goal.pressure(expected) if expected.fits else inf, expected.capacity)
+            return performance_of(goal, expected)
 
         if goal.rate is None:
             found = search(space, perform, latency_bound=bound, tolerance=TOLERANCE, throughput_floor=floor)
