@@ -22,7 +22,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_shapes(options: argparse.Namespace) -> None:
-    """Check that all shapes are known. Raises: SettingError."""
+    """Check that all shapes are known, where no model stands instead of them. Raises: SettingError."""
+    if options.model is not None:
+        return
     from orca.bench.peers.model import SHAPES as KNOWN  # torch and safetensors: only here
 
     if unknown := [name for name in options.shapes if name not in KNOWN]:
@@ -31,10 +33,10 @@ def check_shapes(options: argparse.Namespace) -> None:
 
 def chosen_models(options: argparse.Namespace, folder: Path) -> list[Path]:
     """Return the folders of the models. Args: folder: for models that are made. Raises: ModelError, SettingError."""
-    from orca.bench.peers.compare import make_random_model  # torch and safetensors: only here
-
     if options.model is not None:
         return [find_model(options.model)[0]]
+    from orca.bench.peers.compare import make_random_model  # torch and safetensors: only here
+
     return [make_random_model(name, folder, report) for name in options.shapes]
 
 
