@@ -58,6 +58,7 @@ def test_whole_cycles_count() -> None:
 def test_settings_are_half_of_each_strategy_and_the_same_for_a_seed() -> None:
     chosen = schedules(24, 0)
     assert chosen == schedules(24, 0)
+    assert len(set(chosen)) == 24
     assert [each.policy for each in chosen].count("rra") == 12
     assert {each.task for each in chosen} == {"S", "T", "C1"}
     assert all(each.cycle is not None for each in chosen if each.policy == "rra")

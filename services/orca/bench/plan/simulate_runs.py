@@ -7,6 +7,7 @@ The client shares the two processors, so the simulation counts its processor tim
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import cycle, product
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -86,27 +87,38 @@ class PredictionError:
 
 
 def schedules(count: int, seed: int) -> list[RealSchedule]:
-    """Return so many settings, half of each strategy, the same ones for a seed."""
+    """Return so many settings, half of each strategy, the same ones for a seed.
+
+    None repeats before all others of its task and strategy have had their turn.
+    """
     numbers = Random(seed)
-    found = []
-    for number in range(count):
-        task = TASKS[number // 2 % len(TASKS)]
-        if number % 2:
-            encode, steps = numbers.choice((2, 4, 6, 8)), numbers.choice((2, 4, 8, 16))
-            found.append(
-                RealSchedule(task=task, policy="rra", max_batch_size=64, encode_batch=encode, decode_steps=steps)
-            )
-        else:
-            size, chunk = numbers.choice((2, 4, 8, 12, 16)), numbers.choice((None, 32, 64, 128))
-            found.append(
-                RealSchedule(
-                    task=task,
-                    policy="iteration",
-                    max_batch_size=size,
-                    max_batch_tokens=None if chunk is None else size + chunk,
-                )
-            )
-    return found
+    turns = {
+        (task, policy): cycle(numbers.sample(found, len(found)))
+        for task in TASKS
+        for policy, found in (("iteration", _of_iteration(task)), ("rra", _of_rra(task)))
+    }
+    return [
+        next(turns[TASKS[number // 2 % len(TASKS)], "rra" if number % 2 else "iteration"]) for number in range(count)
+    ]
+
+
+def _of_iteration(task: str) -> list[RealSchedule]:
+    return [
+        RealSchedule(
+            task=task,
+            policy="iteration",
+            max_batch_size=size,
+            max_batch_tokens=None if chunk is None else size + chunk,
+        )
+        for size, chunk in product((2, 4, 8, 12, 16), (None, 32, 64, 128))
+    ]
+
+
+def _of_rra(task: str) -> list[RealSchedule]:
+    return [
+        RealSchedule(task=task, policy="rra", max_batch_size=64, encode_batch=encode, decode_steps=steps)
+        for encode, steps in product((2, 4, 6, 8), (2, 4, 8, 16))
+    ]
 
 
 def compare(
