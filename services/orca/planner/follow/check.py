@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orca.core.domain.errors import SettingError
+from orca.core.process.strict_record import read_record_file, record_from_json, record_to_json
 from orca.planner.profile.profile import Profile
 from orca.planner.profile.profile_cost import stage_costs
-from orca.planner.profile.strict_record import read_record_file, record_from_json, record_to_json
 from orca.planner.search.device_layouts import DeviceMemory, Shape, group_capacity
 from orca.planner.search.goal import PlanGoal
 from orca.planner.search.judge import SimulationJudge
