@@ -5,7 +5,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from orca.cli import keys, plan, pool, profile
+from orca.cli import follow, keys, plan, pool, profile
 from orca.cli.fetch import settings as fetch
 from orca.cli.main import COMMANDS
 from orca.cli.up.settings import KEYS_FILE_VARIABLE, KEYS_VARIABLE, UpSettings
@@ -90,6 +90,12 @@ def page() -> str:
             plan.PlanSettings,
             plan.PREFIX,
             "`orca plan` finds the [schedule for a latency bound](../how-to/plan.md).\n\n",
+        ),
+        _section(
+            "orca follow",
+            follow.FollowSettings,
+            follow.PREFIX,
+            "`orca follow` checks a [plan in force](../how-to/plan.md#check-a-plan-in-force) once.\n\n",
         ),
         "## orca bench, orca simulate\n\n`orca bench --help` lists the measurements, ",
         "`orca bench NAME --help` lists the options of one.\n",
