@@ -5,11 +5,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from orca.cli import keys, plan, pool, profile
+from orca.cli import follow, keys, plan, pool, profile
 from orca.cli.fetch import settings as fetch
 from orca.cli.main import COMMANDS
 from orca.cli.up.settings import KEYS_FILE_VARIABLE, KEYS_VARIABLE, UpSettings
-from orca.core.process.settings import show_default
+from orca.core.process.settings import ordered_fields, show_default
 from orca.gateway import settings as gateway
 from orca.operator import settings as operator
 from orca.pool import settings as pool_settings
@@ -91,6 +91,12 @@ def page() -> str:
             plan.PREFIX,
             "`orca plan` finds the [schedule for a latency bound](../how-to/plan.md).\n\n",
         ),
+        _section(
+            "orca follow",
+            follow.FollowSettings,
+            follow.PREFIX,
+            "`orca follow` checks a [plan in force](../how-to/plan.md#check-a-plan-in-force) once.\n\n",
+        ),
         "## orca bench, orca simulate\n\n`orca bench --help` lists the measurements, ",
         "`orca bench NAME --help` lists the options of one.\n",
     ]
@@ -98,10 +104,8 @@ def page() -> str:
 
 
 def _section(title: str, record: type[Any], prefix: str, text: str) -> str:
-    own = list(record.__annotations__)
-    fields = sorted(dataclasses.fields(record), key=lambda field: (*own, field.name).index(field.name))
     head = ["Option and variable" if prefix else "Option", "Default", "Meaning"]
-    return f"## {title}\n\n{text}" + table(head, (_row(field, prefix) for field in fields))
+    return f"## {title}\n\n{text}" + table(head, (_row(field, prefix) for field in ordered_fields(record)))
 
 
 def _row(field: "dataclasses.Field[Any]", prefix: str) -> tuple[str, str, str]:

@@ -1,11 +1,13 @@
-"""The options by which `orca profile` and `orca plan`, as Jobs of the operator, leave their result in the pool.
+"""The results of `orca profile`, `orca plan` and `orca follow`, as Jobs of the operator: they leave them in the pool.
 
 The pod of such a Job has no rights in the cluster. The operator reads the result where it polls the pool anyway.
 """
 
 import asyncio
 import dataclasses
+import os
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 from orca.core.domain.errors import BadValue, SettingError
@@ -51,6 +53,22 @@ def keep_result(settings: ResultSettings, files: Mapping[str, str], environment:
     if len(body) > RESULT_BYTES_MAX:
         raise SettingError(f"setting result_key: the result has {len(body)} bytes, more than {RESULT_BYTES_MAX}")
     with_pool(settings, environment, lambda pool: pool.keep_result(key, body))
+
+
+def result_folder(text: str, name: str) -> Path:
+    """Return a folder for results, which is made if it is missing.
+
+    Args: name: of the setting with the folder.
+    Raises: SettingError that names it, if files could not be written to the folder: better now than after the search.
+    """
+    folder = Path(text)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(f"setting {name}: {folder} is no folder: {error.strerror}") from error
+    if not os.access(folder, os.W_OK):
+        raise SettingError(f"setting {name}: files cannot be written to the folder {folder}")
+    return folder
 
 
 def with_pool(

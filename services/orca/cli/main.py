@@ -36,9 +36,20 @@ COMMANDS: Mapping[str, Command] = {
     "pool": Command("orca.cli.pool", "show the contents of a request pool, or change its schema number"),
     "profile": Command("orca.cli.profile", "measure a model, for the planner"),
     "plan": Command("orca.cli.plan", "find the schedule with the most throughput within a latency bound"),
+    "follow": Command("orca.cli.follow", "check a plan in force on the lengths of now"),
     "bench": Command("orca.bench.main", "measure a server as the paper does"),
     "simulate": Command("orca.bench.simulate", "run a trace through the real scheduler on simulated stages"),
 }
+
+_EXTRAS: Mapping[str, str] = {
+    "up": "local",
+    "keys": "gateway",
+    "pool": "gateway",
+    "profile": "worker",
+    "plan": "scheduler",
+    "follow": "scheduler",
+}
+"""Extras of the package whose libraries a subcommand needs, where they have another name than the subcommand."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,9 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A container holds only the libraries of its own part. If a module of Orca itself is missing, that is a bug.
         if error.name is None or error.name.partition(".")[0] == "orca":
             raise
-        extra = {"up": "local", "keys": "gateway", "pool": "gateway", "profile": "worker"}.get(
-            options.command, options.command
-        )
+        extra = _EXTRAS.get(options.command, options.command)
         print(f"orca {options.command}: {error.name} is missing: install orca-serving[{extra}]", file=sys.stderr)
         return 2
 

@@ -1,4 +1,4 @@
-"""Files that a Job of the operator (`orca profile`, `orca plan`) leaves in the pool, on their way to a ConfigMap."""
+"""Files that Jobs of the operator (`orca profile`, `orca plan`, `orca follow`) leave in the pool for a ConfigMap."""
 
 import json
 import re
@@ -12,6 +12,10 @@ SUMMARY_FILE = "summary"
 """The plan in one line, for people."""
 SHORTFALL_FILE = "shortfall"
 """One line for people about a goal that the plan does not meet. The file is there only then."""
+REPORT_FILE = "report.json"
+"""The report on the plan, with its figures on the lengths of now (plan_report.py)."""
+STATE_FILE = "state.json"
+"""The state of following a plan, as `orca follow` writes it, for the next check."""
 
 BODY_BYTES_MAX = 900_000
 """Most bytes of all files on their way. A ConfigMap holds a MiB."""

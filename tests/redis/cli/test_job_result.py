@@ -11,7 +11,15 @@ from orca.cli.job_result import ResultSettings, keep_result
 from orca.cli.main import main
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import FinishReason
-from orca.core.job_files import PLAN_FILE, PROFILE_FILE, SHORTFALL_FILE, SUMMARY_FILE, read_files
+from orca.core.job_files import (
+    PLAN_FILE,
+    PROFILE_FILE,
+    REPORT_FILE,
+    SHORTFALL_FILE,
+    SUMMARY_FILE,
+    read_files,
+)
+from orca.core.plan_report import read_report
 from orca.operator.domain.slo.planned import read_planned
 from orca.planner.profile.measuring.measure import MeasurePlan, Report
 from orca.planner.profile.measuring.model_key import fewest_heads
@@ -58,6 +66,12 @@ def test_a_plan_is_left_in_the_pool_as_the_operator_reads_it(redis: EmbeddedRedi
     planned = read_planned(files)
     assert (planned.layers, planned.policy, planned.shortfall) == (made.schedule.layers, "iteration", None)
     assert planned.max_batch_size == made.schedule.bounds.max_batch_size == 3
+    report = read_report(files[REPORT_FILE])
+    assert (report.is_new, report.is_met, report.reason) == (True, True, "it is the first plan")
+    assert report.lengths == report.planned_lengths
+    assert (report.lengths.answers, report.lengths.output_p99) == (0, 20)
+    assert report.predicted is not None
+    assert report.predicted.throughput == made.predicted.throughput
 
 
 def test_a_job_whose_plan_meets_no_bound_has_done_its_work(redis: EmbeddedRedis) -> None:

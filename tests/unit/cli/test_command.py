@@ -179,7 +179,7 @@ def test_help_lists_the_settings_of_the_system_before_those_of_its_schedule(caps
     with pytest.raises(SystemExit):
         main(["up", "--help"])
     options = re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
-    of_schedule = options[options.index("--policy") :]
+    of_schedule = options[options.index("--slo-latency-ms") :]
     assert options[0] == "--model"
     assert len(of_schedule) == len(dataclasses.fields(SloSettings)) - 1, "max_batch_tokens has its own default"
 

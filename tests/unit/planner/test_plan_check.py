@@ -87,3 +87,21 @@ def test_lengths_that_fit_nowhere_leave_no_best_plan(planned: Plan) -> None:
     found = check_plan(PROFILE, LONG, GOAL, limits, planned)
     assert found.best is None
     assert "KV slots" in found.complaint
+
+
+def test_the_best_plan_keeps_to_the_largest_batch() -> None:
+    limits = dataclasses.replace(LIMITS, strategies=("iteration",), max_batch_size=2)
+    found = check_plan(PROFILE, SHORT, GOAL, limits, None)
+    assert found.best is not None
+    assert found.best.schedule.bounds.max_batch_size == 2
+
+
+def test_the_best_plan_has_room_for_the_least_slots(planned: Plan) -> None:
+    """All six layers on one device leave room for 1.4 million slots. The plan in force may be such a one."""
+    wide = profile()
+    memory = DeviceMemory(device_bytes=wide.device_bytes, least_slots=2_000_000)
+    limits = PlanLimits(devices=2, shape=Shape(), memory=memory, strategies=("iteration",), max_batch_size=4)
+    found = check_plan(wide, SHORT, GOAL, limits, planned)
+    assert found.current is not None
+    assert found.best is not None
+    assert found.best.schedule.stages * found.best.schedule.ranks == 2

@@ -19,6 +19,7 @@ import dataclasses
 import ipaddress
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from inspect import get_annotations
 from typing import Any, NoReturn, TypeVar
 
 from orca.core.domain.errors import BadValue, SettingError
@@ -77,6 +78,15 @@ def require(is_valid: bool, settings: Any, name: str, rule: str) -> None:
     """Raise BadValue "setting NAME: VALUE is not RULE" unless `is_valid`."""
     if not is_valid:
         raise _broken(name, getattr(settings, name), rule)
+
+
+def ordered_fields(kind: type[Any]) -> list["dataclasses.Field[Any]"]:
+    """Return a settings dataclass's own fields in their order, then those of its nearest base, and so on.
+
+    So its help begins with its own topic.
+    """
+    names = [name for each in kind.__mro__ for name in get_annotations(each)]
+    return sorted(dataclasses.fields(kind), key=lambda field: names.index(field.name))
 
 
 def show_default(default: Any) -> Any:
@@ -153,10 +163,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _fields(kind: type[Any]) -> dict[str, "dataclasses.Field[Any]"]:
-    """Return a dataclass's own fields in their order, before inherited ones: its help begins with its own topic."""
-    own = list(kind.__annotations__)
-    fields = sorted(dataclasses.fields(kind), key=lambda field: (*own, field.name).index(field.name))
-    return {field.name: field for field in fields}
+    return {field.name: field for field in ordered_fields(kind)}
 
 
 def _check_field(field: "dataclasses.Field[Any]", value: Any) -> None:

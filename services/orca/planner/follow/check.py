@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orca.core.domain.errors import SettingError
+from orca.core.process.strict_record import read_record_file, record_from_json, record_to_json
 from orca.planner.profile.profile import Profile
 from orca.planner.profile.profile_cost import stage_costs
-from orca.planner.profile.strict_record import read_record_file, record_from_json, record_to_json
 from orca.planner.search.device_layouts import DeviceMemory, Shape, group_capacity
 from orca.planner.search.goal import PlanGoal
 from orca.planner.search.judge import SimulationJudge
 from orca.planner.search.plan import Plan, PlannedFigures, PlannedWorkload
 from orca.planner.search.planner import Candidate, NothingFits, PlacedLayout, PlanProblem
-from orca.planner.search.profiled_problem import HOST_US, find_plan, profiled_problem
+from orca.planner.search.profiled_problem import HOST_US, find_plan, model_len_of, profiled_problem
 from orca.planner.search.strategies import STRATEGIES
 from orca.planner.workload.counted import ANSWERS_MIN
 from orca.planner.workload.workload import Workload
@@ -35,6 +35,7 @@ class PlanLimits:
     memory: DeviceMemory
     max_model_len: int | None = None
     strategies: tuple[str, ...] = tuple(STRATEGIES)
+    max_batch_size: int | None = None  # requests in a batch, under rra in a micro-batch; None: as the slots hold
     host_us: float = HOST_US
     prefetch: int = 1
     groups: int = 1  # that share the machine of the profile
@@ -118,6 +119,7 @@ def limited_problem(profile: Profile, workload: Workload, goal: PlanGoal, limits
         memory=limits.memory,
         max_model_len=limits.max_model_len,
         strategies=limits.strategies,
+        max_batch_size=limits.max_batch_size,
         host_us=limits.host_us,
         prefetch=limits.prefetch,
         groups=limits.groups,
@@ -131,8 +133,7 @@ def _simulate(profile: Profile, problem: PlanProblem, limits: PlanLimits, plan: 
     if schedule.ranks not in profile.key.ranks:
         raise SettingError(f"the profile has no times for {schedule.ranks} ranks")
     memory = limits.memory if schedule.slots is None else DeviceMemory(slots=schedule.slots)
-    model_len = min(limits.max_model_len or profile.key.max_model_len, profile.key.max_model_len)
-    capacity = group_capacity(profile, layout, memory, model_len)
+    capacity = group_capacity(profile, layout, memory, model_len_of(profile.key, limits.max_model_len))
     if capacity is None:
         raise SettingError(f"the layout {layout} has no room for KV slots")
     costs = stage_costs(profile, layout.layers, layout.ranks, groups=limits.groups)

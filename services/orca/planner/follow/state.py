@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from orca.core.process.strict_record import read_record_file, record_from_json, record_to_json
 from orca.planner.follow.measured import MeasuredFigures
-from orca.planner.profile.strict_record import read_record_file, record_from_json, record_to_json
 from orca.planner.search.plan import Plan, PlannedFigures, PlannedWorkload
 
 VERSION = 1

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from orca.core.domain.errors import BadValue, SettingError
+from orca.core.process.strict_record import read_record_file, record_from_json, record_to_json
 from orca.planner.profile.profile import MACHINE_FIELDS, MODEL_FIELDS, ProfileKey
-from orca.planner.profile.strict_record import read_record_file, record_from_json, record_to_json
 from orca.planner.search.fewest_devices import DEVICES_MAX
 from orca.planner.search.goal import PlanGoal, ScheduleLatencies
 from orca.planner.search.planner import Candidate, Judged, Outcome
@@ -49,6 +49,14 @@ class PlannedGoal:
     def goal(self) -> PlanGoal:
         values = dataclasses.asdict(self)
         return PlanGoal(**values | {"latency_ms": inf if self.latency_ms is None else self.latency_ms})
+
+    def difference(self, wanted: "PlannedGoal") -> str | None:
+        """Return the first of the fields that differs, with both values; None if none does."""
+        for field in dataclasses.fields(self):
+            own, other = getattr(self, field.name), getattr(wanted, field.name)
+            if own != other:
+                return f"{field.name} is {_shown(own)}, not {_shown(other)}"
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,6 +319,11 @@ class Plan:
         if (found := self.device.key.difference(wanted, MODEL_FIELDS)) is not None:
             raise SettingError(f"the plan is for another model: its {found}; make another plan with `orca plan`")
 
+    def check_goal(self, wanted: PlanGoal) -> None:
+        """Check that the plan is for a goal. Raises: SettingError that names the first bound that differs."""
+        if (found := self.goal.difference(PlannedGoal.of(wanted))) is not None:
+            raise SettingError(f"the plan is for another goal: its {found}; make another plan with `orca plan`")
+
     def other_machine(self, wanted: ProfileKey) -> str | None:
         """Return how the machine of the plan differs from the wanted one; None if it does not."""
         return self.device.key.difference(wanted, MACHINE_FIELDS)
@@ -344,6 +357,11 @@ def lines(plan: Plan) -> list[str]:
         )
         for row in rows
     ]
+
+
+def _shown(value: float | str | None) -> str:
+    """Return a bound for a message."""
+    return "unset" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _figures(schedule: PlannedSchedule) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from orca.core.domain.errors import SettingError
-from orca.planner.profile.profile import Profile
+from orca.planner.profile.profile import Profile, ProfileKey
 from orca.planner.search.device_layouts import DeviceMemory, Shape, profiled_layouts
 from orca.planner.search.fewest_devices import fewest_devices
 from orca.planner.search.goal import PlanGoal
@@ -45,9 +45,8 @@ def profiled_problem(
     Raises: SettingError for a workload that the model does not allow, or if no layout is possible.
     """
     key = profile.key
-    model_len = min(max_model_len or key.max_model_len, key.max_model_len)
-    is_encoder_decoder = len(key.stacks) > 1
-    workload = fitting(workload, model_len, is_encoder_decoder=is_encoder_decoder)
+    model_len = model_len_of(key, max_model_len)
+    workload = fitting_model(workload, key, max_model_len)
     if devices > key.devices and key.device == "cpu":
         raise SettingError(
             f"setting devices: {devices} ranks would run at the same time, and the profile was measured with"
@@ -83,8 +82,18 @@ def profiled_problem(
         ],
         host_us=host_us,
         prefetch=prefetch,
-        is_encoder_decoder=is_encoder_decoder,
+        is_encoder_decoder=len(key.stacks) > 1,
     )
+
+
+def model_len_of(key: ProfileKey, max_model_len: int | None) -> int:
+    """Return the longest prompt and output together. Args: max_model_len: if that is less than the model's own."""
+    return min(max_model_len or key.max_model_len, key.max_model_len)
+
+
+def fitting_model(workload: Workload, key: ProfileKey, max_model_len: int | None) -> Workload:
+    """Return the workload as `fitting` does. Args: max_model_len: if that is less than the model's own."""
+    return fitting(workload, model_len_of(key, max_model_len), is_encoder_decoder=len(key.stacks) > 1)
 
 
 def fitting(workload: Workload, max_model_len: int, *, is_encoder_decoder: bool) -> Workload:
