@@ -66,11 +66,17 @@ class Load:
         resuming: int = 2,
         prompts: Sequence[str] = PROMPTS,
         model: str = MODEL,
+        tokens: int = TOKENS,
     ) -> None:
-        """Args: model: name in the calls, which may change between two runs."""
+        """
+        Args:
+            model: name in the calls, which may change between two runs.
+            tokens: most tokens of an answer.
+        """
         self._service = service
         self._key = service.api_key()
         self.model = model
+        self._tokens = tokens
         self._plain, self._resuming = plain, resuming
         self._is_over = threading.Event()
         self.expected: dict[str, set[str]] = {prompt: set() for prompt in prompts}
@@ -157,7 +163,7 @@ class Load:
         with (
             client,
             client.completions.create(
-                model=self.model, prompt=prompt, max_tokens=TOKENS, temperature=0, stream=True
+                model=self.model, prompt=prompt, max_tokens=self._tokens, temperature=0, stream=True
             ) as stream,
         ):
             for event in stream:
@@ -170,7 +176,7 @@ class Load:
         return "".join(parts)
 
     def _ask_resuming(self, prompt: str, counts: CallCounts) -> str:
-        answer = _ResumingAnswer(self._service, self._key, self.model, prompt)
+        answer = _ResumingAnswer(self._service, self._key, self.model, prompt, self._tokens)
         give_up = time.monotonic() + CALL_S
         while not answer.is_done:
             try:
@@ -199,14 +205,14 @@ class _TemporaryError(Exception):
 class _ResumingAnswer:
     """One answer, over as many connections as necessary."""
 
-    def __init__(self, service: Service, key: str, model: str, prompt: str) -> None:
+    def __init__(self, service: Service, key: str, model: str, prompt: str, tokens: int) -> None:
         self._service = service
         self._headers = {**service.headers, "Authorization": f"Bearer {key}"}
         self._key = f"e2e-{time.time_ns()}-{threading.get_ident()}"
         self._body = {
             "model": model,
             "prompt": prompt,
-            "max_tokens": TOKENS,
+            "max_tokens": tokens,
             "temperature": 0,
             "stream": True,
             "on_disconnect": "keep",  # it resumes, even after a long time

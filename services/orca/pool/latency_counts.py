@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
+import orjson
+
 from orca.pool.latency_bins import AnswerLatency, middle_s
-from orca.pool.length_bins import PERIOD_MS, age_ms
+from orca.pool.length_bins import PERIOD_MS, age_ms, period_of
 
 RATE_WINDOW_MS = 2 * PERIOD_MS
 """Awake time over which readers take the throughput by default: ten to twenty minutes, in whole periods."""
@@ -29,6 +31,18 @@ class PeriodLatencies:
     def answers(self) -> int:
         return sum(self.bins.get(AnswerLatency.REQUEST, {}).values())
 
+    def without(self, earlier: "PeriodLatencies", awake_ms: int) -> "PeriodLatencies":
+        """Return the period without the answers of an earlier reading. Args: awake_ms: of that reading."""
+        bins = {
+            latency: {
+                number: left
+                for number, count in counts.items()
+                if (left := count - earlier.bins.get(latency, {}).get(number, 0)) > 0
+            }
+            for latency, counts in self.bins.items()
+        }
+        return dataclasses.replace(self, first_ms=max(self.first_ms, awake_ms), bins=bins)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyCounts:
@@ -48,6 +62,27 @@ class LatencyCounts:
         """
         kept = tuple(period for period in self.periods if period.begins_ms >= awake_ms)
         return dataclasses.replace(self, periods=kept)
+
+    def after(self, earlier: "LatencyCounts") -> "LatencyCounts":
+        """Return the counts of the answers that ended after an earlier reading of this pool.
+
+        A pool that was emptied meanwhile has only such answers.
+        """
+        if self.awake_ms < earlier.awake_ms:
+            return self
+        running = period_of(earlier.awake_ms)
+        known = next((period for period in earlier.periods if period.period == running), None)
+        newer = (
+            period if known is None or period.period > running else period.without(known, earlier.awake_ms)
+            for period in self.periods
+            if period.period >= running
+        )
+        return dataclasses.replace(self, periods=tuple(period for period in newer if period.answers))
+
+    def of_running_period(self) -> "LatencyCounts":
+        """Return the counts of the period that runs: all that a later reading needs of this one (`after`)."""
+        running = period_of(self.awake_ms)
+        return dataclasses.replace(self, periods=tuple(each for each in self.periods if each.period == running))
 
     def percentile_s(self, latency: AnswerLatency, percent: float, half_life_s: float = inf) -> float | None:
         """Return the latency that at least so many percent of the answers stay within; None without any answer.
@@ -82,3 +117,28 @@ class LatencyCounts:
             return 0.0
         begin_ms = max(first * PERIOD_MS, self.periods[-1].first_ms)
         return sum(period.answers for period in newest) / max(1.0, (self.awake_ms - begin_ms) / 1000)
+
+
+def counts_to_json(counts: LatencyCounts) -> str:
+    """Return counts as JSON, for who keeps a reading."""
+    return orjson.dumps(dataclasses.asdict(counts), option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def counts_from_json(text: str) -> LatencyCounts:
+    """Read what `counts_to_json` wrote. Raises: ValueError if it is anything else."""
+    try:
+        content = orjson.loads(text)
+        periods = tuple(
+            PeriodLatencies(
+                period=int(each["period"]),
+                first_ms=int(each["first_ms"]),
+                bins={
+                    AnswerLatency(name): {int(number): int(count) for number, count in found.items()}
+                    for name, found in each["bins"].items()
+                },
+            )
+            for each in content["periods"]
+        )
+        return LatencyCounts(awake_ms=int(content["awake_ms"]), periods=periods)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"these are no counts of latencies: {error!r}") from error

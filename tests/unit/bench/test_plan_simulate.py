@@ -74,6 +74,7 @@ def test_errors_by_model_and_strategy() -> None:
             model="llama",
             throughput=4.0,
             latency_s=2.0,
+            spread=0.03,
             throughput_ratio=throughput,
             latency_ratio=latency,
         )
@@ -81,7 +82,8 @@ def test_errors_by_model_and_strategy() -> None:
     ]
     table = lines(errors)
     assert len(table) == 3
-    assert table[1].split()[-1] == "50.0%"
+    assert table[1].split()[-2:] == ["50.0%", "3.0%"]
     values = {(each.what, each.settings["policy"]): each.value for each in figures(errors)}
     assert values["Error of simulated throughput, median", "iteration"] == pytest.approx(10.0)
     assert values["Simulated p99 latency within 10 %", "rra"] == pytest.approx(100.0)
+    assert values["Spread of real throughput, median", "iteration"] == pytest.approx(3.0)

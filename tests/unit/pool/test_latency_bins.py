@@ -6,7 +6,7 @@ import math
 import pytest
 
 from orca.pool.latency_bins import LATENCIES, LATENCY_MAX_US, AnswerLatency, bin_of, bounds_of, latencies_us, middle_s
-from orca.pool.latency_counts import LatencyCounts, PeriodLatencies
+from orca.pool.latency_counts import LatencyCounts, PeriodLatencies, counts_from_json, counts_to_json
 from orca.pool.length_bins import PERIOD_MS
 
 
@@ -78,6 +78,34 @@ def test_answers_before_a_change_have_no_part() -> None:
     assert found.since(2 * PERIOD_MS).answers == 6
     assert found.since(2 * PERIOD_MS + 1).answers == 1
     assert found.since(2 * PERIOD_MS + 1).percentile_s(AnswerLatency.REQUEST, 99) == pytest.approx(1.0, rel=1 / 64)
+
+
+def test_a_reading_has_only_the_answers_after_an_earlier_one() -> None:
+    earlier = counts(period(3, {1.0: 4, 2.0: 1}), period(2, {7.0: 5}), awake_ms=3 * PERIOD_MS + 100_000)
+    later = counts(
+        period(4, {3.0: 2}), period(3, {1.0: 10, 2.0: 1}), period(2, {7.0: 5}), awake_ms=4 * PERIOD_MS + 100_000
+    )
+    found = later.after(earlier)
+    assert [each.answers for each in found.periods] == [2, 6]
+    assert found.percentile_s(AnswerLatency.REQUEST, 70) == pytest.approx(1.0, rel=1 / 64)
+    assert found.percentile_s(AnswerLatency.REQUEST, 99) == pytest.approx(3.0, rel=1 / 64)
+    assert found.per_s() == pytest.approx(8 / (PERIOD_MS / 1000)), "time before the earlier reading does not count"
+    assert later.after(earlier.of_running_period()) == found
+    assert earlier.after(earlier).answers == 0
+
+
+def test_a_pool_that_was_emptied_has_only_answers_after_an_earlier_reading() -> None:
+    earlier = counts(period(3, {1.0: 4}), awake_ms=3 * PERIOD_MS + 100_000)
+    emptied = counts(period(0, {2.0: 3}), awake_ms=200_000)
+    assert emptied.after(earlier) == emptied
+
+
+def test_a_reading_is_kept_as_json() -> None:
+    reading = counts(period(3, {1.0: 4, 2.0: 1}), awake_ms=3 * PERIOD_MS + 100_000)
+    assert counts_from_json(counts_to_json(reading)) == reading
+    for broken in ("", "[]", "{}", '{"awake_ms": 1, "periods": [{"period": 1}]}', '{"awake_ms": "x", "periods": []}'):
+        with pytest.raises(ValueError, match=r"."):
+            counts_from_json(broken)
 
 
 def test_without_answers_there_is_no_percentile_and_no_throughput() -> None:

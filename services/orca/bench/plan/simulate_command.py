@@ -18,6 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--settings", type=positive(int), default=24, metavar="N", help="schedules of each model (%(default)s)")
     add("--requests", type=positive(int), default=300, metavar="N", help="requests of each run (%(default)s)")
+    add("--rounds", type=positive(int), default=3, metavar="N", help="runs of each schedule (%(default)s)")
     add("--minutes", type=positive(float), default=5.0, metavar="N", help="time to measure a profile (%(default)s)")
     add("--profile", type=Path, metavar="FILE", help="a profile of two devices that was measured before; needs --model")
     add("--seed", type=int, default=0, metavar="N", help="seed of the schedules (%(default)s)")
@@ -45,7 +46,13 @@ def act(options: argparse.Namespace) -> int | None:
             runs = folder / f"runs-{model.name}"
             runs.mkdir()
             errors += simulate_runs.compare(
-                model, profile, chosen, requests=options.requests, folder=runs, report=report
+                model,
+                profile,
+                chosen,
+                requests=options.requests,
+                rounds=options.rounds,
+                folder=runs,
+                report=report,
             )
     print("\n".join(simulate_runs.lines(errors)))
     write_json(options.json, simulate_runs.to_json(errors))

@@ -1,7 +1,8 @@
 """Schedules of a real group of two stages with one thread each, beside their exact simulation from a profile.
 
 Both run the same requests under the same policy, all of them submitted at once, and both are measured by their steps.
-The client shares the two processors, so the simulation counts its processor time with that of the host.
+Each round runs every schedule once, and the median over the rounds counts: a machine is faster at one time than at
+another. The client shares the two processors, so the simulation counts its processor time with that of the host.
 """
 
 import asyncio
@@ -80,8 +81,9 @@ class PredictionError:
 
     schedule: RealSchedule
     model: str
-    throughput: float  # real, requests per second
-    latency_s: float  # real, the 99th percentile from first step to last token
+    throughput: float  # real, requests per second, median of the rounds
+    latency_s: float  # real, the 99th percentile from first step to last token, median of the rounds
+    spread: float  # of the real throughput: half the distance from the least to the most, over the median
     throughput_ratio: float
     latency_ratio: float
 
@@ -121,37 +123,55 @@ def _of_rra(task: str) -> list[RealSchedule]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class _RealRun:
+    throughput: float
+    latency_s: float
+    client_us: float  # processor time of the client for each step
+
+
 def compare(
     model: Path,
     profile: Profile,
     chosen: Sequence[RealSchedule],
     *,
     requests: int,
+    rounds: int,
     folder: Path,
     report: Callable[[str], None],
 ) -> list[PredictionError]:
     """Run and simulate each schedule. Args: requests: of each run. Raises: OrcaError if a request of a run fails."""
+    found: list[list[_RealRun]] = [[] for _ in chosen]
+    for turn in range(rounds):
+        for number, (schedule, runs) in enumerate(zip(chosen, found, strict=True)):
+            run = _run(model, profile, schedule, requests, folder / f"logs-{turn}-{number}")
+            runs.append(run)
+            where = f"{model.name}, round {turn + 1} of {rounds}"
+            report(f"{where}, {schedule.describe()}: {run.throughput:.3g} requests/s, {run.latency_s:.3g} s")
     errors = []
-    for number, schedule in enumerate(chosen):
-        error = _compare_one(model, profile, schedule, requests=requests, logs=folder / f"logs-{number}")
+    for schedule, runs in zip(chosen, found, strict=True):
+        error = _error(model, profile, schedule, requests, runs)
         errors.append(error)
         report(
-            f"{model.name}, {schedule.describe()}: {error.throughput:.3g} requests/s, {error.latency_s:.3g} s;"
-            f" simulated {error.throughput_ratio:.3f} and {error.latency_ratio:.3f} of that"
+            f"{model.name}, {schedule.describe()}: {error.throughput:.3g} requests/s +- {error.spread:.0%},"
+            f" {error.latency_s:.3g} s; simulated {error.throughput_ratio:.3f} and {error.latency_ratio:.3f} of that"
         )
     return errors
 
 
-def _compare_one(
-    model: Path, profile: Profile, schedule: RealSchedule, *, requests: int, logs: Path
-) -> PredictionError:
-    workload = task_workload(schedule.task, SCALE)
-    trace = generate(TraceSpec.of_workload(workload, requests=requests, seed=1))
-    slots = (workload.longest // DEFAULT_BLOCK_TOKENS + 3) * DEFAULT_BLOCK_TOKENS * 128
-    log, client_s = asyncio.run(_run(model, profile, schedule, trace, slots, logs))
+def _run(model: Path, profile: Profile, schedule: RealSchedule, requests: int, logs: Path) -> _RealRun:
+    trace, slots = _trace(schedule, requests)
+    log, client_s = asyncio.run(_serve(model, profile, schedule, trace, slots, logs))
     real = steady_figures(read_answers(log, skip=WARM_UP_REQUESTS))
-    loaded = _with_client(profile, 1e6 * client_s / count_steps(log))
-    is_encoder_decoder = len(profile.key.stacks) > 1
+    return _RealRun(real.throughput, real.sequence_s, 1e6 * client_s / count_steps(log))
+
+
+def _error(
+    model: Path, profile: Profile, schedule: RealSchedule, requests: int, runs: Sequence[_RealRun]
+) -> PredictionError:
+    """Return the simulation beside the median of the real runs."""
+    trace, slots = _trace(schedule, requests)
+    loaded = _with_client(profile, median(run.client_us for run in runs))
     simulation = Simulation(
         shape=EngineShape(
             stages=STAGES, slots=slots, block_tokens=DEFAULT_BLOCK_TOKENS, max_model_len=profile.key.max_model_len
@@ -160,20 +180,30 @@ def _compare_one(
         prefetch=1,
         max_batch_tokens=schedule.max_batch_tokens,
         cycle=schedule.cycle,
-        is_encoder_decoder=is_encoder_decoder,
+        is_encoder_decoder=len(profile.key.stacks) > 1,
     )
     simulated = measure_exact(simulation, schedule.policy, schedule.max_batch_size, trace)
+    throughputs = [run.throughput for run in runs]
+    throughput, latency_s = median(throughputs), median(run.latency_s for run in runs)
     return PredictionError(
         schedule=schedule,
         model=model.name,
-        throughput=real.throughput,
-        latency_s=real.sequence_s,
-        throughput_ratio=simulated.throughput / real.throughput,
-        latency_ratio=simulated.sequence_s / real.sequence_s,
+        throughput=throughput,
+        latency_s=latency_s,
+        spread=(max(throughputs) - min(throughputs)) / 2 / throughput,
+        throughput_ratio=simulated.throughput / throughput,
+        latency_ratio=simulated.sequence_s / latency_s,
     )
 
 
-async def _run(
+def _trace(schedule: RealSchedule, requests: int) -> tuple[Trace, int]:
+    """Return the requests of a task, and KV slots for the largest batches."""
+    workload = task_workload(schedule.task, SCALE)
+    slots = (workload.longest // DEFAULT_BLOCK_TOKENS + 3) * DEFAULT_BLOCK_TOKENS * 128
+    return generate(TraceSpec.of_workload(workload, requests=requests, seed=1)), slots
+
+
+async def _serve(
     model: Path, profile: Profile, schedule: RealSchedule, trace: Trace, slots: int, logs: Path
 ) -> tuple[Path, float]:
     """Serve the trace. Returns: the iteration log of the scheduler, and the seconds of processor time of the client."""
@@ -205,12 +235,13 @@ def _with_client(profile: Profile, step_us: float) -> Profile:
 
 def lines(errors: Sequence[PredictionError]) -> list[str]:
     """Return the table: for each model and strategy the median and the largest error."""
-    columns = ("throughput p50", "max", "latency p50", "max", "within 10 %")
+    columns = ("throughput p50", "max", "latency p50", "max", "within 10 %", "rounds differ")
     rows = [f"{'model':<14}{'strategy':<12}{'settings':>9}" + "".join(f"{column:>16}" for column in columns)]
     for model, policy, group in _groups(errors):
         throughput, latency = _shares(group, "throughput_ratio"), _shares(group, "latency_ratio")
         within = sum(max(pair) <= 0.1 for pair in zip(throughput, latency, strict=True))
-        shares = (median(throughput), max(throughput), median(latency), max(latency), within / len(group))
+        spread = median(each.spread for each in group)
+        shares = (median(throughput), max(throughput), median(latency), max(latency), within / len(group), spread)
         rows.append(f"{model:<14}{policy:<12}{len(group):>9}" + "".join(f"{share:>16.1%}" for share in shares))
     return rows
 
@@ -220,6 +251,8 @@ def figures(errors: Sequence[PredictionError]) -> list[Measured]:
     found = []
     for model, policy, group in _groups(errors):
         settings: dict[str, Setting] = {"model": model, "policy": policy, "stages": STAGES, "settings": len(group)}
+        spreads = [each.spread for each in group]
+        found.append(measured("Spread of real throughput, median", median(spreads), "%", settings, scale=100))
         for name, field in (("throughput", "throughput_ratio"), ("p99 latency", "latency_ratio")):
             shares = sorted(_shares(group, field))
             found.append(measured(f"Error of simulated {name}, median", median(shares), "%", settings, scale=100))
