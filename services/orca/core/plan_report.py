@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from orca.core.domain.errors import SettingError
-from orca.core.process.strict_record import record_from_json, record_to_json
+from orca.core.strict_record import record_from_json, record_to_json
 
 TEXT_MAX = 1000
 """Most characters of a text for people."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orca.core.domain.errors import SettingError
-from orca.core.process.strict_record import read_record_file, record_from_json, record_to_json
+from orca.core.strict_record import read_record_file, record_from_json, record_to_json
 from orca.planner.profile.profile import Profile
 from orca.planner.profile.profile_cost import stage_costs
 from orca.planner.search.device_layouts import DeviceMemory, Shape, group_capacity

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from orca.core.process.strict_record import read_record_file, record_from_json, record_to_json
+from orca.core.strict_record import read_record_file, record_from_json, record_to_json
 from orca.planner.follow.measured import MeasuredFigures
 from orca.planner.search.plan import Plan, PlannedFigures, PlannedWorkload
 

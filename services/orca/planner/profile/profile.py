@@ -16,7 +16,7 @@ from pathlib import Path
 import orjson
 
 from orca.core.domain.errors import SettingError
-from orca.core.process.strict_record import read_record_file, record_from_json, record_to_json
+from orca.core.strict_record import read_record_file, record_from_json, record_to_json
 from orca.planner.profile.tables import Grid, Line
 
 VERSION = 2

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from orca.core.domain.errors import BadValue, SettingError
-from orca.core.process.strict_record import read_record_file, record_from_json, record_to_json
+from orca.core.strict_record import read_record_file, record_from_json, record_to_json
 from orca.planner.profile.profile import MACHINE_FIELDS, MODEL_FIELDS, ProfileKey
 from orca.planner.search.fewest_devices import DEVICES_MAX
 from orca.planner.search.goal import PlanGoal, ScheduleLatencies

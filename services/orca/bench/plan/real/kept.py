@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 
 from orca.bench.plan.real.run import RealFigures
-from orca.core.process.strict_record import record_from_json
+from orca.core.strict_record import record_from_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
