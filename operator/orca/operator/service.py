@@ -21,6 +21,7 @@ from orca.core.process.internal_port import HEALTH, InternalPort, Page
 from orca.core.process.logs import Format, configure_logging
 from orca.operator.cluster.api_calls import ApiServerError
 from orca.operator.cluster.api_server import Cluster, Leases
+from orca.operator.cluster.known_latencies import KnownLatencies
 from orca.operator.cluster.leadership import Leadership
 from orca.operator.cluster.watches import Watches
 from orca.operator.cluster.watching import Key, ResourceLists
@@ -97,6 +98,7 @@ class Operator:
         self._queue: WorkQueue[Key] = WorkQueue()
         self._failures: dict[Key, int] = {}
         self._refusals = Refusals(time.monotonic)
+        self._latencies = KnownLatencies(time.monotonic)
         self._owners = Owners(settings.identity, time.monotonic, time.time)
         self._lists = ResourceLists(
             cluster, settings.namespaces, resync_s=settings.resync_seconds, clock=time.monotonic
@@ -172,6 +174,7 @@ class Operator:
                 self._note_refused(listed.refused)
                 self._watches.serve(listed.served)
                 self._refusals.keep(listed.uids)
+                self._latencies.keep(listed.uids)
                 self._owners.keep(listed.uids)
                 for key in listed.due:
                     await self._queue.add(key)
@@ -240,7 +243,7 @@ class Operator:
             if error.is_refusal:
                 await asyncio.to_thread(refuse, self._cluster, body, "Refused", str(error))
             raise
-        complete = await with_pool(observation)
+        complete = await with_pool(observation, self._latencies)
         before = body.get("status", {})
         is_moving = await asyncio.to_thread(reconcile, self._cluster, complete, before, self._refusals)
         return SOON_S if is_moving else None
