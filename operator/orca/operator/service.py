@@ -176,6 +176,8 @@ class Operator:
                 self._refusals.keep(listed.uids)
                 self._latencies.keep(listed.uids)
                 self._owners.keep(listed.uids)
+                if listed.due:
+                    self._metrics.plans.keep(set(listed.due))
                 for key in listed.due:
                     await self._queue.add(key)
             except ApiServerError as error:
@@ -226,10 +228,12 @@ class Operator:
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._queue.forget(key)
             self._failures.pop(key, None)
+            self._metrics.plans.forget(*key)
             return None
         try:
             settled = await asyncio.to_thread(self._owners.settle, self._cluster, body)
             if settled.body is None:
+                self._metrics.plans.forget(*key)
                 return settled.again_s
             body = settled.body
             deployment = read(body)
@@ -245,6 +249,7 @@ class Operator:
             raise
         complete = await with_pool(observation, self._latencies)
         before = body.get("status", {})
+        self._metrics.plans.note(*key, before)
         is_moving = await asyncio.to_thread(reconcile, self._cluster, complete, before, self._refusals)
         return SOON_S if is_moving else None
 
