@@ -13,7 +13,7 @@ SUMMARY_FILE = "summary"
 SHORTFALL_FILE = "shortfall"
 """One line for people about a goal that the plan does not meet. The file is there only then."""
 REPORT_FILE = "report.json"
-"""The report on the plan: its worth on the lengths of now (plan_report.py)."""
+"""The report on the plan, with its figures on the lengths of now (plan_report.py)."""
 STATE_FILE = "state.json"
 """The state of following a plan, as `orca follow` writes it, for the next check."""
 
