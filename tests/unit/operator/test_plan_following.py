@@ -364,7 +364,7 @@ def test_the_first_plan_serves_again_if_somebody_deletes_or_breaks_the_record() 
         assert (cluster.names("ConfigMap", names.FOLLOW), bounds_of(cluster)["max_batch_size"]) == ([], 9)
         check_again(cluster, check_body(SMALLER))
         assert bounds_of(cluster)["max_batch_size"] == 5
-    files = read_files(check_body({**ITERATION, "ranks": 3}))
+    files = read_files(check_body({**SMALLER, "ranks": 3}))
     cluster.objects["ConfigMap", record]["data"] |= files
     cluster.reconcile()
     assert bounds_of(cluster)["max_batch_size"] == 9, "an edited plan that needs too many devices"
@@ -414,6 +414,20 @@ def test_a_plan_does_not_run_before_the_last_group_has_it() -> None:
     cluster.reconcile()
     assert notes(cluster)["since_ms"] is None
     cluster.start()
+    cluster.reconcile()
+    assert notes(cluster)["since_ms"] == BEGIN_MS
+
+
+def test_a_plan_does_not_run_before_the_schedulers_learn_its_bounds() -> None:
+    cluster = followed_shop()
+    wait_for_check(cluster)
+    finish_check(cluster, check_body(SMALLER))
+    answer(cluster)
+    cluster.reconcile()
+    cluster.reconcile(dies_after=1)
+    assert bounds_of(cluster)["max_batch_size"] == 5
+    cluster.reconcile()
+    assert notes(cluster)["since_ms"] is None, "only now, their pods are told"
     cluster.reconcile()
     assert notes(cluster)["since_ms"] == BEGIN_MS
 
