@@ -16,7 +16,7 @@ and deletes objects that are no longer wanted.
   resources: [serviceaccounts]
   verbs: [get, list, create, patch]
 - apiGroups: [""]
-  # Deleted are profiles and plans that another one has replaced.
+  # Patched for each check of a plan; deleted are profiles and plans that another one has replaced.
   resources: [configmaps]
   verbs: [get, list, create, patch, delete]
 - apiGroups: [""]

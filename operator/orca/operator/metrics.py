@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from orca.core.process.internal_port import Page
+from orca.operator.plan_metrics import PlanMetrics
 
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 
@@ -58,6 +59,7 @@ class OperatorMetrics:
             left,
         )
         self._gauge("orca_operator_is_leader", "Whether it acts; 0 while it waits for the Lease.", is_leader)
+        self.plans = PlanMetrics(self.registry)
 
     def page(self) -> Page:
         return Page(generate_latest(self.registry), CONTENT_TYPE_LATEST)

@@ -13,6 +13,7 @@ from orca.core.domain.errors import OrcaError
 from orca.operator.cluster import credentials, explanations, probes
 from orca.operator.cluster.api_calls import ApiServerError
 from orca.operator.cluster.api_server import Cluster
+from orca.operator.cluster.known_latencies import KnownLatencies
 from orca.operator.domain import certificates, cluster_events, names
 from orca.operator.domain.actions import Action, Annotate, Apply, HandOver, IssueCertificate, PromiseSlots
 from orca.operator.domain.api_refusals import Refusal, Refusals
@@ -24,8 +25,11 @@ from orca.operator.plan import pool_move, status
 from orca.operator.plan.children import drift, finish, is_ours
 from orca.operator.plan.plan import ReconcilePlan, make_plan
 from orca.operator.plan.slo import conditions as slo_conditions
+from orca.operator.plan.slo.following import check_to_read, latencies_age_max_s
 from orca.operator.plan.slo.in_force import with_plan_in_force
 from orca.operator.plan.slo.making import needs_counts, results_to_read
+from orca.operator.plan.slo.plan_events import plan_events
+from orca.operator.plan.slo.plan_status import read_plan_status
 from orca.operator.plan.slots_change import slots_that_some_exceed
 
 log = logging.getLogger(__name__)
@@ -91,16 +95,25 @@ def observe(cluster: Cluster, release: Release, deployment: OrcaDeployment, lost
     return with_plan_in_force(observation)
 
 
-async def with_pool(observation: Observation) -> Observation:
-    """Poll the pool, and return the complete observation, with the time at which it is complete."""
+async def with_pool(observation: Observation, known: KnownLatencies) -> Observation:
+    """Poll the pool, and return the complete observation, with the time at which it is complete.
+
+    Args: known: latencies that were read before; those that are read now are noted.
+    """
     deployment, secret = observation.deployment, observation.pool_secret
+    age_max_s = latencies_age_max_s(observation)
     polled = await probes.poll_pool(
         deployment,
         secret,
         slots_that_some_exceed(observation),
-        results=results_to_read(observation),
+        results=(*results_to_read(observation), *check_to_read(observation)),
         counts_answers=needs_counts(observation),
+        reads_latencies=age_max_s is not None and not known.is_fresh(deployment.uid, age_max_s),
     )
+    if polled.latencies is not None:
+        known.note(deployment.uid, polled.revision, polled.latencies)
+    elif age_max_s is not None and polled.problem is None:
+        polled = replace(polled, latencies=known.find(deployment.uid, polled.revision))
     if (left := pool_move.url_left(observation)) is not None:
         polled = pool_move.judge(observation, polled, await probes.poll_pool(deployment, secret, None, url=left))
     return replace(observation, pool=polled, now_s=time.time())
@@ -244,16 +257,18 @@ def _write(cluster: Cluster, manifest: Json, *, is_new: bool) -> Json:
 
 
 def _record_events(cluster: Cluster, observation: Observation, before: Json, written: Json) -> None:
-    """Record an Event when a Secret is drawn again, when the plan changes, and when one of some conditions changes."""
+    """Record an Event when a Secret is drawn again, when the plan changes, and when one of some conditions changes.
+
+    A change of the plan is one of what runs. Its figures change with every check.
+    """
     now = timestamp(observation.now_s)
     old = {each["type"]: (each["status"], each["reason"]) for each in before.get("conditions") or []}
     for secret in observation.drawn_secrets if before else ():
         # Without this Event, nothing would show why clients' keys are refused, or why Redis restarts.
         message = f"there was no Secret {secret}, so a new one is drawn: whatever used the old one needs the new one"
         cluster.record_event(observation.deployment, "SecretDrawn", message, is_warning=True, now=now)
-    if (changed := written.get("plan")) != before.get("plan"):
-        message = "the defaults serve: no plan is in force any more" if changed is None else str(changed)
-        cluster.record_event(observation.deployment, "PlanChanged", message, is_warning=changed is None, now=now)
+    for event in plan_events(read_plan_status(before), read_plan_status(written)):
+        cluster.record_event(observation.deployment, event.reason, event.message, is_warning=event.is_warning, now=now)
     for each in written["conditions"]:
         has_changed = old.get(each["type"]) != (each["status"], each["reason"])
         if has_changed and (each["type"] in REPORTED or (each["type"] == "Degraded" and each["status"] == "True")):

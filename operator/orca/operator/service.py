@@ -21,6 +21,7 @@ from orca.core.process.internal_port import HEALTH, InternalPort, Page
 from orca.core.process.logs import Format, configure_logging
 from orca.operator.cluster.api_calls import ApiServerError
 from orca.operator.cluster.api_server import Cluster, Leases
+from orca.operator.cluster.known_latencies import KnownLatencies
 from orca.operator.cluster.leadership import Leadership
 from orca.operator.cluster.watches import Watches
 from orca.operator.cluster.watching import Key, ResourceLists
@@ -97,6 +98,7 @@ class Operator:
         self._queue: WorkQueue[Key] = WorkQueue()
         self._failures: dict[Key, int] = {}
         self._refusals = Refusals(time.monotonic)
+        self._latencies = KnownLatencies(time.monotonic)
         self._owners = Owners(settings.identity, time.monotonic, time.time)
         self._lists = ResourceLists(
             cluster, settings.namespaces, resync_s=settings.resync_seconds, clock=time.monotonic
@@ -172,7 +174,10 @@ class Operator:
                 self._note_refused(listed.refused)
                 self._watches.serve(listed.served)
                 self._refusals.keep(listed.uids)
+                self._latencies.keep(listed.uids)
                 self._owners.keep(listed.uids)
+                if listed.due:
+                    self._metrics.plans.keep(set(listed.due))
                 for key in listed.due:
                     await self._queue.add(key)
             except ApiServerError as error:
@@ -223,10 +228,12 @@ class Operator:
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._queue.forget(key)
             self._failures.pop(key, None)
+            self._metrics.plans.forget(*key)
             return None
         try:
             settled = await asyncio.to_thread(self._owners.settle, self._cluster, body)
             if settled.body is None:
+                self._metrics.plans.forget(*key)
                 return settled.again_s
             body = settled.body
             deployment = read(body)
@@ -240,8 +247,9 @@ class Operator:
             if error.is_refusal:
                 await asyncio.to_thread(refuse, self._cluster, body, "Refused", str(error))
             raise
-        complete = await with_pool(observation)
+        complete = await with_pool(observation, self._latencies)
         before = body.get("status", {})
+        self._metrics.plans.note(*key, before)
         is_moving = await asyncio.to_thread(reconcile, self._cluster, complete, before, self._refusals)
         return SOON_S if is_moving else None
 

@@ -59,6 +59,9 @@ class OperatorSettings:
         30.0, "seconds after which each OrcaDeployment is reconciled again, though no event named it", least=0.1
     )
     workers: int = setting(4, "OrcaDeployments that are reconciled at the same time", least=1)
+    slo_check_seconds: float = setting(
+        600.0, "seconds from check to check of a plan for spec.slo on the lengths of now", least=1
+    )
     log_format: str = log_format_setting()
     log_level: str = log_level_setting()
 
@@ -101,6 +104,7 @@ class OperatorSettings:
             fetch=self.image_fetch,
             has_network_policies=self.network_policies,
             dns_ports=tuple(map(int, self.dns_ports)) or (53,),
+            slo_check_s=self.slo_check_seconds,
         )
 
 

@@ -20,8 +20,11 @@ from support.operator.fields import Field, fields, invalid, records, valid
 from support.operator.parts import complaint
 
 NAMESPACE = "fields"
-DECIDES = frozenset({"rollout.maxSurge", "rollout.maxUnavailable", "startupSeconds", "gateway.ingress.waitForAddress"})
-"""Fields that no manifest shows: they decide which group comes or goes next (test_rollout.py), and when it is ready."""
+DECIDES = frozenset(
+    {"rollout.maxSurge", "rollout.maxUnavailable", "startupSeconds", "gateway.ingress.waitForAddress", "slo.replan"}
+)
+"""Fields that no manifest shows: they decide which group comes or goes next (test_rollout.py), when it is ready, and
+what becomes of a better plan (test_plan_following.py)."""
 NEEDS_MORE = frozenset({"worker.hostNetwork"})
 """Fields with which pods do not keep to the restricted Pod Security level."""
 WRITTEN = ("name", "namespace", "labels", "annotations", "ownerReferences")

@@ -110,6 +110,7 @@ def test_the_service_monitor_scrapes_the_operator() -> None:
     [endpoint] = the("ServiceMonitor", EVERYTHING)["spec"]["endpoints"]
     assert endpoint["port"] == the("Service")["spec"]["ports"][0]["name"]
     assert endpoint["relabelings"] == [{"targetLabel": "orca_role", "replacement": "operator"}]
+    assert endpoint["honorLabels"], "a plan has the namespace of its resource, not that of the operator"
 
 
 @needs_helm

@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 
 from orca.core.domain.errors import OrcaError
+from orca.operator.cluster.known_latencies import KnownLatencies
 from orca.operator.cluster.probes import PromiseChanged, poll_pool, set_promise
 from orca.operator.domain.actions import PromiseSlots
 from orca.operator.domain.resource import Json
+from orca.operator.plan.slo.following import LATENCIES_AGE_S
+from orca.operator.reconcile import with_pool
+from support.operator.clusters import FakeCluster
 from support.operator.deployments import deployment
+from support.operator.followed_shop import GOAL, notes
 from support.operator.pool_client import PoolClient
 
 LIMIT_S = 30.0
@@ -61,6 +66,29 @@ async def test_results_and_counted_answers_are_read_only_if_asked(redis_login: d
     assert (found.problem, found.results, found.counted_answers) == (None, {}, None)
     found = await poll_pool(EXTERNAL, login, None, results=("plan-1", "plan-2"), counts_answers=True)
     assert (found.problem, found.results, found.counted_answers) == (None, {"plan-1": b"{}"}, 0)
+
+
+async def test_latencies_are_read_while_a_plan_is_followed_and_not_in_each_reconcile(
+    redis_login: dict[str, str], tmp_path: Path
+) -> None:
+    pool = PoolClient(redis_login, "ns", tmp_path)
+    await asyncio.to_thread(pool.form, "r1", 7, slots=64)
+    cluster = FakeCluster(deployment(slo=GOAL, pool={"external": {"urlSecret": {"name": "redis"}}}))
+    cluster.pool_secret = secret(**redis_login)
+    now_s = 0.0
+    known = KnownLatencies(lambda: now_s)
+    assert (await with_pool(cluster.observed, known)).pool.latencies is None, "there is no plan yet"
+    cluster.settle()
+    cluster.pool = (await with_pool(cluster.observed, known)).pool
+    first = cluster.pool.latencies
+    assert first is not None
+    cluster.settle()
+    assert notes(cluster)["since_ms"] == first.awake_ms
+    assert (await with_pool(cluster.observed, known)).pool.latencies is first
+    now_s = LATENCIES_AGE_S
+    again = (await with_pool(cluster.observed, known)).pool.latencies
+    assert again is not None
+    assert again is not first
 
 
 async def test_a_promise_is_not_written_after_the_lease_or_the_time_limit(

@@ -23,7 +23,7 @@ from orca.operator.domain.resource import Json, OrcaDeployment
 from orca.operator.plan.children import finish
 from orca.operator.plan.plan import ReconcilePlan, make_plan
 from orca.operator.plan.slo.in_force import with_plan_in_force
-from support.operator.planned_files import plan_body, profile_body
+from support.operator.planned_files import check_body, plan_body, profile_body
 
 RELEASE = Release(gateway="gateway:1", scheduler="scheduler:1", worker="worker:1", pool="pool:1", fetch="fetch:1")
 POOL_URL = base64.b64encode(b"redis://redis.example:6379").decode()
@@ -44,6 +44,7 @@ class FakeCluster:
         self.lost_nodes: frozenset[str] = frozenset()
         self.now_s = BORN_S + 1
         self.plan = plan_body()  # what the Job of a plan finds
+        self.check = check_body()  # what the Job of a check finds
 
     @property
     def observed(self) -> Observation:
@@ -177,7 +178,7 @@ class FakeCluster:
 
     def leave_result(self, job: str, body: bytes | None = None) -> None:
         """Leave the result of a Job of a plan in the pool. Args: body: None for a good one."""
-        good = {names.PROFILE: profile_body(), names.PLAN: self.plan}
+        good = {names.PROFILE: profile_body(), names.PLAN: self.plan, names.FOLLOW: self.check}
         body = body or good.get(self.objects["Job", job]["metadata"]["labels"][names.ROLE_LABEL])
         if body is not None:
             self.pool = replace(self.pool, results={**self.pool.results, job: body})

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from orca.cli.fetch.settings import parse_settings as parse_fetch
+from orca.cli.follow import parse_settings as parse_follow
 from orca.cli.plan import parse_settings as parse_plan
 from orca.cli.profile import parse_settings as parse_profile
 from orca.core.domain.errors import SettingError
@@ -19,12 +20,14 @@ _PARSERS: Mapping[str, Callable[[Sequence[str], Mapping[str, str]], object]] = {
     "fetch": parse_fetch,
     "profile": parse_profile,
     "plan": parse_plan,
+    "follow": parse_follow,
 }
 _FROM_ELSEWHERE = {
     "ORCA_GATEWAY_POOL": "redis://a.example:6379/0",
     "ORCA_SCHEDULER_POOL": "redis://a.example:6379/0",
     "ORCA_PROFILE_POOL": "redis://a.example:6379/0",
     "ORCA_PLAN_POOL": "redis://a.example:6379/0",
+    "ORCA_FOLLOW_POOL": "redis://a.example:6379/0",
     "ORCA_POOL_USER": "orca",
     "ORCA_WORKER_STAGE": "0",
     "ORCA_WORKER_DATA_HOST": "10.0.0.1",

@@ -153,7 +153,7 @@ def test_a_plan_is_written_once_and_each_change_of_it_is_an_event() -> None:
             before = fake.status("shop")
     for name in results:
         assert fake.calls("PATCH", f"configmaps/{name}") == 1
-    assert before["plan"] == SUMMARY
+    assert before["plan"]["summary"] == SUMMARY
     events = [body for _, path, body in fake.said if path.endswith("/events") and body is not None]
     wanted_events = {"Profiling", "Planning", "PlanChanged", "Planned", "Infeasible"}
     assert [(each["reason"], each["type"]) for each in events if each["reason"] in wanted_events] == [

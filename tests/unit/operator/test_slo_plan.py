@@ -19,13 +19,16 @@ from orca.operator.plan.plan import make_plan
 from orca.operator.plan.slo import making
 from orca.operator.plan.slo.making import LOST_S, RETRY_S, needs_counts, results_to_read
 from orca.operator.plan.status import make_status
+from orca.planner.follow.follow import CHECK_EVERY_MS
+from orca.planner.follow.state import Replan
 from orca.planner.search.strategies import STRATEGIES
 from orca.planner.workload import counted
 from orca.planner.workload.workload import parse_workload
+from orca.pool import measured
 from orca.scheduler.policy import cycle
 from support.effort import tries
 from support.operator.clusters import BORN, BORN_S, RELEASE, FakeCluster
-from support.operator.deployments import deployment
+from support.operator.deployments import deployment, schema
 from support.operator.planned_files import ITERATION, RRA, SUMMARY, plan_body, schedule
 
 STATED = {"latencyMs": 8000, "devices": 4, "workload": {"lengths": "32:512/1:128"}}
@@ -76,6 +79,11 @@ def told(cluster: FakeCluster) -> Json:
     return make_status(observed, make_plan(observed), {})
 
 
+def summary(cluster: FakeCluster) -> str:
+    """The plan in force in one line; empty without one."""
+    return str(told(cluster).get("plan", {}).get("summary", ""))
+
+
 def condition(cluster: FakeCluster, kind: str) -> tuple[str, str, str]:
     """Status, reason and message; three empty texts if there is no such condition."""
     found = [each for each in told(cluster)["conditions"] if each["type"] == kind]
@@ -114,14 +122,14 @@ def test_the_steps_lead_to_a_plan_in_force_and_leave_no_job() -> None:
     cluster.settle()
     assert jobs(cluster) == []
     assert condition(cluster, "PlanReady") == ("True", "Planned", SUMMARY)
-    assert told(cluster)["plan"] == SUMMARY
+    assert summary(cluster) == SUMMARY
     [stages] = cluster.names("StatefulSet", "stage")
     assert cluster.objects["StatefulSet", stages]["spec"]["replicas"] == 2
     worker = arguments(cluster, "StatefulSet", "stage")
     assert worker[worker.index("--layers") + 1] == "3,3"
     assert worker[worker.index("--threads") + 1] == "2"
     assert bounds(cluster) == {"max_batch_size": 9, "max_batch_tokens": 57}
-    assert condition(cluster, "SloMet")[0] == ""
+    assert condition(cluster, "SloMet")[:2] == ("Unknown", "Measuring")
     assert cluster.reconcile().actions == ()
 
 
@@ -177,7 +185,7 @@ def test_another_goal_keeps_the_plan_until_the_next_one_is_there_and_measures_no
     assert (status, reason) == ("False", "Planning")
     assert message.endswith("the plan before serves")
     cluster.settle()
-    assert (bounds(cluster)["max_batch_size"], told(cluster)["plan"]) == (5, "the next one")
+    assert (bounds(cluster)["max_batch_size"], summary(cluster)) == (5, "the next one")
     assert cluster.names("StatefulSet", "stage") == before, "bounds change without new pods"
     assert len(cluster.names("ConfigMap", "plan")) == 1
 
@@ -202,7 +210,7 @@ def test_a_plan_for_an_earlier_spec_serves_as_long_as_it_fits(spec: Json, is_kep
     change(cluster, **{"model": {"uri": "pvc://models/a"}, **spec})
     cluster.reconcile()
     assert (bounds(cluster)["max_batch_size"] == 9) == is_kept
-    assert (told(cluster).get("plan") == SUMMARY) == is_kept
+    assert (summary(cluster) == SUMMARY) == is_kept
 
 
 def test_a_resource_that_loses_its_goal_is_as_it_was_without_one() -> None:
@@ -541,17 +549,20 @@ def test_only_with_a_goal_may_jobs_call_the_pool() -> None:
         return {name: cluster.objects["NetworkPolicy", name]["spec"] for name in cluster.names("NetworkPolicy")}
 
     plain, with_goal = policies(FakeCluster(deployment())), policies(shop())
-    assert with_goal.keys() - plain.keys() == {"shop-profile", "shop-plan"}
-    for name in ("shop-profile", "shop-plan"):
+    assert with_goal.keys() - plain.keys() == {"shop-profile", "shop-plan", "shop-follow"}
+    for name in ("shop-profile", "shop-plan", "shop-follow"):
         assert with_goal[name]["ingress"] == []
-    assert len(with_goal["shop-pool"]["ingress"]) == len(plain["shop-pool"]["ingress"]) + 2
+    assert len(with_goal["shop-pool"]["ingress"]) == len(plain["shop-pool"]["ingress"]) + 3
 
 
 def test_numbers_that_the_operator_shares_with_the_planner_are_the_same() -> None:
     """The operator does not import planner and scheduler."""
-    assert making.ANSWERS_MIN == counted.ANSWERS_MIN
+    assert making.ANSWERS_MIN == counted.ANSWERS_MIN == measured.FEW_ANSWERS
+    assert RELEASE.slo_check_s == CHECK_EVERY_MS / 1000
     assert planned_of_domain.DEFAULT_THRESHOLD_PERCENT == cycle.DEFAULT_THRESHOLD_PERCENT
     assert set(planned_of_domain.POLICIES) == set(STRATEGIES)
+    modes = schema()["properties"]["spec"]["properties"]["slo"]["properties"]["replan"]["enum"]
+    assert [each.lower() for each in modes] == [each.value for each in Replan]
 
 
 def test_lengths_that_make_no_sense_are_refused_at_once_as_the_planner_would() -> None:

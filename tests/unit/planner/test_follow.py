@@ -17,13 +17,14 @@ from orca.planner.follow.follow import (
     follow,
     is_check_due,
 )
-from orca.planner.follow.measured import MeasuredFigures, measured_figures
+from orca.planner.follow.measured import measured_figures
 from orca.planner.follow.state import FollowState, Replan, state_from_json, state_to_json
 from orca.planner.search.goal import PlanGoal
 from orca.planner.search.plan import Plan, PlannedFigures
 from orca.pool.latency_bins import AnswerLatency, bin_of
 from orca.pool.latency_counts import LatencyCounts, PeriodLatencies
 from orca.pool.length_bins import PERIOD_MS
+from orca.pool.measured import MeasuredFigures
 from support.planner.plans import check, figures, lengths, plan
 
 RUNS = plan(8, throughput=6.0)

@@ -74,6 +74,7 @@ async def poll_pool(
     *,
     results: Sequence[str] = (),
     counts_answers: bool = False,
+    reads_latencies: bool = False,
     url: str | None = None,
 ) -> PoolStatus:
     """Ask the pool for its counts, on a connection of its own.
@@ -83,11 +84,13 @@ async def poll_pool(
         larger_than: slots; ask also which requests need more, for which the pool checks each request. None does not.
         results: keys of Jobs whose results are read.
         counts_answers: ask also how many answers of the model in force have been counted.
+        reads_latencies: ask also how long these answers took.
         url: of the Redis to ask, with the login in the Secret; None asks the one that the Secret names.
     """
     try:
         async with _connected(deployment, secret, url) as pool:
-            return await _with_results(pool, await _read_status(pool, larger_than), results, counts_answers)
+            status = await _with_results(pool, await _read_status(pool, larger_than), results, counts_answers)
+            return await _with_latencies(pool, status) if reads_latencies else status
     except OrcaError as error:
         return PoolStatus(problem=str(error))
 
@@ -197,6 +200,11 @@ async def _with_results(pool: RequestPool, status: PoolStatus, keys: Sequence[st
         answers = 0 if status.revision is None else (await pool.lengths(status.revision)).answers
     results = {key: result for key, result in found.items() if result is not None}
     return replace(status, counted_answers=answers, results=results)
+
+
+async def _with_latencies(pool: RequestPool, status: PoolStatus) -> PoolStatus:
+    """Return the status with the latencies of the model in force, if there is one. Raises: OrcaError."""
+    return status if status.revision is None else replace(status, latencies=await pool.latencies(status.revision))
 
 
 def _settings(values: Mapping[str, str], folder: Path, replicas: int) -> PoolSettings:

@@ -41,11 +41,11 @@ class Refusal:
 
     @property
     def is_of_plan(self) -> bool:
-        """True if it concerns a Job or a result on the way to a plan for spec.slo, which nothing that serves needs."""
+        """True if it concerns a Job or a result of a plan for spec.slo, which nothing that serves needs."""
         action = self.action
         if not isinstance(action, Apply) or action.manifest["kind"] not in ("Job", "ConfigMap"):
             return False
-        return label_map(action.manifest).get(names.ROLE_LABEL) in (names.PROFILE, names.PLAN)
+        return label_map(action.manifest).get(names.ROLE_LABEL) in (names.PROFILE, names.PLAN, names.FOLLOW)
 
 
 @dataclass(frozen=True, slots=True)

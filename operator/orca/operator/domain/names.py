@@ -12,6 +12,8 @@ shop-pool                  StatefulSet, Service, PersistentVolumeClaim and Secre
 shop-model-<digest>        Job and PersistentVolumeClaim of a fetched model
 shop-profile-<key>         Job that measures the model for a plan, and ConfigMap with what it measured
 shop-plan-<key>            Job that makes a plan for spec.slo, and ConfigMap with the plan
+shop-follow-<key>          ConfigMap with the last check of a plan, and the plan that it has put in force
+shop-check-<key>-<number>  Job that checks a plan for spec.slo on the lengths of now
 shop-3fa91c02-0            Service and StatefulSet of group 0 of the revision 3fa91c02; its pods are stages
 shop-3fa91c02-0-scheduler  Service and StatefulSet of the group's scheduler
 """
@@ -32,7 +34,7 @@ REPLICAS_MANAGER = "orca-operator-replicas"
 """Field manager of the number of gateways, from when the operator leaves it to an autoscaler until that changes it."""
 
 GATEWAY, SCHEDULER, STAGE, POOL, FETCH, ACCOUNT = "gateway", "scheduler", "stage", "pool", "fetch", "account"
-PROFILE, PLAN = "profile", "plan"
+PROFILE, PLAN, FOLLOW = "profile", "plan", "follow"
 """Roles of pods, and of the objects that belong to them; ACCOUNT is for the ServiceAccount that all pods share."""
 
 DEPLOYMENT_LABEL = f"{GROUP}/deployment"
@@ -151,6 +153,15 @@ def profile(name: str, key: str) -> str:
 
 def plan(name: str, key: str) -> str:
     return f"{name}-plan-{key}"
+
+
+def follow(name: str, key: str) -> str:
+    return f"{name}-follow-{key}"
+
+
+def check(name: str, key: str, number: int) -> str:
+    """Name a check of a plan. Args: number: of the check, from 1 on."""
+    return f"{name}-check-{key}-{number}"
 
 
 def labels(name: str, role: str, more: Mapping[str, Any] | None = None) -> dict[str, str]:

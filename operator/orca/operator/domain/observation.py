@@ -9,13 +9,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from orca.core.fetch_report import FetchProgress
+from orca.core.plan_report import PlanReport
 from orca.operator.domain import facts, names
 from orca.operator.domain.cluster_events import Events
 from orca.operator.domain.groups import Group, read_groups
 from orca.operator.domain.model_references import outputs_digest
 from orca.operator.domain.objects import Children, label_map
 from orca.operator.domain.resource import DeploymentSpec, Json, OrcaDeployment, SecretKey
+from orca.operator.domain.slo.following import FollowRecord
 from orca.operator.domain.slo.planned import PlannedService
+from orca.pool.latency_counts import LatencyCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,7 @@ class Release:
     fetch: str
     has_network_policies: bool = False
     dns_ports: tuple[int, ...] = (53,)  # that NetworkPolicies let pods call
+    slo_check_s: float = 600.0  # seconds from check to check of a plan for spec.slo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,8 @@ class PoolStatus:
     older_schema: int | None = None  # the number in force, if it is that of the release before
     # Answers of the model in force that ended by themselves in the last hours; None if not asked.
     counted_answers: int | None = None
+    # Latencies of the answers of the model in force; None if not asked, or if no model is in force.
+    latencies: LatencyCounts | None = None
     # Results of Jobs by their keys, as far as they were asked for and are there.
     results: Mapping[str, bytes] = field(default_factory=dict)
     problem: str | None = None  # None if the pool answered
@@ -66,12 +72,16 @@ class ModelVersion:
     generation: int  # the highest comes into force in the pool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInForce:
-    """The plan that the deployment runs."""
+    """The plan that the deployment runs, or is about to run."""
 
-    name: str  # of its ConfigMap
+    name: str  # of the ConfigMap that holds it
     planned: PlannedService
+    report: PlanReport | None = None  # None: a release without reports has made it
+    is_wanted: bool  # it is for the present spec
+    following: FollowRecord | None = None  # None: nothing was noted yet, or the plan is for an earlier spec
+    made_s: float  # seconds since 1970 at which the first plan for its spec was made
 
 
 @dataclass(frozen=True, kw_only=True)

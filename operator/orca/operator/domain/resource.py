@@ -98,6 +98,7 @@ class SloSpec:
     tpot_ms: int | None = None
     margin_percent: int
     workload: WorkloadSpec
+    replan: str
 
     @property
     def rate(self) -> float | None:

@@ -9,3 +9,9 @@ class Condition:
     is_true: bool
     reason: str
     message: str = ""
+    is_known: bool = True  # False: nobody can tell whether it is true
+
+    @property
+    def status(self) -> str:
+        """The status as the API server has it."""
+        return str(self.is_true) if self.is_known else "Unknown"

@@ -34,6 +34,7 @@ from orca.operator.plan.model_change import ModelChange, may_come_into_force, pl
 from orca.operator.plan.model_fetch import FetchPlan, plan_fetch
 from orca.operator.plan.pauses import next_pauses
 from orca.operator.plan.rollout import Bounds, RolloutMove, next_move
+from orca.operator.plan.slo.following import PlanFollowing, follow_plan
 from orca.operator.plan.slo.making import PlanMaking, plan_slo
 from orca.operator.plan.slots_change import SlotsChange, plan_slots_change
 from orca.operator.render import gateway, group, network, objects, pool
@@ -55,6 +56,7 @@ class ReconcilePlan:
     change: ModelChange
     slots: SlotsChange
     slo: PlanMaking
+    following: PlanFollowing
 
     @property
     def new_groups(self) -> list[Group]:
@@ -89,8 +91,11 @@ def make_plan(observation: Observation) -> ReconcilePlan:
     decisions = _decide(observation)
     schedule = group.schedule(observation.deployment, _bounds_in_use(observation))
     schedulers = _render_schedulers(observation, decisions)
-    held = _held_objects(observation, decisions, schedulers)
+    is_running = _runs_as_wanted(observation, decisions, schedulers, schedule)
+    following = follow_plan(observation, can_start=decisions.can_start, is_running=is_running)
+    held = _held_objects(observation, decisions, schedulers) | following.kept
     rendered = [
+        *following.manifests,
         *_render_all_but_schedulers(observation, decisions, schedule),
         *chain.from_iterable(schedulers.values()),
     ]
@@ -105,7 +110,7 @@ def make_plan(observation: Observation) -> ReconcilePlan:
         *_applies(observation, wanted),
         *_suspensions(observation, held),
         *_announced_schedules(observation, content_hash(observation.deployment, schedule)),
-        *_leftovers(observation, kept, {**decisions.fetch.leaving, **decisions.slo.leaving}),
+        *_leftovers(observation, kept, {**decisions.fetch.leaving, **decisions.slo.leaving, **following.leaving}),
         *_unread_claims(observation, decisions.fetch.unread_claims),
         *_removals(observation, decisions.move.remove),
         *_returns(observation, decisions),
@@ -121,6 +126,7 @@ def make_plan(observation: Observation) -> ReconcilePlan:
         change=decisions.change,
         slots=decisions.slots,
         slo=decisions.slo,
+        following=following,
     )
 
 
@@ -292,6 +298,27 @@ def _is_as_wanted(observation: Observation, manifest: Json) -> bool:
     return there is None or label_map(there).get(names.HASH_LABEL) == hash_of(observation.deployment, manifest)
 
 
+def _runs_as_wanted(
+    observation: Observation, decisions: _Decisions, schedulers: Mapping[str, Sequence[Json]], schedule: Json
+) -> bool:
+    """Return whether all groups run as the spec wants, and there are no others.
+
+    Args: schedulers: Service and StatefulSet by group. schedule: the ConfigMap of batch bounds.
+    """
+    groups, children = observation.groups, observation.children
+    if not groups or len(groups) != observation.spec.wanted_groups:
+        return False
+    if any(each.revision != decisions.revision or each.is_leaving or not each.is_ready for each in groups):
+        return False
+    for _, stateful_set in schedulers.values():
+        there = children.get(*key_of(stateful_set))
+        if there is None or not (_is_as_wanted(observation, stateful_set) and is_rolled_out(there)):
+            return False
+    if children.get(*key_of(schedule)) is None or not _is_as_wanted(observation, schedule):
+        return False
+    return not any(_announced_schedules(observation, content_hash(observation.deployment, schedule)))
+
+
 def _has_its_stages(observation: Observation, group: str) -> bool:
     up = sum(map(is_pod_ready, observation.children.pods(names.STAGE, group=group)))
     return up >= observation.spec.parallelism.stages
@@ -455,7 +482,7 @@ def _is_given_up(pod: Json, now_s: float) -> bool:
 def _may_be_forced(pod: Json) -> bool:
     """Return whether two such pods may run at once. Two Redis on one volume would lose accepted requests."""
     role = label_map(pod).get(names.ROLE_LABEL)
-    return role in (names.GATEWAY, names.SCHEDULER, names.STAGE, names.FETCH, names.PROFILE, names.PLAN)
+    return role in (names.GATEWAY, names.SCHEDULER, names.STAGE, names.FETCH, names.PROFILE, names.PLAN, names.FOLLOW)
 
 
 def _delete(child: Json, reason: str, *, is_forced: bool = False) -> Delete:

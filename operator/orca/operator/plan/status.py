@@ -9,7 +9,7 @@ GatewayReady     clients reach the gateways, also through the Ingress or the rou
 Progressing      something is on its way: a start, a rollout, a change of scale
 Degraded         something that should serve does not, or will soon stop, and why
 PlanReady        the plan for spec.slo is in force; only with spec.slo
-SloMet           no plan meets the goal, if it is False (slo/conditions.py)
+SloMet           the measured latencies meet the goal; only with a plan for the present spec (slo/conditions.py)
 Ready            the wanted revision serves, with all the groups that it needs, and clients reach it
 
 A part for which the plan still has something to write is not ready, whatever was observed: that was before the write.
@@ -28,7 +28,8 @@ from orca.operator.domain.resource import Json
 from orca.operator.plan import model_fetch, pauses, pool_memory, reach
 from orca.operator.plan.condition import Condition
 from orca.operator.plan.plan import ReconcilePlan
-from orca.operator.plan.slo.conditions import slo_conditions
+from orca.operator.plan.slo.conditions import check_problem, slo_conditions
+from orca.operator.plan.slo.plan_status import plan_status, with_young_figures
 from orca.operator.render import pool
 
 MESSAGE_MAX = 1024
@@ -77,12 +78,12 @@ def make_status(
             _conditions(observation, plan, refusals), before, deployment.generation, observation.now_s
         ),
     }
-    if observation.plan_in_force is not None:
-        result["plan"] = observation.plan_in_force.planned.summary
+    if (shown := plan_status(observation, check_problem(observation, plan.following, refusals))) is not None:
+        result["plan"] = shown
     if counts.problem is None:
         wait_s = counts.oldest_wait_ms // 1000
         result["requests"] = {"queued": counts.queued, "running": counts.running, "oldestWaitSeconds": wait_s}
-    return result
+    return with_young_figures(result, before, observation.now_s)
 
 
 def _one_pod_per_group(deployment: str) -> str:
@@ -114,7 +115,7 @@ def _conditions(observation: Observation, plan: ReconcilePlan, refusals: Sequenc
         progressing,
         _degraded(parts, progressing, _late(observation), _will_stop(observation, certificate)),
         _ready(observation, [accepted, *parts], progressing),
-        *slo_conditions(observation, plan.slo, refusals),
+        *slo_conditions(observation, plan.slo, refusals, check_problem(observation, plan.following, refusals)),
     ]
 
 
@@ -388,7 +389,7 @@ def _progressing(observation: Observation, plan: ReconcilePlan, parts: Sequence[
     return Condition(name, False, "Complete")
 
 
-_JOBS = (names.FETCH, names.PROFILE, names.PLAN)
+_JOBS = (names.FETCH, names.PROFILE, names.PLAN, names.FOLLOW)
 """Roles of pods that do not become ready."""
 
 
@@ -453,7 +454,7 @@ def _dated(conditions: Sequence[Condition], before: Mapping[str, Any], generatio
     known = {each["type"]: each for each in before.get("conditions") or []}
     dated = []
     for condition in conditions:
-        value = "True" if condition.is_true else "False"
+        value = condition.status
         last = known.get(condition.type, {})
         dated.append(
             {

@@ -2,7 +2,7 @@
 
     clients -> gateways -> pool <- schedulers <-> stages <-> stages        operator -> pool
     Prometheus -> gateways, schedulers (metrics ports)                     all -> DNS
-    operator -> fetches -> anywhere                        profiles, plans -> pool
+    operator -> fetches -> anywhere                profiles, plans, checks -> pool
 
 The internal ports ask for no keys, so only these policies keep them internal. Some network plugins enforce no policy.
 
@@ -71,7 +71,7 @@ def _policies(deployment: OrcaDeployment, stages: Iterable[Json]) -> list[Json]:
         # Hubs and stores may be anywhere.
         polls = [_rule("from", _OPERATOR, fetch.PORT)]
         found.append(_policy(deployment, names.FETCH, ingress=polls, egress=[_ANYBODY]))
-    jobs = (names.PROFILE, names.PLAN) if deployment.spec.slo is not None else ()
+    jobs = (names.PROFILE, names.PLAN, names.FOLLOW) if deployment.spec.slo is not None else ()
     found += [_policy(deployment, role, ingress=[], egress=[to_pool]) for role in jobs]
     if deployment.spec.pool.external is None:
         parts = (gateways, scheduler, *(_pods(deployment, role) for role in jobs), _OPERATOR)

@@ -1,16 +1,18 @@
-"""The Jobs that measure a model and make a plan for spec.slo, and the ConfigMaps that hold their results.
+"""The Jobs that measure a model, and make and check a plan for spec.slo, and the ConfigMaps that hold their results.
 
 The pod of a profile is like that of a stage, with the devices of a whole group, or fewer GPUs. Image, node and patch
-are those of stages, since times must be measured where they will count. The pod of a plan is like that of a scheduler.
+are those of stages, since times must be measured where they will count. The pods of a plan and of its
+checks are like that of a scheduler.
 
-Both leave their result in the pool. Their pods have no rights in the cluster.
+All leave their result in the pool. Their pods have no rights in the cluster.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from orca.core.fetch_report import PERMANENT_EXIT
-from orca.core.job_files import PLAN_FILE, PROFILE_FILE
+from orca.core.job_files import PLAN_FILE, PROFILE_FILE, STATE_FILE
 from orca.operator.domain import names
 from orca.operator.domain.pod_patches.pod_patch import merged
 from orca.operator.domain.resource import Json, OrcaDeployment, ResourcesSpec, SloSpec
@@ -28,11 +30,15 @@ _RETRIES = 3
 _PLAN_RESOURCES = ResourcesSpec(requests={"cpu": "500m", "memory": "256Mi"}, limits={"memory": "2Gi"})
 """The search runs for up to a minute on one processor."""
 
+_CHECK_RESOURCES = ResourcesSpec(requests={"cpu": "100m", "memory": "256Mi"}, limits={"memory": "2Gi"})
+"""A check takes half a minute of a processor. Nobody waits for it, so it takes what others leave."""
+
 _DEADLINE_S = 4 * 3600
 """Seconds on its node after which a pod ends, since it hangs. A large model takes long to load, for each number of
 ranks. The wait for devices does not count."""
 
 _PROFILE_FOLDER = "/etc/orca/profile"
+_PLAN_FOLDER = "/etc/orca/plan"
 _PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
 
 
@@ -101,17 +107,18 @@ def plan_job(
         profile: name of the ConfigMap with the profile.
         least_slots: KV slots without which a group would not form; None: unknown.
     """
-    spec = deployment.spec
+    spec, slo = deployment.spec, _slo(deployment)
     values = {
         "profile": f"{_PROFILE_FOLDER}/{PROFILE_FILE}",
         "out": f"/tmp/{PLAN_FILE}",
-        **_goal(_slo(deployment)),
+        **_goal(slo),
+        "counted": True if slo.workload.lengths is None else None,
         **_room(deployment),
         "least_slots": least_slots,
         "deployment": pool.key_prefix(deployment),
         "result_key": name,
     }
-    mount = {"name": "profile", "mountPath": _PROFILE_FOLDER, "readOnly": True}
+    files = {"profile": _Files(profile, _PROFILE_FOLDER)}
     main = container(
         names.SCHEDULER,
         image,
@@ -120,19 +127,51 @@ def plan_job(
         resources=_PLAN_RESOURCES,
         ports={},
         environment=[{"name": "ORCA_PLAN_POOL", **connection.url}, *connection.environment],
-        mounts=[*connection.mounts, mount],
+        mounts=[*connection.mounts, *_mounts(files)],
     )
-    pod = template(
-        names.labels(deployment.name, names.PLAN),
-        main,
-        account=deployment.account,
+    return _scheduler_job(deployment, name, names.PLAN, main, [*connection.volumes, *_volumes(files)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckInput:
+    """The input of a check."""
+
+    profile: str  # name of the ConfigMap with the profile
+    plan: str  # name of the ConfigMap with the plan in force
+    has_state: bool  # that ConfigMap has the state that the last check has left, too
+    since_ms: int | None  # awake time of the pool at which all groups ran the plan; None: they do not yet
+    least_slots: int | None  # KV slots without which a group would not form; None: unknown
+
+
+def check_job(deployment: OrcaDeployment, image: str, name: str, given: CheckInput, connection: PoolConnection) -> Json:
+    """Render the Job that checks a plan. Args: deployment: as its author wrote it. name: also of its result."""
+    spec, slo = deployment.spec, _slo(deployment)
+    values = {
+        "profile": f"{_PROFILE_FOLDER}/{PROFILE_FILE}",
+        "plan": f"{_PLAN_FOLDER}/{PLAN_FILE}",
+        "state": f"{_PLAN_FOLDER}/{STATE_FILE}" if given.has_state else None,
+        "since_ms": given.since_ms,
+        "replan": slo.replan.lower(),
+        "groups": spec.replicas,
+        **_goal(slo),
+        **_room(deployment),
+        "least_slots": given.least_slots,
+        "deployment": pool.key_prefix(deployment),
+        "result_key": name,
+    }
+    in_plan = (PLAN_FILE, STATE_FILE) if given.has_state else (PLAN_FILE,)
+    files = {"profile": _Files(given.profile, _PROFILE_FOLDER), "plan": _Files(given.plan, _PLAN_FOLDER, in_plan)}
+    main = container(
+        names.SCHEDULER,
+        image,
+        ["follow", *flags(values)],
         images=spec.images,
-        volumes=[*connection.volumes, {"name": "profile", "configMap": {"name": profile}}],
-        more={"tolerations": list(LOST_NODE)},
-        patch=spec.scheduler.pod_patch,
-        remove=spec.scheduler.pod_patch_remove,
+        resources=_CHECK_RESOURCES,
+        ports={},
+        environment=[{"name": "ORCA_FOLLOW_POOL", **connection.url}, *connection.environment],
+        mounts=[*connection.mounts, *_mounts(files)],
     )
-    return _job(deployment, name, names.PLAN, pod, container_name=names.SCHEDULER)
+    return _scheduler_job(deployment, name, names.FOLLOW, main, [*connection.volumes, *_volumes(files)])
 
 
 def result(deployment: OrcaDeployment, name: str, role: str, files: Mapping[str, str]) -> Json:
@@ -141,8 +180,54 @@ def result(deployment: OrcaDeployment, name: str, role: str, files: Mapping[str,
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": marks, "immutable": True, "data": dict(files)}
 
 
+def follow_state(deployment: OrcaDeployment, name: str, data: Mapping[str, str]) -> Json:
+    """Render the ConfigMap that holds the record of the checks of a plan. Each check changes it."""
+    marks = metadata(deployment, name, names.FOLLOW, {names.MODEL_LABEL: layers_digest(deployment.spec.model)})
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": marks, "data": dict(data)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Files of a ConfigMap in a pod."""
+
+    config_map: str
+    folder: str
+    keys: Sequence[str] = ()  # none: all of them
+
+
+def _mounts(files: Mapping[str, _Files]) -> list[Json]:
+    """Args: files: by name of the volume."""
+    return [{"name": name, "mountPath": each.folder, "readOnly": True} for name, each in files.items()]
+
+
+def _volumes(files: Mapping[str, _Files]) -> list[Json]:
+    found = []
+    for name, each in files.items():
+        source: Json = {"name": each.config_map}
+        if each.keys:
+            source["items"] = [{"key": key, "path": key} for key in each.keys]
+        found.append({"name": name, "configMap": source})
+    return found
+
+
+def _scheduler_job(deployment: OrcaDeployment, name: str, role: str, main: Json, volumes: Sequence[Json]) -> Json:
+    """Render a Job whose pod is like that of a scheduler. Args: main: its container."""
+    spec = deployment.spec
+    pod = template(
+        names.labels(deployment.name, role),
+        main,
+        account=deployment.account,
+        images=spec.images,
+        volumes=volumes,
+        more={"tolerations": list(LOST_NODE)},
+        patch=spec.scheduler.pod_patch,
+        remove=spec.scheduler.pod_patch_remove,
+    )
+    return _job(deployment, name, role, pod, container_name=names.SCHEDULER)
+
+
 def _goal(slo: SloSpec) -> dict[str, Any]:
-    """Return the flags of the goal and of the workload."""
+    """Return the flags of the goal and of stated lengths."""
     return {
         "devices": slo.devices,
         "latency_ms": slo.latency_ms,
@@ -153,7 +238,6 @@ def _goal(slo: SloSpec) -> dict[str, Any]:
         "tpot_ms": slo.tpot_ms,
         "margin_percent": slo.margin_percent,
         "workload": slo.workload.lengths,
-        "counted": None if slo.workload.lengths is not None else True,
     }
 
 

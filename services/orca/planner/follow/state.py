@@ -5,8 +5,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from orca.core.strict_record import read_record_file, record_from_json, record_to_json
-from orca.planner.follow.measured import MeasuredFigures
 from orca.planner.search.plan import Plan, PlannedFigures, PlannedWorkload
+from orca.pool.measured import MeasuredFigures
 
 VERSION = 1
 """Rises when the meaning or the fields of the state change."""

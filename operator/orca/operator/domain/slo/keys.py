@@ -7,6 +7,7 @@ lengths, and the promise to a request.
 import hashlib
 import json
 from dataclasses import asdict
+from typing import Any
 
 from orca.operator.domain.model_references import outputs_digest, source_digest
 from orca.operator.domain.resource import ModelSpec, OrcaDeployment, SloSpec
@@ -38,7 +39,7 @@ def plan_key(deployment: OrcaDeployment, image: str) -> str:
     spec = deployment.spec
     decided = {
         "profile": profile_key(deployment, image),
-        "goal": asdict(_slo(deployment)),
+        "goal": _goal(_slo(deployment)),
         "constraints": asdict(deployment.constraints),
         "room": [spec.scheduler.kv_slots, spec.worker.memory_share_percent, spec.model.max_model_len],
         "prefetch": spec.scheduler.prefetch,
@@ -52,6 +53,11 @@ def layers_digest(model: ModelSpec) -> str:
     Unlike outputs_digest it does not follow the image: an upgrade keeps its plan until there is another one.
     """
     return _digest([source_digest(model), model.dtype, model.quantization])
+
+
+def _goal(slo: SloSpec) -> dict[str, Any]:
+    """Return the goal, without what becomes of a better plan: that changes no plan."""
+    return {name: value for name, value in asdict(slo).items() if name != "replan"}
 
 
 def _slo(deployment: OrcaDeployment) -> SloSpec:

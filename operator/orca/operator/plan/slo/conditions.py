@@ -1,7 +1,7 @@
 """The conditions of a plan for spec.slo, from what was observed and planned: pure.
 
 PlanReady  the plan for the present spec is in force
-SloMet     False (Infeasible) if no plan meets the goal; the one that comes closest serves
+SloMet     the measured latencies under the plan meet the goal; False (Infeasible) if no plan does by simulation
 """
 
 from collections.abc import Sequence
@@ -9,32 +9,49 @@ from collections.abc import Sequence
 from orca.operator.domain import cluster_events, names, problems
 from orca.operator.domain.api_refusals import TRIES_AGAIN, Refusal
 from orca.operator.domain.objects import condition, condition_status
-from orca.operator.domain.observation import Observation
+from orca.operator.domain.observation import Observation, PlanInForce
 from orca.operator.domain.problems import Problem
 from orca.operator.domain.resource import Json, SloSpec
 from orca.operator.domain.slo.resources import profiled_devices
 from orca.operator.plan.condition import Condition
+from orca.operator.plan.slo.following import PlanFollowing
 from orca.operator.plan.slo.making import ANSWERS_MIN, PlanMaking, PlanState, answers_of_model
+from orca.operator.plan.slo.measuring import compare, is_met, measure
 
 PLAN_READY, SLO_MET = "PlanReady", "SloMet"
 
-PLANNED, INFEASIBLE = "Planned", "Infeasible"
+PLANNED = "Planned"
+MET, MISSED, INFEASIBLE, MEASURING = "Met", "Missed", "Infeasible", "Measuring"
 PROFILING, PLANNING, FEW_ANSWERS = "Profiling", "Planning", "FewAnswers"
 PROFILE_FAILED, PLAN_FAILED = "ProfileFailed", "PlanFailed"
-WARNINGS = frozenset({INFEASIBLE, PROFILE_FAILED, PLAN_FAILED})
+POOL_UNREACHABLE = "PoolUnreachable"
+WARNINGS = frozenset({MISSED, INFEASIBLE, PROFILE_FAILED, PLAN_FAILED})
 """Reasons of Events that somebody should look at."""
 
 
-def slo_conditions(observation: Observation, making: PlanMaking, refusals: Sequence[Refusal]) -> list[Condition]:
-    """Return the conditions; none without spec.slo. Args: refusals: of the API server to actions of the plan."""
+def slo_conditions(
+    observation: Observation, making: PlanMaking, refusals: Sequence[Refusal], problem: str | None
+) -> list[Condition]:
+    """Return the conditions; none without spec.slo.
+
+    Args: refusals: of the API server to actions of the plan. problem: of the checks of the plan in force.
+    """
     slo, found = observation.spec.slo, observation.plan_in_force
     if slo is None:
         return []
-    ready = _plan_ready(observation, making, [each for each in refusals if each.is_of_plan and not each.is_undone])
-    if found is None or not ready.is_true or found.planned.shortfall is None:
-        return [ready]
-    message = f"{found.planned.shortfall}. The one that comes closest serves"
-    return [ready, Condition(SLO_MET, False, INFEASIBLE, message)]
+    ready = _plan_ready(observation, making, _of_plan(refusals), problem)
+    return [ready] if found is None or not ready.is_true else [ready, _slo_met(observation, slo, found)]
+
+
+def check_problem(observation: Observation, following: PlanFollowing, refusals: Sequence[Refusal]) -> str | None:
+    """Return why the next check of the plan in force is not made, or has failed; None if nothing is wrong with it."""
+    if following.problem is not None:
+        return following.problem
+    if refused := _of_plan(refusals):
+        return f"{refused[0].message}; {TRIES_AGAIN}"
+    job = None if following.job is None else observation.children.get("Job", following.job)
+    found = None if job is None else _problem_of(observation, job, names.FOLLOW, "CheckFailed")
+    return None if found is None else found.message
 
 
 def describe(slo: SloSpec) -> str:
@@ -47,12 +64,41 @@ def describe(slo: SloSpec) -> str:
     return ", ".join(words)
 
 
-def _plan_ready(observation: Observation, making: PlanMaking, refusals: Sequence[Refusal]) -> Condition:
+def _of_plan(refusals: Sequence[Refusal]) -> list[Refusal]:
+    return [each for each in refusals if each.is_of_plan and not each.is_undone]
+
+
+def _slo_met(observation: Observation, slo: SloSpec, found: PlanInForce) -> Condition:
+    """Report the goal of a plan that is for the present spec."""
+    if (shortfall := found.planned.shortfall) is not None:
+        return Condition(SLO_MET, False, INFEASIBLE, f"{shortfall}. The one that comes closest serves")
+    if (problem := observation.pool.problem) is not None:
+        message = f"the pool does not answer: {problem}"
+        return Condition(SLO_MET, False, POOL_UNREACHABLE, message, is_known=False)
+    if found.following is None or found.following.notes.since_ms is None:
+        message = "answers are measured when all groups run the plan"
+        return Condition(SLO_MET, False, MEASURING, message, is_known=False)
+    measured = measure(observation)
+    answers = 0 if measured is None else measured.answers
+    if measured is None or answers < ANSWERS_MIN:
+        message = (
+            f"{answers} of at least {ANSWERS_MIN} answers were measured since all groups run the plan, in whole"
+            " periods of ten minutes"
+        )
+        return Condition(SLO_MET, False, MEASURING, message, is_known=False)
+    is_as_wanted = is_met(slo, measured)
+    return Condition(SLO_MET, is_as_wanted, MET if is_as_wanted else MISSED, compare(slo, measured))
+
+
+def _plan_ready(
+    observation: Observation, making: PlanMaking, refusals: Sequence[Refusal], check: str | None
+) -> Condition:
     if making.state is PlanState.READY:
         assert observation.plan_in_force is not None
         fixed = observation.author_deployment.constraints.describe()
-        kept = f"; the spec gives {fixed}" if fixed else ""
-        return Condition(PLAN_READY, True, PLANNED, observation.plan_in_force.planned.summary + kept)
+        notes = f"; the spec gives {fixed}" if fixed else ""
+        notes += "" if check is None else f"; the plan is not checked: {check}"
+        return Condition(PLAN_READY, True, PLANNED, observation.plan_in_force.planned.summary + notes)
     problem = Problem("Refused", f"{refusals[0].message}; {TRIES_AGAIN}") if refusals else _why_not(observation, making)
     serves = "the defaults serve" if observation.plan_in_force is None else "the plan before serves"
     return Condition(PLAN_READY, False, problem.reason, f"{problem.message}; {serves}")
@@ -64,7 +110,7 @@ def _why_not(observation: Observation, making: PlanMaking) -> Problem:
     if making.state is PlanState.SUSPENDED:
         return Problem("Suspended", "the resource is suspended")
     if making.state is PlanState.WAITING and counts.problem is not None:
-        return Problem("PoolUnreachable", f"the plan waits for the pool, which does not answer: {counts.problem}")
+        return Problem(POOL_UNREACHABLE, f"the plan waits for the pool, which does not answer: {counts.problem}")
     if making.state is PlanState.WAITING:
         return Problem("WaitingForModel", "the plan waits for the model")
     if making.state is PlanState.FEW_ANSWERS:
@@ -88,13 +134,16 @@ def _progress(observation: Observation, slo: SloSpec, making: PlanMaking) -> Pro
 
 def _problem_of_job(observation: Observation, making: PlanMaking) -> Problem | None:
     """Return why the Job has no result yet, if not because it is at work."""
-    failed = PLAN_FAILED if making.state is PlanState.PLANNING else PROFILE_FAILED
+    role, failed = (names.PLAN, PLAN_FAILED) if making.state is PlanState.PLANNING else (names.PROFILE, PROFILE_FAILED)
     if making.bad_result is not None:
         return Problem(failed, making.bad_result)
     job = observation.children.get("Job", str(making.job))
-    if job is None:
-        return None
-    pods = [pod for pod in _pods(observation, making) if _is_of(pod, job)]
+    return None if job is None else _problem_of(observation, job, role, failed)
+
+
+def _problem_of(observation: Observation, job: Json, role: str, failed: str) -> Problem | None:
+    """Return the problem of a Job. Args: role: of its pods. failed: reason for a Job that has failed."""
+    pods = [pod for pod in observation.children.pods(role) if _is_of(pod, job)]
     newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default=None)
     if condition_status(job, "Failed") == "True":
         found = None if newest is None else problems.last_words(newest)
@@ -105,10 +154,6 @@ def _problem_of_job(observation: Observation, making: PlanMaking) -> Problem | N
         return None
     waits = cluster_events.why_pods_wait(observation.children, observation.events, [newest], observation.now_s)
     return waits or problems.of_pod(newest)
-
-
-def _pods(observation: Observation, making: PlanMaking) -> list[Json]:
-    return observation.children.pods(names.PLAN if making.state is PlanState.PLANNING else names.PROFILE)
 
 
 def _is_of(pod: Json, job: Json) -> bool:

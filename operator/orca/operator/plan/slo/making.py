@@ -3,7 +3,7 @@
     1. A Job measures the model (profile), and leaves the profile in the pool.
     2. The operator writes it into a ConfigMap.
     3. A Job makes the plan from the profile, and leaves the plan in the pool.
-    4. The operator writes it into a ConfigMap, which is then in force (in_force.py).
+    4. The operator writes it into a ConfigMap, which is then in force (in_force.py), and is followed (following.py).
 
 Job, result and ConfigMap have one name, which follows from everything that decides the result (keys.py). So the same
 spec leads to the same move, whatever happened to the operator meanwhile, and a ConfigMap never changes. A Job goes when
@@ -22,8 +22,9 @@ from orca.operator.domain import names
 from orca.operator.domain.objects import ObjectKey, is_going, label_map, seconds, since
 from orca.operator.domain.observation import Observation
 from orca.operator.domain.resource import Json
+from orca.operator.domain.slo.following import read_first
 from orca.operator.domain.slo.keys import plan_key, profile_key
-from orca.operator.domain.slo.planned import PlannedService, read_planned
+from orca.operator.domain.slo.planned import PlannedService
 from orca.operator.plan.children import hash_of
 from orca.operator.render import planning, pool
 
@@ -33,6 +34,9 @@ ANSWERS_MIN = 200
 RETRY_S = 120.0
 LOST_S = 30.0
 """A result that is not in the pool so long after its Job has completed does not come any more."""
+
+SPEC_HAS_CHANGED = "the spec or the promise of the pool has changed"
+"""Reason for which a Job goes."""
 
 
 class PlanState(Enum):
@@ -64,18 +68,19 @@ def plan_slo(observation: Observation, *, can_start: bool) -> PlanMaking:
     if observation.spec.slo is None:
         return PlanMaking(state=PlanState.NOT_WANTED)
     profile, plan = _names(observation)
-    kept = {("ConfigMap", name) for name in (profile,) if _has_profile(observation, name)}
+    kept = {("ConfigMap", profile)} if has_profile(observation) else set()
     if (found := observation.plan_in_force) is not None:
+        if found.is_wanted:
+            # It is kept where it is followed.
+            return PlanMaking(state=PlanState.READY, kept=frozenset(kept))
         kept.add(("ConfigMap", found.name))
-    if found is not None and found.name == plan:
-        return PlanMaking(state=PlanState.READY, kept=frozenset(kept))
     if observation.spec.suspend:
         return PlanMaking(state=PlanState.SUSPENDED, kept=frozenset(kept))
-    has_profile = ("ConfigMap", profile) in kept
-    wanted, state = (plan, PlanState.PLANNING) if has_profile else (profile, PlanState.PROFILING)
-    files, problem = _result(observation, wanted, is_plan=has_profile)
+    is_measured = ("ConfigMap", profile) in kept
+    wanted, state = (plan, PlanState.PLANNING) if is_measured else (profile, PlanState.PROFILING)
+    files, problem = _result(observation, wanted, is_plan=is_measured)
     if files is not None:
-        role = names.PLAN if has_profile else names.PROFILE
+        role = names.PLAN if is_measured else names.PROFILE
         made = planning.result(observation.author_deployment, wanted, role, files)
         # A ConfigMap of that name that cannot be read goes first. Until the new one is there, the Job stays.
         is_free = observation.children.get("ConfigMap", wanted) is None
@@ -83,7 +88,7 @@ def plan_slo(observation: Observation, *, can_start: bool) -> PlanMaking:
         return PlanMaking(state=state, manifests=(made,) if is_free else (), kept=held, job=wanted)
     if not can_start or observation.pool.problem is not None:
         return PlanMaking(state=PlanState.WAITING, kept=frozenset(kept | {("Job", wanted)}), job=wanted)
-    if has_profile and _lacks_answers(observation, wanted):
+    if is_measured and _lacks_answers(observation, wanted):
         return PlanMaking(state=PlanState.FEW_ANSWERS, kept=frozenset(kept))
     return _with_job(observation, state, wanted, frozenset(kept), problem)
 
@@ -94,9 +99,9 @@ def results_to_read(observation: Observation) -> tuple[str, ...]:
         return ()
     profile, plan = _names(observation)
     found = observation.plan_in_force
-    if found is not None and found.name == plan:
+    if found is not None and found.is_wanted:
         return ()
-    return (plan,) if _has_profile(observation, profile) else (profile,)
+    return (plan,) if has_profile(observation) else (profile,)
 
 
 def needs_counts(observation: Observation) -> bool:
@@ -114,8 +119,14 @@ def _names(observation: Observation) -> tuple[str, str]:
     return profile, names.plan(deployment.name, plan_key(deployment, image))
 
 
-def _has_profile(observation: Observation, name: str) -> bool:
-    there = observation.children.get("ConfigMap", name)
+def profile_name(observation: Observation) -> str:
+    """Return the name of the profile that the spec wants."""
+    return _names(observation)[0]
+
+
+def has_profile(observation: Observation) -> bool:
+    """Return whether the profile that the spec wants is there."""
+    there = observation.children.get("ConfigMap", profile_name(observation))
     return there is not None and not is_going(there) and PROFILE_FILE in (there.get("data") or {})
 
 
@@ -139,7 +150,7 @@ def _result(observation: Observation, name: str, *, is_plan: bool) -> tuple[dict
     try:
         files = read_files(body)
         if is_plan:
-            _check_fits(observation, read_planned(files))
+            check_fits(observation, read_first(files)[0])
         elif PROFILE_FILE not in files:
             raise ValueError(f"there is no {PROFILE_FILE}")
     except (ValueError, RecursionError) as error:
@@ -147,8 +158,11 @@ def _result(observation: Observation, name: str, *, is_plan: bool) -> tuple[dict
     return files, None
 
 
-def _check_fits(observation: Observation, planned: PlannedService) -> None:
-    """Raises: ValueError if a plan takes more devices than the spec allows, or does not keep to what it gives."""
+def check_fits(observation: Observation, planned: PlannedService) -> None:
+    """Check a plan against the spec.
+
+    Raises: ValueError if it takes more devices than the spec allows, or does not keep to what the spec gives.
+    """
     slo, constraints = observation.spec.slo, observation.author_deployment.constraints
     assert slo is not None
     if not planned.fits(constraints, slo.devices):
@@ -175,11 +189,11 @@ def _render_job(observation: Observation, state: PlanState, name: str) -> Json:
     if state is PlanState.PROFILING:
         return planning.profile_job(deployment, images.worker, name, connection)
     profile, _ = _names(observation)
-    least = _least_slots(observation)
+    least = least_slots(observation)
     return planning.plan_job(deployment, images.scheduler, name, profile, connection, least_slots=least)
 
 
-def _least_slots(observation: Observation) -> int | None:
+def least_slots(observation: Observation) -> int | None:
     """Return the KV slots without which a group of the wanted model would not form; None if any number will do.
 
     It must have those that the spec chooses. Otherwise it must have those that the pool has promised to a request.
@@ -191,7 +205,7 @@ def _least_slots(observation: Observation) -> int | None:
 
 def _why_it_goes(observation: Observation, there: Json, new: Json) -> str | None:
     if label_map(there).get(names.HASH_LABEL) != hash_of(observation.deployment, new):
-        return "the spec or the promise of the pool has changed"
+        return SPEC_HAS_CHANGED
     failed, completed = since(there, "Failed"), since(there, "Complete")
     if failed is not None and observation.now_s - seconds(failed) > RETRY_S:
         return "it has failed, and somebody may have fixed the cause"
