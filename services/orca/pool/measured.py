@@ -38,6 +38,7 @@ def answer_figures(
     percentile: float,
     latency_ms: float,
     since_ms: int | None = None,
+    before: LatencyCounts | None = None,
     groups: int = 1,
     half_life_s: float = inf,
 ) -> MeasuredFigures | None:
@@ -50,11 +51,15 @@ def answer_figures(
         since_ms: awake time at which the schedule came into force; None: all counts are of it. Only periods that began
             after it count, and after the answers that ran at that time have had the time of the bound to end: others
             have answers of the schedule before. So the first figures come within two periods after a change.
+        before: an earlier reading of this pool, after `are_others_over`; only later answers count. It takes the place
+            of since_ms, and the first figures come at once.
         groups: number of groups that the answers are of; a plan predicts the figures of one.
         half_life_s: awake seconds after which an answer has half its weight.
     """
-    if since_ms is not None:
-        counts = counts.since(since_ms + int(min(latency_ms, PERIOD_MS)))
+    if before is not None:
+        counts = counts.after(before)
+    elif since_ms is not None:
+        counts = counts.since(_others_end_ms(since_ms, latency_ms))
     latency, first = _REQUESTS if kind == "requests" else _SEQUENCE
 
     def percentile_s(of: AnswerLatency) -> float | None:
@@ -70,3 +75,15 @@ def answer_figures(
         ttft_s=percentile_s(first),
         tpot_s=percentile_s(AnswerLatency.TOKEN),
     )
+
+
+def are_others_over(counts: LatencyCounts, *, since_ms: int, latency_ms: float) -> bool:
+    """Return whether the answers that ran when a schedule came into force have had the time of the bound to end.
+
+    Args: counts: a reading of the pool. since_ms, latency_ms: as of `answer_figures`.
+    """
+    return counts.awake_ms >= _others_end_ms(since_ms, latency_ms)
+
+
+def _others_end_ms(since_ms: int, latency_ms: float) -> int:
+    return since_ms + int(min(latency_ms, PERIOD_MS))

@@ -35,6 +35,9 @@ def measured_shop(body: bytes | None = None, *, goal: Json | None = None, **of: 
     cluster = followed_shop(slo=goal or GOAL)
     cluster.pool = replace(cluster.pool, latencies=latencies())
     check_again(cluster, body)
+    # Answers of another plan are over.
+    cluster.pool = replace(cluster.pool, latencies=latencies(BEGIN_MS + 8000))
+    cluster.settle()
     cluster.pool = replace(cluster.pool, latencies=latencies(MEASURED_MS, **of))
     return cluster
 
@@ -144,6 +147,14 @@ def test_answers_of_the_plan_before_are_not_measured() -> None:
     check_again(cluster, check_body(schedule(max_batch_size=5, max_batch_tokens=21)))
     assert condition_of(cluster, "SloMet")[:2] == ("Unknown", "Measuring")
     assert "measured" not in plan_of(cluster)
+    over_ms = MEASURED_MS + GOAL["latencyMs"]
+    cluster.pool = replace(cluster.pool, latencies=latencies(over_ms, answers=499, period=over_ms // PERIOD_MS))
+    cluster.settle()
+    assert condition_of(cluster, "SloMet")[:2] == ("Unknown", "Measuring")
+    running = latencies(over_ms + 20_000, answers=799, period=over_ms // PERIOD_MS)
+    cluster.pool = replace(cluster.pool, latencies=running)
+    assert condition_of(cluster, "SloMet")[:2] == ("True", "Met"), "of the same period"
+    assert plan_of(cluster)["measured"]["answers"] == 300
     cluster.pool = replace(cluster.pool, latencies=latencies(MEASURED_MS + 2 * PERIOD_MS, answers=500))
     assert condition_of(cluster, "SloMet")[:2] == ("True", "Met")
 

@@ -155,7 +155,9 @@ def test_nothing_is_checked_before_ten_minutes_of_awake_time(system: Callable[..
 
 def test_a_check_says_what_was_predicted_and_measured(system: Callable[..., System]) -> None:
     run = system()
-    run.after(check(figures(6.1, 7.4), RUNS), minutes=25)
+    run.look()
+    run.look(minutes=1)
+    run.after(check(figures(6.1, 7.4), RUNS), minutes=24)
     [line] = run.said
     assert line.startswith("slo: iteration, batch 8, 1 stage; predicted 99 % in 7.4 s at 6.1 requests/s, measured 7.")
     assert line.endswith("; planned from 1,000 answers")
@@ -240,11 +242,26 @@ def test_a_plan_is_in_force_from_the_end_of_a_long_check_on(system: Callable[...
 
 def test_the_measured_throughput_is_that_of_one_group(system: Callable[..., System]) -> None:
     run = system("--replicas", "2")
-    run.after(check(figures(), RUNS), minutes=30)
+    run.look()
+    run.look(minutes=1)
+    run.after(check(figures(), RUNS), minutes=29)
     state = read_state(run.folder / "slo.json")
     assert state.measured is not None
     assert state.measured.throughput == pytest.approx(300 / 600 / 2)
     assert run.ordered[0].limits.groups == 2
+
+
+def test_answers_count_from_when_those_of_another_plan_are_over(system: Callable[..., System]) -> None:
+    run = system()
+    run.look()
+    run.look(minutes=0.1)
+    assert read_state(run.folder / "slo.json").measured is None, "not before the time of the bound"
+    run.look(minutes=0.9)
+    assert read_state(run.folder / "slo.json").measured is None, "these answers may be of another plan"
+    run.after(check(figures(), RUNS))
+    measured = read_state(run.folder / "slo.json").measured
+    assert measured is not None
+    assert measured.answers == 300
 
 
 def test_files_that_cannot_be_written_are_reported_once_and_stop_nothing(system: Callable[..., System]) -> None:

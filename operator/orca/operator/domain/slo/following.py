@@ -12,9 +12,14 @@ from orca.core.job_files import PLAN_FILE, REPORT_FILE
 from orca.core.plan_report import PlanReport, read_report
 from orca.core.strict_record import record_from_json, record_to_json
 from orca.operator.domain.slo.planned import PlannedService, read_planned
+from orca.pool.latency_counts import LatencyCounts, counts_from_json, counts_to_json
 
 NOTES_FILE = "following.json"
-"""The notes of the operator. All other files are those of the last check."""
+"""The notes of the operator."""
+
+READING_FILE = "latencies-before.json"
+"""A reading of the pool's latencies soon after the plan came into force. All other files are those of the last check.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,33 +45,40 @@ class FollowRecord:
 
     notes: FollowNotes = FollowNotes()
     files: Mapping[str, str] = field(default_factory=dict)  # that the check has left; none before the first one
+    # Latencies that the pool had counted when answers of other plans were over; None until they are. Later answers are
+    # those of the plan.
+    reading: LatencyCounts | None = None
 
     @property
     def data(self) -> dict[str, str]:
         """The content of the ConfigMap."""
-        return {**self.files, NOTES_FILE: record_to_json(self.notes).decode()}
+        found = {**self.files, NOTES_FILE: record_to_json(self.notes).decode()}
+        return found if self.reading is None else {**found, READING_FILE: counts_to_json(self.reading)}
 
     def after_check(self, files: Mapping[str, str], *, now_s: float, has_changed: bool) -> "FollowRecord":
         """Return the record with the result of the next check. Args: has_changed: another plan is in force with it."""
-        since_ms = None if has_changed else self.notes.since_ms
+        since_ms, reading = (None, None) if has_changed else (self.notes.since_ms, self.reading)
         notes = FollowNotes(check=self.notes.check + 1, checked_s=int(now_s), since_ms=since_ms)
-        return FollowRecord(notes=notes, files=dict(files))
+        return FollowRecord(notes=notes, files=dict(files), reading=reading)
 
     def since(self, awake_ms: int | None) -> "FollowRecord":
         """Return the record with the awake time from which on the plan runs; None: it does not run yet."""
-        return replace(self, notes=replace(self.notes, since_ms=awake_ms))
+        if awake_ms == self.notes.since_ms:
+            return self
+        return replace(self, notes=replace(self.notes, since_ms=awake_ms), reading=None)
 
 
 def read_follow_record(data: Mapping[str, Any]) -> FollowRecord:
     """Read the content of the ConfigMap; the files are not read. Raises: ValueError that names what is wrong."""
-    files = {name: str(text) for name, text in data.items() if name != NOTES_FILE}
+    files = {name: str(text) for name, text in data.items() if name not in (NOTES_FILE, READING_FILE)}
     try:
         notes = record_from_json(FollowNotes, str(data.get(NOTES_FILE, "")).encode(), NOTES_FILE)
     except SettingError as error:
         raise ValueError(str(error)) from error
     if bool(files) != (notes.check > 0):
         raise ValueError("there are files of a check without its number, or the other way round")
-    return FollowRecord(notes=notes, files=files)
+    text = data.get(READING_FILE)
+    return FollowRecord(notes=notes, files=files, reading=None if text is None else counts_from_json(str(text)))
 
 
 def read_checked(files: Mapping[str, str]) -> tuple[PlannedService, PlanReport]:

@@ -4,7 +4,8 @@
        plan that is to be in force in the pool, which may be another one, and its state for the next check.
     2. The operator writes both into one ConfigMap (domain/slo/following.py), with the number of the check. The plan in
        it is in force (in_force.py).
-    3. When all groups run the plan, the operator notes since when: from then on answers are measured.
+    3. When all groups run the plan, the operator notes since when. When the answers under way at that time are over,
+       it keeps a reading of the pool's latencies. Later answers are those of the plan (measuring.py).
 
 Each check has a number, and its Job and result have names with that number. So the same objects lead to the same move,
 whatever happened to the operator meanwhile, and no result is taken twice. A check that fails is made again in its turn.
@@ -32,6 +33,7 @@ from orca.operator.plan.slo.making import (
     profile_name,
 )
 from orca.operator.render import planning, pool
+from orca.pool.measured import are_others_over
 
 LATENCIES_AGE_S = 15.0
 """Age of the pool's latencies up to which they need no new read. A read takes some ten kilobytes of the pool."""
@@ -149,7 +151,13 @@ def _next_record(
         since_ms = None
     if since_ms is None and is_running:
         since_ms = latencies.awake_ms
-    return before.since(since_ms)
+    record, slo = before.since(since_ms), observation.spec.slo
+    assert slo is not None
+    if since_ms is None or record.reading is not None:
+        return record
+    if not are_others_over(latencies, since_ms=since_ms, latency_ms=slo.latency_ms):
+        return record
+    return replace(record, reading=latencies.of_running_period())
 
 
 def _is_same(one: PlannedService, other: PlannedService) -> bool:

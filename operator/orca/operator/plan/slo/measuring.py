@@ -11,15 +11,15 @@ def measure(observation: Observation) -> MeasuredFigures | None:
     found, slo, latencies = observation.plan_in_force, observation.spec.slo, observation.pool.latencies
     if found is None or slo is None or latencies is None or not found.is_wanted or found.following is None:
         return None
-    since_ms = found.following.notes.since_ms
-    if since_ms is None or since_ms > latencies.awake_ms or observation.is_another_known_in_force:
+    reading = found.following.reading
+    if reading is None or reading.awake_ms > latencies.awake_ms or observation.is_another_known_in_force:
         return None
     return answer_figures(
         latencies,
         kind=slo.kind,
         percentile=slo.percentile,
         latency_ms=slo.latency_ms,
-        since_ms=since_ms,
+        before=reading,
         groups=max(1, observation.spec.wanted_groups),
         half_life_s=HALF_LIFE_S,
     )
