@@ -13,16 +13,12 @@ from cluster.kubernetes.kubectl import Kubectl
 from figures import record_figures
 from installation import SPEC, Json, Service, install_chart, kill_operator, make_namespace, uids, wait_until
 from load import Load, is_answering
+from planned import PLAN_S, WORKER, of_role, plan_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
-PLAN_S = 900.0
-"""Bound on profile, search and rollout together."""
-
 GOAL: Json = {"latencyMs": 120_000, "devices": 2, "workload": {"lengths": "8:32/60:120"}}
 """A goal that any schedule meets on a slow machine."""
-
-WORKER: Json = {"threads": 1, "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}}}
 
 
 @pytest.fixture(scope="module")
@@ -37,24 +33,6 @@ def goal(kubectl: Kubectl) -> Iterator[Service]:
     kubectl("delete", "namespace", namespace, "--wait=false")
 
 
-def plan_of(service: Service) -> str:
-    """Return the plan in force, as a user sees it; empty if there is none."""
-    return str(service.get().get("status", {}).get("plan") or "")
-
-
-def jobs(service: Service, role: str) -> list[Json]:
-    selector = f"--selector=orca-serving.io/deployment={service.name},orca-serving.io/role={role}"
-    found: list[Json] = service.kubectl.get("jobs", f"--namespace={service.namespace}", selector)["items"]
-    return found
-
-
-def results(service: Service, role: str) -> list[Json]:
-    """Return the ConfigMaps with what Jobs have found."""
-    selector = f"--selector=orca-serving.io/deployment={service.name},orca-serving.io/role={role}"
-    found: list[Json] = service.kubectl.get("configmaps", f"--namespace={service.namespace}", selector)["items"]
-    return found
-
-
 def test_a_goal_becomes_a_plan_while_the_defaults_serve(goal: Service) -> None:
     """The operator is killed at each step of the way."""
     began = time.monotonic()
@@ -63,10 +41,10 @@ def test_a_goal_becomes_a_plan_while_the_defaults_serve(goal: Service) -> None:
     load = Load(goal)
     wait_until(lambda: is_answering(load), goal.describe)
     steps: tuple[Callable[[], bool], ...] = (
-        lambda: bool(jobs(goal, "profile")) or bool(results(goal, "profile")),
-        lambda: bool(results(goal, "profile")),
-        lambda: bool(jobs(goal, "plan")) or bool(results(goal, "plan")),
-        lambda: bool(results(goal, "plan")),
+        lambda: bool(of_role(goal, "jobs", "profile")) or bool(of_role(goal, "configmaps", "profile")),
+        lambda: bool(of_role(goal, "configmaps", "profile")),
+        lambda: bool(of_role(goal, "jobs", "plan")) or bool(of_role(goal, "configmaps", "plan")),
+        lambda: bool(of_role(goal, "configmaps", "plan")),
     )
     with load.running():
         for is_reached in steps:
@@ -80,13 +58,13 @@ def test_a_goal_becomes_a_plan_while_the_defaults_serve(goal: Service) -> None:
         {
             "serves_s": round(serves_s, 1),
             "plan_ready_s": round(plan_s, 1),
-            "plan": plan_of(goal),
+            "plan": plan_of(goal)["summary"],
             "operators_killed": len(steps),
             **load.summary(),
         },
     )
     load.check()
-    assert "predicted 99 % in" in plan_of(goal)
+    assert "predicted 99 % in" in plan_of(goal)["summary"]
     assert goal.condition("SloMet")[:2] != ("False", "Infeasible")
 
 
@@ -133,5 +111,7 @@ def test_without_a_goal_the_service_is_as_it_was(goal: Service) -> None:
         goal.wait_until_settled()
         wait_until(lambda: goal.condition("PlanReady")[0] == "Unknown", goal.describe)
     load.check()
-    assert plan_of(goal) == ""
-    wait_until(lambda: not results(goal, "plan") and not results(goal, "profile"), goal.describe)
+    assert plan_of(goal) == {}
+    wait_until(
+        lambda: not of_role(goal, "configmaps", "plan") and not of_role(goal, "configmaps", "profile"), goal.describe
+    )

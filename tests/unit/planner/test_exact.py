@@ -1,15 +1,20 @@
 """The exact figures are those of the steady state: neither a group that fills up nor one that runs empty counts."""
 
+from math import isfinite
+from typing import Any
+
 import pytest
 
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import SettingError
 from orca.planner.simulate.exact import measure_exact
+from orca.planner.simulate.outcomes import RequestOutcome
 from orca.planner.simulate.simulated_run import Simulation
 from orca.planner.workload.percentiles import at_percent
 from orca.planner.workload.trace import Trace, TraceSpec, generate
 from orca.planner.workload.workload import parse_workload
 from orca.scheduler.engines.step_cost import LinearCost
+from orca.scheduler.policy.cycle import CycleControls
 
 SHAPE = EngineShape(stages=1, slots=16_000, block_tokens=16, max_model_len=512)
 
@@ -60,6 +65,51 @@ def test_prompts_run_in_chunks_under_a_bound_of_tokens() -> None:
 def test_a_trace_without_a_steady_state_is_refused() -> None:
     with pytest.raises(SettingError, match=r"of 30 requests finished in the steady state, which needs 20"):
         measure_exact(Simulation(shape=SHAPE, cost=LinearCost()), "iteration", 16, trace("5/10", 30))
+
+
+@pytest.mark.parametrize(
+    ("policy", "rate", "max_batch_tokens", "cycle"),
+    [
+        ("iteration", None, None, None),
+        ("iteration", None, 40, None),
+        ("iteration", 90.0, None, None),
+        ("rra", None, None, CycleControls(encode_batch=6, decode_steps=4)),
+        ("rra", 90.0, None, CycleControls(encode_batch=6, decode_steps=4)),
+    ],
+)
+def test_a_run_ends_when_no_later_step_counts(
+    policy: str, rate: float | None, max_batch_tokens: int | None, cycle: CycleControls | None
+) -> None:
+    ended: list[int] = []
+
+    class Counted(Simulation):
+        def run(self, *args: Any, **options: Any) -> list[RequestOutcome]:
+            outcomes = super().run(*args, **options)
+            ended.append(sum(isfinite(outcome.end_s) for outcome in outcomes))
+            return outcomes
+
+    class Whole(Counted):
+        def run(self, *args: Any, **options: Any) -> list[RequestOutcome]:
+            return super().run(*args, **options | {"is_over": None})
+
+    cut, whole = (
+        measure_exact(
+            kind(
+                shape=EngineShape(stages=2, slots=64_000, block_tokens=16, max_model_len=512),
+                cost=LinearCost(step_us=900, token_us=30),
+                host_us=100,
+                prefetch=1,
+                max_batch_tokens=max_batch_tokens,
+                cycle=cycle,
+            ),
+            policy,
+            16,
+            trace("5:90/1:20", 150, rate),
+        )
+        for kind in (Counted, Whole)
+    )
+    assert cut == whole
+    assert ended[0] < ended[1] == 150
 
 
 @pytest.mark.parametrize(("percent", "value"), [(99, 99), (99.5, 100), (50, 50), (1, 1), (0.5, 1)])

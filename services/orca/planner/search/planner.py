@@ -2,11 +2,12 @@
 
 The formulas take milliseconds and are within some percent. The simulation runs the real scheduler, takes seconds, and
 decides. If it shows that the formulas of a strategy err about latency, its search is repeated with a bound that is
-corrected by just that ratio.
+corrected by just that ratio. Under a loose bound, both steps give up the last percent of throughput for less latency
+(least_latency.py).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite, isinf, log
 from statistics import median
 from typing import Protocol
@@ -16,6 +17,7 @@ from orca.planner.profile.step_shape import ShapeCost
 from orca.planner.search.branch_and_bound import Performance, Point, SearchBlock, Tolerance, search
 from orca.planner.search.goal import PlanGoal, ScheduleLatencies
 from orca.planner.search.grid import grid_search
+from orca.planner.search.least_latency import SPARED_SHARE, least_latency, preferred
 from orca.planner.search.strategies import Strategy
 from orca.planner.simulate.estimate import Estimate, Scenario
 from orca.planner.simulate.layout import GroupCapacity, Layout
@@ -91,6 +93,7 @@ class Candidate:
     point: Point
     expected: Estimate
     running: BatchBounds | None = None  # that a scheduler already runs with; None: those of the point
+    is_loose: bool = False  # a looser bound would bring next to nothing: chosen for its latency (least_latency.py)
 
     @property
     def identity(self) -> tuple[Layout, str, Point]:
@@ -101,7 +104,7 @@ class Candidate:
         """Return what candidates that are alike have in common."""
         expected = self.expected
         latency = 0 if isinf(expected.latency_s) else round(log(max(expected.latency_s, 1e-9)) / ALIKE)
-        return self.placed.layout, self.strategy.name, round(log(max(expected.capacity, 1e-9)) / ALIKE), latency
+        return self.placed.layout, self.strategy.name, round(log(max(expected.throughput, 1e-9)) / ALIKE), latency
 
     @property
     def bounds(self) -> BatchBounds:
@@ -167,7 +170,7 @@ class _SearchResult:
     candidates: list[Candidate] = field(default_factory=list)  # those that meet the bound, the best one first
     best: dict[tuple[Layout, str], Candidate] = field(default_factory=dict)  # by layout and strategy
     closest: Candidate | None = None  # the one with the least pressure
-    evaluated: int = 0
+    meeting: int = 0  # points that meet the bound
     points: int = 0
 
 
@@ -204,7 +207,7 @@ def make_plan(problem: PlanProblem, judge: Judge, report: Callable[[str], None] 
     bounds = dict.fromkeys((strategy.name for strategy in problem.strategies), 1.0)
     found = first = planner.search_all(bounds)
     for number in range(ROUNDS):
-        report(f"search {number + 1}: {found.evaluated:,} of {found.points:,} points, {len(found.candidates)} in bound")
+        report(f"search {number + 1}: {planner.evaluated:,} of {found.points:,} points, {found.meeting} in bound")
         new = judge_all(_picks(found.candidates))
         corrected = {name: bound * _correction(problem.goal, name, new) for name, bound in bounds.items()}
         if corrected == bounds:
@@ -241,28 +244,32 @@ def _picks(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _choose(judged: Iterable[Judged], rate: float | None) -> Judged:
-    """Return the one with the most throughput of those that meet the goal; if there is none, the closest one."""
-    meeting = [each for each in judged if each.is_met]
-    if meeting:
-        # At an arrival rate all of them serve just that. The one that could serve the most has the most to spare.
-        return max(
-            meeting, key=lambda each: each.judgement.throughput if rate is None else each.candidate.expected.capacity
-        )
-    return min(judged, key=lambda each: each.pressure)
+    """Return the best one of those that meet the goal; if there is none, the closest one."""
+    meeting = sorted((each for each in judged if each.is_met), key=lambda each: each.candidate.bounds.max_batch_size)
+    if not meeting:
+        return min(judged, key=lambda each: each.pressure)
+    if rate is None:
+        return preferred(meeting, lambda each: each.judgement.throughput, lambda each: each.judgement.latency_s)
+    # All of them serve just that rate. Of nearly equal latencies, the one that could serve the most has most to spare.
+    least = min(each.judgement.latency_s for each in meeting)
+    near = [each for each in meeting if each.judgement.latency_s * (1 - SPARED_SHARE) <= least]
+    return max(near, key=lambda each: each.candidate.expected.capacity)
 
 
 def _correction(goal: PlanGoal, name: str, judged: Sequence[Judged]) -> float:
     """Return the factor of the bound for the next search of a strategy.
 
-    It is the ratio of expected to simulated pressure, if that matters: all schedules of this round break the goal, or
-    all of them leave much of it unused. Otherwise it is 1.
+    It is the ratio of expected to simulated pressure, if that matters. This is so if all schedules of the round break
+    the goal, or if all leave much of it unused that would bring throughput. Otherwise it is 1.
     """
     own = [each for each in judged if each.candidate.strategy.name == name]
     ratios = [goal.pressure(each.candidate.expected) / each.pressure for each in own if 0 < each.pressure < inf]
     ratio = median(ratios) if ratios else 0.9
     if own and not any(each.is_met for each in own):
         return min(ratio, 0.98)
-    if own and ratios and max(each.pressure for each in own) < 1 - UNUSED_SHARE:
+    if not own or goal.rate is not None or max(own, key=lambda each: each.judgement.throughput).candidate.is_loose:
+        return 1.0
+    if ratios and max(each.pressure for each in own) < 1 - UNUSED_SHARE:
         return max(ratio, 1.0)
     return 1.0
 
@@ -292,8 +299,22 @@ def spaces_of(strategy: Strategy, scenario: Scenario) -> Sequence[SearchBlock]:
 
 
 def performance_of(goal: PlanGoal, expected: Estimate) -> Performance:
-    """Return the figures that a search compares; its latency is the pressure on the goal."""
-    return Performance(goal.pressure(expected) if expected.fits else inf, expected.capacity)
+    """Return the figures that a search compares; its latency is the pressure on the goal.
+
+    At an arrival rate all schedules that keep up serve the same. There the one with the least latency counts as the one
+    with the most throughput.
+    """
+    throughput = expected.capacity if goal.rate is None else 1 / max(expected.latency_s, 1e-9)
+    return Performance(goal.pressure(expected) if expected.fits else inf, throughput)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Space:
+    """The points of one strategy on one layout that are searched together."""
+
+    strategy: Strategy
+    number: int  # of the layout
+    block: SearchBlock
 
 
 class _Planner:
@@ -309,14 +330,21 @@ class _Planner:
     def search_all(self, bounds: Mapping[str, float]) -> _SearchResult:
         """Search each strategy on each layout. Args: bounds: of each strategy's pressure; 1 is the goal itself."""
         result = _SearchResult()
-        most = dict.fromkeys((strategy.name for strategy in self._problem.strategies), 0.0)
-        for number, placed in enumerate(self._problem.layouts):
-            for strategy in self._problem.strategies:
-                for space in spaces_of(strategy, self._scenarios[number]):
-                    floor = most[strategy.name] * FLOOR_SHARE
-                    found = self._search(strategy, number, placed, space, bounds[strategy.name], floor, result)
-                    most[strategy.name] = max(most[strategy.name], found)
-        result.candidates.sort(key=lambda each: -each.expected.capacity)
+        most = dict.fromkeys(bounds, 0.0)
+        rankings: list[tuple[_Space, list[Candidate]]] = []
+        for space in self._spaces():
+            name = space.strategy.name
+            if ranking := self._search(space, bounds[name], most[name] * FLOOR_SHARE, result):
+                rankings.append((space, ranking))
+                most[name] = max(most[name], ranking[0].expected.capacity)
+        leading = _leading([ranking[0] for _, ranking in rankings])
+        for space, ranking in rankings:
+            if ranking[0].identity in leading:
+                found = self._least_latency(space, ranking[0], bounds[space.strategy.name], max(most.values()))
+                result.candidates += ranking if found is None else _no_slower(found, ranking)
+        result.candidates.sort(key=_order)
+        for each in result.candidates:
+            result.best.setdefault((each.placed.layout, each.strategy.name), each)
         return result
 
     def complaint(self) -> str:
@@ -327,58 +355,95 @@ class _Planner:
         needed = max(map(most_slots, self._scenarios))
         return f"a request of the workload needs up to {needed} KV slots, and no layout has more than {most}"
 
-    def _search(
-        self,
-        strategy: Strategy,
-        number: int,
-        placed: PlacedLayout,
-        space: SearchBlock,
-        bound: float,
-        floor: float,
-        result: _SearchResult,
-    ) -> float:
-        """Search one strategy on one layout. Returns: the throughput of its best point; 0 if it has none."""
-        goal, scenario, known = self._problem.goal, self._scenarios[number], self._estimates[number]
+    def _spaces(self) -> Iterator[_Space]:
+        for number, scenario in enumerate(self._scenarios):
+            for strategy in self._problem.strategies:
+                for block in spaces_of(strategy, scenario):
+                    yield _Space(strategy, number, block)
+
+    def _search(self, space: _Space, bound: float, floor: float, result: _SearchResult) -> list[Candidate]:
+        """Search one space. Returns: points that meet the bound, the best ones first."""
+        goal = self._problem.goal
 
         def perform(point: Point) -> Performance:
-            expected = known.get((strategy.name, point))
-            if expected is None:
-                expected = known[strategy.name, point] = strategy.estimate(scenario, point, goal.rate)
-                self.evaluated += 1
-                if expected.fits and isfinite(expected.latency_s):
-                    self.seen[strategy.name].append((expected.latency_s, expected.capacity))
-            return performance_of(goal, expected)
+            return performance_of(goal, self._estimate(space, point))
 
         if goal.rate is None:
-            found = search(space, perform, latency_bound=bound, tolerance=TOLERANCE, throughput_floor=floor)
+            found = search(space.block, perform, latency_bound=bound, tolerance=TOLERANCE, throughput_floor=floor)
         else:
-            found = grid_search(space, perform, latency_bound=bound)
-        result.points += space.points
-        result.evaluated += len(found.evaluated)
-
-        def candidate(point: Point) -> Candidate:
-            return Candidate(
-                strategy=strategy,
-                placed=placed,
-                scenario=scenario,
-                point=point,
-                expected=known[strategy.name, point],
-            )
-
+            found = grid_search(space.block, perform, latency_bound=bound)
         ranking = found.ranking(bound)
-        result.candidates += [candidate(point) for point in ranking[:RANKED]]
+        result.points += space.block.points
+        result.meeting += len(ranking)
         for point in found.evaluated:
-            expected = known[strategy.name, point]
+            expected = self._estimate(space, point)
             if expected.fits and (result.closest is None or self._is_closer(expected, result.closest.expected)):
-                result.closest = candidate(point)
-        if not ranking:
-            return 0.0
-        best, identity = candidate(ranking[0]), (placed.layout, strategy.name)
-        if identity not in result.best or best.expected.capacity > result.best[identity].expected.capacity:
-            result.best[identity] = best
-        return best.expected.capacity
+                result.closest = self._candidate(space, point)
+        return [self._candidate(space, point) for point in ranking[:RANKED]]
+
+    def _least_latency(self, space: _Space, best: Candidate, bound: float, most: float) -> Candidate | None:
+        """Return the candidate with the least latency that lacks at most SPARED_SHARE of the throughput.
+
+        Args:
+            best: of this space.
+            most: the most throughput of all spaces.
+        Returns: None if the bound is tight.
+        """
+        goal = self._problem.goal
+        if goal.rate is not None:
+            return None  # the grid has found the least latency already
+        own, near = best.expected.capacity, (1 - SPARED_SHARE) * most
+        wanted = near if own >= near else (1 - SPARED_SHARE) * own
+
+        def perform(point: Point) -> Performance:
+            expected = self._estimate(space, point)
+            is_met = performance_of(goal, expected).latency <= bound
+            return Performance(expected.latency_s if is_met else inf, expected.capacity)
+
+        found = least_latency(space.block.lower, best.point, perform, throughput=wanted)
+        return None if found is None else replace(self._candidate(space, found), is_loose=True)
+
+    def _estimate(self, space: _Space, point: Point) -> Estimate:
+        known, key = self._estimates[space.number], (space.strategy.name, point)
+        expected = known.get(key)
+        if expected is None:
+            expected = space.strategy.estimate(self._scenarios[space.number], point, self._problem.goal.rate)
+            known[key] = expected
+            self.evaluated += 1
+            if expected.fits and isfinite(expected.latency_s):
+                self.seen[space.strategy.name].append((expected.latency_s, expected.capacity))
+        return expected
+
+    def _candidate(self, space: _Space, point: Point) -> Candidate:
+        return Candidate(
+            strategy=space.strategy,
+            placed=self._problem.layouts[space.number],
+            scenario=self._scenarios[space.number],
+            point=point,
+            expected=self._estimate(space, point),
+        )
 
     def _is_closer(self, one: Estimate, other: Estimate) -> bool:
         """Return true if a schedule is closer to the goal; of two that are endless, the one that serves more is."""
         pressure = self._problem.goal.pressure
         return (pressure(one), -one.capacity) < (pressure(other), -other.capacity)
+
+
+def _order(candidate: Candidate) -> tuple[float, float, float]:
+    """Return the key of the order of candidates: most throughput, least latency, most capacity to spare."""
+    expected = candidate.expected
+    return -expected.throughput, expected.latency_s, -expected.capacity
+
+
+def _leading(heads: Iterable[Candidate]) -> set[tuple[Layout, str, Point]]:
+    """Return those of the best points of all spaces whose space may have points to judge, or the best of a layout."""
+    ordered = sorted(heads, key=_order)
+    of_layouts: dict[tuple[Layout, str], Candidate] = {}
+    for each in ordered:
+        of_layouts.setdefault((each.placed.layout, each.strategy.name), each)
+    return {each.identity for each in (*_picks(ordered), *of_layouts.values())}
+
+
+def _no_slower(found: Candidate, ranking: Iterable[Candidate]) -> list[Candidate]:
+    """Return a candidate, then those that have less latency than it."""
+    return [found, *[each for each in ranking if each.expected.latency_s < found.expected.latency_s]]

@@ -1,7 +1,10 @@
 """Measures a schedule exactly: the real scheduler on simulated stages, in its steady state (steady_state.py)."""
 
-from dataclasses import dataclass, field
+import asyncio
+from dataclasses import dataclass
+from math import inf
 
+from orca.core.domain.request import FinishReason, Request
 from orca.planner.simulate.outcomes import RequestOutcome
 from orca.planner.simulate.simulated_run import Simulation, parent_id
 from orca.planner.simulate.steady_state import WARM_UP, TimedAnswer, check_enough, saturated_window
@@ -25,13 +28,16 @@ class ExactFigures:
     step_requests: float  # rows of a step on average
 
 
-@dataclass(slots=True)
 class StepTimes(Observer):
     """Records the steps of each request, and the rows of each step; seconds of the loop's clock."""
 
-    first_s: dict[str, float] = field(default_factory=dict)  # by parent: its first step was submitted
-    last_s: dict[str, float] = field(default_factory=dict)  # by parent: its newest step returned
-    rows: list[tuple[float, int]] = field(default_factory=list)  # time at which a step returned, and its rows
+    def __init__(self, trace: Trace) -> None:
+        self.first_s: dict[str, float] = {}  # by parent: its first step was submitted
+        self.last_s: dict[str, float] = {}  # by parent: its newest step returned
+        self.rows: list[tuple[float, int]] = []  # time at which a step returned, and its rows
+        self.is_over = asyncio.Event()  # the first request has ended and the last one has entered: no later step counts
+        self._requests, self._first = len(trace.requests), parent_id(trace.requests[0])
+        self._has_first_ended = False
 
     def iterated(self, record: IterationRecord) -> None:
         submitted_s, returned_s = record.submitted_ns / 1e9, record.returned_ns / 1e9
@@ -40,6 +46,11 @@ class StepTimes(Observer):
             self.first_s.setdefault(parent, submitted_s)
             self.last_s[parent] = returned_s
         self.rows.append((returned_s, len(record.batch.rows)))
+        if self._has_first_ended and len(self.first_s) == self._requests:
+            self.is_over.set()
+
+    def ended(self, request: Request, reason: FinishReason, tokens: int) -> None:  # noqa: ARG002 - all observers have it
+        self._has_first_ended = self._has_first_ended or request.parent == self._first
 
 
 def measure_exact(
@@ -61,14 +72,17 @@ def measure_exact(
         warm_up: share of the requests that belong to the begin.
     Raises: SettingError if the trace cannot run here, or is too short to have a steady state.
     """
-    steps = StepTimes()
-    outcomes = simulation.run(policy, max_batch_size, trace, steps)
+    steps = StepTimes(trace)
+    outcomes = simulation.run(policy, max_batch_size, trace, steps, is_over=steps.is_over)
     # Outcomes count from the start of the trace, steps from that of the loop. Tokens can be read when a step returns.
     begin_s = steps.last_s[parent_id(outcomes[0])] - outcomes[0].end_s
     first_s = [steps.first_s[parent_id(outcome)] - begin_s for outcome in outcomes]
     timed = list(zip(outcomes, first_s, strict=True))
     if trace.spec.rate is None:
-        answers = [TimedAnswer(first, each.token_s[0], each.end_s, each.new_tokens) for each, first in timed]
+        answers = [
+            TimedAnswer(first, each.token_s[0] if each.token_s else inf, each.end_s, each.new_tokens)
+            for each, first in timed
+        ]
         from_s, until_s = saturated_window(answers, warm_up)
     else:
         from_s = outcomes[int(warm_up * len(outcomes))].arrival_s

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import SettingError
@@ -56,10 +57,14 @@ class Simulation:
         trace: Trace,
         observer: Observer | None = None,
         stage_times: list[StageTime] | None = None,
+        is_over: asyncio.Event | None = None,
     ) -> list[RequestOutcome]:
-        """Run one trace to its end.
+        """Run one trace.
 
-        Args: stage_times: takes the time of each step on each stage.
+        Args:
+            stage_times: takes the time of each step on each stage.
+            is_over: ends the run when it is set, at the latest when all requests have ended. A request without an end
+                then has an infinite `end_s`, and the tokens that it has got.
         Returns: an outcome per request, in order of arrival.
         """
         longest = trace.max_total_tokens + self.is_encoder_decoder
@@ -81,12 +86,19 @@ class Simulation:
             raise SettingError(f"{policy}: {refusal}")
         engine = SimulatedEngine(self.shape, cost=self.cost, host_us=self.host_us)
         engine.stage_times = stage_times
-        return virtual_time.run(self._run(chosen, engine, choices, trace, observer or Observer()))
+        is_over = is_over or asyncio.Event()
+        return virtual_time.run(self._run(chosen, engine, choices, trace, observer or Observer(), is_over))
 
     async def _run(
-        self, policy: Policy, engine: SimulatedEngine, choices: SchedulingOptions, trace: Trace, observer: Observer
+        self,
+        policy: Policy,
+        engine: SimulatedEngine,
+        choices: SchedulingOptions,
+        trace: Trace,
+        observer: Observer,
+        is_over: asyncio.Event,
     ) -> list[RequestOutcome]:
-        pool = WatchedPool(len(trace.requests))
+        pool = WatchedPool(len(trace.requests), is_over)
         dependencies = Dependencies(
             pool=pool,
             engine=engine,
@@ -104,9 +116,12 @@ class Simulation:
             start_s = asyncio.get_running_loop().time()
             for request in trace.requests:
                 tasks.create_task(_submit_on_time(pool, self._request(request), start_s + request.arrival_s))
-            await pool.is_done.wait()
+            await is_over.wait()
             scheduler.stop()
-        return [_outcome(request, pool.observed[parent_id(request)], start_s) for request in trace.requests]
+        return [
+            _outcome(request, pool.observed.get(parent_id(request), ObservedRequest()), start_s)
+            for request in trace.requests
+        ]
 
     def _request(self, trace_request: TraceRequest) -> Request:
         return Request(
@@ -127,19 +142,20 @@ class ObservedRequest:
     token_s: list[float] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     end: End | None = None
-    end_s: float = 0.0
+    end_s: float = inf
 
 
 class WatchedPool(MemoryPool):
     """The in-memory pool on the running loop's clock; records when each token became readable."""
 
-    def __init__(self, requests: int) -> None:
+    def __init__(self, requests: int, is_done: asyncio.Event) -> None:
+        """Args: is_done: is set when all of so many requests have ended."""
         # A saturated trace arrives as a whole: no bound of a queue applies to it.
         unbounded = PoolSettings(max_queued=requests, max_queued_prompt_tokens=1 << 40, bytes_max=1 << 50)
         super().__init__(virtual_time.VirtualClock(), unbounded)
         self.observed: dict[str, ObservedRequest] = {}
         self.is_served = asyncio.Event()  # a formed group has set the revision
-        self.is_done = asyncio.Event()  # all of `requests` have ended
+        self._is_done = is_done
         self._unfinished = requests
 
     async def set_revision(self, revision: str, generation: int) -> str:
@@ -163,7 +179,7 @@ class WatchedPool(MemoryPool):
             observed_request.end, observed_request.end_s = entry.end, now_s
             self._unfinished -= 1
             if not self._unfinished:
-                self.is_done.set()
+                self._is_done.set()
 
 
 async def _submit_on_time(pool: WatchedPool, request: Request, due_s: float) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from orca.core.domain.request import slots_needed
 from orca.scheduler.policy.admission import oldest_suspect, slots_for
-from orca.scheduler.policy.policy import BatchBounds, BatchLimits, FreeCapacity
+from orca.scheduler.policy.policy import NO_CAPACITY, BatchBounds, BatchLimits, FreeCapacity
 from orca.scheduler.policy.state import Admission, Batch, BatchRow, GroupRequest, GroupState
 
 
@@ -91,8 +91,11 @@ class IterationPolicy:
         back, and a successor that was claimed by then costs no iteration.
         """
         staying = [entry for entry in state.requests if not entry.is_over]
+        places = limits.stages * limits.max_batch_size - len(staying)
+        if places <= 0:
+            return NO_CAPACITY
         slots = sum(entry.slots or slots_for(entry, limits) for entry in staying)
-        return FreeCapacity(requests=limits.stages * limits.max_batch_size - len(staying), slots=limits.slots - slots)
+        return FreeCapacity(requests=places, slots=limits.slots - slots)
 
     def refuse(self, limits: BatchLimits) -> str | None:  # noqa: ARG002 - Algorithm 1 works under any limits
         return None

@@ -97,6 +97,10 @@ class FreeCapacity:
     slots: int
 
 
+NO_CAPACITY = FreeCapacity(requests=0, slots=0)
+"""No place for a request: then nobody asks for slots, and a full group need not count them."""
+
+
 class Policy(Protocol):
     """Chooses batches. Implementations hold no state: it is all in `GroupState`."""
 

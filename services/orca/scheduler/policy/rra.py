@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from orca.core.domain.request import slots_needed
 from orca.scheduler.policy.admission import oldest_suspect, slots_for
 from orca.scheduler.policy.cycle import CYCLE_START, CycleControls, CyclePosition, turns
-from orca.scheduler.policy.policy import BatchBounds, BatchLimits, FreeCapacity
+from orca.scheduler.policy.policy import NO_CAPACITY, BatchBounds, BatchLimits, FreeCapacity
 from orca.scheduler.policy.state import Admission, Batch, BatchRow, GroupRequest, GroupState
 
 
@@ -85,6 +85,8 @@ class RoundRobinPolicy:
             places = 0
         if waiting and not controls.has_room(turn.entered_tokens + sum(map(_prompt_tokens, waiting))):
             places = 0
+        if places <= len(waiting):
+            return NO_CAPACITY
         slots = sum(entry.slots or slots_for(entry, limits) for entry in staying)
         return FreeCapacity(requests=places - len(waiting), slots=limits.slots - slots)
 

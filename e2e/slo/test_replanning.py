@@ -1,0 +1,94 @@
+"""Answers become longer under load: the plan in force would miss its goal, and another one takes over.
+
+Streams are open all the time. Nothing fails and no answer is wrong, whenever the operator dies.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cluster.kubernetes.kubectl import Kubectl
+from figures import record_figures
+from installation import SPEC, Json, Service, install_chart, kill_operator, make_namespace, wait_until
+from load import Load, is_answering
+from planned import PLAN_S, WORKER, of_role, plan_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
+
+CHECK_S = 60
+"""Seconds from check to check, in place of ten minutes."""
+
+SHORT, LONG = 80, 120
+"""Tokens of an answer before and after: times 1.5."""
+
+ROOM = 8
+"""The bound, as a multiple of the least latency of long answers. Larger batches for short ones fit into it, and the
+service on a busy machine does, too."""
+
+
+@pytest.fixture(scope="module")
+def service(kubectl: Kubectl) -> Iterator[Service]:
+    """Return a service with a bound that large batches of short answers just meet."""
+    namespace = make_namespace(kubectl, "replanning")
+    checks = ("operator.extraEnv[0].name=ORCA_OPERATOR_SLO_CHECK_SECONDS", f"operator.extraEnv[0].value='{CHECK_S}'")
+    install_chart(*checks)
+    found = Service(kubectl, namespace, "longer")
+    ingress = {**SPEC["gateway"], "ingress": found.ingress}
+    # A bound out of reach: the message names the least latency.
+    slo: Json = {"latencyMs": 1, "devices": 2, "workload": {"lengths": f"8:32/{LONG}"}}
+    found.create({**SPEC, "worker": WORKER, "gateway": ingress, "slo": slo})
+    found.wait_for("SloMet", "False", "Infeasible", within_s=PLAN_S)
+    [best] = re.findall(r"Best achievable: 99 % within ([\d.]+) s", found.condition("SloMet")[2])
+    found.edit(slo={"latencyMs": int(1000 * ROOM * float(best)), "workload": {"lengths": f"8:32/{SHORT}"}})
+    found.wait_for("PlanReady", "True", within_s=PLAN_S)
+    found.wait_until_settled()
+    yield found
+    kubectl("delete", "namespace", namespace, "--wait=false")
+    install_chart()
+
+
+def test_longer_answers_bring_another_plan_under_load(service: Service) -> None:
+    """The operator is killed at each step of the way."""
+    short, long = Load(service, tokens=SHORT), Load(service, tokens=LONG)
+    wait_until(lambda: is_answering(short) and is_answering(long), service.describe)
+    with short.running():
+        began = time.monotonic()
+        service.wait_for("SloMet", "True", "Met", within_s=PLAN_S)
+        first_met_s = time.monotonic() - began
+    first, checks = plan_of(service), int(service.get()["status"]["plan"].get("checks", 0))
+    with long.running():
+        began = time.monotonic()
+        steps: tuple[Callable[[], bool], ...] = (
+            lambda: bool(of_role(service, "jobs", "follow")),
+            lambda: int(plan_of(service).get("checks", 0)) > checks,
+            lambda: plan_of(service)["controls"] != first["controls"],
+        )
+        for is_reached in steps:
+            wait_until(is_reached, service.describe, within_s=PLAN_S)
+            kill_operator(service.kubectl)
+        replanned_s = time.monotonic() - began
+        wait_until(lambda: plan_of(service).get("measured") is not None, service.describe, within_s=PLAN_S)
+        service.wait_for("SloMet", "True", "Met", within_s=PLAN_S)
+        met_again_s = time.monotonic() - began
+        service.wait_until_settled()
+    second = plan_of(service)
+    record_figures(
+        "slo: answers are 1.5 times as long under load, operator killed at each step",
+        {
+            "slo_met_s": round(first_met_s, 1),
+            "replanned_s": round(replanned_s, 1),
+            "slo_met_again_s": round(met_again_s, 1),
+            "bound_ms": service.get()["spec"]["slo"]["latencyMs"],
+            "before": first["summary"],
+            "after": second["summary"],
+            "drift": second["drift"],
+            "operators_killed": len(steps),
+            "short": short.summary(),
+            "long": long.summary(),
+        },
+    )
+    short.check()
+    long.check()
+    assert "would miss the goal" in second["reason"]
