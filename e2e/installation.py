@@ -8,7 +8,7 @@ import os
 import secrets
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +88,12 @@ def helm(*words: str, within_s: float = 120.0) -> str:
     return ended.stdout
 
 
-def install_chart(*values: str) -> str:
-    """Install or upgrade the chart. Args: values: `key=value` each. Returns: the notes."""
-    # As strings: a tag may look like a number.
-    images = ("--set-string", f"images.tag={target().tag},images.registry={target().registry}")
-    settings = [*images, *(word for value in (*namespace_values(), *values) for word in ("--set", value))]
+def install_chart(*values: str, texts: Sequence[str] = ()) -> str:
+    """Install or upgrade the chart. Args: values, texts: `key=value` each, texts also of a number. Returns: the notes."""
+    # A tag may look like a number.
+    texts = (f"images.tag={target().tag}", f"images.registry={target().registry}", *texts)
+    settings = [word for value in (*namespace_values(), *values) for word in ("--set", value)]
+    settings += [word for text in texts for word in ("--set-string", text)]
     place = ("--namespace", target().operator_namespace, "--create-namespace")
     return helm(
         "upgrade", "--install", RELEASE, str(CHART), *place, "--wait", "--timeout", "2m", *settings, within_s=150

@@ -32,8 +32,8 @@ service on a busy machine does, too."""
 def service(kubectl: Kubectl) -> Iterator[Service]:
     """Return a service with a bound that large batches of short answers just meet."""
     namespace = make_namespace(kubectl, "replanning")
-    checks = ("operator.extraEnv[0].name=ORCA_OPERATOR_SLO_CHECK_SECONDS", f"operator.extraEnv[0].value='{CHECK_S}'")
-    install_chart(*checks)
+    interval = "operator.extraEnv[0]"
+    install_chart(texts=(f"{interval}.name=ORCA_OPERATOR_SLO_CHECK_SECONDS", f"{interval}.value={CHECK_S}"))
     found = Service(kubectl, namespace, "longer")
     ingress = {**SPEC["gateway"], "ingress": found.ingress}
     # A bound out of reach: the message names the least latency.
