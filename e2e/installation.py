@@ -89,7 +89,7 @@ def helm(*words: str, within_s: float = 120.0) -> str:
 
 
 def install_chart(*values: str, texts: Sequence[str] = ()) -> str:
-    """Install or upgrade the chart. Args: values, texts: `key=value` each, texts also of a number. Returns: the notes."""
+    """Install or upgrade the chart. Args: values, texts: `key=value` each. Returns: the notes."""
     # A tag may look like a number.
     texts = (f"images.tag={target().tag}", f"images.registry={target().registry}", *texts)
     settings = [word for value in (*namespace_values(), *values) for word in ("--set", value)]

@@ -112,6 +112,5 @@ def test_without_a_goal_the_service_is_as_it_was(goal: Service) -> None:
         wait_until(lambda: goal.condition("PlanReady")[0] == "Unknown", goal.describe)
     load.check()
     assert plan_of(goal) == {}
-    wait_until(
-        lambda: not of_role(goal, "configmaps", "plan") and not of_role(goal, "configmaps", "profile"), goal.describe
-    )
+    roles = ("profile", "plan", "follow")
+    wait_until(lambda: not any(of_role(goal, "configmaps", role) for role in roles), goal.describe)
