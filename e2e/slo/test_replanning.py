@@ -52,7 +52,7 @@ def service(kubectl: Kubectl) -> Iterator[Service]:
 def test_longer_answers_bring_another_plan_under_load(service: Service) -> None:
     """The operator is killed at each step of the way."""
     short, long = Load(service, tokens=SHORT), Load(service, tokens=LONG)
-    wait_until(lambda: is_answering(short) and is_answering(long), service.describe)
+    wait_until(lambda: is_answering(short), service.describe)
     with short.running():
         began = time.monotonic()
         service.wait_for("SloMet", "True", "Met", within_s=PLAN_S)
@@ -68,12 +68,11 @@ def test_longer_answers_bring_another_plan_under_load(service: Service) -> None:
         for is_reached in steps:
             wait_until(is_reached, service.describe, within_s=PLAN_S)
             kill_operator(service.kubectl)
-        replanned_s = time.monotonic() - began
+        replanned_s, second = time.monotonic() - began, plan_of(service)
         wait_until(lambda: plan_of(service).get("measured") is not None, service.describe, within_s=PLAN_S)
         service.wait_for("SloMet", "True", "Met", within_s=PLAN_S)
         met_again_s = time.monotonic() - began
         service.wait_until_settled()
-    second = plan_of(service)
     record_figures(
         "slo: answers are 1.5 times as long under load, operator killed at each step",
         {
@@ -82,8 +81,9 @@ def test_longer_answers_bring_another_plan_under_load(service: Service) -> None:
             "slo_met_again_s": round(met_again_s, 1),
             "bound_ms": service.get()["spec"]["slo"]["latencyMs"],
             "before": first["summary"],
-            "after": second["summary"],
+            "after": plan_of(service)["summary"],
             "drift": second["drift"],
+            "reason": second["reason"],
             "operators_killed": len(steps),
             "short": short.summary(),
             "long": long.summary(),

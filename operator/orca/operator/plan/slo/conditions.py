@@ -81,10 +81,7 @@ def _slo_met(observation: Observation, slo: SloSpec, found: PlanInForce) -> Cond
     measured = measure(observation)
     answers = 0 if measured is None else measured.answers
     if measured is None or answers < ANSWERS_MIN:
-        message = (
-            f"{answers} of at least {ANSWERS_MIN} answers were measured since all groups run the plan, in whole"
-            " periods of ten minutes"
-        )
+        message = f"{answers} of at least {ANSWERS_MIN} answers were measured since all groups run the plan"
         return Condition(SLO_MET, False, MEASURING, message, is_known=False)
     is_as_wanted = is_met(slo, measured)
     return Condition(SLO_MET, is_as_wanted, MET if is_as_wanted else MISSED, compare(slo, measured))
