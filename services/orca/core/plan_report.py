@@ -1,12 +1,21 @@
 """The report on a plan: what the Jobs of the operator (`orca plan`, `orca follow`) tell it beside the plan itself."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from orca.core.domain.errors import SettingError
 from orca.core.strict_record import record_from_json, record_to_json
 
 TEXT_MAX = 1000
 """Most characters of a text for people."""
+
+NUMBER_MAX = 1e9
+"""Largest latency in seconds, and largest throughput."""
+
+LENGTH_MAX = 2**31 - 1
+"""Largest length, and most answers."""
+
+NUMBER_LEAST = 1e-9
+"""Least number above 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +27,10 @@ class ReportedFigures:
     ttft_s: float | None
     tpot_s: float | None
 
+    def __post_init__(self) -> None:
+        """Raises: ValueError for a number that makes no sense."""
+        _check_numbers(self, NUMBER_MAX)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedLengths:
@@ -27,6 +40,10 @@ class ReportedLengths:
     prompt_mean: float
     output_mean: float
     output_p99: int
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError for a number that makes no sense."""
+        _check_numbers(self, LENGTH_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +71,12 @@ def one_line(text: str) -> str:
     """Return a text as one printable line of at most TEXT_MAX characters; a longer one is cut and ends with `...`."""
     line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
     return line if len(line) <= TEXT_MAX else f"{line[: TEXT_MAX - 3]}..."
+
+
+def _check_numbers(record: ReportedFigures | ReportedLengths, most: float) -> None:
+    for name, value in asdict(record).items():
+        if value is not None and value != 0 and not NUMBER_LEAST <= value <= most:
+            raise ValueError(f"{name} must be 0 or from {NUMBER_LEAST:g} to {most:g}, not {value:g}")
 
 
 def report_to_text(report: PlanReport) -> str:

@@ -36,6 +36,9 @@ LATENCY_MAX_US = 2**36 - 1
 
 _BINS = LogBins(exact_bits=6)
 
+BIN_MAX = _BINS.bin_of(LATENCY_MAX_US)
+"""The last bin."""
+
 
 def bin_of(latency_us: float) -> int:
     """Return the bin of a latency; a negative one counts as 0."""

@@ -7,8 +7,8 @@ from math import inf
 
 import orjson
 
-from orca.pool.latency_bins import AnswerLatency, middle_s
-from orca.pool.length_bins import PERIOD_MS, age_ms, period_of
+from orca.pool.latency_bins import BIN_MAX, AnswerLatency, middle_s
+from orca.pool.length_bins import COUNT_MAX, PERIOD_MS, age_ms, period_of
 
 RATE_WINDOW_MS = 2 * PERIOD_MS
 """Awake time over which readers take the throughput by default: ten to twenty minutes, in whole periods."""
@@ -139,6 +139,10 @@ def counts_from_json(text: str) -> LatencyCounts:
             )
             for each in content["periods"]
         )
-        return LatencyCounts(awake_ms=int(content["awake_ms"]), periods=periods)
+        counts = LatencyCounts(awake_ms=int(content["awake_ms"]), periods=periods)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"these are no counts of latencies: {error!r}") from error
+    for number, count in (pair for period in periods for bins in period.bins.values() for pair in bins.items()):
+        if not (0 <= number <= BIN_MAX and 0 <= count <= COUNT_MAX):
+            raise ValueError(f"there is no bin {number}, or it cannot have {count} answers")
+    return counts

@@ -29,6 +29,12 @@ and say nothing about lengths."""
 
 _BINS = LogBins(exact_bits=4)
 
+BIN_MAX = _BINS.bin_of(2**31 - 1)
+"""The bin of the longest text that any model reads or writes."""
+
+COUNT_MAX = 2**53
+"""Largest count that Redis adds to exactly."""
+
 
 def bin_of(tokens: int) -> int:
     """Return the bin of a length, 0 or more."""

@@ -139,7 +139,6 @@ class CheckInput:
     profile: str  # name of the ConfigMap with the profile
     plan: str  # name of the ConfigMap with the plan in force
     has_state: bool  # that ConfigMap has the state that the last check has left, too
-    since_ms: int | None  # awake time of the pool at which all groups ran the plan; None: they do not yet
     least_slots: int | None  # KV slots without which a group would not form; None: unknown
 
 
@@ -150,9 +149,7 @@ def check_job(deployment: OrcaDeployment, image: str, name: str, given: CheckInp
         "profile": f"{_PROFILE_FOLDER}/{PROFILE_FILE}",
         "plan": f"{_PLAN_FOLDER}/{PLAN_FILE}",
         "state": f"{_PLAN_FOLDER}/{STATE_FILE}" if given.has_state else None,
-        "since_ms": given.since_ms,
         "replan": slo.replan.lower(),
-        "groups": spec.replicas,
         **_goal(slo),
         **_room(deployment),
         "least_slots": given.least_slots,

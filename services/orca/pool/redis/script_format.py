@@ -16,14 +16,15 @@ Each script's head describes its replies.
 import logging
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import orjson
 
-from orca.core.domain.errors import NeverFits
+from orca.core.domain.errors import NeverFits, PoolUnavailable
 from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.core.domain.step import Claim
-from orca.pool import codec
+from orca.pool import codec, latency_bins, length_bins
 from orca.pool.contract import check_entry, reserved_bytes
 from orca.pool.latency_bins import LATENCIES, AnswerLatency
 from orca.pool.latency_counts import PeriodLatencies
@@ -235,26 +236,56 @@ def _read_slice(start: int, is_cut: int, *found: Any) -> LogSlice:
 
 
 def read_lengths(period: int, awake_ms: int, fields: Sequence[bytes]) -> PeriodLengths:
-    """Build the counts of a period. Args: fields: names and values in turn."""
-    counts = {name.decode(): int(count) for name, count in zip(fields[::2], fields[1::2], strict=True)}
-    cut = counts.pop("cut", 0)
-    cells = {name.partition(",")[::2]: count for name, count in counts.items()}
-    return PeriodLengths(
-        age_ms=age_ms(period, awake_ms),
-        cells={(int(prompt), int(output)): count for (prompt, output), count in cells.items()},
-        cut=cut,
-    )
+    """Build the counts of a period. Args: fields: names and values in turn. Raises: PoolUnavailable: they are none."""
+    with _counts_of(period):
+        counts = _read_counts(fields)
+        cut = counts.pop("cut", 0)
+        cells = {name.partition(",")[::2]: count for name, count in counts.items()}
+        return PeriodLengths(
+            age_ms=age_ms(period, awake_ms),
+            cells={
+                (_bin(prompt, length_bins.BIN_MAX), _bin(output, length_bins.BIN_MAX)): count
+                for (prompt, output), count in cells.items()
+            },
+            cut=cut,
+        )
 
 
 def read_latencies(period: int, fields: Sequence[bytes]) -> PeriodLatencies:
-    """Build the counts of a period. Args: fields: names and values in turn."""
+    """Build the counts of a period. Args: fields: names and values in turn. Raises: PoolUnavailable: they are none."""
+    with _counts_of(period):
+        counts = _read_counts(fields)
+        first_ms = counts.pop("first_ms")
+        bins: dict[AnswerLatency, dict[int, int]] = {}
+        for name, count in counts.items():
+            latency, _, number = name.partition(",")
+            bins.setdefault(LATENCIES[int(latency)], {})[_bin(number, latency_bins.BIN_MAX)] = count
+        return PeriodLatencies(period=period, first_ms=first_ms, bins=bins)
+
+
+@contextmanager
+def _counts_of(period: int) -> Iterator[None]:
+    """Turn what is wrong with counts into PoolUnavailable: Redis is shared with whoever has its password."""
+    try:
+        yield
+    except (ValueError, LookupError) as error:
+        raise PoolUnavailable(f"what the pool has counted in period {period} cannot be read: {error!r}") from error
+
+
+def _read_counts(fields: Sequence[bytes]) -> dict[str, int]:
+    """Raises: ValueError for a number that counts cannot reach."""
     counts = {name.decode(): int(count) for name, count in zip(fields[::2], fields[1::2], strict=True)}
-    first_ms = counts.pop("first_ms")
-    bins: dict[AnswerLatency, dict[int, int]] = {}
     for name, count in counts.items():
-        latency, _, number = name.partition(",")
-        bins.setdefault(LATENCIES[int(latency)], {})[int(number)] = count
-    return PeriodLatencies(period=period, first_ms=first_ms, bins=bins)
+        if not 0 <= count <= length_bins.COUNT_MAX:
+            raise ValueError(f"{name[:40]} is {count}")
+    return counts
+
+
+def _bin(text: str, most: int) -> int:
+    number = int(text)
+    if not 0 <= number <= most:
+        raise ValueError(f"there is no bin {number}")
+    return number
 
 
 def newer_records(meta: Mapping[str, Any]) -> int:

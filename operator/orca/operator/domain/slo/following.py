@@ -3,14 +3,14 @@
 It is the content of a ConfigMap. Each change of it is one write, so it is never half of two records.
 """
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from orca.core.domain.errors import SettingError
 from orca.core.job_files import PLAN_FILE, REPORT_FILE
 from orca.core.plan_report import PlanReport, read_report
-from orca.core.strict_record import record_from_json, record_to_json
+from orca.core.strict_record import read_record, record_to_json
 from orca.operator.domain.slo.planned import PlannedService, read_planned
 from orca.pool.latency_counts import LatencyCounts, counts_from_json, counts_to_json
 
@@ -71,14 +71,20 @@ class FollowRecord:
 def read_follow_record(data: Mapping[str, Any]) -> FollowRecord:
     """Read the content of the ConfigMap; the files are not read. Raises: ValueError that names what is wrong."""
     files = {name: str(text) for name, text in data.items() if name not in (NOTES_FILE, READING_FILE)}
-    try:
-        notes = record_from_json(FollowNotes, str(data.get(NOTES_FILE, "")).encode(), NOTES_FILE)
-    except SettingError as error:
-        raise ValueError(str(error)) from error
+    notes = _read_notes(str(data.get(NOTES_FILE, "")))
     if bool(files) != (notes.check > 0):
         raise ValueError("there are files of a check without its number, or the other way round")
     text = data.get(READING_FILE)
     return FollowRecord(notes=notes, files=files, reading=None if text is None else counts_from_json(str(text)))
+
+
+def _read_notes(text: str) -> FollowNotes:
+    """Read the notes; fields of another release do not matter. Raises: ValueError."""
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError(f"{NOTES_FILE} is not an object")
+    known = asdict(FollowNotes())
+    return read_record(FollowNotes, known | {name: value for name, value in content.items() if name in known})
 
 
 def read_checked(files: Mapping[str, str]) -> tuple[PlannedService, PlanReport]:

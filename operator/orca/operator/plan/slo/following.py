@@ -15,7 +15,7 @@ It changes nothing that serves.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from orca.core.job_files import STATE_FILE, read_files
+from orca.core.job_files import PLAN_FILE, REPORT_FILE, SHORTFALL_FILE, STATE_FILE, SUMMARY_FILE, read_files
 from orca.operator.domain import names
 from orca.operator.domain.objects import ObjectKey, condition_status, is_going, label_map, seconds, since
 from orca.operator.domain.observation import Observation, PlanInForce
@@ -34,6 +34,12 @@ from orca.operator.plan.slo.making import (
 )
 from orca.operator.render import planning, pool
 from orca.pool.measured import are_others_over
+
+AUTO = "Auto"
+"""Value of spec.slo.replan with which a new plan comes into force."""
+
+FILES_OF_CHECK = frozenset({PLAN_FILE, SUMMARY_FILE, SHORTFALL_FILE, REPORT_FILE, STATE_FILE})
+"""Files that a check may leave. Others could take the place of the operator's own notes."""
 
 LATENCIES_AGE_S = 15.0
 """Age of the pool's latencies up to which they need no new read. A read takes some ten kilobytes of the pool."""
@@ -59,7 +65,7 @@ def follow_plan(observation: Observation, *, can_start: bool, is_running: bool) 
     if found is None or not found.is_wanted:
         return PlanFollowing()
     before, job = found.following or FollowRecord(), _job_name(observation, found)
-    files, problem = _result(observation, job)
+    files, problem = _result(observation, found, job)
     record = _next_record(observation, found, before, files, is_running=is_running)
     move = replace(_with_record(observation, found, record), leaving=_taken(observation, before))
     if files is not None:
@@ -108,19 +114,24 @@ def _is_complete(observation: Observation, job: str) -> bool:
     return there is not None and condition_status(there, "Complete") == "True"
 
 
-def _result(observation: Observation, job: str) -> tuple[dict[str, str] | None, str | None]:
+def _result(observation: Observation, found: PlanInForce, job: str) -> tuple[dict[str, str] | None, str | None]:
     """Return the files that a check has left in the pool, or why they cannot be used; None twice if there are none.
 
     Only a complete Job counts. If somebody has deleted the record, its numbers begin again, and the pool may still have
     results of that name.
     """
     body = observation.pool.results.get(job) if _is_complete(observation, job) else None
-    if body is None:
+    if body is None or observation.spec.slo is None:
         return None, None
     try:
         files = read_files(body)
         planned, _ = read_checked(files)
         check_fits(observation, planned)
+        if unknown := files.keys() - FILES_OF_CHECK:
+            raise ValueError(f"a check leaves no file {min(unknown)}")
+        # The field may have changed since the Job was made.
+        if observation.spec.slo.replan != AUTO and not _is_same(planned, found.planned):
+            raise ValueError("it has another plan, which spec.slo.replan does not allow")
     except (ValueError, RecursionError) as error:
         return None, f"its result cannot be used: {error}"
     return files, None
@@ -192,7 +203,8 @@ def _with_job(
     if there is None and not _is_due(observation, found, record):
         return move
     if not has_profile(observation):
-        return replace(move, problem=f"there is no profile {profile_name(observation)}")
+        words = f"there is no profile {profile_name(observation)}: delete {found.name}, and the model is measured again"
+        return replace(move, problem=words)
     new = _render_job(observation, found, record, job)
     if there is None or is_going(there):
         return replace(move, manifests=(*move.manifests, new), job=job)
@@ -218,7 +230,6 @@ def _render_job(observation: Observation, found: PlanInForce, record: FollowReco
             profile=profile_name(observation),
             plan=found.name,
             has_state=STATE_FILE in record.files,
-            since_ms=record.notes.since_ms,
             least_slots=least_slots(observation),
         ),
         pool.connection(deployment, observation.pool_secret),

@@ -7,12 +7,12 @@ spec, and have three digits: more of them would change with every answer.
 from collections.abc import Mapping
 from typing import Any
 
-from orca.core.plan_report import PlanReport, ReportedFigures, ReportedLengths
+from orca.core.plan_report import PlanReport, ReportedFigures, ReportedLengths, one_line
 from orca.operator.domain.objects import condition, seconds, timestamp
 from orca.operator.domain.observation import Observation, PlanInForce
 from orca.operator.domain.resource import Json
 from orca.operator.domain.slo.planned import PlannedService
-from orca.operator.plan.slo.conditions import SLO_MET
+from orca.operator.plan.slo.conditions import MET, MISSED, SLO_MET
 from orca.operator.plan.slo.measuring import measure
 from orca.pool.measured import MeasuredFigures
 
@@ -39,7 +39,7 @@ def plan_status(observation: Observation, problem: str | None) -> Json | None:
         notes = found.following.notes
         shown |= {"checks": notes.check, "checkedAt": timestamp(notes.checked_s)}
     if problem is not None:
-        shown["problem"] = problem
+        shown["problem"] = one_line(problem)
     return shown
 
 
@@ -54,13 +54,16 @@ def with_young_figures(written: Json, before: Mapping[str, Any], now_s: float) -
     new, old = read_plan_status(written), read_plan_status(before)
     if "measuredAt" not in new or "measuredAt" not in old or _without_measured(new) != _without_measured(old):
         return written
-    verdicts = [condition({"status": each}, SLO_MET) for each in (written, before)]
-    if len({(each.get("status"), each.get("reason")) for each in verdicts}) > 1:
+    new_verdict, verdict = (condition({"status": each}, SLO_MET) for each in (written, before))
+    # Figures at the bound may be on the other side of it with every answer.
+    if not {new_verdict.get("reason"), verdict.get("reason")} <= {MET, MISSED} and (
+        new_verdict.get("reason") != verdict.get("reason")
+    ):
         return written
     if not 0 <= now_s - seconds(old["measuredAt"]) < REFRESH_S:
         return written
-    message = verdicts[1].get("message", "")
-    conditions = [each | {"message": message} if each["type"] == SLO_MET else each for each in written["conditions"]]
+    kept = {name: verdict[name] for name in ("status", "reason", "message", "lastTransitionTime") if name in verdict}
+    conditions = [each | kept if each["type"] == SLO_MET else each for each in written["conditions"]]
     return {**written, "plan": old, "conditions": conditions}
 
 
@@ -148,7 +151,8 @@ def _milliseconds(value_s: float | None) -> int | None:
 
 
 def _three_digits(value: float) -> int:
-    return round(float(f"{value:.3g}"))
+    """Return a number with three digits; 1 for less, since 0 would say that there is nothing."""
+    return max(int(value > 0), round(float(f"{value:.3g}")))
 
 
 def _percent(value: float, of: float) -> int | None:
