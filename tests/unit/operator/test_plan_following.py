@@ -132,9 +132,7 @@ def test_the_pod_of_a_check_is_like_that_of_a_scheduler_and_takes_what_others_le
     expected = {
         "--plan": f"/etc/orca/plan/{PLAN_FILE}",
         "--state": None,
-        "--since-ms": None,
         "--replan": "auto",
-        "--groups": "2",
         "--latency-ms": "8000",
         "--devices": "4",
         "--workload": "32:512/1:128",
@@ -160,7 +158,6 @@ def test_the_next_check_goes_on_from_the_state_of_the_last_one() -> None:
     check_again(cluster)
     job = wait_for_check(cluster)
     assert value(cluster, "--state") == f"/etc/orca/plan/{STATE_FILE}"
-    assert value(cluster, "--since-ms") == str(BEGIN_MS)
     volumes = cluster.objects["Job", job]["spec"]["template"]["spec"]["volumes"]
     [mounted] = [each["configMap"] for each in volumes if each["name"] == "plan"]
     assert mounted["name"] == cluster.names("ConfigMap", names.FOLLOW)[0]
@@ -174,6 +171,33 @@ def test_what_becomes_of_a_better_plan_is_the_choice_of_the_spec_and_needs_no_ot
     assert cluster.reconcile().actions == ()
     wait_for_check(cluster)
     assert value(cluster, "--replan") == mode.lower()
+
+
+def test_a_plan_of_a_check_that_began_before_the_choice_changed_is_not_taken() -> None:
+    cluster = followed_shop()
+    wait_for_check(cluster)
+    finish_check(cluster, check_body(SMALLER))
+    change(cluster, slo={**GOAL, "replan": "Off"})
+    cluster.settle()
+    assert bounds_of(cluster)["max_batch_size"] == 9
+
+
+def test_a_check_goes_on_while_groups_come_and_go() -> None:
+    cluster = followed_shop()
+    wait_for_check(cluster)
+    change(cluster, replicas=2)
+    assert not [each for each in cluster.reconcile().actions if isinstance(each, Delete)]
+
+
+def test_a_record_that_the_api_server_refuses_starts_no_check_again_and_again() -> None:
+    cluster = followed_shop()
+    wait_for_check(cluster)
+    for second in range(5):
+        # Each time the record would begin at another moment, since none is kept.
+        answer(cluster, BEGIN_MS + 1000 * second)
+        for record in cluster.names("ConfigMap", names.FOLLOW):
+            del cluster.objects["ConfigMap", record]
+        assert not [each for each in cluster.reconcile().actions if isinstance(each, Delete)]
 
 
 def test_a_recommended_plan_is_named_and_does_not_run() -> None:
@@ -228,6 +252,10 @@ def test_a_check_that_fails_leaves_everything_as_it_is_and_is_made_again_in_its_
         (check_body({**ITERATION, "ranks": 3}), "the plan does not keep to what the spec gives (devices 4)"),
         (check_body({**ITERATION, "policy": "waa"}), "policy must be one of"),
         (to_body({STATE_FILE: "{}"}), "there is no report.json"),
+        (to_body(read_files(check_body()) | {"following.json": "{}"}), "a check leaves no file following.json"),
+        (to_body(read_files(check_body()) | {"latencies-before.json": "{}"}), "no file latencies-before.json"),
+        (check_body(report_text=report().replace("7.4", "1e308")), "latency_s must be 0 or from 1e-09 to 1e+09"),
+        (check_body(report_text=report().replace("12000", "9223372036854775808")), "answers must be 0 or from"),
     ],
 )
 def test_a_result_that_makes_no_sense_or_breaks_a_constraint_is_not_taken(body: bytes, complaint: str) -> None:
@@ -358,7 +386,7 @@ def test_the_first_plan_serves_again_if_somebody_deletes_or_breaks_the_record() 
     cluster = followed_shop()
     check_again(cluster, check_body(SMALLER))
     [record] = cluster.names("ConfigMap", names.FOLLOW)
-    for data in ({}, {"following.json": "{"}, {"following.json": "{}"}, {PLAN_FILE: "{}"}):
+    for data in ({}, {"following.json": "{"}, {"following.json": '{"check": "x"}'}, {PLAN_FILE: "{}"}):
         cluster.objects["ConfigMap", record]["data"] = data
         cluster.reconcile()
         assert (cluster.names("ConfigMap", names.FOLLOW), bounds_of(cluster)["max_batch_size"]) == ([], 9)
@@ -537,6 +565,16 @@ def _let_happen(cluster: FakeCluster, chance: random.Random) -> None:
         cluster.start()
     elif event == "promise":
         cluster.pool = replace(cluster.pool, promised_slots=chance.choice((None, 512, 1024)))
+
+
+def test_notes_of_another_release_do_not_discard_its_plan() -> None:
+    cluster = followed_shop()
+    check_again(cluster, check_body(SMALLER))
+    [record] = cluster.names("ConfigMap", names.FOLLOW)
+    data = cluster.objects["ConfigMap", record]["data"]
+    data["following.json"] = json.dumps({"check": 1, "checked_s": 5, "of_tomorrow": [1]})
+    cluster.reconcile()
+    assert bounds_of(cluster)["max_batch_size"] == 5
 
 
 def test_the_record_is_json_that_people_can_read() -> None:

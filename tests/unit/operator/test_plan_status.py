@@ -183,12 +183,21 @@ def test_measured_figures_are_refreshed_once_a_minute() -> None:
     assert "from 600 answers" in str(second["conditions"])
 
 
-def test_a_change_of_the_verdict_or_of_the_plan_is_written_at_once() -> None:
+def test_the_verdict_on_the_measured_figures_changes_with_them_once_a_minute() -> None:
     cluster = measured_shop(answers=500)
     first = status(cluster)
     cluster.pool = replace(cluster.pool, latencies=latencies(MEASURED_MS, answers=600, latency_s=9.0))
+    assert status(cluster, first) == first
+    cluster.now_s += REFRESH_S
     missed = status(cluster, first)
     assert (missed["plan"]["measured"]["answers"], "Missed" in str(missed["conditions"])) == (600, True)
+
+
+def test_another_verdict_or_another_plan_is_written_at_once() -> None:
+    cluster = measured_shop(answers=500)
+    first = status(cluster)
+    cluster.pool = replace(cluster.pool, latencies=latencies(MEASURED_MS, answers=100))
+    assert "Measuring" in str(status(cluster, first)["conditions"])
     cluster = measured_shop(answers=500)
     first = status(cluster)
     before = cluster.pool

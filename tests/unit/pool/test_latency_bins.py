@@ -103,7 +103,16 @@ def test_a_pool_that_was_emptied_has_only_answers_after_an_earlier_reading() -> 
 def test_a_reading_is_kept_as_json() -> None:
     reading = counts(period(3, {1.0: 4, 2.0: 1}), awake_ms=3 * PERIOD_MS + 100_000)
     assert counts_from_json(counts_to_json(reading)) == reading
-    for broken in ("", "[]", "{}", '{"awake_ms": 1, "periods": [{"period": 1}]}', '{"awake_ms": "x", "periods": []}'):
+    too_many = counts_to_json(reading).replace(":4,", f":{2**53 + 1},")
+    for broken in (
+        too_many,
+        counts_to_json(reading).replace('"', '"9', 1),
+        "",
+        "[]",
+        "{}",
+        '{"awake_ms": 1, "periods": [{"period": 1}]}',
+        '{"awake_ms": "x", "periods": []}',
+    ):
         with pytest.raises(ValueError, match=r"."):
             counts_from_json(broken)
 

@@ -23,7 +23,7 @@ from orca.core.process.settings import with_texts
 from orca.core.process.whole_file import write_whole
 from orca.planner.follow.check import PlanCheck
 from orca.planner.follow.follow import Observed, begin, follow, is_check_due
-from orca.planner.follow.measured import measured_figures
+from orca.planner.follow.measured import AnswersOfPlan
 from orca.planner.follow.state import FollowState, Replan, state_to_json
 from orca.planner.profile.profile import Profile
 from orca.planner.search.device_layouts import Shape
@@ -31,7 +31,6 @@ from orca.planner.search.plan import Plan, to_json
 from orca.planner.workload.counted import lengths_now
 from orca.pool.latency_counts import LatencyCounts
 from orca.pool.length_bins import HALF_LIFE_S
-from orca.pool.measured import are_others_over
 from orca.pool.records import LengthCounts
 
 POLL_S = 30.0
@@ -74,7 +73,7 @@ class Follower:
         self._settings = system.settings
         self._replan = Replan(system.order.settings.replan)
         self._is_pool_away = False
-        self._before: tuple[int, LatencyCounts] | None = None  # since when a plan runs, and a reading soon after
+        self._answers = AnswersOfPlan(system.order.goal)
         self._unwritten: set[str] = set()  # names of files that cannot be written at present
         self.state: FollowState | None = None
 
@@ -146,23 +145,9 @@ class Follower:
         self._tell(before, state)
 
     def _observe(self, state: FollowState, latencies: LatencyCounts) -> Observed:
-        order, before = self._system.order, self._reading_before(state, latencies)
-        measured = None
-        if before is not None:
-            groups = order.settings.replicas
-            measured = measured_figures(latencies, order.goal, before=before, groups=groups, half_life_s=HALF_LIFE_S)
+        groups = self._system.order.settings.replicas
+        measured = self._answers.figures(latencies, since_ms=state.since_ms, groups=groups, half_life_s=HALF_LIFE_S)
         return Observed(awake_ms=latencies.awake_ms, replan=self._replan, measured=measured)
-
-    def _reading_before(self, state: FollowState, latencies: LatencyCounts) -> LatencyCounts | None:
-        """Return the first reading of the pool without answers under way of another plan; None before that."""
-        since_ms = state.since_ms
-        if since_ms is None or since_ms > latencies.awake_ms:
-            return None
-        if self._before is None or self._before[0] != since_ms:
-            if not are_others_over(latencies, since_ms=since_ms, latency_ms=self._system.order.goal.latency_ms):
-                return None
-            self._before = since_ms, latencies
-        return self._before[1]
 
     async def _check_layout(self, order: CheckOrder, check: PlanCheck) -> PlanCheck | None:
         """Search the best plan of the running layout, if the best one of all needs another layout after a miss.
