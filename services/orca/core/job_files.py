@@ -11,7 +11,10 @@ PLAN_FILE = "plan.json"
 SUMMARY_FILE = "summary"
 """The plan in one line, for people."""
 SHORTFALL_FILE = "shortfall"
-"""One line for people about a goal that the plan does not meet. The file is there only then."""
+"""One line for people about a goal that no plan meets, with the best that is achievable. The file is there only then.
+
+The line ends without a full stop, and says nothing about the plan that serves: the reader adds it.
+"""
 REPORT_FILE = "report.json"
 """The report on the plan, with its figures on the lengths of now (plan_report.py)."""
 STATE_FILE = "state.json"

@@ -211,6 +211,24 @@ def test_off_changes_and_recommends_nothing() -> None:
     assert "no other one was searched" in state.reason
 
 
+@pytest.mark.parametrize(
+    ("found", "replan"),
+    [
+        (check(MISSES, None), Replan.OFF),
+        (check(MISSES, None, complaint="nothing fits"), Replan.AUTO),
+        (check(None, None, complaint="nothing fits"), Replan.AUTO),
+    ],
+)
+def test_without_a_search_it_stays_known_that_no_plan_meets_the_goal(found: PlanCheck, replan: Replan) -> None:
+    state = running(plan(2, latency_s=9.0))
+    for _ in range(2):
+        state = after(state, found, replan=replan)
+        assert (state.is_met, state.is_infeasible) == (False, True)
+    assert not after(state, check(MEETS, None), replan=replan).is_infeasible, "the plan meets it now"
+    assert not after(state, check(MISSES, FASTER), replan=Replan.RECOMMEND).is_infeasible, "another plan would"
+    assert not after(running(), found, replan=replan).is_infeasible, "nobody has looked"
+
+
 def test_a_plan_that_the_caller_cannot_apply_is_recommended() -> None:
     found = Observed(awake_ms=CHECK_EVERY_MS, check=check(MISSES, FASTER), is_applicable=False)
     state = follow(running(), found)

@@ -10,6 +10,7 @@ from orca.planner.search.branch_and_bound import Perform, Performance, Point, Se
 from orca.planner.search.least_latency import (
     NEGLIGIBLE_SHARE,
     SPARED_SHARE,
+    STEP_SHARE,
     WORTH_SHARE,
     least_latency,
     preferred,
@@ -108,7 +109,11 @@ def test_the_item_with_the_least_latency_is_preferred_if_it_has_nearly_all_of_th
     def choose(*items: tuple[float, float]) -> tuple[float, float]:
         return preferred(items, lambda item: item[0], lambda item: item[1])
 
-    assert choose((100.0, 9.0), (99.5, 5.0), (99.2, 4.0), (98.0, 1.0)) == (99.2, 4.0)
+    assert choose((100.0, 9.0), (99.8, 5.0), (99.5, 4.0), (99.4, 1.0)) == (99.5, 4.0)
     # Less than a tenth of the latency is not worth it.
-    assert choose((100.0, 9.0), (99.5, 8.5)) == (100.0, 9.0)
+    assert choose((100.0, 9.0), (99.8, 8.5)) == (100.0, 9.0)
     assert choose((100.0, 9.0)) == (100.0, 9.0)
+
+
+def test_both_steps_together_give_up_at_most_the_spared_share() -> None:
+    assert (1 - STEP_SHARE) ** 2 >= 1 - SPARED_SHARE

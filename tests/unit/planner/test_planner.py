@@ -16,7 +16,7 @@ from orca.planner.search.goal import PlanGoal
 from orca.planner.search.grid import grid_values
 from orca.planner.search.judge import SimulationJudge
 from orca.planner.search.layouts import balanced, even_layers, layouts
-from orca.planner.search.least_latency import SPARED_SHARE
+from orca.planner.search.least_latency import SPARED_SHARE, STEP_SHARE
 from orca.planner.search.plan import Plan, PlannedDevice, from_json, lines, to_json
 from orca.planner.search.planner import (
     JUDGED,
@@ -233,6 +233,10 @@ def test_under_a_loose_bound_the_last_percent_of_throughput_is_given_up_for_late
     largest = STRATEGIES[name].bounds(chosen.scenario, space.upper, corner).max_batch_size
     assert chosen.is_loose
     assert chosen.expected.throughput >= (1 - SPARED_SHARE) * searched(wanted, name)
+    # Each of both steps gives up its half.
+    fastest = max(each.judgement.throughput for each in outcome.judged)
+    assert fastest >= (1 - STEP_SHARE) * searched(wanted, name)
+    assert outcome.chosen.judgement.throughput >= (1 - STEP_SHARE) * fastest
     assert chosen.expected.latency_s < 0.5 * corner.latency_s
     assert chosen.bounds.max_batch_size < 0.5 * largest
     # All that is simulated and listed is as lean.

@@ -264,11 +264,54 @@ def test_a_goal_that_no_plan_meets_leaves_its_shortfall() -> None:
     assert checks.files[SHORTFALL_FILE] == closer.shortfall()
     checks.answers = 0
     checks(None)
-    assert checks.files[SHORTFALL_FILE] == f"{closer.shortfall()}. The closest one serves"
+    assert checks.files[SHORTFALL_FILE] == closer.shortfall()
     checks.answers = 300
     checks(check(figures(6.0, 7.5), closer))
     assert SHORTFALL_FILE not in checks.files
     assert (checks.report.is_met, checks.report.is_infeasible) == (True, False)
+
+
+CLOSER = plan(3, latency_s=8.5)
+CLOSEST = plan(2, latency_s=8.1)
+WITHOUT_FIGURES = "no schedule met the goal (99 % within 8 s) in the last search"
+
+
+@pytest.mark.parametrize(
+    ("in_force", "found", "replan", "said"),
+    [
+        (RUNS, check(MISSES, CLOSER, workload=lengths(12)), Replan.AUTO, CLOSER.shortfall()),
+        (RUNS, check(MISSES, CLOSER), Replan.RECOMMEND, CLOSER.shortfall()),
+        (CLOSER, check(figures(6.0, 8.5), CLOSEST), Replan.AUTO, CLOSEST.shortfall()),
+        (CLOSER, check(figures(6.0, 8.5), CLOSEST), Replan.OFF, CLOSER.shortfall()),
+        (CLOSER, check(None, None, complaint="nothing fits"), Replan.AUTO, CLOSER.shortfall()),
+        (CLOSER, None, Replan.AUTO, CLOSER.shortfall()),
+    ],
+    ids=["few answers", "recommended", "hardly closer", "no search", "nothing fits", "no lengths"],
+)
+def test_a_shortfall_names_what_is_achievable_and_not_what_serves(
+    in_force: Plan, found: PlanCheck | None, replan: Replan, said: str
+) -> None:
+    checks = Checks(in_force, answers=0 if found is None else 300)
+    assert not checks(found, replan=replan).is_new
+    assert checks.files[SHORTFALL_FILE] == said
+    assert checks.report.is_infeasible
+
+
+@pytest.mark.parametrize(
+    ("found", "more"),
+    [
+        (None, ". The plan in force: 99 % within 9 s"),
+        (check(figures(6.0, 9.5), None, complaint="nothing fits"), ". The plan in force: 99 % within 9.5 s"),
+        (check(None, None, complaint="nothing fits"), ""),
+    ],
+    ids=["no lengths", "nothing fits", "no figures"],
+)
+def test_a_plan_that_once_met_the_goal_says_nothing_of_its_old_figures(found: PlanCheck | None, more: str) -> None:
+    checks = Checks()
+    checks(check(MISSES, plan(2, latency_s=8.9)))
+    checks.answers = 0 if found is None else 300
+    assert not checks(found).is_new
+    assert checks.files[SHORTFALL_FILE] == WITHOUT_FIGURES + more
 
 
 def test_a_plan_that_cannot_serve_the_lengths_has_no_figures() -> None:

@@ -9,8 +9,11 @@ import pytest
 from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.step import Claim
 from orca.pool.records import Caller, ClaimAnswer, Heartbeat, OwnershipState
+from orca.scheduler.dependencies import LoopTimings
 from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.loop import SchedulingOptions
+from orca.scheduler.policy.cycle import CycleControls
+from orca.scheduler.policy.rra import RoundRobinPolicy
 from support.scheduler.scheduler_simulation import (
     REVISION,
     a_request,
@@ -152,4 +155,34 @@ async def test_younger_requests_are_claimed_soon_after_a_blocking_head_is_gone_e
     await simulation.pool.cancel("B")
     await asyncio.sleep(0.1)
     assert (await simulation.pool.status("C.0")).state is OwnershipState.ENDED, "it fits beside A"
+    await simulation.finish()
+
+
+@virtually
+async def test_a_head_that_does_not_fit_stays_refused_when_the_turn_has_moved_on_meanwhile() -> None:
+    """The answer comes in the decode phase of rra, in which the group has no place for any request."""
+    simulation = a_simulation(
+        policy=RoundRobinPolicy(),
+        choices=SchedulingOptions(
+            max_batch_size=3, prefetch=0, cycle=CycleControls(encode_batch=1, decode_steps=10, decode_batch=3)
+        ),
+        timings=LoopTimings(head_s=60.0),
+    )
+    group = simulation.add_group(a_shape(slots=100, max_model_len=100), cost=LinearCost(step_us=20_000))
+    claim, refused = simulation.pool.claim, []
+
+    async def slow_claim(*args: Any, **rest: Any) -> ClaimAnswer:
+        answer = await claim(*args, **rest)
+        if answer.waiting and not answer.claimed:
+            refused.append(rest["free_slots"])
+            await asyncio.sleep(0.12)  # a step waits 0.05 s for it
+        return answer
+
+    simulation.pool.claim = slow_claim  # type: ignore[method-assign]
+    simulation.start(group)
+    await simulation.submit(a_request("A", new=60))
+    await tokens_at_least(simulation, "A.0", 1)
+    await simulation.submit(a_request("B", new=60))
+    await tokens_at_least(simulation, "A.0", 59)
+    assert len(refused) == 1, "the slots of A are taken until it ends"
     await simulation.finish()

@@ -53,11 +53,19 @@ def _files(plan: Plan, state: FollowState, report: PlanReport, shortfall: str | 
 
 
 def _shortfall(checked: CheckedPlan) -> str | None:
-    """Return why the goal is not met, if no plan meets it on the lengths of now."""
-    state, check = checked.state, checked.check
+    """Return what can be achieved instead of the goal, if no plan meets it on the lengths of now."""
+    plan, state, check = checked.plan, checked.state, checked.check
     if state.is_met or not state.is_infeasible:
         return None
-    return state.reason if check is None or check.best is None else check.best.shortfall()
+    best = None if check is None else check.best
+    if best is not None and not best.is_met:
+        return best.shortfall()
+    if not plan.is_met:
+        return plan.shortfall()
+    # An earlier search has found that no plan meets the goal, and none that is much closer than the plan in force.
+    goal = plan.goal.goal()
+    figures = "" if state.predicted is None else f". The plan in force: {state.predicted.describe(goal)}"
+    return f"no schedule met the goal ({goal.describe()}) in the last search{figures}"
 
 
 def _lengths(workload: PlannedWorkload) -> ReportedLengths:

@@ -89,7 +89,7 @@ def follow(state: FollowState, observed: Observed) -> FollowState:
         workload=check.workload,
         predicted=check.current,
         is_met=check.is_met,
-        is_infeasible=check.best is not None and not check.best.is_met and not check.is_met,
+        is_infeasible=_is_infeasible(state, check),
     )
     verdict = _judge(state, check, observed)
     is_first = state.plan is None
@@ -99,6 +99,13 @@ def follow(state: FollowState, observed: Observed) -> FollowState:
         return begun if is_first else replace(begun, reason=verdict.reason)
     recommended = None if observed.replan is Replan.OFF and not is_first else verdict.wanted
     return replace(state, better_checks=verdict.better_checks, recommended=recommended, reason=verdict.reason)
+
+
+def _is_infeasible(state: FollowState, check: PlanCheck) -> bool:
+    """Return whether no plan meets the goal. Without a searched plan, what was known before stays."""
+    if check.is_met:
+        return False
+    return state.is_infeasible if check.best is None else not check.best.is_met
 
 
 def _judge(state: FollowState, check: PlanCheck, observed: Observed) -> _Verdict:

@@ -46,7 +46,7 @@ class FollowState:
     workload: PlannedWorkload | None = None  # lengths of the last check
     predicted: PlannedFigures | None = None  # of the plan in force on them; null: it cannot serve them
     is_met: bool = False  # the plan in force meets the goal on them
-    is_infeasible: bool = False  # no plan meets the goal on them
+    is_infeasible: bool = False  # no plan meets the goal on them; if none was searched, as of the search before
     measured: MeasuredFigures | None = None  # under the plan in force; null until answers were counted
     recommended: Plan | None = None  # that would be in force if this was left to the planner, or if more was known
     reason: str = ""  # of the last decision, for people

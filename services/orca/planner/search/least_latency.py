@@ -13,10 +13,13 @@ from typing import TypeVar
 from orca.planner.search.branch_and_bound import Perform, Performance, Point, SearchBlock, Tolerance, search
 
 SPARED_SHARE = 0.01
-"""Share of the best throughput that a schedule may lack if it saves WORTH_SHARE of the latency."""
+"""Share of the best throughput that a plan may lack for less latency. Two steps give it up, each up to STEP_SHARE."""
+
+STEP_SHARE = SPARED_SHARE / 2
+"""Share of it for each step: the search by formulas, then the choice among schedules that were simulated."""
 
 WORTH_SHARE = 0.1
-"""Share of latency that is worth SPARED_SHARE of the throughput. A bound under which less can be saved is tight."""
+"""Share of latency that a step must save for that. A bound under which less can be saved is tight."""
 
 NEGLIGIBLE_SHARE = 0.02
 """Share of latency that is not looked for: blocks that could save less than this are dropped."""
@@ -47,10 +50,10 @@ def least_latency(lower: Point, best: Point, perform: Perform, *, throughput: fl
 
 def preferred(items: Sequence[T], throughput: Callable[[T], float], latency: Callable[[T], float]) -> T:
     """Return the item with the most throughput, or the one with the least latency of those that lack at most
-    SPARED_SHARE of it, if that saves WORTH_SHARE.
+    STEP_SHARE of it, if that saves WORTH_SHARE.
     """
     best = max(items, key=throughput)
-    near = [item for item in items if throughput(item) >= (1 - SPARED_SHARE) * throughput(best)]
+    near = [item for item in items if throughput(item) >= (1 - STEP_SHARE) * throughput(best)]
     least = min(near, key=latency)
     return least if latency(least) <= (1 - WORTH_SHARE) * latency(best) else best
 

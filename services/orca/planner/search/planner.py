@@ -2,8 +2,8 @@
 
 The formulas take milliseconds and are within some percent. The simulation runs the real scheduler, takes seconds, and
 decides. If it shows that the formulas of a strategy err about latency, its search is repeated with a bound that is
-corrected by just that ratio. Under a loose bound, both steps give up the last percent of throughput for less latency
-(least_latency.py).
+corrected by just that ratio. Under a loose bound, both steps together give up the last percent of throughput for less
+latency (least_latency.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from orca.planner.profile.step_shape import ShapeCost
 from orca.planner.search.branch_and_bound import Performance, Point, SearchBlock, Tolerance, search
 from orca.planner.search.goal import PlanGoal, ScheduleLatencies
 from orca.planner.search.grid import grid_search
-from orca.planner.search.least_latency import SPARED_SHARE, least_latency, preferred
+from orca.planner.search.least_latency import STEP_SHARE, least_latency, preferred
 from orca.planner.search.strategies import Strategy
 from orca.planner.simulate.estimate import Estimate, Scenario
 from orca.planner.simulate.layout import GroupCapacity, Layout
@@ -44,6 +44,9 @@ UNUSED_SHARE = 0.05
 
 FLOOR_SHARE = 0.9
 """Layouts that are slower than this share of the best one so far are not searched further."""
+
+NEAR_SHARE = 0.01
+"""Latencies in simulation that differ less than this share are nearly equal, at an arrival rate."""
 
 TOLERANCE = Tolerance(throughput=0.02, latency=0.05)
 """Distances of expected values from monotone ones (ExeGPT, Table 5: 97 % of points are monotone within 5 %)."""
@@ -252,7 +255,7 @@ def _choose(judged: Iterable[Judged], rate: float | None) -> Judged:
         return preferred(meeting, lambda each: each.judgement.throughput, lambda each: each.judgement.latency_s)
     # All of them serve just that rate. Of nearly equal latencies, the one that could serve the most has most to spare.
     least = min(each.judgement.latency_s for each in meeting)
-    near = [each for each in meeting if each.judgement.latency_s * (1 - SPARED_SHARE) <= least]
+    near = [each for each in meeting if each.judgement.latency_s * (1 - NEAR_SHARE) <= least]
     return max(near, key=lambda each: each.candidate.expected.capacity)
 
 
@@ -382,7 +385,7 @@ class _Planner:
         return [self._candidate(space, point) for point in ranking[:RANKED]]
 
     def _least_latency(self, space: _Space, best: Candidate, bound: float, most: float) -> Candidate | None:
-        """Return the candidate with the least latency that lacks at most SPARED_SHARE of the throughput.
+        """Return the candidate with the least latency that lacks at most STEP_SHARE of the throughput.
 
         Args:
             best: of this space.
@@ -392,8 +395,8 @@ class _Planner:
         goal = self._problem.goal
         if goal.rate is not None:
             return None  # the grid has found the least latency already
-        own, near = best.expected.capacity, (1 - SPARED_SHARE) * most
-        wanted = near if own >= near else (1 - SPARED_SHARE) * own
+        own, near = best.expected.capacity, (1 - STEP_SHARE) * most
+        wanted = near if own >= near else (1 - STEP_SHARE) * own
 
         def perform(point: Point) -> Performance:
             expected = self._estimate(space, point)
@@ -445,5 +448,9 @@ def _leading(heads: Iterable[Candidate]) -> set[tuple[Layout, str, Point]]:
 
 
 def _no_slower(found: Candidate, ranking: Iterable[Candidate]) -> list[Candidate]:
-    """Return a candidate, then those that have less latency than it."""
+    """Return a candidate, then those that have less latency than it.
+
+    The others, the best point among them, have the largest batches: their simulation would take most of the time. So
+    only the formulas say how much throughput the candidate gives up against them.
+    """
     return [found, *[each for each in ranking if each.expected.latency_s < found.expected.latency_s]]

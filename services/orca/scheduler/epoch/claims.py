@@ -53,7 +53,9 @@ class RequestClaimer:
             for claimed in answer.claimed:
                 self._adopt(claimed)
             is_refused = answer.waiting > 0 and len(answer.claimed) < capacity.requests
-            self._refused_slots = self._free_capacity().slots if is_refused else 0
+            # By now the group may have no place for a request. The slots that were refused count all the same.
+            policy = self._dependencies.policy
+            self._refused_slots = policy.free_slots(self._state, self._limits) if is_refused else 0
             self._is_pool_slow = False
             self._is_answered.set()
             if not answer.waiting:

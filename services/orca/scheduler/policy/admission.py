@@ -4,12 +4,17 @@ from collections.abc import Sequence
 
 from orca.core.domain.request import reserved_slots
 from orca.scheduler.policy.policy import BatchLimits
-from orca.scheduler.policy.state import GroupRequest
+from orca.scheduler.policy.state import GroupRequest, GroupState
 
 
 def slots_for(entry: GroupRequest, limits: BatchLimits) -> int:
     """Return the slots that a request needs for its whole length, in whole blocks."""
     return reserved_slots(entry.request.max_total_tokens, entry.source_tokens, limits.block_tokens)
+
+
+def slots_left(state: GroupState, limits: BatchLimits) -> int:
+    """Return the slots that all requests of the group leave, those that are not admitted yet included."""
+    return limits.slots - sum(entry.slots or slots_for(entry, limits) for entry in state.requests if not entry.is_over)
 
 
 def oldest_suspect(pool: Sequence[GroupRequest], reserved: int, limits: BatchLimits) -> GroupRequest | None:

@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass
 
 from orca.core.domain.request import slots_needed
-from orca.scheduler.policy.admission import oldest_suspect, slots_for
+from orca.scheduler.policy.admission import oldest_suspect, slots_for, slots_left
 from orca.scheduler.policy.policy import NO_CAPACITY, BatchBounds, BatchLimits, FreeCapacity
 from orca.scheduler.policy.state import Admission, Batch, BatchRow, GroupRequest, GroupState
 
@@ -94,8 +94,10 @@ class IterationPolicy:
         places = limits.stages * limits.max_batch_size - len(staying)
         if places <= 0:
             return NO_CAPACITY
-        slots = sum(entry.slots or slots_for(entry, limits) for entry in staying)
-        return FreeCapacity(requests=places, slots=limits.slots - slots)
+        return FreeCapacity(requests=places, slots=self.free_slots(state, limits))
+
+    def free_slots(self, state: GroupState, limits: BatchLimits) -> int:
+        return slots_left(state, limits)
 
     def refuse(self, limits: BatchLimits) -> str | None:  # noqa: ARG002 - Algorithm 1 works under any limits
         return None

@@ -94,11 +94,11 @@ class FreeCapacity:
     """The requests and slots that the group can still claim from the pool."""
 
     requests: int  # 0 or less: none
-    slots: int
+    slots: int  # may be left uncounted, as 0, where there is no place for a request
 
 
 NO_CAPACITY = FreeCapacity(requests=0, slots=0)
-"""No place for a request: then nobody asks for slots, and a full group need not count them."""
+"""No place for a request. A full group need not count its slots: `free_slots` does."""
 
 
 class Policy(Protocol):
@@ -119,6 +119,10 @@ class Policy(Protocol):
 
     def free_capacity(self, state: GroupState, limits: BatchLimits) -> FreeCapacity:
         """Return how much more to claim."""
+        ...
+
+    def free_slots(self, state: GroupState, limits: BatchLimits) -> int:
+        """Return the slots that could be claimed if there were a place for another request."""
         ...
 
     def refuse(self, limits: BatchLimits) -> str | None:

@@ -79,9 +79,12 @@ class RequestLevelPolicy:
 
     def free_capacity(self, state: GroupState, limits: BatchLimits) -> FreeCapacity:
         """Return the capacity for the next batch: it is claimed while the present one runs, like an engine's queue."""
+        waiting = sum(not entry.is_admitted for entry in state.requests)
+        return FreeCapacity(requests=limits.max_batch_size - waiting, slots=self.free_slots(state, limits))
+
+    def free_slots(self, state: GroupState, limits: BatchLimits) -> int:
         waiting = [entry for entry in state.requests if not entry.is_admitted]
-        slots = sum(_slots_for(entry, entry.request.max_total_tokens, limits) for entry in waiting)
-        return FreeCapacity(requests=limits.max_batch_size - len(waiting), slots=limits.slots - slots)
+        return limits.slots - sum(_slots_for(entry, entry.request.max_total_tokens, limits) for entry in waiting)
 
     def refuse(self, limits: BatchLimits) -> str | None:
         if limits.max_batch_tokens is not None:

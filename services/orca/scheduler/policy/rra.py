@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orca.core.domain.request import slots_needed
-from orca.scheduler.policy.admission import oldest_suspect, slots_for
+from orca.scheduler.policy.admission import oldest_suspect, slots_for, slots_left
 from orca.scheduler.policy.cycle import CYCLE_START, CycleControls, CyclePosition, turns
 from orca.scheduler.policy.policy import NO_CAPACITY, BatchBounds, BatchLimits, FreeCapacity
 from orca.scheduler.policy.state import Admission, Batch, BatchRow, GroupRequest, GroupState
@@ -87,8 +87,10 @@ class RoundRobinPolicy:
             places = 0
         if places <= len(waiting):
             return NO_CAPACITY
-        slots = sum(entry.slots or slots_for(entry, limits) for entry in staying)
-        return FreeCapacity(requests=places - len(waiting), slots=limits.slots - slots)
+        return FreeCapacity(requests=places - len(waiting), slots=self.free_slots(state, limits))
+
+    def free_slots(self, state: GroupState, limits: BatchLimits) -> int:
+        return slots_left(state, limits)
 
     def refuse(self, limits: BatchLimits) -> str | None:
         if limits.max_batch_tokens is not None:
