@@ -230,7 +230,7 @@ def test_a_plan_that_meets_no_bound_serves_and_says_what_is_best() -> None:
     planned(cluster)
     status, reason, message = condition(cluster, "SloMet")
     assert (status, reason) == ("False", "Infeasible")
-    expected = "no schedule meets the goal (99 % within 8 s). Best achievable: 9.1 s. The one that comes closest serves"
+    expected = "no schedule meets the goal (99 % within 8 s). Best achievable: 9.1 s. The plan in force serves"
     assert message == expected
     assert bounds(cluster)["max_batch_size"] == 9
 

@@ -71,7 +71,7 @@ def _of_plan(refusals: Sequence[Refusal]) -> list[Refusal]:
 def _slo_met(observation: Observation, slo: SloSpec, found: PlanInForce) -> Condition:
     """Report the goal of a plan that is for the present spec."""
     if (shortfall := found.planned.shortfall) is not None:
-        return Condition(SLO_MET, False, INFEASIBLE, f"{shortfall}. The one that comes closest serves")
+        return Condition(SLO_MET, False, INFEASIBLE, f"{shortfall}. The plan in force serves")
     if (problem := observation.pool.problem) is not None:
         message = f"the pool does not answer: {problem}"
         return Condition(SLO_MET, False, POOL_UNREACHABLE, message, is_known=False)
