@@ -91,7 +91,7 @@ def test_a_tighter_limit_of_batches_is_in_force_without_a_restart(goal: Service)
 
 
 def test_a_goal_out_of_reach_is_reported_and_the_closest_plan_serves(goal: Service) -> None:
-    load = Load(goal)
+    load = Load(goal, plain=1, resuming=1)
     wait_until(lambda: is_answering(load), goal.describe)
     with load.running():
         goal.edit(slo={"latencyMs": 1})
@@ -101,10 +101,14 @@ def test_a_goal_out_of_reach_is_reported_and_the_closest_plan_serves(goal: Servi
     message = goal.condition("SloMet")[2]
     assert "99 % within 0.001 s" in message
     assert "Best achievable: 99 % within" in message
+    # Its batches are of one request, and the next load wants two at a time.
+    goal.edit(slo={"latencyMs": GOAL["latencyMs"]})
+    goal.wait_for("PlanReady", "True", within_s=PLAN_S)
+    goal.wait_until_settled()
 
 
 def test_without_a_goal_the_service_is_as_it_was(goal: Service) -> None:
-    load = Load(goal)
+    load = Load(goal, plain=1, resuming=1)
     wait_until(lambda: is_answering(load), goal.describe)
     with load.running():
         goal.edit(slo=None, parallelism=None, scheduler={"policy": None, "maxBatchSize": None})
