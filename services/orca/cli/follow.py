@@ -22,8 +22,8 @@ from orca.planner.follow.single_check import CheckedPlan, FollowOrder, PoolCount
 from orca.planner.follow.state import FollowState, Replan, read_state
 from orca.planner.profile.profile import read_profile
 from orca.planner.search.plan import read_plan
-from orca.planner.workload.counted import ANSWERS_MIN
 from orca.pool.api import RequestPool
+from orca.pool.measured import ANSWERS_MIN
 
 PREFIX = "ORCA_FOLLOW_"
 

@@ -24,12 +24,13 @@ from orca.planner.search.plan import Plan, lines, to_json
 from orca.planner.search.planner import NothingFits, Outcome
 from orca.planner.search.profiled_problem import find_plan
 from orca.planner.search.timeline_of import timeline_of
-from orca.planner.workload.counted import ANSWERS_MIN, counted_workload
+from orca.planner.workload.counted import counted_workload
 from orca.planner.workload.lengths_file import read_workload
 from orca.planner.workload.tasks import TASKS, task_lines, task_workload
 from orca.planner.workload.workload import Workload
 from orca.pool.api import RequestPool
 from orca.pool.length_bins import HALF_LIFE_S
+from orca.pool.measured import ANSWERS_MIN
 from orca.pool.records import LengthCounts
 
 PREFIX = "ORCA_PLAN_"

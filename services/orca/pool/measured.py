@@ -7,8 +7,8 @@ from orca.pool.latency_bins import AnswerLatency
 from orca.pool.latency_counts import LatencyCounts
 from orca.pool.length_bins import PERIOD_MS
 
-FEW_ANSWERS = 200
-"""Number of answers below which a 99th percentile is a matter of chance."""
+ANSWERS_MIN = 200
+"""Fewest answers from which a plan is made or judged: with fewer, the 99th percentile is a matter of chance."""
 
 _SEQUENCE = AnswerLatency.SEQUENCE, AnswerLatency.FIRST_TOKEN
 _REQUESTS = AnswerLatency.REQUEST, AnswerLatency.REQUEST_FIRST_TOKEN
@@ -27,7 +27,7 @@ class MeasuredFigures:
 
     def describe(self) -> str:
         """Return the figures in a few words: `measured 7.65 s at 5.9`, with the number of answers if they are few."""
-        few = f" ({self.answers} answer{'' if self.answers == 1 else 's'})" if self.answers < FEW_ANSWERS else ""
+        few = f" ({self.answers} answer{'' if self.answers == 1 else 's'})" if self.answers < ANSWERS_MIN else ""
         return f"measured {self.latency_s:.3g} s at {self.throughput:.3g}{few}"
 
 

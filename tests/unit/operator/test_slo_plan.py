@@ -557,7 +557,7 @@ def test_only_with_a_goal_may_jobs_call_the_pool() -> None:
 
 def test_numbers_that_the_operator_shares_with_the_planner_are_the_same() -> None:
     """The operator does not import planner and scheduler."""
-    assert making.ANSWERS_MIN == counted.ANSWERS_MIN == measured.FEW_ANSWERS
+    assert making.ANSWERS_MIN == counted.ANSWERS_MIN == measured.ANSWERS_MIN
     assert RELEASE.slo_check_s == CHECK_EVERY_MS / 1000
     assert planned_of_domain.DEFAULT_THRESHOLD_PERCENT == cycle.DEFAULT_THRESHOLD_PERCENT
     assert set(planned_of_domain.POLICIES) == set(STRATEGIES)

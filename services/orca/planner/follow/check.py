@@ -19,8 +19,8 @@ from orca.planner.search.plan import Plan, PlannedFigures, PlannedWorkload
 from orca.planner.search.planner import Candidate, NothingFits, PlacedLayout, PlanProblem
 from orca.planner.search.profiled_problem import HOST_US, find_plan, model_len_of, profiled_problem
 from orca.planner.search.strategies import STRATEGIES
-from orca.planner.workload.counted import ANSWERS_MIN
 from orca.planner.workload.workload import Workload
+from orca.pool.measured import ANSWERS_MIN
 
 VERSION = 1
 """Rises when the meaning or the fields of a check change."""

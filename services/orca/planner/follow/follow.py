@@ -16,8 +16,7 @@ from math import inf
 from orca.planner.follow.check import PlanCheck
 from orca.planner.follow.state import FollowState, Replan
 from orca.planner.search.plan import Plan
-from orca.planner.workload.counted import ANSWERS_MIN
-from orca.pool.measured import MeasuredFigures
+from orca.pool.measured import ANSWERS_MIN, MeasuredFigures
 
 CHECK_EVERY_MS = 600_000
 """Awake time from check to check: ten minutes."""

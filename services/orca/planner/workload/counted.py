@@ -8,13 +8,11 @@ from orca.core.domain.errors import SettingError
 from orca.planner.workload.lengths import LENGTH_MAX, Range
 from orca.planner.workload.workload import LengthPart, Workload
 from orca.pool.length_bins import bounds_of
+from orca.pool.measured import ANSWERS_MIN
 from orca.pool.records import LengthCounts
 
 WEIGHT_MAX = 1e15
 """Largest weight of a cell in a file: sums of them stay finite."""
-
-ANSWERS_MIN = 200
-"""Fewest answers from which a plan is made without asking: with fewer, the 99th percentile is a matter of chance."""
 
 
 def counted_workload(

@@ -15,8 +15,9 @@ from orca.operator.domain.resource import Json, SloSpec
 from orca.operator.domain.slo.resources import profiled_devices
 from orca.operator.plan.condition import Condition
 from orca.operator.plan.slo.following import PlanFollowing
-from orca.operator.plan.slo.making import ANSWERS_MIN, PlanMaking, PlanState, answers_of_model
+from orca.operator.plan.slo.making import PlanMaking, PlanState, answers_of_model
 from orca.operator.plan.slo.measuring import compare, is_met, measure
+from orca.pool.measured import ANSWERS_MIN
 
 PLAN_READY, SLO_MET = "PlanReady", "SloMet"
 

@@ -27,9 +27,7 @@ from orca.operator.domain.slo.keys import plan_key, profile_key
 from orca.operator.domain.slo.planned import PlannedService
 from orca.operator.plan.children import hash_of
 from orca.operator.render import planning, pool
-
-ANSWERS_MIN = 200
-"""Fewest counted answers from which a plan is made: with fewer, the 99th percentile is a matter of chance."""
+from orca.pool.measured import ANSWERS_MIN
 
 RETRY_S = 120.0
 LOST_S = 30.0

@@ -8,11 +8,12 @@ from orca.cli.up.slo.settings import SloSettings
 from orca.core.domain.errors import SettingError
 from orca.core.domain.model import ModelInfo
 from orca.planner.search.profiled_problem import fitting
-from orca.planner.workload.counted import ANSWERS_MIN, counted_workload
+from orca.planner.workload.counted import counted_workload
 from orca.planner.workload.lengths_file import read_workload
 from orca.planner.workload.workload import Workload, parse_workload
 from orca.pool.latency_counts import LatencyCounts
 from orca.pool.length_bins import HALF_LIFE_S
+from orca.pool.measured import ANSWERS_MIN
 from orca.pool.records import LengthCounts
 from orca.pool.settings import parse_pool_settings
 
