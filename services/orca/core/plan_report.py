@@ -62,15 +62,20 @@ class PlanReport:
     def __post_init__(self) -> None:
         """Raises: ValueError for a text that people cannot read."""
         for name in ("reason", "recommended"):
-            text = getattr(self, name)
-            if text is not None and not (0 < len(text) <= TEXT_MAX and text.isprintable()):
-                raise ValueError(f"{name} must be one line of at most {TEXT_MAX} characters")
+            if (text := getattr(self, name)) is not None:
+                check_line(name, text)
 
 
 def one_line(text: str) -> str:
     """Return a text as one printable line of at most TEXT_MAX characters; a longer one is cut and ends with `...`."""
     line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
     return line if len(line) <= TEXT_MAX else f"{line[: TEXT_MAX - 3]}..."
+
+
+def check_line(name: str, text: str) -> None:
+    """Raises: ValueError that names a text which is no printable line of at most TEXT_MAX characters."""
+    if not (0 < len(text) <= TEXT_MAX and text.isprintable()):
+        raise ValueError(f"{name} must be one line of at most {TEXT_MAX} characters")
 
 
 def _check_numbers(record: ReportedFigures | ReportedLengths, most: float) -> None:

@@ -28,8 +28,7 @@ class FollowNotes:
 
     check: int = 0  # number of the last check; 0: none was made yet
     checked_s: int = 0  # seconds since 1970 at which its result was taken; 0: none was made yet
-    # Awake milliseconds of the pool at which all groups ran the plan; null until they do. Answers of an earlier period
-    # say nothing about the plan.
+    # Awake milliseconds of the pool at which all groups ran the plan; null until they do.
     since_ms: int | None = None
 
     def __post_init__(self) -> None:

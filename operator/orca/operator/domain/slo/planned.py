@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orca.core.job_files import PLAN_FILE, SHORTFALL_FILE, SUMMARY_FILE
+from orca.core.plan_report import check_line
 from orca.operator.domain.resource import DeploymentSpec, RraSpec, ShapeConstraints
 
 INT32_MAX = 2**31 - 1
@@ -18,8 +19,6 @@ STAGES_MAX, TENSOR_MAX, THREADS_MAX = 64, 16, 1024
 BATCH_SIZE_MAX, ENCODE_BATCH_MAX = 65536, 4194304
 DEFAULT_THRESHOLD_PERCENT = 12
 """The default of the CRD and of a scheduler."""
-TEXT_MAX = 1000
-"""Most characters of a text for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +139,5 @@ def _optional(values: Mapping[str, Any], name: str, *, most: int = INT32_MAX) ->
 
 def _text(files: Mapping[str, str], name: str) -> str:
     found = files.get(name, "").strip()
-    if not 0 < len(found) <= TEXT_MAX or not found.isprintable():
-        raise ValueError(f"{name} must be one line of at most {TEXT_MAX} characters")
+    check_line(name, found)
     return found
