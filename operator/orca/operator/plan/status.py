@@ -59,7 +59,7 @@ def make_status(
     deployment = observation.deployment
     ready = sum(each.is_ready for each in plan.new_groups)
     desired = observation.spec.wanted_groups
-    counts = observation.pool
+    counts, problem = observation.pool, check_problem(observation, plan.following, refusals)
     result: Json = {
         "observedGeneration": deployment.generation,
         "model": observation.spec.model.name,
@@ -75,10 +75,10 @@ def make_status(
         "updateRevision": plan.revision,
         "currentRevision": _current_revision(plan),
         "conditions": _dated(
-            _conditions(observation, plan, refusals), before, deployment.generation, observation.now_s
+            _conditions(observation, plan, refusals, problem), before, deployment.generation, observation.now_s
         ),
     }
-    if (shown := plan_status(observation, check_problem(observation, plan.following, refusals))) is not None:
+    if (shown := plan_status(observation, problem)) is not None:
         result["plan"] = shown
     if counts.problem is None:
         wait_s = counts.oldest_wait_ms // 1000
@@ -95,7 +95,10 @@ def _one_pod_per_group(deployment: str) -> str:
     return f"{names.selector(deployment)},{names.ROLE_LABEL}={names.STAGE},{names.POD_INDEX_LABEL}=0"
 
 
-def _conditions(observation: Observation, plan: ReconcilePlan, refusals: Sequence[Refusal]) -> list[Condition]:
+def _conditions(
+    observation: Observation, plan: ReconcilePlan, refusals: Sequence[Refusal], problem: str | None
+) -> list[Condition]:
+    """Args: problem: of the checks of the plan in force."""
     accepted = _accepted(observation, refusals)
     refused = [refusal.action for refusal in refusals]
     writes = [action for action in plan.actions if action not in refused]
@@ -115,7 +118,7 @@ def _conditions(observation: Observation, plan: ReconcilePlan, refusals: Sequenc
         progressing,
         _degraded(parts, progressing, _late(observation), _will_stop(observation, certificate)),
         _ready(observation, [accepted, *parts], progressing),
-        *slo_conditions(observation, plan.slo, refusals, check_problem(observation, plan.following, refusals)),
+        *slo_conditions(observation, plan.slo, refusals, problem),
     ]
 
 

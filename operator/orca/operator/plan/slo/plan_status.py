@@ -55,10 +55,9 @@ def with_young_figures(written: Json, before: Mapping[str, Any], now_s: float) -
     if "measuredAt" not in new or "measuredAt" not in old or _without_measured(new) != _without_measured(old):
         return written
     new_verdict, verdict = (condition({"status": each}, SLO_MET) for each in (written, before))
+    reasons = {new_verdict.get("reason"), verdict.get("reason")}
     # Figures at the bound may be on the other side of it with every answer.
-    if not {new_verdict.get("reason"), verdict.get("reason")} <= {MET, MISSED} and (
-        new_verdict.get("reason") != verdict.get("reason")
-    ):
+    if len(reasons) > 1 and reasons != {MET, MISSED}:
         return written
     if not 0 <= now_s - seconds(old["measuredAt"]) < REFRESH_S:
         return written
