@@ -136,10 +136,14 @@ class FakeCluster:
 
     def start(self) -> None:
         """All pods of all controllers are there, ready and of the newest template; Jobs have done their work."""
+        for name in self.names("Job"):
+            self.end_job(name, "Complete")
+            self.leave_result(name)
+        self.start_pods()
+
+    def start_pods(self) -> None:
+        """All pods that serve are there, ready and of the newest template; Jobs are as they were."""
         for (kind, name), child in list(self.objects.items()):
-            if kind == "Job":
-                self.end_job(name, "Complete")
-                self.leave_result(name)
             if kind in ("StatefulSet", "Deployment"):
                 replicas = child["spec"]["replicas"]
                 counts = dict.fromkeys(("replicas", "updatedReplicas", "availableReplicas"), replicas)

@@ -43,6 +43,8 @@ class Refusal:
     def is_of_plan(self) -> bool:
         """True if it concerns a Job or a result of a plan for spec.slo, which nothing that serves needs."""
         action = self.action
+        if isinstance(action, Annotate):
+            return action.kind == "Job"
         if not isinstance(action, Apply) or action.manifest["kind"] not in ("Job", "ConfigMap"):
             return False
         return label_map(action.manifest).get(names.ROLE_LABEL) in (names.PROFILE, names.PLAN, names.FOLLOW)

@@ -11,6 +11,7 @@ They are in labels and annotations of the operator's own, written when an object
     Deployment of gateways      pool        URL of the external Redis that holds the requests, without credentials
     pods of gateways            models      their own model, then older ones whose answers they still read
     claim of a fetched model    fetched     the model that is complete in it
+    Job that measures a model   devices-lent  when a group began to lend it its devices
 
 The arguments of containers say the same, but users may patch those. Users may edit a label or an annotation too. If one
 is missing or unreadable, the fact is unknown, and the plan assumes what loses no request. On an object that the spec
@@ -23,7 +24,7 @@ from typing import Any
 
 from orca.operator.domain import names
 from orca.operator.domain.model_references import ModelReference, read_model
-from orca.operator.domain.objects import annotations, label_map
+from orca.operator.domain.objects import annotations, label_map, seconds, timestamp
 from orca.operator.domain.resource import Json, ModelSpec
 
 STAGES_MAX = 64
@@ -66,6 +67,25 @@ def fetched_annotations(model: ModelSpec, claim: Json) -> dict[str, str]:
 def is_fetched(model: ModelSpec, claim: Json) -> bool:
     """Return whether a claim says that a model is complete in it."""
     return fetched_annotations(model, claim).items() <= annotations(claim["metadata"]).items()
+
+
+def lent_annotations(now_s: float) -> dict[str, str]:
+    """Return the fact on a Job to which a group lends its devices. Args: now_s: seconds since 1970."""
+    return {names.LOAN_ANNOTATION: timestamp(now_s)}
+
+
+def lent_s(job: Json) -> float | None:
+    """Return when a group began to lend its devices to a Job, in seconds since 1970; None if none has.
+
+    If it is unreadable, that was long ago: no second group lends.
+    """
+    written = annotations(job["metadata"]).get(names.LOAN_ANNOTATION)
+    if written is None:
+        return None
+    try:
+        return seconds(written)
+    except (TypeError, ValueError):
+        return 0.0
 
 
 def kept_annotations(there: Json) -> dict[str, str]:

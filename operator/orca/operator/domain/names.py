@@ -85,6 +85,9 @@ KEPT_ANNOTATIONS = {
 FETCHED_ANNOTATION = f"{GROUP}/fetched"
 """JSON of the model that a fetch has completed in a claim, on that claim: facts.py writes and reads it."""
 
+LOAN_ANNOTATION = f"{GROUP}/devices-lent"
+"""Timestamp at which a group began to lend its devices to a Job, on that Job: facts.py writes and reads it."""
+
 _GROUP = re.compile(r".+-[0-9a-f]{8}-[0-9]{1,9}")
 
 API_KEYS_FILE = "keys"

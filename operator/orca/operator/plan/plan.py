@@ -34,6 +34,7 @@ from orca.operator.plan.model_change import ModelChange, may_come_into_force, pl
 from orca.operator.plan.model_fetch import FetchPlan, plan_fetch
 from orca.operator.plan.pauses import next_pauses
 from orca.operator.plan.rollout import Bounds, RolloutMove, next_move
+from orca.operator.plan.slo.device_loan import DeviceLoan, plan_loan
 from orca.operator.plan.slo.following import PlanFollowing, follow_plan
 from orca.operator.plan.slo.making import PlanMaking, plan_slo
 from orca.operator.plan.slots_change import SlotsChange, plan_slots_change
@@ -56,6 +57,7 @@ class ReconcilePlan:
     change: ModelChange
     slots: SlotsChange
     slo: PlanMaking
+    loan: DeviceLoan
     following: PlanFollowing
 
     @property
@@ -74,6 +76,7 @@ class _Decisions:
     slots: SlotsChange
     fetch: FetchPlan
     slo: PlanMaking
+    loan: DeviceLoan
     # False while the Secret of an external pool is missing, has no URL that parts accept, or names another Redis than
     # the one with the requests.
     is_pool_known: bool
@@ -103,7 +106,7 @@ def make_plan(observation: Observation) -> ReconcilePlan:
     kept = held | {key_of(each) for each in wanted}
     actions: tuple[Action, ...] = (
         *_promises(observation, decisions.slots),
-        *([] if decisions.fetch.mark is None else [decisions.fetch.mark]),
+        *(mark for mark in (decisions.fetch.mark, decisions.loan.mark) if mark is not None),
         *_certificates_to_issue(observation),
         *_rights(observation),
         *_handovers(observation, held),
@@ -126,19 +129,22 @@ def make_plan(observation: Observation) -> ReconcilePlan:
         change=decisions.change,
         slots=decisions.slots,
         slo=decisions.slo,
+        loan=decisions.loan,
         following=following,
     )
 
 
 def _decide(observation: Observation) -> _Decisions:
     revision = group.revision(observation.deployment, observation.images.worker)
-    move, change = _next_move(observation, revision)
     fetch = plan_fetch(observation)
-    slots = plan_slots_change(observation, has_older_models=bool(change.older))
     # A Secret without a URL that parts accept counts as missing. With its URL, the parts would stop, and nobody would
     # know any more which Redis holds the requests.
     url = pool.external_url(observation.deployment, observation.pool_secret)
     is_pool_known = observation.spec.pool.external is None or (url is not None and not observation.pool.has_moved)
+    slo = plan_slo(observation, can_start=fetch.is_complete and is_pool_known)
+    loan = plan_loan(observation, slo, revision)
+    move, change = _next_move(observation, revision, lending=1 if loan.is_on else 0)
+    slots = plan_slots_change(observation, has_older_models=bool(change.older))
     if change.waits_for_gateways or not fetch.is_complete or not is_pool_known or slots.held:
         move = _only_to_none(observation, move)
     staying = _staying(observation, move, revision)
@@ -148,18 +154,22 @@ def _decide(observation: Observation) -> _Decisions:
         change=change,
         slots=slots,
         fetch=fetch,
-        slo=plan_slo(observation, can_start=fetch.is_complete and is_pool_known),
+        slo=slo,
+        loan=loan,
         is_pool_known=is_pool_known,
         staying=staying,
         pauses=next_pauses(observation, staying, move),
     )
 
 
-def _next_move(observation: Observation, revision: str) -> tuple[RolloutMove, ModelChange]:
-    """Return the move of the rollout, which a change of the model may hold back."""
+def _next_move(observation: Observation, revision: str, *, lending: int) -> tuple[RolloutMove, ModelChange]:
+    """Return the move of the rollout, which a change of the model may hold back.
+
+    Args: lending: number of groups that lend their devices, and are not wanted for now.
+    """
     spec = observation.spec
     bounds = Bounds(
-        replicas=spec.wanted_groups,
+        replicas=max(0, spec.wanted_groups - lending),
         max_surge=spec.rollout.max_surge,
         max_unavailable=spec.rollout.max_unavailable,
     )

@@ -29,6 +29,7 @@ from orca.operator.plan import model_fetch, pauses, pool_memory, reach
 from orca.operator.plan.condition import Condition
 from orca.operator.plan.plan import ReconcilePlan
 from orca.operator.plan.slo.conditions import check_problem, slo_conditions
+from orca.operator.plan.slo.device_loan import DEVICES_LENT
 from orca.operator.plan.slo.plan_status import plan_status, with_young_figures
 from orca.operator.render import pool
 
@@ -118,7 +119,7 @@ def _conditions(
         progressing,
         _degraded(parts, progressing, _late(observation), _will_stop(observation, certificate)),
         _ready(observation, [accepted, *parts], progressing),
-        *slo_conditions(observation, plan.slo, refusals, problem),
+        *slo_conditions(observation, plan.slo, plan.loan, refusals, problem),
     ]
 
 
@@ -215,7 +216,8 @@ def _workers(observation: Observation, plan: ReconcilePlan, certificate: Problem
         return Condition(name, False, SLOTS_ARE_NEEDED, _why_groups_stay(observation, plan))
     if ready < wanted:
         message = f"{ready} of {wanted} stage pods are up"
-        known = _keeps_pods_waiting(certificate) or pauses.find_problem(observation, plan.pauses)
+        loan = plan.loan.problem if wanted - ready <= observation.spec.parallelism.stages else None
+        known = _keeps_pods_waiting(certificate) or loan or pauses.find_problem(observation, plan.pauses)
         makers = _makers(observation, names.STAGE, {each.name for each in plan.new_groups})
         return _missing(observation, name, pods, "StagesStarting", message, known, makers=makers)
     return Condition(name, True, "Running", f"{wanted} stage pods are up")
@@ -354,7 +356,7 @@ _ON_THE_WAY = frozenset(
     {
         *("PoolStarting", "StagesStarting", "GroupForming", "SchedulersChanging"),
         *("GatewayStarting", "GatewaysChanging", model_fetch.LOADING, APPLYING, GATEWAYS_LEARN, OLD_MODEL_DRAINS),
-        *(SLOTS_ARE_NEEDED, reach.STARTING),
+        *(SLOTS_ARE_NEEDED, DEVICES_LENT, reach.STARTING),
     }
 )
 

@@ -6,7 +6,7 @@ SloMet     the measured latencies under the plan meet the goal; False (Infeasibl
 
 from collections.abc import Sequence
 
-from orca.operator.domain import cluster_events, names, problems
+from orca.operator.domain import cluster_events, facts, names, problems
 from orca.operator.domain.api_refusals import TRIES_AGAIN, Refusal
 from orca.operator.domain.objects import condition, condition_status
 from orca.operator.domain.observation import Observation, PlanInForce
@@ -14,6 +14,7 @@ from orca.operator.domain.problems import Problem
 from orca.operator.domain.resource import Json, SloSpec
 from orca.operator.domain.slo.resources import profiled_devices
 from orca.operator.plan.condition import Condition
+from orca.operator.plan.slo.device_loan import DeviceLoan
 from orca.operator.plan.slo.following import PlanFollowing
 from orca.operator.plan.slo.making import PlanMaking, PlanState, answers_of_model
 from orca.operator.plan.slo.measuring import compare, is_met, measure
@@ -31,7 +32,7 @@ WARNINGS = frozenset({MISSED, INFEASIBLE, PROFILE_FAILED, PLAN_FAILED})
 
 
 def slo_conditions(
-    observation: Observation, making: PlanMaking, refusals: Sequence[Refusal], problem: str | None
+    observation: Observation, making: PlanMaking, loan: DeviceLoan, refusals: Sequence[Refusal], problem: str | None
 ) -> list[Condition]:
     """Return the conditions; none without spec.slo.
 
@@ -40,7 +41,7 @@ def slo_conditions(
     slo, found = observation.spec.slo, observation.plan_in_force
     if slo is None:
         return []
-    ready = _plan_ready(observation, making, _of_plan(refusals), problem)
+    ready = _plan_ready(observation, making, loan, _of_plan(refusals), problem)
     return [ready] if found is None or not ready.is_true else [ready, _slo_met(observation, slo, found)]
 
 
@@ -89,7 +90,7 @@ def _slo_met(observation: Observation, slo: SloSpec, found: PlanInForce) -> Cond
 
 
 def _plan_ready(
-    observation: Observation, making: PlanMaking, refusals: Sequence[Refusal], check: str | None
+    observation: Observation, making: PlanMaking, loan: DeviceLoan, refusals: Sequence[Refusal], check: str | None
 ) -> Condition:
     if making.state is PlanState.READY:
         assert observation.plan_in_force is not None
@@ -97,12 +98,13 @@ def _plan_ready(
         notes = f"; the spec gives {fixed}" if fixed else ""
         notes += "" if check is None else f"; the plan is not checked: {check}"
         return Condition(PLAN_READY, True, PLANNED, observation.plan_in_force.planned.summary + notes)
-    problem = Problem("Refused", f"{refusals[0].message}; {TRIES_AGAIN}") if refusals else _why_not(observation, making)
+    refused = Problem("Refused", f"{refusals[0].message}; {TRIES_AGAIN}") if refusals else None
+    problem = refused or _why_not(observation, making, loan)
     serves = "the defaults serve" if observation.plan_in_force is None else "the plan before serves"
     return Condition(PLAN_READY, False, problem.reason, f"{problem.message}; {serves}")
 
 
-def _why_not(observation: Observation, making: PlanMaking) -> Problem:
+def _why_not(observation: Observation, making: PlanMaking, loan: DeviceLoan) -> Problem:
     slo, counts = observation.spec.slo, observation.pool
     assert slo is not None
     if making.state is PlanState.SUSPENDED:
@@ -119,7 +121,7 @@ def _why_not(observation: Observation, making: PlanMaking) -> Problem:
             f"the operator plans from {ANSWERS_MIN} answers on, and the pool has counted {found} of this model in the"
             " last four hours: wait, or state slo.workload.lengths",
         )
-    return _problem_of_job(observation, making) or _progress(observation, slo, making)
+    return _problem_of_job(observation, making, loan) or _progress(observation, slo, making)
 
 
 def _progress(observation: Observation, slo: SloSpec, making: PlanMaking) -> Problem:
@@ -130,13 +132,21 @@ def _progress(observation: Observation, slo: SloSpec, making: PlanMaking) -> Pro
     return Problem(PROFILING, f"the model is measured on {devices}, which takes about five minutes")
 
 
-def _problem_of_job(observation: Observation, making: PlanMaking) -> Problem | None:
+def _problem_of_job(observation: Observation, making: PlanMaking, loan: DeviceLoan) -> Problem | None:
     """Return why the Job has no result yet, if not because it is at work."""
     role, failed = (names.PLAN, PLAN_FAILED) if making.state is PlanState.PLANNING else (names.PROFILE, PROFILE_FAILED)
     if making.bad_result is not None:
         return Problem(failed, making.bad_result)
     job = observation.children.get("Job", str(making.job))
-    return None if job is None else _problem_of(observation, job, role, failed)
+    found = None if job is None else _problem_of(observation, job, role, failed)
+    if job is None or found is None or facts.lent_s(job) is None:
+        return found
+    again = (
+        f"a group has lent it its devices, which happens once: delete the Job {job['metadata']['name']} to try again"
+    )
+    return Problem(
+        found.reason, f"{found.message}; {again if loan.borrower is None else 'a group lends it its devices'}"
+    )
 
 
 def _problem_of(observation: Observation, job: Json, role: str, failed: str) -> Problem | None:

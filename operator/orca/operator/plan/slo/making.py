@@ -10,7 +10,7 @@ spec leads to the same move, whatever happened to the operator meanwhile, and a 
 its ConfigMap is there, or when the spec wants another one. While the pool does not answer, Jobs stay as they are.
 
 A Job that has failed is made again after RETRY_S: somebody may have fixed the cause. So is one whose result the pool
-has lost.
+has lost. A failed Job to which a group has lent devices (device_loan.py) stays until somebody deletes it.
 """
 
 from collections.abc import Mapping
@@ -19,6 +19,7 @@ from enum import Enum, auto
 
 from orca.core.job_files import PROFILE_FILE, read_files
 from orca.operator.domain import names
+from orca.operator.domain.facts import lent_s
 from orca.operator.domain.objects import ObjectKey, is_going, label_map, seconds, since
 from orca.operator.domain.observation import Observation
 from orca.operator.domain.resource import Json
@@ -205,7 +206,8 @@ def _why_it_goes(observation: Observation, there: Json, new: Json) -> str | None
     if label_map(there).get(names.HASH_LABEL) != hash_of(observation.deployment, new):
         return SPEC_HAS_CHANGED
     failed, completed = since(there, "Failed"), since(there, "Complete")
-    if failed is not None and observation.now_s - seconds(failed) > RETRY_S:
+    # Each try of a Job that found no devices by itself could take a group away.
+    if failed is not None and lent_s(there) is None and observation.now_s - seconds(failed) > RETRY_S:
         return "it has failed, and somebody may have fixed the cause"
     if completed is not None and observation.now_s - seconds(completed) > LOST_S:
         return "its result is lost"

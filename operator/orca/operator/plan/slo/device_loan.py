@@ -1,0 +1,99 @@
+"""The loan of one group's devices to the Job that measures the model: pure.
+
+The pod of a profile needs devices as a stage does. If groups of its own resource have them all, it would wait for ever.
+
+    1. The pod has waited for WAIT_S while all groups have a node each. The operator notes the time on the Job.
+    2. One group less is wanted until the pod has a node, for LOAN_S at most. The requests of the group go on in other
+       groups. Without another one they wait in the pool.
+    3. Then all groups are wanted again. The one that lent its devices starts as soon as there are any, which may be
+       when the profile is complete.
+
+A Job gets one loan. If it fails after that, it is not made again by itself (making.py), since each try could take a
+group away. The time on the Job is all that is remembered, so an operator that starts goes on from there.
+"""
+
+from dataclasses import dataclass
+
+from orca.operator.domain import cluster_events, facts, names
+from orca.operator.domain.actions import Annotate
+from orca.operator.domain.objects import condition, controllers, has_ended, is_going, is_placed, seconds, since
+from orca.operator.domain.observation import Observation
+from orca.operator.domain.problems import Problem
+from orca.operator.domain.resource import Json
+from orca.operator.plan.slo.making import PlanMaking, PlanState
+
+WAIT_S = 60.0
+LOAN_S = 300.0
+
+DEVICES_LENT = "DevicesLent"
+
+_LACKS = ("Insufficient ", "cannot allocate all claims", "exceeded quota")
+"""Words of the scheduler and the API server about what a group would give back: resources, claims and quota."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLoan:
+    """The loan of one reconcile. The default is that of a resource without one."""
+
+    is_on: bool = False  # one group less is wanted
+    mark: Annotate | None = None  # the note with which a loan begins
+    borrower: str | None = None  # the Job that waits for the devices or measures on them
+
+    @property
+    def problem(self) -> Problem | None:
+        """The reason why a group has no pods, or why they wait; None without a borrower."""
+        if self.borrower is None:
+            return None
+        message = f"a group lends its devices to the Job {self.borrower}, which measures the model"
+        return Problem(DEVICES_LENT, f"{message}, and comes back when there are devices")
+
+
+def plan_loan(observation: Observation, making: PlanMaking, revision: str) -> DeviceLoan:
+    """Return the loan of now. Args: revision: of the groups that the spec wants."""
+    job = observation.children.get("Job", str(making.job))
+    is_profile = making.state is PlanState.PROFILING and job is not None and making.job not in making.leaving
+    if not is_profile or job is None or is_going(job) or since(job, "Failed") or since(job, "Complete"):
+        return DeviceLoan()
+    waits_s, lent_s = _waits_since_s(observation, job), facts.lent_s(job)
+    if lent_s is None:
+        is_due = waits_s is not None and observation.now_s - waits_s >= WAIT_S
+        return DeviceLoan(mark=_mark(observation, job)) if is_due and _can_lend(observation, revision) else DeviceLoan()
+    # A clock that was set back ends the loan, since nobody knows any more how long it has lasted.
+    is_on = waits_s is not None and 0 <= observation.now_s - lent_s < LOAN_S
+    is_used = is_on or any(map(is_placed, _pods(observation, job)))
+    return DeviceLoan(is_on=is_on, borrower=job["metadata"]["name"] if is_used else None)
+
+
+def _waits_since_s(observation: Observation, job: Json) -> float | None:
+    """Return since when a Job has waited for what a group would give back; None if it does not."""
+    pods = _pods(observation, job)
+    if not pods:
+        refused = cluster_events.why_no_pods(observation.children, observation.events, [job])
+        is_short = refused is not None and _is_lack(refused.message)
+        return seconds(job["metadata"]["creationTimestamp"]) if is_short else None
+    scheduled = [condition(pod, "PodScheduled") for pod in pods if not is_placed(pod)]
+    waits = [each for each in scheduled if each.get("status") == "False" and _is_lack(str(each.get("message")))]
+    return min((seconds(each["lastTransitionTime"]) for each in waits), default=None)
+
+
+def _is_lack(message: str) -> bool:
+    return any(words in message for words in _LACKS)
+
+
+def _pods(observation: Observation, job: Json) -> list[Json]:
+    """Return the pods of a Job that run or are to run."""
+    found = [pod for pod in observation.children.pods(names.PROFILE) if job["metadata"]["uid"] in controllers(pod)]
+    return [pod for pod in found if not has_ended(pod) and not is_going(pod)]
+
+
+def _can_lend(observation: Observation, revision: str) -> bool:
+    """Return whether groups are as the spec wants, and each has its nodes: none is on its way or waits, too."""
+    groups = observation.groups
+    are_placed = all(each.is_placed and not each.is_leaving and each.revision == revision for each in groups)
+    return 0 < len(groups) == observation.spec.wanted_groups and are_placed
+
+
+def _mark(observation: Observation, job: Json) -> Annotate:
+    metadata = job["metadata"]
+    reason = "it finds no devices, and a group lends it its own"
+    return Annotate("Job", metadata["name"], metadata["uid"], facts.lent_annotations(observation.now_s), reason)
