@@ -1,35 +1,26 @@
 """Two groups of two stages on three GPUs: a group gets all GPUs that it needs, or releases those that it has.
 
-The GPUs are a number that is patched into a node, as its device plugin would write it. The cluster's own scheduler
-assigns them, and the stages compute on the processor.
+The GPUs are those of devices.py.
 """
 
-import json
-import secrets
 import time
 
 import pytest
 
 from cluster.kubernetes.kubectl import Kubectl
+from devices import give_devices, new_device
 from figures import record_figures
 from installation import SPEC, Service, install_chart, wait_until
 from load import Load, is_answering
 
 pytestmark = [pytest.mark.e2e, pytest.mark.own_cluster, pytest.mark.timeout(600)]
 
-GPU = f"example.com/gpu-{secrets.token_hex(3)}"
-"""A new name for each run, because a patch of a node stays."""
+GPU = new_device()
 STARTUP_S = 15
 
 
-def give_gpus(kubectl: Kubectl, count: int) -> None:
-    node = kubectl.get("nodes")["items"][-1]["metadata"]["name"]
-    patch = [{"op": "add", "path": f"/status/capacity/{GPU.replace('/', '~1')}", "value": str(count)}]
-    kubectl("patch", "node", node, "--subresource=status", "--type=json", f"--patch={json.dumps(patch)}")
-
-
 def test_the_group_that_does_not_fit_gives_way_and_comes_when_there_is_room(kubectl: Kubectl, namespace: str) -> None:
-    give_gpus(kubectl, 3)
+    give_devices(kubectl, GPU, 3)
     install_chart()
     service = Service(kubectl, namespace)
     service.create(
@@ -50,7 +41,7 @@ def test_the_group_that_does_not_fit_gives_way_and_comes_when_there_is_room(kube
         assert service.condition("WorkersReady")[:2] == ("False", "NoCapacity"), service.describe()
         wait_until(lambda: len(service.pods("stage")) == 2, service.describe)
         assert all("nodeName" in pod["spec"] for pod in service.pods("stage")), "it has not released its GPU"
-        give_gpus(kubectl, 4)
+        give_devices(kubectl, GPU, 4)
         began = time.monotonic()
         service.wait_until_settled()
         seconds = time.monotonic() - began

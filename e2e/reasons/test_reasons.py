@@ -5,21 +5,19 @@ removed, the old one keeps serving, so that only the condition shows the trouble
 """
 
 import base64
-import json
-import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
 
 from cluster.kubernetes.kubectl import Kubectl
+from devices import give_devices, new_device
 from figures import record_figures
 from installation import SPEC, Json, Service, install_chart, make_namespace, target
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-GPU = f"example.com/gpu-{secrets.token_hex(3)}"
-"""A new name for each run, because a patch of a node stays."""
+GPU = new_device()
 STARTUP_S = 20
 NO_IMAGE = f"{target().registry}/orca-worker:none"
 NO_NODE = {"spec": {"nodeSelector": {"kubernetes.io/hostname": "nowhere"}}}
@@ -51,9 +49,7 @@ class Trouble:
 
 
 def give_gpus(service: Service) -> None:
-    node = service.kubectl.get("nodes")["items"][-1]["metadata"]["name"]
-    patch = [{"op": "add", "path": f"/status/capacity/{GPU.replace('/', '~1')}", "value": "1"}]
-    service.kubectl("patch", "node", node, "--subresource=status", "--type=json", f"--patch={json.dumps(patch)}")
+    give_devices(service.kubectl, GPU, 1)
 
 
 def make_keys(service: Service) -> None:
