@@ -1,13 +1,14 @@
 """`orca bench plan profile`: the steps that it makes, and its tables."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from orca.bench.main import main as bench
-from orca.bench.plan.profile_errors import LayoutErrors, TimedStep, figures, lines, to_json
+from orca.bench.plan.profile_errors import LayoutErrors, TimedStep, figures, joined, lines, to_json
 from orca.bench.plan.service_steps import ServiceSteps, StepKind, kind_of
 from orca.core.domain.encoder_decoder import EncoderDecoder
 from orca.core.domain.engine import EngineShape
@@ -82,6 +83,7 @@ ERRORS = LayoutErrors(
         timed(StepKind.DECODE, 1000, 1200),
         timed(StepKind.MIXED, 2000, 1900),
     ],
+    spread=0.02,
 )
 
 
@@ -92,15 +94,22 @@ def test_errors_are_shown_by_kind_of_step() -> None:
     every = next(line.split() for line in shown if " all " in line)
     assert every[3:] == ["4", "1.00", "4.0%", "17.7%", "-1.0%"]
     assert not any("prefill" in line for line in shown), "there was no such step"
+    assert any(line.endswith("repeats of one step differ by 2.0%") for line in shown)
+
+
+def test_rounds_of_one_layout_are_joined() -> None:
+    whole = joined([replace(ERRORS, steps=ERRORS.steps[:1], spread=0.1), ERRORS, ERRORS])
+    assert (len(whole.steps), whole.spread) == (9, 0.02)
 
 
 def test_errors_become_figures_and_json() -> None:
-    found = {(each.what, each.settings["steps"]): each for each in figures([ERRORS])}
+    found = {(each.what, each.settings.get("steps")): each for each in figures([ERRORS])}
     median = found["Error of predicted step times, median", "decode"]
     assert (median.value, median.unit, median.runs) == (3, "%", 3)
     assert median.settings == {"model": "m", "ranks": 2, "threads": 1, "steps": "decode"}
     assert found["Bias of predicted step times, median", "mixed"].value == -5
-    assert len(found) == 9
+    assert found["Spread of the repeats of one step", None].value == 2
+    assert len(found) == 10
     assert to_json([ERRORS])[3] == {
         "model": "m",
         "ranks": 2,

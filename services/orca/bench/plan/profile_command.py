@@ -24,7 +24,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--ranks", type=comma_separated(positive(int)), default=(1, 2), metavar="N,M", help="ranks of the stage (1,2)")
     add("--steps", type=positive(int), default=300, metavar="N", help="steps to compare (%(default)s)")
-    add("--minutes", type=positive(float), default=5.0, metavar="N", help="time to measure a profile (%(default)s)")
+    add(
+        "--rounds",
+        type=positive(int),
+        default=3,
+        metavar="N",
+        help="profiles, each with its part of steps (%(default)s)",
+    )
+    add("--minutes", type=positive(float), default=2.0, metavar="N", help="time to measure a profile (%(default)s)")
     add(
         "--profile", type=Path, metavar="FILE", help="a profile that was measured before; needs --model and one --ranks"
     )
@@ -51,6 +58,16 @@ def act(options: argparse.Namespace) -> int | None:
 
 
 def _compare(options: argparse.Namespace, model: Path, ranks: int, folder: Path) -> "profile_errors.LayoutErrors":
+    """Compare in rounds, since a machine is faster at one time than at another."""
+    from orca.bench.plan import profile_errors
+
+    turns = [_round(options, model, ranks, folder, turn) for turn in range(options.rounds)]
+    return profile_errors.joined(turns)
+
+
+def _round(
+    options: argparse.Namespace, model: Path, ranks: int, folder: Path, turn: int
+) -> "profile_errors.LayoutErrors":
     from orca.bench.plan import profile_errors
 
     if options.profile is None:
@@ -60,7 +77,9 @@ def _compare(options: argparse.Namespace, model: Path, ranks: int, folder: Path)
         )
     else:
         profile = replace(read_profile(options.profile), host=None)  # the timed steps run alone
-    report(f"{model.name}, {ranks} rank{'' if ranks == 1 else 's'}: times {options.steps} real steps")
-    logs = folder / f"{model.name}-{ranks}"
+    steps = -(-options.steps // options.rounds)
+    report(f"{model.name}, {ranks} rank{'' if ranks == 1 else 's'}: times {steps} real steps")
+    logs = folder / f"{model.name}-{ranks}-{turn}"
     logs.mkdir()
-    return profile_errors.compare(model, profile, ranks=ranks, steps=options.steps, seed=options.seed, folder=logs)
+    seed = options.seed * options.rounds + turn
+    return profile_errors.compare(model, profile, ranks=ranks, steps=steps, seed=seed, folder=logs)

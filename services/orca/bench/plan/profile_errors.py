@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
 
-from orca.bench.figures.figure import Measured
+from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
 from orca.bench.parts.stage_processes import Stages, engine_for
 from orca.bench.plan.service_steps import ServiceSteps, StepKind, kind_of
@@ -50,6 +50,7 @@ class LayoutErrors:
     ranks: int
     threads: int  # of each rank
     steps: Sequence[TimedStep]
+    spread: float  # of the repeats of one step in the profile, median over the steps: what no prediction can know
 
     def of(self, kind: StepKind | None) -> list[float]:
         """Return the errors of one kind of steps, or of all."""
@@ -79,7 +80,18 @@ def compare(model: Path, profile: Profile, *, ranks: int, steps: int, seed: int,
         timed = asyncio.run(_time(group, model, cost, steps, seed))
     finally:
         group.stop()
-    return LayoutErrors(model=model.name, ranks=ranks, threads=threads, steps=timed)
+    return LayoutErrors(model=model.name, ranks=ranks, threads=threads, steps=timed, spread=_spread(profile))
+
+
+def joined(rounds: Sequence[LayoutErrors]) -> LayoutErrors:
+    """Return the steps of some rounds of one layout as one."""
+    steps = [step for each in rounds for step in each.steps]
+    return replace(rounds[0], steps=steps, spread=median(each.spread for each in rounds))
+
+
+def _spread(profile: Profile) -> float:
+    curves = [stack.rest for degree in profile.degrees for stack in degree.stacks]
+    return median(time.spread for curve in curves for time in curve.times)
 
 
 async def _time(group: Stages, model: Path, cost: ShapeCost, wanted: int, seed: int) -> list[TimedStep]:
@@ -134,6 +146,7 @@ def lines(errors: Sequence[LayoutErrors]) -> list[str]:
                 f"{layout.model:<14}{layout.ranks:>6}  {kind or 'all':<9}{len(signed):>6}{took_ms:>11.2f}"
                 f"{median(sizes):>11.1%}{percentile(sizes, 0.95):>8.1%}{median(signed):>+8.1%}"
             )
+        found.append(f"{layout.model:<14}{layout.ranks:>6}  repeats of one step differ by {layout.spread:.1%}")
     found.append(f"goals: error p50 at most {GOAL_MEDIAN:.0%}, p95 at most {GOAL_P95:.0%}")
     return found
 
@@ -160,17 +173,14 @@ def figures(errors: Sequence[LayoutErrors]) -> list[Measured]:
     """Return the errors as figures: all steps, and each kind."""
     found = []
     for layout in errors:
+        where: dict[str, Setting] = {"model": layout.model, "ranks": layout.ranks, "threads": layout.threads}
+        found.append(measured("Spread of the repeats of one step", layout.spread, "%", where, scale=100))
         for kind in (None, *StepKind):
             signed = layout.of(kind)
             if not signed:
                 continue
             sizes, runs = sorted(map(abs, signed)), len(signed)
-            settings = {
-                "model": layout.model,
-                "ranks": layout.ranks,
-                "threads": layout.threads,
-                "steps": kind.value if kind is not None else "all",
-            }
+            settings = where | {"steps": kind.value if kind is not None else "all"}
             for what, value in (
                 ("Error of predicted step times, median", median(sizes)),
                 ("Error of predicted step times, p95", percentile(sizes, 0.95)),

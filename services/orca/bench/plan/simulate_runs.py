@@ -1,8 +1,9 @@
 """Schedules of a real group of two stages with one thread each, beside their exact simulation from a profile.
 
 Both run the same requests under the same policy, all of them submitted at once, and both are measured by their steps.
-Each round runs every schedule once, and the median over the rounds counts: a machine is faster at one time than at
-another. The client shares the two processors, so the simulation counts its processor time with that of the host.
+A machine is faster at one time than at another. So each round measures a profile and then runs every schedule once, a
+ratio is formed within a round, and the median over the rounds counts. The client shares the two processors, so the
+simulation counts its processor time with that of the host.
 """
 
 import asyncio
@@ -84,8 +85,8 @@ class PredictionError:
     throughput: float  # real, requests per second, median of the rounds
     latency_s: float  # real, the 99th percentile from first step to last token, median of the rounds
     spread: float  # of the real throughput: half the distance from the least to the most, over the median
-    throughput_ratio: float
-    latency_ratio: float
+    throughput_ratio: float  # median of the rounds
+    latency_ratio: float  # median of the rounds
 
 
 def schedules(count: int, seed: int) -> list[RealSchedule]:
@@ -125,14 +126,15 @@ def _of_rra(task: str) -> list[RealSchedule]:
 
 @dataclass(frozen=True, slots=True)
 class _RealRun:
-    throughput: float
-    latency_s: float
-    client_us: float  # processor time of the client for each step
+    throughput: float  # requests per second
+    latency_s: float  # 99th percentile
+    throughput_ratio: float  # simulated over real
+    latency_ratio: float
 
 
 def compare(
     model: Path,
-    profile: Profile,
+    measure: Callable[[], Profile],
     chosen: Sequence[RealSchedule],
     *,
     requests: int,
@@ -140,17 +142,25 @@ def compare(
     folder: Path,
     report: Callable[[str], None],
 ) -> list[PredictionError]:
-    """Run and simulate each schedule. Args: requests: of each run. Raises: OrcaError if a request of a run fails."""
+    """Run and simulate each schedule.
+
+    Args: measure: returns a profile of now. requests: of each run.
+    Raises: OrcaError if a request of a run fails.
+    """
     found: list[list[_RealRun]] = [[] for _ in chosen]
     for turn in range(rounds):
+        profile = measure()
         for number, (schedule, runs) in enumerate(zip(chosen, found, strict=True)):
             run = _run(model, profile, schedule, requests, folder / f"logs-{turn}-{number}")
             runs.append(run)
             where = f"{model.name}, round {turn + 1} of {rounds}"
-            report(f"{where}, {schedule.describe()}: {run.throughput:.3g} requests/s, {run.latency_s:.3g} s")
+            report(
+                f"{where}, {schedule.describe()}: {run.throughput:.3g} requests/s, {run.latency_s:.3g} s;"
+                f" simulated {run.throughput_ratio:.3f} and {run.latency_ratio:.3f} of that"
+            )
     errors = []
     for schedule, runs in zip(chosen, found, strict=True):
-        error = _error(model, profile, schedule, requests, runs)
+        error = _error(model, schedule, runs)
         errors.append(error)
         report(
             f"{model.name}, {schedule.describe()}: {error.throughput:.3g} requests/s +- {error.spread:.0%},"
@@ -163,15 +173,7 @@ def _run(model: Path, profile: Profile, schedule: RealSchedule, requests: int, l
     trace, slots = _trace(schedule, requests)
     log, client_s = asyncio.run(_serve(model, profile, schedule, trace, slots, logs))
     real = steady_figures(read_answers(log, skip=WARM_UP_REQUESTS))
-    return _RealRun(real.throughput, real.sequence_s, 1e6 * client_s / count_steps(log))
-
-
-def _error(
-    model: Path, profile: Profile, schedule: RealSchedule, requests: int, runs: Sequence[_RealRun]
-) -> PredictionError:
-    """Return the simulation beside the median of the real runs."""
-    trace, slots = _trace(schedule, requests)
-    loaded = _with_client(profile, median(run.client_us for run in runs))
+    loaded = _with_client(profile, 1e6 * client_s / count_steps(log))
     simulation = Simulation(
         shape=EngineShape(
             stages=STAGES, slots=slots, block_tokens=DEFAULT_BLOCK_TOKENS, max_model_len=profile.key.max_model_len
@@ -183,16 +185,26 @@ def _error(
         is_encoder_decoder=len(profile.key.stacks) > 1,
     )
     simulated = measure_exact(simulation, schedule.policy, schedule.max_batch_size, trace)
+    return _RealRun(
+        throughput=real.throughput,
+        latency_s=real.sequence_s,
+        throughput_ratio=simulated.throughput / real.throughput,
+        latency_ratio=simulated.sequence_s / real.sequence_s,
+    )
+
+
+def _error(model: Path, schedule: RealSchedule, runs: Sequence[_RealRun]) -> PredictionError:
+    """Return the medians of the rounds."""
     throughputs = [run.throughput for run in runs]
-    throughput, latency_s = median(throughputs), median(run.latency_s for run in runs)
+    throughput = median(throughputs)
     return PredictionError(
         schedule=schedule,
         model=model.name,
         throughput=throughput,
-        latency_s=latency_s,
+        latency_s=median(run.latency_s for run in runs),
         spread=(max(throughputs) - min(throughputs)) / 2 / throughput,
-        throughput_ratio=simulated.throughput / throughput,
-        latency_ratio=simulated.sequence_s / latency_s,
+        throughput_ratio=median(run.throughput_ratio for run in runs),
+        latency_ratio=median(run.latency_ratio for run in runs),
     )
 
 

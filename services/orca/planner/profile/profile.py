@@ -36,6 +36,11 @@ class MeasuredTime:
         if not self.low_us <= self.us <= self.high_us or self.repeats < 1:
             raise ValueError("us must lie between low_us and high_us, and repeats must be at least 1")
 
+    @property
+    def spread(self) -> float:
+        """Half of the distance of the quartiles, as a share of the time."""
+        return (self.high_us - self.low_us) / 2 / abs(self.us) if self.us else 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from statistics import median
 
-from orca.planner.profile.profile import Curve, DegreeTimes, HostLoad, MeasuredTime, Profile, StackTimes, Surface
+from orca.planner.profile.profile import Curve, DegreeTimes, HostLoad, Profile, StackTimes, Surface
 
 
 def lines(profile: Profile) -> list[str]:
@@ -59,7 +59,7 @@ def _stack_rows(name: str, stack: StackTimes) -> Iterator[tuple[str, Curve | Sur
 
 def _line(ranks: int, name: str, table: Curve | Surface, unit: str) -> str:
     times = list(table.times) if isinstance(table, Curve) else [time for each in table.curves for time in each.times]
-    spread = median(map(_spread, times))
+    spread = median(time.spread for time in times)
     shown = ", ".join(_examples(table))
     repeats = min(time.repeats for time in times)
     return f"{ranks:>5}  {name:<26}{len(times):>7}{repeats:>9}{spread:>8.1%}   {shown} {unit}"
@@ -73,8 +73,3 @@ def _examples(table: Curve | Surface) -> Iterator[str]:
         else:
             curve = table.curves[index]
             yield f"{curve.times[-1].us:.0f} at {table.at[index]} x {curve.at[-1]}"
-
-
-def _spread(time: MeasuredTime) -> float:
-    """Return half of the distance of the quartiles, as a share of the time."""
-    return (time.high_us - time.low_us) / 2 / abs(time.us) if time.us else 0.0
