@@ -126,7 +126,7 @@ def test_the_steps_lead_to_a_plan_in_force_and_leave_no_job() -> None:
     [stages] = cluster.names("StatefulSet", "stage")
     assert cluster.objects["StatefulSet", stages]["spec"]["replicas"] == 2
     worker = arguments(cluster, "StatefulSet", "stage")
-    assert worker[worker.index("--layers") + 1] == "3,3"
+    assert "--layers" not in worker, "stages divide layers evenly by themselves"
     assert worker[worker.index("--threads") + 1] == "2"
     assert bounds(cluster) == {"max_batch_size": 9, "max_batch_tokens": 57}
     assert condition(cluster, "SloMet")[:2] == ("Unknown", "Measuring")
@@ -147,6 +147,35 @@ def test_prompts_run_whole_where_the_plan_says_so() -> None:
     cluster.plan = plan_body(schedule(max_batch_tokens=None))
     planned(cluster)
     assert bounds(cluster)["max_batch_tokens"] is None
+
+
+@pytest.mark.parametrize(
+    ("layers", "spec", "flag"),
+    [
+        ([4, 2], {}, "4,2"),
+        ([4, 3], {}, None),
+        ([3, 4], {}, "3,4"),
+        ([3, 3], {"parallelism": {"stages": 2, "stageLayers": [3, 3]}}, "3,3"),
+    ],
+)
+def test_stages_are_told_their_layers_where_they_would_divide_them_otherwise(
+    layers: list[int], spec: Json, flag: str | None
+) -> None:
+    cluster = shop(**spec)
+    cluster.plan = plan_body({**ITERATION, "layers": layers})
+    planned(cluster)
+    worker = arguments(cluster, "StatefulSet", "stage")
+    assert (worker[worker.index("--layers") + 1] if "--layers" in worker else None) == flag
+
+
+def test_a_plan_with_the_layout_that_serves_replaces_no_group() -> None:
+    cluster = FakeCluster(deployment(worker={"threads": 2}))
+    cluster.settle()
+    before = cluster.names("StatefulSet")
+    change(cluster, worker={"threads": 2})
+    cluster.plan = plan_body({**ITERATION, "layers": [6]}, threads=2)
+    planned(cluster)
+    assert (cluster.names("StatefulSet"), bounds(cluster)["max_batch_size"]) == (before, 9)
 
 
 def test_a_plan_of_another_strategy_replaces_schedulers_and_sets_its_controls() -> None:

@@ -39,6 +39,12 @@ class PlannedService:
     def devices(self) -> int:
         return len(self.layers) * self.tensor
 
+    @property
+    def _is_even(self) -> bool:
+        """True if stages divide the layers in this way without being told."""
+        each, more = divmod(sum(self.layers), len(self.layers))
+        return self.layers == tuple(each + (stage < more) for stage in range(len(self.layers)))
+
     def fits(self, constraints: ShapeConstraints, devices: int) -> bool:
         """Return whether the plan keeps to what the spec gives, on so many devices."""
         return (
@@ -51,12 +57,12 @@ class PlannedService:
         )
 
     def applied_to(self, spec: DeploymentSpec) -> DeploymentSpec:
-        """Return the spec with what the plan decides."""
+        """Return the spec with what the plan decides. Groups that have the layout already stay."""
+        own = spec.parallelism.stage_layers
+        layers = own if self._is_even and not own else self.layers
         return replace(
             spec,
-            parallelism=replace(
-                spec.parallelism, stages=len(self.layers), tensor=self.tensor, stage_layers=self.layers
-            ),
+            parallelism=replace(spec.parallelism, stages=len(self.layers), tensor=self.tensor, stage_layers=layers),
             worker=replace(spec.worker, threads=self.threads),
             scheduler=replace(
                 spec.scheduler,
