@@ -1,5 +1,6 @@
 """`orca bench plan profile`: the steps that it makes, and its tables."""
 
+import multiprocessing
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from orca.bench.main import main as bench
 from orca.bench.plan.profile_errors import LayoutErrors, TimedStep, figures, joined, lines, to_json
 from orca.bench.plan.service_steps import ServiceSteps, StepKind, kind_of
+from orca.bench.plan.wake_ups import WakeUps, measure_wake_ups
 from orca.core.domain.encoder_decoder import EncoderDecoder
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import SettingError
@@ -84,6 +86,7 @@ ERRORS = LayoutErrors(
         timed(StepKind.MIXED, 2000, 1900),
     ],
     spread=0.02,
+    wake_ups=WakeUps(median_us=50, p90_us=4000),
 )
 
 
@@ -94,12 +97,19 @@ def test_errors_are_shown_by_kind_of_step() -> None:
     every = next(line.split() for line in shown if " all " in line)
     assert every[3:] == ["4", "1.00", "4.0%", "17.7%", "-1.0%"]
     assert not any("prefill" in line for line in shown), "there was no such step"
-    assert any(line.endswith("repeats of one step differ by 2.0%") for line in shown)
+    assert any("differ by 2.0%; a round trip between two processes takes 50 us, p90 4000 us" in line for line in shown)
 
 
 def test_rounds_of_one_layout_are_joined() -> None:
-    whole = joined([replace(ERRORS, steps=ERRORS.steps[:1], spread=0.1), ERRORS, ERRORS])
-    assert (len(whole.steps), whole.spread) == (9, 0.02)
+    slow = WakeUps(median_us=500, p90_us=9000)
+    whole = joined([replace(ERRORS, steps=ERRORS.steps[:1], spread=0.1, wake_ups=slow), ERRORS, ERRORS])
+    assert (len(whole.steps), whole.spread, whole.wake_ups) == (9, 0.02, ERRORS.wake_ups)
+
+
+def test_a_round_trip_takes_some_time_and_its_process_ends() -> None:
+    found = measure_wake_ups()
+    assert 0 < found.median_us <= found.p90_us
+    assert not multiprocessing.active_children()
 
 
 def test_errors_become_figures_and_json() -> None:
@@ -109,7 +119,8 @@ def test_errors_become_figures_and_json() -> None:
     assert median.settings == {"model": "m", "ranks": 2, "threads": 1, "steps": "decode"}
     assert found["Bias of predicted step times, median", "mixed"].value == -5
     assert found["Spread of the repeats of one step", None].value == 2
-    assert len(found) == 10
+    assert found["Round trip between two processes, p90", None].value == 4000
+    assert len(found) == 12
     assert to_json([ERRORS])[3] == {
         "model": "m",
         "ranks": 2,

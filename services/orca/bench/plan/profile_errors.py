@@ -12,6 +12,7 @@ from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
 from orca.bench.parts.stage_processes import Stages, engine_for
 from orca.bench.plan.service_steps import ServiceSteps, StepKind, kind_of
+from orca.bench.plan.wake_ups import WakeUps, measure_wake_ups
 from orca.core.domain.model import load_model_info
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.domain.step import Step, StepResult
@@ -51,6 +52,7 @@ class LayoutErrors:
     threads: int  # of each rank
     steps: Sequence[TimedStep]
     spread: float  # of the repeats of one step in the profile, median over the steps: what no prediction can know
+    wake_ups: WakeUps  # of the machine at that time
 
     def of(self, kind: StepKind | None) -> list[float]:
         """Return the errors of one kind of steps, or of all."""
@@ -80,13 +82,24 @@ def compare(model: Path, profile: Profile, *, ranks: int, steps: int, seed: int,
         timed = asyncio.run(_time(group, model, cost, steps, seed))
     finally:
         group.stop()
-    return LayoutErrors(model=model.name, ranks=ranks, threads=threads, steps=timed, spread=_spread(profile))
+    return LayoutErrors(
+        model=model.name,
+        ranks=ranks,
+        threads=threads,
+        steps=timed,
+        spread=_spread(profile),
+        wake_ups=measure_wake_ups(),
+    )
 
 
 def joined(rounds: Sequence[LayoutErrors]) -> LayoutErrors:
     """Return the steps of some rounds of one layout as one."""
     steps = [step for each in rounds for step in each.steps]
-    return replace(rounds[0], steps=steps, spread=median(each.spread for each in rounds))
+    wake_ups = WakeUps(
+        median_us=median(each.wake_ups.median_us for each in rounds),
+        p90_us=median(each.wake_ups.p90_us for each in rounds),
+    )
+    return replace(rounds[0], steps=steps, spread=median(each.spread for each in rounds), wake_ups=wake_ups)
 
 
 def _spread(profile: Profile) -> float:
@@ -146,7 +159,11 @@ def lines(errors: Sequence[LayoutErrors]) -> list[str]:
                 f"{layout.model:<14}{layout.ranks:>6}  {kind or 'all':<9}{len(signed):>6}{took_ms:>11.2f}"
                 f"{median(sizes):>11.1%}{percentile(sizes, 0.95):>8.1%}{median(signed):>+8.1%}"
             )
-        found.append(f"{layout.model:<14}{layout.ranks:>6}  repeats of one step differ by {layout.spread:.1%}")
+        wakes = layout.wake_ups
+        found.append(
+            f"{layout.model:<14}{layout.ranks:>6}  repeats of one step differ by {layout.spread:.1%}; a round trip"
+            f" between two processes takes {wakes.median_us:.0f} us, p90 {wakes.p90_us:.0f} us"
+        )
     found.append(f"goals: error p50 at most {GOAL_MEDIAN:.0%}, p95 at most {GOAL_P95:.0%}")
     return found
 
@@ -175,6 +192,8 @@ def figures(errors: Sequence[LayoutErrors]) -> list[Measured]:
     for layout in errors:
         where: dict[str, Setting] = {"model": layout.model, "ranks": layout.ranks, "threads": layout.threads}
         found.append(measured("Spread of the repeats of one step", layout.spread, "%", where, scale=100))
+        for name, us in (("median", layout.wake_ups.median_us), ("p90", layout.wake_ups.p90_us)):
+            found.append(measured(f"Round trip between two processes, {name}", us, "us", where))
         for kind in (None, *StepKind):
             signed = layout.of(kind)
             if not signed:
