@@ -166,7 +166,7 @@ def test_distributions_are_shown_with_their_parameters() -> None:
     ]
 
 
-@pytest.mark.parametrize("changes", [{"requests": 0}, {"rate": 0.0}, {"rate": -1.0}])
+@pytest.mark.parametrize("changes", [{"requests": 0}, {"rate": 0.0}, {"rate": -1.0}, {"stratum": 0}, {"stratum": 9}])
 def test_an_impossible_trace_is_refused(changes: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"at least one|above 0"):
+    with pytest.raises(ValueError, match=r"at least one|above 0|need pairs"):
         spec(**changes)

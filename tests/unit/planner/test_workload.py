@@ -7,6 +7,7 @@ from statistics import fmean, pstdev
 import pytest
 
 from orca.core.domain.errors import SettingError
+from orca.planner.workload.length_parts import PartsByLength
 from orca.planner.workload.lengths import Range, TruncatedNormal, mean_of, parse_lengths
 from orca.planner.workload.tasks import (
     PAPER_P99,
@@ -140,6 +141,34 @@ def test_a_trace_draws_the_pairs_of_a_workload() -> None:
     assert set(pairs) == {(5, 7), (9, 2)}
     assert pairs.count((9, 2)) == pytest.approx(1000, rel=0.1)
     assert str(trace.spec.new_tokens) == "outputs of two"
+
+
+RARE = Workload.of_cells(
+    [(Range(2, 4), Range(1, 9), 96.0), (Range(20, 40), Range(50, 60), 3.0), (Range(300, 500), Range(400, 600), 1.0)],
+    source="",
+)
+"""Long requests are rare, and decide a percentile."""
+
+
+def test_strata_have_the_rare_requests_as_often_as_the_workload() -> None:
+    spec = TraceSpec.of_workload(RARE, requests=1000, seed=3, stratum=100)
+    requests = generate(spec).requests
+    for first in range(0, 1000, 100):
+        block = sorted(request.new_tokens for request in requests[first : first + 100])
+        assert (block[95] <= 9, 50 <= block[96] <= block[98] <= 60, block[99] >= 400) == (True, True, True)
+    places = [request.index % 100 for request in requests if request.new_tokens >= 400]
+    assert len(set(places)) > 5, "the order within a stratum is random"
+    assert all((request.new_tokens >= 400) == (request.prompt_tokens >= 300) for request in requests)
+
+
+def test_strata_spread_prompts_too_and_independently() -> None:
+    stated = parse_workload("1:100/1:100")
+    parts = PartsByLength(stated.parts)
+    pairs = parts.stratified(100, Random(1))
+    assert sorted(prompt for prompt, _ in pairs) == sorted(output for _, output in pairs) == list(range(1, 101))
+    mean = fmean(prompt * output for prompt, output in pairs)
+    assert mean == pytest.approx(50.5**2, rel=0.1)
+    assert pairs != parts.stratified(100, Random(2))
 
 
 def test_a_workload_that_the_model_does_not_allow_is_refused() -> None:

@@ -15,6 +15,10 @@ from orca.scheduler.policy.policy import BatchBounds
 ANSWERS = 400
 """Answers of the steady state that a percentile is taken over, at least."""
 
+STRATUM = 100
+"""Requests in a row whose lengths are spread evenly over the workload. Percentiles are whole numbers, and one of so
+many requests is as long as the longest hundredth."""
+
 OVERLOAD = 0.98
 """Share of the capacity of a schedule: at a higher arrival rate, the queue grows without end for all purposes."""
 
@@ -68,7 +72,7 @@ class SimulationJudge:
 
     def _run(self, candidate: Candidate, requests: int) -> ExactFigures:
         spec = TraceSpec.of_workload(
-            candidate.scenario.workload, requests=requests, rate=self.goal.rate, seed=self.seed
+            candidate.scenario.workload, requests=requests, rate=self.goal.rate, seed=self.seed, stratum=STRATUM
         )
         bounds = candidate.bounds
         return measure_exact(

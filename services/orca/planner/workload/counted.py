@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from orca.core.domain.errors import SettingError
+from orca.planner.workload.length_parts import LengthPart
 from orca.planner.workload.lengths import LENGTH_MAX, Range
-from orca.planner.workload.workload import LengthPart, Workload
+from orca.planner.workload.workload import Workload
 from orca.pool.length_bins import bounds_of
 from orca.pool.measured import ANSWERS_MIN
 from orca.pool.records import LengthCounts

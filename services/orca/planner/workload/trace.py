@@ -5,12 +5,14 @@ streams of random numbers. So traces that differ only in their rate contain the 
 their arrival times differ by a factor.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from random import Random
 from types import MappingProxyType
 
 from orca.core.domain.request import SamplingParams
+from orca.planner.workload.length_parts import PartsByLength
 from orca.planner.workload.lengths import Lengths, Range
 from orca.planner.workload.workload import Workload
 
@@ -29,9 +31,13 @@ class TraceSpec:
     seed: int = 0
     # Both lengths are drawn from it, as pairs; `prompt_tokens` and `new_tokens` are its two distributions then.
     joint: Workload | None = None
+    # So many requests in a row have the lengths of `joint` as evenly as so few can; None: each is drawn by itself.
+    stratum: int | None = None
 
     @staticmethod
-    def of_workload(workload: Workload, *, requests: int, rate: float | None = None, seed: int = 0) -> "TraceSpec":
+    def of_workload(
+        workload: Workload, *, requests: int, rate: float | None = None, seed: int = 0, stratum: int | None = None
+    ) -> "TraceSpec":
         """Return the settings of a trace with the lengths of a workload, in pairs."""
         return TraceSpec(
             requests=requests,
@@ -40,6 +46,7 @@ class TraceSpec:
             rate=rate,
             seed=seed,
             joint=workload,
+            stratum=stratum,
         )
 
     def __post_init__(self) -> None:
@@ -47,6 +54,8 @@ class TraceSpec:
             raise ValueError(f"a trace has at least one request, not {self.requests}")
         if self.rate is not None and not self.rate > 0:
             raise ValueError(f"an arrival rate is above 0 requests/s, not {self.rate}")
+        if self.stratum is not None and (self.stratum < 1 or self.joint is None):
+            raise ValueError("strata have at least one request, and need pairs of lengths")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +111,20 @@ def generate(spec: TraceSpec) -> Trace:
     """Draw a trace. Source: ORCA, section 6, second scenario."""
     lengths, gaps = Random(f"{spec.seed}/lengths"), Random(f"{spec.seed}/arrivals")
     requests, arrival_s = [], 0.0
-    for index in range(spec.requests):
+    for index, (prompt_tokens, new_tokens) in enumerate(islice(_lengths(spec, lengths), spec.requests)):
         if spec.rate is not None:
             arrival_s += gaps.expovariate(1.0) / spec.rate
-        if spec.joint is None:
-            prompt_tokens = spec.prompt_tokens.draw(lengths)
-            new_tokens = spec.new_tokens.draw(lengths)
-        else:
-            prompt_tokens, new_tokens = spec.joint.sample(lengths)
         requests.append(TraceRequest(index, arrival_s, prompt_tokens, new_tokens))
     return Trace(spec, tuple(requests))
+
+
+def _lengths(spec: TraceSpec, numbers: Random) -> Iterator[tuple[int, int]]:
+    """Yield prompt and output tokens without end."""
+    parts = None if spec.joint is None else PartsByLength(spec.joint.parts)
+    while True:
+        if spec.joint is None or parts is None:
+            yield spec.prompt_tokens.draw(numbers), spec.new_tokens.draw(numbers)
+        elif spec.stratum is None:
+            yield spec.joint.sample(numbers)
+        else:
+            yield from parts.stratified(spec.stratum, numbers)

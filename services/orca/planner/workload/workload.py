@@ -14,6 +14,7 @@ from math import sqrt
 from random import Random
 
 from orca.core.domain.errors import SettingError
+from orca.planner.workload.length_parts import LengthPart, PartsByLength
 from orca.planner.workload.lengths import PMF_POINTS, Lengths, Range, mean_of, parse_lengths
 
 BIN_POINTS = 64
@@ -21,15 +22,6 @@ BIN_POINTS = 64
 
 PAIRS = 1024
 """Pairs that represent the joint distribution where an expected value has no closed form."""
-
-
-@dataclass(frozen=True, slots=True)
-class LengthPart:
-    """Requests whose prompt and output lengths are independent of each other."""
-
-    weight: float  # above 0; shares are relative to the sum of all weights
-    prompts: Lengths
-    outputs: Lengths
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,16 +206,8 @@ class Workload:
         Their outputs are evenly spaced quantiles. Their prompts are those of a low-discrepancy sequence, so that both
         lengths together fill the distribution evenly.
         """
-        parts = sorted(self.parts, key=lambda part: (part.outputs.low, part.outputs.high, part.prompts.low))
-        ends = list(accumulate(part.weight / self._ends[-1] for part in parts))
-        pairs = []
-        for number in range(PAIRS):
-            place = (number + 0.5) / PAIRS
-            index = min(bisect_left(ends, place), len(parts) - 1)
-            part, start = parts[index], ends[index - 1] if index else 0.0
-            within = min(max((place - start) / (ends[index] - start), 0.0), 1.0)
-            pairs.append((part.prompts.quantile(_reversed_bits(number)), part.outputs.quantile(within)))
-        return tuple(pairs)
+        parts = PartsByLength(self.parts)
+        return tuple(parts.pair_at((number + 0.5) / PAIRS, _reversed_bits(number)) for number in range(PAIRS))
 
     def sample(self, numbers: Random) -> tuple[int, int]:
         """Draw the prompt and output tokens of one request."""

@@ -42,8 +42,9 @@ MARGINS = (0, 10)
 LONGEST = 512
 """Most tokens of a source and its translation together."""
 
-REQUESTS = 4_000
-"""Messages of a run, besides those that fill the group up and run it empty."""
+REQUESTS = 20_000
+"""Messages of a run, besides those that fill the group up and run it empty. With a fifth of them, the percentile of
+such lengths is off by up to 20 %."""
 
 SYSTEM = "RRA"
 
