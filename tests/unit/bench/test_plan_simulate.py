@@ -1,5 +1,6 @@
 """`orca bench plan simulate`: the settings, the iteration log, and the arithmetic of the errors."""
 
+import math
 from pathlib import Path
 
 import orjson
@@ -8,7 +9,13 @@ import pytest
 from orca.bench.plan.iteration_log import read_answers
 from orca.bench.plan.simulate_runs import PredictionError, figures, lines, schedules
 from orca.core.domain.errors import SettingError
-from orca.planner.simulate.steady_state import TimedAnswer, saturated_window, steady_figures
+from orca.planner.simulate.steady_state import (
+    NoSteadyState,
+    TimedAnswer,
+    percentile_of_spans,
+    saturated_window,
+    steady_figures,
+)
 
 
 def line(step: int, rows: list[list[object]]) -> bytes:
@@ -53,6 +60,25 @@ def test_whole_cycles_count() -> None:
     assert (found.sequence_s, found.first_token_s, found.token_s) == (4.0, 1.0, 1.0)
     with pytest.raises(SettingError, match="needs 20: run more requests"):
         steady_figures(answers[:40])
+
+
+def test_long_answers_count_as_often_as_they_enter() -> None:
+    """Two of a hundred answers last 30 s, most of the time that is measured. None of them ends at its begin."""
+    answers = [
+        TimedAnswer(start, start + 0.1, start + (30.0 if number % 50 == 7 else 1.0), 10)
+        for number, start in enumerate(0.1 * number for number in range(600))
+    ]
+    assert steady_figures(answers, percent=98.5).sequence_s == pytest.approx(30.0)
+    assert steady_figures(answers, percent=97).sequence_s == pytest.approx(1.0)
+
+
+def test_answers_that_last_beyond_the_end_count_as_longer() -> None:
+    spans = [(0.0, 3.0), (0.0, 1.0), (4.0, 9.0), (5.0, 5.5), (6.0, math.inf), (-1.0, 2.0), (8.0, 8.1)]
+    # 0.5 and 1 of five, then one that is cut at 2 s: a third of the rest is left at 3 s.
+    assert percentile_of_spans(spans, 0.0, 8.0, 40) == 1.0
+    assert percentile_of_spans(spans, 0.0, 8.0, 50) == 3.0
+    with pytest.raises(NoSteadyState, match="run more requests"):
+        percentile_of_spans(spans, 0.0, 8.0, 90)
 
 
 def test_settings_are_half_of_each_strategy_and_the_same_for_a_seed() -> None:

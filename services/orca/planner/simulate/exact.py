@@ -1,13 +1,20 @@
 """Measures a schedule exactly: the real scheduler on simulated stages, in its steady state (steady_state.py)."""
 
 import asyncio
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 
 from orca.core.domain.request import FinishReason, Request
 from orca.planner.simulate.outcomes import RequestOutcome
 from orca.planner.simulate.simulated_run import Simulation, parent_id
-from orca.planner.simulate.steady_state import WARM_UP, TimedAnswer, check_enough, saturated_window
+from orca.planner.simulate.steady_state import (
+    WARM_UP,
+    TimedAnswer,
+    check_enough,
+    percentile_of_spans,
+    saturated_window,
+)
 from orca.planner.workload.percentiles import at_percent
 from orca.planner.workload.trace import Trace
 from orca.scheduler.observer import IterationRecord, Observer
@@ -79,16 +86,22 @@ def measure_exact(
     first_s = [steps.first_s[parent_id(outcome)] - begin_s for outcome in outcomes]
     timed = list(zip(outcomes, first_s, strict=True))
     if trace.spec.rate is None:
-        answers = [
-            TimedAnswer(first, each.token_s[0] if each.token_s else inf, each.end_s, each.new_tokens)
-            for each, first in timed
-        ]
+        answers = [TimedAnswer(first, _first_token_s(each), each.end_s, each.new_tokens) for each, first in timed]
         from_s, until_s = saturated_window(answers, warm_up)
     else:
         from_s = outcomes[int(warm_up * len(outcomes))].arrival_s
         until_s = outcomes[-1].arrival_s
     counted = [(outcome, first) for outcome, first in timed if from_s < outcome.end_s <= until_s]
     check_enough(len(counted), len(outcomes))
+
+    def of_entered(spans: Iterable[tuple[float, float]]) -> float:
+        return percentile_of_spans(spans, from_s, until_s, percent)
+
+    def since_arrival(end_of: Callable[[RequestOutcome], float]) -> float:
+        if trace.spec.rate is None:  # nobody arrives in the steady state
+            return at_percent([end_of(outcome) - outcome.arrival_s for outcome, _ in counted], percent)
+        return of_entered([(outcome.arrival_s, end_of(outcome)) for outcome in outcomes])
+
     span_s = until_s - from_s
     rows = [count for time_s, count in steps.rows if from_s < time_s - begin_s <= until_s]
     longer = [outcome for outcome, _ in counted if outcome.new_tokens > 1]
@@ -96,13 +109,17 @@ def measure_exact(
         requests=len(counted),
         throughput=len(counted) / span_s,
         tokens_per_s=sum(from_s < time_s <= until_s for outcome in outcomes for time_s in outcome.token_s) / span_s,
-        sequence_s=at_percent([outcome.end_s - first for outcome, first in counted], percent),
-        request_s=at_percent([outcome.latency_s for outcome, _ in counted], percent),
-        first_token_s=at_percent([outcome.token_s[0] - first for outcome, first in counted], percent),
-        request_first_token_s=at_percent([outcome.token_s[0] - outcome.arrival_s for outcome, _ in counted], percent),
+        sequence_s=of_entered([(first, outcome.end_s) for outcome, first in timed]),
+        request_s=since_arrival(lambda outcome: outcome.end_s),
+        first_token_s=of_entered([(first, _first_token_s(outcome)) for outcome, first in timed]),
+        request_first_token_s=since_arrival(_first_token_s),
         token_s=at_percent([_token_s(outcome) for outcome in longer], percent) if longer else 0.0,
         step_requests=sum(rows) / max(len(rows), 1),
     )
+
+
+def _first_token_s(outcome: RequestOutcome) -> float:
+    return outcome.token_s[0] if outcome.token_s else inf
 
 
 def _token_s(outcome: RequestOutcome) -> float:

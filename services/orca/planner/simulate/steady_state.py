@@ -2,9 +2,12 @@
 
 A saturated run begins with a group that is empty and ends with one that runs empty. Both are cut off. What is left is
 the part in which as many requests enter as leave.
+
+Latencies are those of the answers that enter in it. If those that end in it counted, long ones would be missing at its
+begin. An answer that has not ended at its end counts as longer than until then (Kaplan and Meier, 1958).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from orca.core.domain.errors import SettingError
@@ -36,7 +39,7 @@ class SteadyFigures:
     """The figures of a steady state. Latencies are percentiles over all its answers, without the time in the queue."""
 
     requests: int  # that finished in it
-    throughput: float  # requests per second
+    throughput: float  # of these, requests per second
     sequence_s: float  # first step to last token
     first_token_s: float  # first step to first token
     token_s: float  # an answer's mean time between two tokens; 0 if all answers have one token
@@ -63,10 +66,33 @@ def steady_figures(answers: Sequence[TimedAnswer], *, percent: float = 99) -> St
     return SteadyFigures(
         requests=len(counted),
         throughput=len(counted) / (until_s - from_s),
-        sequence_s=at_percent([answer.end_s - answer.first_s for answer in counted], percent),
-        first_token_s=at_percent([answer.first_token_s - answer.first_s for answer in counted], percent),
+        sequence_s=percentile_of_spans([(each.first_s, each.end_s) for each in answers], from_s, until_s, percent),
+        first_token_s=percentile_of_spans(
+            [(each.first_s, each.first_token_s) for each in answers], from_s, until_s, percent
+        ),
         token_s=at_percent(longer, percent) if longer else 0.0,
     )
+
+
+def percentile_of_spans(spans: Iterable[tuple[float, float]], from_s: float, until_s: float, percent: float) -> float:
+    """Return a percentile of the lengths of the spans that begin in a window.
+
+    A span that ends after the window is known to be longer than its part in it, and no more.
+
+    Args: spans: begin and end of each, in seconds; an end may be infinite.
+    Raises: NoSteadyState if so many spans end after the window that the percentile is unknown.
+    """
+    lengths = sorted(
+        (min(end_s, until_s) - begin_s, end_s > until_s) for begin_s, end_s in spans if from_s <= begin_s < until_s
+    )
+    share, left = 1.0, len(lengths)
+    for length_s, is_cut in lengths:
+        if not is_cut:
+            share *= 1 - 1 / left
+            if share <= (1 - percent / 100) * (1 + 1e-9):
+                return length_s
+        left -= 1
+    raise NoSteadyState("too few of the requests that begin in the steady state end in it: run more requests")
 
 
 def check_enough(counted: int, requests: int) -> None:
