@@ -23,13 +23,16 @@ SHORT, LONG = 80, 120
 """Tokens of an answer before and after: times 1.5."""
 
 ROOM = 1.15
-"""The bound, as a multiple of the latency of short answers with the most throughput. The batches are large then, so
-a few clients on a busy machine stay far below it."""
+"""The bound of the plan, as a multiple of the latency of short answers with the most throughput."""
+
+MARGIN_PERCENT = 96
+"""A profile does not see the rest of Kubernetes, which shares the processors of this machine. A step of so small a
+model takes many times as long beside it. So the goal is as much above the bound of the plan."""
 
 
 @pytest.fixture(scope="module")
 def service(kubectl: Kubectl) -> Iterator[Service]:
-    """Return a service with a bound that the largest useful batches of short answers just meet."""
+    """Return a service whose plan just meets its bound with short answers."""
     namespace = make_namespace(kubectl, "replanning")
     interval = "operator.extraEnv[0]"
     install_chart(texts=(f"{interval}.name=ORCA_OPERATOR_SLO_CHECK_SECONDS", f"{interval}.value={CHECK_S}"))
@@ -38,7 +41,8 @@ def service(kubectl: Kubectl) -> Iterator[Service]:
     slo: Json = {"latencyMs": 600_000, "devices": 2, "workload": {"lengths": f"6:10/{SHORT}"}}
     found.create({**SPEC, "worker": WORKER, "gateway": ingress, "slo": slo})
     found.wait_for("PlanReady", "True", within_s=PLAN_S)
-    found.edit(slo={"latencyMs": int(ROOM * plan_of(found)["predicted"]["latencyMs"])})
+    planned_ms = ROOM * plan_of(found)["predicted"]["latencyMs"]
+    found.edit(slo={"latencyMs": int(planned_ms / (1 - MARGIN_PERCENT / 100)), "marginPercent": MARGIN_PERCENT})
     found.wait_for("PlanReady", "True", within_s=PLAN_S)
     found.wait_until_settled()
     yield found
