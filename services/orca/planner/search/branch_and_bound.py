@@ -10,13 +10,14 @@ tolerance, the throughput found is at most that tolerance below the best one.
 
 Orca differs from the printed algorithm where the paper's text or a proof asks for it:
 - The upper corner of the whole space is tested first. If it meets the bound, it is the answer (so says the text).
+  Where throughput falls towards that corner, each of some blocks counts as a space (soundings.py).
 - Any evaluated point that meets the bound may become the best one, and no other point may.
 - Blocks of one point, and blocks whose upper corner meets the bound, are dropped: that corner is their best point.
 - If no corner of a block's sides meets the bound, its longest side is split (so says the text).
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -98,15 +99,17 @@ def search(
     latency_bound: float,
     tolerance: Tolerance = Tolerance(),
     throughput_floor: float = 0.0,
+    blocks: Sequence[SearchBlock] = (),
 ) -> Found:
     """Find the point of `space` with the most throughput whose latency is at most the bound.
 
     Args:
+        blocks: that make up the space (soundings.py); none: the space is one block.
         perform: pure; called once for each point that is evaluated.
         latency_bound: in seconds; infinite for none.
         throughput_floor: blocks below it are dropped: another search has found as much.
     """
-    return _Search(perform, latency_bound, tolerance, throughput_floor).run(space)
+    return _Search(perform, latency_bound, tolerance, throughput_floor).run(blocks or (space,))
 
 
 @dataclass(slots=True)
@@ -122,10 +125,10 @@ class _Search:
     queue: list[tuple[float, int, SearchBlock]] = field(default_factory=list)
     numbers: count = field(default_factory=count)  # type: ignore[type-arg]
 
-    def run(self, space: SearchBlock) -> Found:
-        top = self.at(space.upper)
-        if not self.meets(top) and self.may_hold_better(space):
-            self.add(space)
+    def run(self, blocks: Sequence[SearchBlock]) -> Found:
+        for block in blocks:
+            if not self.meets(self.at(block.upper)) and self.may_hold_better(block):
+                self.add(block)
         while self.queue:
             _, _, block = heapq.heappop(self.queue)
             # Line 18: T* may have risen since the block was added.

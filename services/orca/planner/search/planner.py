@@ -14,10 +14,11 @@ from typing import Protocol
 
 from orca.core.domain.request import reserved_slots
 from orca.planner.profile.step_shape import ShapeCost
-from orca.planner.search.branch_and_bound import Performance, Point, SearchBlock, Tolerance, search
+from orca.planner.search.branch_and_bound import Performance, Point, SearchBlock, Tolerance
 from orca.planner.search.goal import PlanGoal, ScheduleLatencies
 from orca.planner.search.grid import grid_search
 from orca.planner.search.least_latency import STEP_SHARE, least_latency, preferred
+from orca.planner.search.soundings import sounded_search
 from orca.planner.search.strategies import Strategy
 from orca.planner.simulate.estimate import Estimate, Scenario
 from orca.planner.simulate.layout import GroupCapacity, Layout
@@ -372,7 +373,9 @@ class _Planner:
             return performance_of(goal, self._estimate(space, point))
 
         if goal.rate is None:
-            found = search(space.block, perform, latency_bound=bound, tolerance=TOLERANCE, throughput_floor=floor)
+            found = sounded_search(
+                space.block, perform, latency_bound=bound, tolerance=TOLERANCE, throughput_floor=floor
+            )
         else:
             found = grid_search(space.block, perform, latency_bound=bound)
         ranking = found.ranking(bound)
