@@ -11,12 +11,13 @@ import pytest
 
 from orca.core.domain.errors import BadValue, SettingError
 from orca.core.domain.step import Step
+from orca.core.even_parts import even_parts
 from orca.planner.profile.step_shape import StepShape
 from orca.planner.search.branch_and_bound import Performance, SearchBlock, search
 from orca.planner.search.goal import PlanGoal
 from orca.planner.search.grid import grid_values
 from orca.planner.search.judge import SimulationJudge
-from orca.planner.search.layouts import balanced, even_layers, layouts
+from orca.planner.search.layouts import balanced, layouts
 from orca.planner.search.least_latency import SPARED_SHARE, STEP_SHARE
 from orca.planner.search.plan import Plan, PlannedDevice, from_json, lines, to_json
 from orca.planner.search.planner import (
@@ -58,7 +59,7 @@ class Figures:
 def placed(stages: int = 2, *, slots: int = 4096, step_us: int = 2_000, token_us: int = 50) -> PlacedLayout:
     cost = linear_shapes(step_us=step_us // stages, token_us=token_us // stages)
     return PlacedLayout(
-        layout=Layout(even_layers(8, stages)),
+        layout=Layout(even_parts(8, stages)),
         costs=[cost] * stages,
         capacity=GroupCapacity(slots=slots, max_model_len=256),
     )

@@ -19,7 +19,7 @@ from orca.bench.exegpt.roofline import (
 )
 from orca.bench.exegpt.stage_cost import stage_costs
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
-from orca.planner.search.layouts import even_layers
+from orca.core.even_parts import even_parts
 from orca.planner.search.planner import PlacedLayout
 from orca.planner.simulate.estimate import Scenario
 from orca.planner.simulate.layout import GroupCapacity, Layout
@@ -81,7 +81,7 @@ class Setup:
         chosen = efficiencies or calibrated()
         slots = kv_slots(model, self.gpu, stages=stages, ranks=ranks)
         return PlacedLayout(
-            layout=Layout(even_layers(model.encoder_layers + model.layers, stages), ranks),
+            layout=Layout(even_parts(model.encoder_layers + model.layers, stages), ranks),
             costs=stage_costs(roofline_costs(model, self.gpu, chosen, stages=stages, ranks=ranks)),
             capacity=GroupCapacity(
                 slots=slots // DEFAULT_BLOCK_TOKENS * DEFAULT_BLOCK_TOKENS,

@@ -23,9 +23,9 @@ from orca.bench.system import running_system
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import OrcaError
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
+from orca.core.even_parts import even_parts
 from orca.planner.profile.profile import Profile
 from orca.planner.profile.profile_cost import stage_costs
-from orca.planner.search.layouts import even_layers
 from orca.planner.simulate.exact import measure_exact
 from orca.planner.simulate.outcomes import percentile
 from orca.planner.simulate.simulated_run import Simulation
@@ -178,7 +178,7 @@ def _run(model: Path, profile: Profile, schedule: RealSchedule, requests: int, l
         shape=EngineShape(
             stages=STAGES, slots=slots, block_tokens=DEFAULT_BLOCK_TOKENS, max_model_len=profile.key.max_model_len
         ),
-        cost=stage_costs(loaded, even_layers(profile.key.num_layers, STAGES), 1),
+        cost=stage_costs(loaded, even_parts(profile.key.num_layers, STAGES), 1),
         prefetch=1,
         max_batch_tokens=schedule.max_batch_tokens,
         cycle=schedule.cycle,

@@ -3,18 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from orca.core.even_parts import even_parts
 from orca.planner.profile.step_shape import ShapeCost, StepShape
 from orca.planner.simulate.layout import Layout
 
 CostsOf = Callable[[Layout], Sequence[ShapeCost]]
 """Returns the cost of each stage of a layout."""
-
-
-def even_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """Return the layers of each stage, the first ones with one more if they cannot be equal, as stages without
-    `--layers` divide them.
-    """
-    return tuple(layers // stages + (stage < layers % stages) for stage in range(stages))
 
 
 def layouts(layers: int, devices: int, degrees: Sequence[int]) -> Iterator[Layout]:
@@ -26,7 +20,7 @@ def layouts(layers: int, devices: int, degrees: Sequence[int]) -> Iterator[Layou
     """
     for ranks in sorted(set(degrees)):
         for stages in range(1, min(devices // ranks, layers) + 1):
-            yield Layout(even_layers(layers, stages), ranks)
+            yield Layout(even_parts(layers, stages), ranks)
 
 
 def balanced(layout: Layout, costs_of: CostsOf, work: Sequence[tuple[float, StepShape]]) -> Layout:

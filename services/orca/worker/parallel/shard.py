@@ -13,6 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from orca.core.domain.errors import ModelError
+from orca.core.even_parts import even_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ class Shard:
             raise ModelError(f"{num_layers} layers cannot be split over {self.stages} stages")
         counts = self.layer_counts
         if counts is None:
-            return _sizes(num_layers, self.stages)
+            return even_parts(num_layers, self.stages)
         if len(counts) != self.stages or min(counts) < 1 or sum(counts) != num_layers:
             raise ModelError(f"layers {counts} are no division of {num_layers} layers over {self.stages} stages")
         return counts
@@ -72,7 +73,7 @@ class Shard:
 
     def sizes(self, total: int) -> list[int]:
         """Return how many of `total` each rank of the stage holds."""
-        return list(_sizes(total, self.tensor))
+        return list(even_parts(total, self.tensor))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +106,6 @@ def part(total: int, parts: int, index: int) -> tuple[int, int]:
     small, larger = divmod(total, parts)
     first = index * small + min(index, larger)
     return first, first + small + (index < larger)
-
-
-def _sizes(total: int, parts: int) -> tuple[int, ...]:
-    return tuple(last - first for first, last in (part(total, parts, index) for index in range(parts)))
 
 
 class TensorGroup(Protocol):

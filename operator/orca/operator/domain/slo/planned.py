@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from orca.core.even_parts import even_parts
 from orca.core.job_files import PLAN_FILE, SHORTFALL_FILE, SUMMARY_FILE
 from orca.core.plan_report import check_line
 from orca.operator.domain.resource import DeploymentSpec, RraSpec, ShapeConstraints
@@ -39,12 +40,6 @@ class PlannedService:
     def devices(self) -> int:
         return len(self.layers) * self.tensor
 
-    @property
-    def _is_even(self) -> bool:
-        """True if stages divide the layers in this way without being told."""
-        each, more = divmod(sum(self.layers), len(self.layers))
-        return self.layers == tuple(each + (stage < more) for stage in range(len(self.layers)))
-
     def fits(self, constraints: ShapeConstraints, devices: int) -> bool:
         """Return whether the plan keeps to what the spec gives, on so many devices."""
         return (
@@ -57,9 +52,10 @@ class PlannedService:
         )
 
     def applied_to(self, spec: DeploymentSpec) -> DeploymentSpec:
-        """Return the spec with what the plan decides. Groups that have the layout already stay."""
+        """Return the spec with what the plan decides. Stages that divide the layers so by themselves are not told."""
         own = spec.parallelism.stage_layers
-        layers = own if self._is_even and not own else self.layers
+        is_even = self.layers == even_parts(sum(self.layers), len(self.layers))
+        layers = own if is_even and not own else self.layers
         return replace(
             spec,
             parallelism=replace(spec.parallelism, stages=len(self.layers), tensor=self.tensor, stage_layers=layers),

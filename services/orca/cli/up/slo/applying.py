@@ -11,8 +11,8 @@ from orca.cli.up.plan import bounds_file
 from orca.cli.up.planned import plan_flags
 from orca.cli.up.settings import UpSettings
 from orca.cli.up.slo.settings import OPTIONS
+from orca.core.even_parts import even_parts
 from orca.core.process.whole_file import write_whole
-from orca.planner.search.layouts import even_layers
 from orca.planner.search.plan import Plan, PlannedBounds
 from orca.scheduler.settings import CYCLE_SETTINGS
 
@@ -42,7 +42,7 @@ def change_to(running: UpSettings, planned: UpSettings, *, num_layers: int) -> P
 def layers_of(settings: UpSettings, num_layers: int) -> tuple[int, ...]:
     """Return the layers of each stage."""
     if settings.layers is None:
-        return even_layers(num_layers, settings.stages)
+        return even_parts(num_layers, settings.stages)
     return tuple(map(int, settings.layers.split(",")))
 
 
