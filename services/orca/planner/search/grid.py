@@ -34,16 +34,19 @@ def grid_search(space: SearchBlock, perform: Perform, *, latency_bound: float) -
     return Found(best=ranking[0] if ranking else None, evaluated=evaluated)
 
 
-def grid_values(low: int, high: int) -> list[int]:
-    """Return values from `low` to `high`, both included, whose distance grows with their size."""
+def grid_values(low: int, high: int, growth: float = GROWTH) -> list[int]:
+    """Return values from `low` to `high`, both included, whose distance grows with their size.
+
+    Args: growth: ratio of two neighbours.
+    """
     if high < 0:
-        return [-value for value in reversed(grid_values(-high, -low))]
+        return [-value for value in reversed(grid_values(-high, -low, growth))]
     values, value = [], float(max(low, 1))
     if low < 1:
         values.append(low)
     while value < high:
         values.append(round(value))
-        value = max(value * GROWTH, value + 1)
+        value = max(value * growth, value + 1)
     return sorted({*values, high})
 
 

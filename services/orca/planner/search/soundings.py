@@ -8,9 +8,10 @@ own points much better. The peak may still lie within a block, so steps from the
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count, product
+from itertools import pairwise, product
 
 from orca.planner.search.branch_and_bound import Found, Perform, Performance, Point, SearchBlock, Tolerance, search
+from orca.planner.search.grid import grid_values
 
 GIVEN_UP_SHARE = 0.8
 """Soundings end where throughput has fallen below this share of the most that they have found."""
@@ -19,7 +20,10 @@ GIVEN_UP_SHARE = 0.8
 def sounded_search(
     space: SearchBlock, perform: Perform, *, latency_bound: float, tolerance: Tolerance, throughput_floor: float = 0.0
 ) -> Found:
-    """Find a point of `space` with much throughput whose latency is at most the bound. Args: as of `search`."""
+    """Find a point of `space` with much throughput whose latency is at most the bound. Args: as of `search`.
+
+    Where throughput rises with each variable, the result is that of `search`.
+    """
     evaluated: dict[Point, Performance] = {}
 
     def known(point: Point) -> Performance:
@@ -36,10 +40,9 @@ def sounded_search(
         throughput_floor=throughput_floor,
         blocks=blocks,
     )
-    best = found.best
-    if len(blocks) > 1 and best is not None:
-        best = _climbed(best, space, known, latency_bound)
-    return Found(best=best, evaluated=evaluated)
+    if len(blocks) == 1 or found.best is None:
+        return found
+    return Found(best=_climbed(found.best, space, known, latency_bound), evaluated=evaluated)
 
 
 def divided(space: SearchBlock, throughput: Callable[[Point], float], *, tolerance: float) -> Sequence[SearchBlock]:
@@ -49,7 +52,7 @@ def divided(space: SearchBlock, throughput: Callable[[Point], float], *, toleran
         throughput: of a point, whatever its latency.
         tolerance: share of the throughput by which points may differ from monotone ones.
     """
-    axes = [_octaves(low, high) for low, high in zip(space.lower, space.upper, strict=True)]
+    axes = [_octaves(low, high) for low, high in zip(space.lower, space.upper, strict=True)]  # the highest first
     corner = throughput(space.upper)
     long = [variable for variable, axis in enumerate(axes) if len(axis) > 1]
     ways = [long, *([variable] for variable in long)] if len(long) > 1 else [long]
@@ -57,10 +60,7 @@ def divided(space: SearchBlock, throughput: Callable[[Point], float], *, toleran
         1 + tolerance
     ):
         return [space]
-    return [
-        SearchBlock(tuple(low for low, _ in ends), tuple(high for _, high in ends))
-        for ends in product(*(reversed(axis) for axis in axes))
-    ]
+    return [SearchBlock(tuple(low for low, _ in ends), tuple(high for _, high in ends)) for ends in product(*axes)]
 
 
 def _most_on_the_way(
@@ -68,13 +68,13 @@ def _most_on_the_way(
 ) -> float:
     """Return the most throughput where only these variables fall from their highest values, one octave at a time."""
     most = 0.0
-    for step in count():
-        places = [max(len(axis) - 1 - step, 0) if at in variables else -1 for at, axis in enumerate(axes)]
+    for step in range(max(len(axes[variable]) for variable in variables)):
+        places = [min(step, len(axis) - 1) if at in variables else 0 for at, axis in enumerate(axes)]
         found = throughput(tuple(axis[place][1] for axis, place in zip(axes, places, strict=True)))
         most = max(most, found)
-        if found < GIVEN_UP_SHARE * most or not any(places[variable] for variable in variables):
-            return most
-    raise AssertionError("count() has no end")
+        if found < GIVEN_UP_SHARE * most:
+            break
+    return most
 
 
 def _climbed(start: Point, space: SearchBlock, perform: Perform, bound: float) -> Point:
@@ -98,12 +98,6 @@ def _neighbours(at: Point, steps: Sequence[int], space: SearchBlock) -> Iterator
 
 
 def _octaves(low: int, high: int) -> list[tuple[int, int]]:
-    """Divide values into ranges, both ends included, each up to twice its first value; of negative ones mirrored."""
-    if high < 0:
-        return [(-last, -first) for first, last in reversed(_octaves(-high, -low))]
-    found, first = [], low
-    while first <= high:
-        last = min(high, max(2 * first - 1, first))
-        found.append((first, last))
-        first = last + 1
-    return found
+    """Divide values into ranges from one power of two to the next, both ends included; the highest first."""
+    ends = grid_values(low, high, growth=2.0)
+    return [(before + 1, end) for before, end in pairwise([low - 1, *ends])][::-1]
