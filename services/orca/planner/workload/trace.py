@@ -120,11 +120,13 @@ def generate(spec: TraceSpec) -> Trace:
 
 def _lengths(spec: TraceSpec, numbers: Random) -> Iterator[tuple[int, int]]:
     """Yield prompt and output tokens without end."""
-    parts = None if spec.joint is None else PartsByLength(spec.joint.parts)
-    while True:
-        if spec.joint is None or parts is None:
-            yield spec.prompt_tokens.draw(numbers), spec.new_tokens.draw(numbers)
-        elif spec.stratum is None:
-            yield spec.joint.sample(numbers)
-        else:
+    joint = spec.joint
+    if joint is not None and spec.stratum is not None:
+        parts = PartsByLength(joint.parts)
+        while True:
             yield from parts.stratified(spec.stratum, numbers)
+    while True:
+        if joint is None:
+            yield spec.prompt_tokens.draw(numbers), spec.new_tokens.draw(numbers)
+        else:
+            yield joint.sample(numbers)
