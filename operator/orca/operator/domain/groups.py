@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from orca.operator.domain import group_pauses, names, problems
 from orca.operator.domain.group_pauses import Pause
-from orca.operator.domain.objects import Children, condition, is_going, is_placed, label_map, seconds
+from orca.operator.domain.objects import Children, is_going, is_placed, label_map, seconds, unplaced_since_s
 from orca.operator.domain.resource import Json
 
 
@@ -49,14 +49,9 @@ def _read_group(children: Children, name: str, startup_s: float, now_s: float) -
 def _waits_since_s(children: Children, stages: Json) -> float | None:
     """Return since when a pod of the group has had no node, for the pod that waits longest; None if all have one."""
     pods = children.pods(names.STAGE, group=stages["metadata"]["name"])
-    waits = [_unplaced_since_s(pod) for pod in pods if not is_placed(pod)]
+    waits = [unplaced_since_s(pod) for pod in pods if not is_placed(pod)]
     if len(pods) < int(stages["spec"]["replicas"]):
         # A pod that was never made, perhaps for want of quota, has no times. Take the last write of its StatefulSet.
         written = [each["time"] for each in stages["metadata"].get("managedFields") or [] if "time" in each]
         waits.append(max(map(seconds, [stages["metadata"]["creationTimestamp"], *written])))
     return min(waits, default=None)
-
-
-def _unplaced_since_s(pod: Json) -> float:
-    reported = condition(pod, "PodScheduled").get("lastTransitionTime")
-    return seconds(reported or pod["metadata"]["creationTimestamp"])

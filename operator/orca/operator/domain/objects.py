@@ -151,6 +151,12 @@ def unready_s(pod: Mapping[str, Any], now_s: float) -> float:
     return now_s - seconds(ready["lastTransitionTime"]) if ready.get("status") == "False" and not is_going(pod) else 0.0
 
 
+def unplaced_since_s(pod: Mapping[str, Any]) -> float:
+    """Return since when a pod without a node has had none, in seconds since 1970."""
+    reported = condition(pod, "PodScheduled").get("lastTransitionTime")
+    return seconds(reported or pod["metadata"]["creationTimestamp"])
+
+
 def condition_status(child: Mapping[str, Any], kind: str) -> str | None:
     """Return the status of a condition: True, False or Unknown; None if there is no such condition."""
     found = condition(child, kind)

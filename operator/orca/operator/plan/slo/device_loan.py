@@ -14,9 +14,17 @@ group away. The time on the Job is all that is remembered, so an operator that s
 
 from dataclasses import dataclass
 
-from orca.operator.domain import cluster_events, facts, names
+from orca.operator.domain import cluster_events, facts, names, problems
 from orca.operator.domain.actions import Annotate
-from orca.operator.domain.objects import condition, controllers, has_ended, is_going, is_placed, seconds, since
+from orca.operator.domain.objects import (
+    controllers,
+    has_ended,
+    is_going,
+    is_placed,
+    seconds,
+    since,
+    unplaced_since_s,
+)
 from orca.operator.domain.observation import Observation
 from orca.operator.domain.problems import Problem
 from orca.operator.domain.resource import Json
@@ -50,9 +58,8 @@ class DeviceLoan:
 
 def plan_loan(observation: Observation, making: PlanMaking, revision: str) -> DeviceLoan:
     """Return the loan of now. Args: revision: of the groups that the spec wants."""
-    job = observation.children.get("Job", str(making.job))
-    is_profile = making.state is PlanState.PROFILING and job is not None and making.job not in making.leaving
-    if not is_profile or job is None or is_going(job) or since(job, "Failed") or since(job, "Complete"):
+    job = observation.children.get("Job", str(making.job)) if making.state is PlanState.PROFILING else None
+    if job is None or making.job in making.leaving or is_going(job) or since(job, "Failed") or since(job, "Complete"):
         return DeviceLoan()
     waits_s, lent_s = _waits_since_s(observation, job), facts.lent_s(job)
     if lent_s is None:
@@ -71,9 +78,12 @@ def _waits_since_s(observation: Observation, job: Json) -> float | None:
         refused = cluster_events.why_no_pods(observation.children, observation.events, [job])
         is_short = refused is not None and _is_lack(refused.message)
         return seconds(job["metadata"]["creationTimestamp"]) if is_short else None
-    scheduled = [condition(pod, "PodScheduled") for pod in pods if not is_placed(pod)]
-    waits = [each for each in scheduled if each.get("status") == "False" and _is_lack(str(each.get("message")))]
-    return min((seconds(each["lastTransitionTime"]) for each in waits), default=None)
+    return min((unplaced_since_s(pod) for pod in pods if not is_placed(pod) and _lacks_room(pod)), default=None)
+
+
+def _lacks_room(pod: Json) -> bool:
+    problem = problems.of_pod(pod)
+    return problem is not None and problem.reason == problems.NO_CAPACITY and _is_lack(problem.message)
 
 
 def _is_lack(message: str) -> bool:
