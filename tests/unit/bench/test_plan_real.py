@@ -161,8 +161,8 @@ def test_bounds_are_the_lowest_shares_of_the_latencies_of_all_batch_sizes() -> N
 
 def test_a_run_is_long_enough_for_what_the_group_holds() -> None:
     case = case_of()
-    assert requests_of(default_iteration(case, 8), 200) == 200 + 2 * 16
-    assert requests_of(request_level(case, 48), 200) == 5 * 48, "whole batches of the baseline"
+    assert requests_of(default_iteration(case, 8), 200) == 200 + 3 * 16
+    assert requests_of(request_level(case, 48), 200) == 6 * 48, "whole batches of the baseline"
 
 
 def test_figures_are_of_the_steady_state(tmp_path: Path) -> None:

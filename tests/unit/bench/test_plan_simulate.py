@@ -8,6 +8,7 @@ import pytest
 
 from orca.bench.plan.iteration_log import read_answers
 from orca.bench.plan.simulate_runs import PredictionError, figures, lines, schedules
+from orca.bench.plan.until_steady import until_steady
 from orca.core.domain.errors import SettingError
 from orca.planner.simulate.steady_state import (
     NoSteadyState,
@@ -73,12 +74,29 @@ def test_long_answers_count_as_often_as_they_enter() -> None:
 
 
 def test_answers_that_last_beyond_the_end_count_as_longer() -> None:
-    spans = [(0.0, 3.0), (0.0, 1.0), (4.0, 9.0), (5.0, 5.5), (6.0, math.inf), (-1.0, 2.0), (8.0, 8.1)]
-    # 0.5 and 1 of five, then one that is cut at 2 s: a third of the rest is left at 3 s.
+    kinds = [(0.0, 3.0), (0.0, 1.0), (4.0, 9.0), (5.0, 5.5), (6.0, math.inf), (-1.0, 2.0), (8.0, 8.1)]
+    spans = 20 * kinds
+    # 0.5 and 1 of five, then those that are cut at 2 s: half of the rest has ended at 3 s.
     assert percentile_of_spans(spans, 0.0, 8.0, 40) == 1.0
-    assert percentile_of_spans(spans, 0.0, 8.0, 50) == 3.0
+    assert percentile_of_spans(spans, 0.0, 8.0, 41) == 3.0
+    assert percentile_of_spans(spans, 0.0, 8.0, 70) == 3.0
     with pytest.raises(NoSteadyState, match="run more requests"):
-        percentile_of_spans(spans, 0.0, 8.0, 90)
+        percentile_of_spans(spans, 0.0, 8.0, 71)
+
+
+def test_a_percentile_is_unknown_where_few_of_the_long_requests_end() -> None:
+    """Nineteen of twenty last 20 s and are cut. The one of 9 s that ends is not the percentile of all."""
+    spans = [(0.0, 9.0), *[(5.0, 25.0)] * 19]
+    for percent in (50, 99):
+        with pytest.raises(NoSteadyState):
+            percentile_of_spans(spans, 0.0, 10.0, percent)
+    assert percentile_of_spans([*spans, *[(0.0, 1.0)] * 180], 0.0, 10.0, 90) == 1.0
+    with pytest.raises(NoSteadyState):
+        percentile_of_spans([*spans, *[(0.0, 1.0)] * 180], 0.0, 10.0, 99)
+    with pytest.raises(NoSteadyState):
+        percentile_of_spans([(0.0, 1.0)] * 19, 0.0, 10.0, 50)
+    with pytest.raises(NoSteadyState):
+        percentile_of_spans([], 0.0, 10.0, 50)
 
 
 def test_settings_are_half_of_each_strategy_and_the_same_for_a_seed() -> None:
@@ -113,3 +131,19 @@ def test_errors_by_model_and_strategy() -> None:
     assert values["Error of simulated throughput, median", "iteration"] == pytest.approx(10.0)
     assert values["Simulated p99 latency within 10 %", "rra"] == pytest.approx(100.0)
     assert values["Spread of real throughput, median", "iteration"] == pytest.approx(3.0)
+
+
+def test_a_run_gets_as_many_requests_as_its_steady_state_needs() -> None:
+    asked: list[int] = []
+
+    def run(requests: int) -> str:
+        asked.append(requests)
+        if requests < 40:
+            raise NoSteadyState("run more requests")
+        return "steady"
+
+    assert until_steady(run, 20) == (47, "steady")
+    assert asked == [20, 31, 47]
+    with pytest.raises(NoSteadyState, match="run more"):
+        until_steady(lambda requests: run(requests % 2), 1)
+    assert until_steady(run, 50) == (50, "steady")

@@ -9,7 +9,9 @@ simulation counts its processor time with that of the host.
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import cycle, product
+from math import ceil
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -19,6 +21,7 @@ from orca.bench.client import run_trace
 from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
 from orca.bench.plan.iteration_log import count_steps, read_answers
+from orca.bench.plan.until_steady import until_steady
 from orca.bench.system import running_system
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import OrcaError
@@ -26,7 +29,7 @@ from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.even_parts import even_parts
 from orca.planner.profile.profile import Profile
 from orca.planner.profile.profile_cost import stage_costs
-from orca.planner.simulate.exact import measure_exact
+from orca.planner.simulate.exact import ExactFigures, measure_exact
 from orca.planner.simulate.outcomes import percentile
 from orca.planner.simulate.simulated_run import Simulation
 from orca.planner.simulate.steady_state import steady_figures
@@ -41,6 +44,9 @@ SCALE = 0.25
 """Lengths of the tasks are a quarter of the paper's, for models a thousand times smaller."""
 
 WARM_UP_REQUESTS = 8
+
+SPARE = 1.25
+"""Requests of a real run for each one that its simulation needs: no two runs of real processes are alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +150,8 @@ def compare(
 ) -> list[PredictionError]:
     """Run and simulate each schedule.
 
-    Args: measure: returns a profile of now. requests: of each run.
-    Raises: OrcaError if a request of a run fails.
+    Args: measure: returns a profile of now. requests: of each run, at least; its steady state may need more.
+    Raises: OrcaError if a request of a run fails, or no number of requests brings a steady state.
     """
     found: list[list[_RealRun]] = [[] for _ in chosen]
     for turn in range(rounds):
@@ -170,26 +176,38 @@ def compare(
 
 
 def _run(model: Path, profile: Profile, schedule: RealSchedule, requests: int, logs: Path) -> _RealRun:
-    trace, slots = _trace(schedule, requests)
-    log, client_s = asyncio.run(_serve(model, profile, schedule, trace, slots, logs))
-    real = steady_figures(read_answers(log, skip=WARM_UP_REQUESTS))
-    loaded = _with_client(profile, 1e6 * client_s / count_steps(log))
-    simulation = Simulation(
+    def simulate(profile: Profile, requests: int) -> ExactFigures:
+        trace, slots = _trace(schedule, requests)
+        simulation = _simulation(profile, schedule, slots)
+        return measure_exact(simulation, schedule.policy, schedule.max_batch_size, trace)
+
+    def run(requests: int) -> _RealRun:
+        trace, slots = _trace(schedule, requests)
+        folder = logs / str(requests)
+        log, client_s = asyncio.run(_serve(model, profile, schedule, trace, slots, folder))
+        real = steady_figures(read_answers(log, skip=WARM_UP_REQUESTS))
+        simulated = simulate(_with_client(profile, 1e6 * client_s / count_steps(log)), requests)
+        return _RealRun(
+            throughput=real.throughput,
+            latency_s=real.sequence_s,
+            throughput_ratio=simulated.throughput / real.throughput,
+            latency_ratio=simulated.sequence_s / real.sequence_s,
+        )
+
+    enough, _ = until_steady(partial(simulate, profile), requests)
+    return until_steady(run, ceil(SPARE * enough))[1]
+
+
+def _simulation(profile: Profile, schedule: RealSchedule, slots: int) -> Simulation:
+    return Simulation(
         shape=EngineShape(
             stages=STAGES, slots=slots, block_tokens=DEFAULT_BLOCK_TOKENS, max_model_len=profile.key.max_model_len
         ),
-        cost=stage_costs(loaded, even_parts(profile.key.num_layers, STAGES), 1),
+        cost=stage_costs(profile, even_parts(profile.key.num_layers, STAGES), 1),
         prefetch=1,
         max_batch_tokens=schedule.max_batch_tokens,
         cycle=schedule.cycle,
         is_encoder_decoder=len(profile.key.stacks) > 1,
-    )
-    simulated = measure_exact(simulation, schedule.policy, schedule.max_batch_size, trace)
-    return _RealRun(
-        throughput=real.throughput,
-        latency_s=real.sequence_s,
-        throughput_ratio=simulated.throughput / real.throughput,
-        latency_ratio=simulated.sequence_s / real.sequence_s,
     )
 
 

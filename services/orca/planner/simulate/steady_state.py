@@ -14,7 +14,8 @@ from orca.core.domain.errors import SettingError
 from orca.planner.workload.percentiles import at_percent
 
 REQUESTS_MIN = 20
-"""Fewest finished requests of a steady state: below them a percentile says nothing."""
+"""Fewest finished requests of a steady state: below them a percentile says nothing. So no single request of those that
+begin in it may stand for more than one of so many."""
 
 WARM_UP = 0.25
 """Share of the requests that belong to the begin."""
@@ -80,7 +81,8 @@ def percentile_of_spans(spans: Iterable[tuple[float, float]], from_s: float, unt
     A span that ends after the window is known to be longer than its part in it, and no more.
 
     Args: spans: begin and end of each, in seconds; an end may be infinite.
-    Raises: NoSteadyState if so many spans end after the window that the percentile is unknown.
+    Raises: NoSteadyState if too few spans begin in the window, or too few of the long ones end in it: one span would
+        stand for more than one of `REQUESTS_MIN`.
     """
     lengths = sorted(
         (min(end_s, until_s) - begin_s, end_s > until_s) for begin_s, end_s in spans if from_s <= begin_s < until_s
@@ -88,11 +90,14 @@ def percentile_of_spans(spans: Iterable[tuple[float, float]], from_s: float, unt
     share, left = 1.0, len(lengths)
     for length_s, is_cut in lengths:
         if not is_cut:
-            share *= 1 - 1 / left
+            weight = share / left
+            if weight * REQUESTS_MIN > 1 + 1e-9:
+                break
+            share -= weight
             if share <= (1 - percent / 100) * (1 + 1e-9):
                 return length_s
         left -= 1
-    raise NoSteadyState("too few of the requests that begin in the steady state end in it: run more requests")
+    raise NoSteadyState("too few requests begin in the steady state and end in it, too: run more requests")
 
 
 def check_enough(counted: int, requests: int) -> None:

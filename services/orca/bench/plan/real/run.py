@@ -21,8 +21,9 @@ from orca.planner.simulate.steady_state import saturated_window, steady_figures
 from orca.planner.workload.lengths import Range
 from orca.planner.workload.trace import Trace, TraceSpec, generate
 
-IN_FLIGHT_FACTOR = 2
-"""Requests of a run for each one that the group holds, besides the wanted ones: a group fills up and runs empty."""
+IN_FLIGHT_FACTOR = 3
+"""Requests of a run for each one that the group holds, besides the wanted ones: a group fills up, runs empty, and in
+between the longest answers begin and end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
