@@ -170,6 +170,8 @@ class FakeCluster:
             "spec": spec,
             "status": status,
         }
+        if jobs := [job for job in self.names("Job") if name.startswith(f"{job}-")]:
+            self.objects["Pod", name]["metadata"]["ownerReferences"] = [{"uid": f"uid-{jobs[0]}", "controller": True}]
 
     def make_unready(self, pod: str, *, node: str | None = "node-1") -> None:
         """Another pod takes its place, and is not ready."""

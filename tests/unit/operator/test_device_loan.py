@@ -20,15 +20,15 @@ from support.effort import tries
 from support.operator.clusters import BORN, BORN_S, FakeCluster
 from support.operator.deployments import deployment
 
-STATED = {"latencyMs": 8000, "devices": 4, "workload": {"lengths": "32:512/1:128"}}
+STATED = {"latencyMs": 8000, "devices": 2, "workload": {"lengths": "32:512/1:128"}}
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
 
 
-def serving(**spec: Any) -> FakeCluster:
+def serving(*, slo: Json = STATED, **spec: Any) -> FakeCluster:
     """A service whose groups have all devices, and which has just got a goal. The Job of its profile waits."""
     cluster = FakeCluster(deployment(**spec))
     cluster.settle()
-    cluster.deployment = deployment(generation=2, **{"slo": STATED, **spec})
+    cluster.deployment = deployment(generation=2, slo=slo, **spec)
     cluster.reconcile()
     wait(cluster)
     return cluster
@@ -45,7 +45,6 @@ def wait(cluster: FakeCluster, message: str = NO_GPU) -> None:
     labels = cluster.objects["Job", job]["spec"]["template"]["metadata"]["labels"]
     cluster.add_pod(f"{job}-x", labels, is_ready=False, node=None)
     pod = cluster.objects["Pod", f"{job}-x"]
-    pod["metadata"]["ownerReferences"] = [{"uid": f"uid-{job}", "controller": True}]
     unplaced = {"type": "PodScheduled", "status": "False", "message": message, "lastTransitionTime": BORN}
     pod["status"]["conditions"].append(unplaced)
 
@@ -56,14 +55,21 @@ def place(cluster: FakeCluster) -> None:
     del pod["status"]["conditions"][1:]
 
 
-def lend(cluster: FakeCluster) -> FakeCluster:
-    """Reconcile until a group has gone."""
+def lend(cluster: FakeCluster, lent: int = 1) -> FakeCluster:
+    """Reconcile until groups have gone."""
     cluster.now_s = BORN_S + WAIT_S
-    before = len(cluster.names("StatefulSet", "stage"))
+    before = groups(cluster)
     for _ in range(4):
         cluster.reconcile()
-    assert len(cluster.names("StatefulSet", "stage")) == before - 1
+    assert groups(cluster) == before - lent
     return cluster
+
+
+def bring_back(cluster: FakeCluster) -> None:
+    """Reconcile until all groups are there, and let their pods run."""
+    for _ in range(3):
+        cluster.reconcile()
+        cluster.start_pods()
 
 
 def told(cluster: FakeCluster) -> Json:
@@ -84,15 +90,15 @@ def groups(cluster: FakeCluster) -> int:
     return len(cluster.names("StatefulSet", "stage"))
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_one_group_goes_until_the_job_has_a_node_and_comes_back(replicas: int) -> None:
     cluster = lend(serving(replicas=replicas))
     assert cluster.reconcile().actions == ()
     status, reason, message = condition(cluster, "WorkersReady")
     assert (status, reason) == ("False", "DevicesLent")
-    assert message.startswith(f"a group lends its devices to the Job {job_of(cluster)}")
+    assert message.startswith(f"devices of groups are lent to the Job {job_of(cluster)}")
     assert condition(cluster, "PlanReady")[1] == "NoCapacity"
-    assert condition(cluster, "PlanReady")[2].endswith("; a group lends it its devices; the defaults serve")
+    assert condition(cluster, "PlanReady")[2].endswith("; groups lend it devices; the defaults serve")
     assert condition(cluster, "Degraded")[0] == "False"
     assert is_on_the_way(told(cluster)), "the end of the loan is no event"
     place(cluster)
@@ -203,8 +209,9 @@ def test_a_note_that_makes_no_sense_lends_nothing(written: str) -> None:
     cluster = serving()
     cluster.objects["Job", job_of(cluster)]["metadata"]["annotations"] = {names.LOAN_ANNOTATION: written}
     cluster.now_s = BORN_S + WAIT_S
-    cluster.reconcile()
-    assert groups(cluster) == 1
+    for _ in range(4):
+        cluster.reconcile()
+        assert groups(cluster) == 1
 
 
 def test_a_note_that_the_api_server_refuses_concerns_only_the_plan() -> None:
@@ -217,11 +224,85 @@ def test_a_note_that_the_api_server_refuses_concerns_only_the_plan() -> None:
     assert (found["Accepted"][0], found["PlanReady"]) == ("True", ("False", "Refused"))
 
 
-def test_suspension_and_the_end_of_a_goal_end_a_loan() -> None:
+def test_the_end_of_a_goal_ends_a_loan() -> None:
     cluster = lend(serving())
     cluster.deployment = deployment(generation=3)
     cluster.reconcile()
     assert groups(cluster) == 1
+
+
+def test_a_service_that_was_suspended_meanwhile_has_all_its_groups_again() -> None:
+    cluster = lend(serving(replicas=2))
+    cluster.deployment = deployment(generation=3, slo=STATED, replicas=2, suspend=True)
+    cluster.settle()
+    assert groups(cluster) == 0
+    cluster.deployment = deployment(generation=4, slo=STATED, replicas=2)
+    bring_back(cluster)
+    assert groups(cluster) == 2
+
+
+@pytest.mark.parametrize(("devices", "replicas", "lent"), [(1, 1, 1), (4, 1, 1), (2, 2, 1), (2, 3, 2), (4, 3, 2)])
+def test_as_many_groups_lend_as_have_the_devices_and_one_of_several_stays(
+    devices: int, replicas: int, lent: int
+) -> None:
+    cluster = lend(serving(replicas=replicas, slo={**STATED, "devices": devices}), lent)
+    assert condition(cluster, "WorkersReady")[1] == "DevicesLent"
+    place(cluster)
+    bring_back(cluster)
+    assert groups(cluster) == replicas
+
+
+def test_a_group_of_several_devices_lends_them_all() -> None:
+    cluster = lend(serving(replicas=3, parallelism={"stages": 2}), 1)
+    assert condition(cluster, "WorkersReady")[1] == "DevicesLent"
+
+
+def test_an_outage_of_the_pool_does_not_bring_the_group_back() -> None:
+    cluster = lend(serving())
+    cluster.pool = replace(cluster.pool, problem="connection refused")
+    for _ in range(3):
+        cluster.reconcile()
+        assert groups(cluster) == 0
+    cluster.now_s += LOAN_S
+    cluster.reconcile()
+    assert groups(cluster) == 1
+
+
+def test_groups_do_not_go_again_for_a_pod_after_one_that_has_failed() -> None:
+    cluster = lend(serving())
+    place(cluster)
+    cluster.reconcile()
+    cluster.objects["Job", job_of(cluster)]["status"] = {"failed": 1}
+    wait(cluster)
+    for _ in range(4):
+        cluster.reconcile()
+        assert groups(cluster) == 1
+    assert condition(cluster, "WorkersReady")[1] != "DevicesLent"
+
+
+def test_requests_that_need_the_slots_of_all_groups_keep_them() -> None:
+    """The one loan of the Job is not used up for nothing."""
+    cluster = serving(replicas=2)
+    cluster.now_s = BORN_S + WAIT_S
+    observed = cluster.observed
+    decided = make_plan(observed)
+    assert len(marks(decided)) == 1
+    held = replace(decided.slots, held=frozenset(each.name for each in observed.groups))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("orca.operator.plan.plan.plan_slots_change", lambda *_, **__: held)
+        assert not marks(make_plan(observed))
+
+
+def test_other_groups_show_their_own_trouble_while_the_profile_measures() -> None:
+    cluster = lend(serving(replicas=3), 2)
+    place(cluster)
+    bring_back(cluster)
+    stage = cluster.names("StatefulSet", "stage")[0]
+    cluster.make_unready(f"{stage}-0")
+    state = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {"exitCode": 1}}}
+    crashing = {"name": "stage", "ready": False, "restartCount": 1, **state}
+    cluster.objects["Pod", f"{stage}-0"]["status"]["containerStatuses"] = [crashing]
+    assert condition(cluster, "WorkersReady")[1] == "Crashing"
 
 
 @pytest.mark.parametrize("seed", range(tries(50)))

@@ -16,15 +16,12 @@ from orca.operator.domain.quantity import times
 from orca.operator.domain.resource import BadSpec, Json
 from orca.operator.domain.slo import planned as planned_of_domain
 from orca.operator.plan.plan import make_plan
-from orca.operator.plan.slo import making
 from orca.operator.plan.slo.making import LOST_S, RETRY_S, needs_counts, results_to_read
 from orca.operator.plan.status import make_status
 from orca.planner.follow.follow import CHECK_EVERY_MS
 from orca.planner.follow.state import Replan
 from orca.planner.search.strategies import STRATEGIES
-from orca.planner.workload import counted
 from orca.planner.workload.workload import parse_workload
-from orca.pool import measured
 from orca.scheduler.policy import cycle
 from support.effort import tries
 from support.operator.clusters import BORN, BORN_S, RELEASE, FakeCluster
@@ -586,7 +583,6 @@ def test_only_with_a_goal_may_jobs_call_the_pool() -> None:
 
 def test_numbers_that_the_operator_shares_with_the_planner_are_the_same() -> None:
     """The operator does not import planner and scheduler."""
-    assert making.ANSWERS_MIN == counted.ANSWERS_MIN == measured.ANSWERS_MIN
     assert RELEASE.slo_check_s == CHECK_EVERY_MS / 1000
     assert planned_of_domain.DEFAULT_THRESHOLD_PERCENT == cycle.DEFAULT_THRESHOLD_PERCENT
     assert set(planned_of_domain.POLICIES) == set(STRATEGIES)

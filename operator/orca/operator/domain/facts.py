@@ -11,11 +11,11 @@ They are in labels and annotations of the operator's own, written when an object
     Deployment of gateways      pool        URL of the external Redis that holds the requests, without credentials
     pods of gateways            models      their own model, then older ones whose answers they still read
     claim of a fetched model    fetched     the model that is complete in it
-    Job that measures a model   devices-lent  when a group began to lend it its devices
+    Job that measures a model   devices-lent  when groups began to lend it devices
 
 The arguments of containers say the same, but users may patch those. Users may edit a label or an annotation too. If one
 is missing or unreadable, the fact is unknown, and the plan assumes what loses no request. On an object that the spec
-still wants it is drift like any other: the operator writes it again.
+still wants it is drift like any other: the operator writes it again, but for `devices-lent`, which it writes once.
 """
 
 import json

@@ -8,7 +8,7 @@ requests (pool_move.py). What a plan for spec.slo decides is part of the spec he
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from orca.operator.domain import certificates, group_pauses, names, volumes
@@ -143,8 +143,10 @@ def _decide(observation: Observation) -> _Decisions:
     is_pool_known = observation.spec.pool.external is None or (url is not None and not observation.pool.has_moved)
     slo = plan_slo(observation, can_start=fetch.is_complete and is_pool_known)
     loan = plan_loan(observation, slo, revision)
-    move, change = _next_move(observation, revision, lending=1 if loan.is_on else 0)
+    move, change = _next_move(observation, revision, lending=loan.groups)
     slots = plan_slots_change(observation, has_older_models=bool(change.older))
+    if slots.held:  # requests need the slots of all groups, which stay: a loan would begin and end without one
+        loan = replace(loan, mark=None)
     if change.waits_for_gateways or not fetch.is_complete or not is_pool_known or slots.held:
         move = _only_to_none(observation, move)
     staying = _staying(observation, move, revision)

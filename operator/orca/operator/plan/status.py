@@ -21,7 +21,15 @@ from typing import Any
 from orca.operator.domain import certificates, cluster_events, names, problems, volumes
 from orca.operator.domain.actions import Action, Apply, IssueCertificate
 from orca.operator.domain.api_refusals import TRIES_AGAIN, Refusal
-from orca.operator.domain.objects import has_ended, is_pod_ready, is_rolled_out, label_map, timestamp, unready_s
+from orca.operator.domain.objects import (
+    has_ended,
+    is_placed,
+    is_pod_ready,
+    is_rolled_out,
+    label_map,
+    timestamp,
+    unready_s,
+)
 from orca.operator.domain.observation import Observation
 from orca.operator.domain.problems import Problem
 from orca.operator.domain.resource import Json
@@ -29,7 +37,7 @@ from orca.operator.plan import model_fetch, pauses, pool_memory, reach
 from orca.operator.plan.condition import Condition
 from orca.operator.plan.plan import ReconcilePlan
 from orca.operator.plan.slo.conditions import check_problem, slo_conditions
-from orca.operator.plan.slo.device_loan import DEVICES_LENT
+from orca.operator.plan.slo.device_loan import DEVICES_LENT, lent_groups
 from orca.operator.plan.slo.plan_status import plan_status, with_young_figures
 from orca.operator.render import pool
 
@@ -216,11 +224,18 @@ def _workers(observation: Observation, plan: ReconcilePlan, certificate: Problem
         return Condition(name, False, SLOTS_ARE_NEEDED, _why_groups_stay(observation, plan))
     if ready < wanted:
         message = f"{ready} of {wanted} stage pods are up"
-        loan = plan.loan.problem if wanted - ready <= observation.spec.parallelism.stages else None
+        loan = plan.loan.problem if _are_only_lenders_missing(observation, pods, wanted) else None
         known = _keeps_pods_waiting(certificate) or loan or pauses.find_problem(observation, plan.pauses)
         makers = _makers(observation, names.STAGE, {each.name for each in plan.new_groups})
         return _missing(observation, name, pods, "StagesStarting", message, known, makers=makers)
     return Condition(name, True, "Running", f"{wanted} stage pods are up")
+
+
+def _are_only_lenders_missing(observation: Observation, pods: Sequence[Json], wanted: int) -> bool:
+    """Return whether the stage pods without a node may be those that lend devices, and nothing is wrong with others."""
+    placed = [pod for pod in pods if is_placed(pod)]
+    lent = lent_groups(observation) * observation.spec.parallelism.stages
+    return 0 < wanted - len(placed) <= lent and not any(map(problems.of_pod, placed))
 
 
 def _schedulers(observation: Observation, plan: ReconcilePlan, certificate: Problem | None) -> Condition:

@@ -33,9 +33,9 @@ _PLAN_RESOURCES = ResourcesSpec(requests={"cpu": "500m", "memory": "256Mi"}, lim
 _CHECK_RESOURCES = ResourcesSpec(requests={"cpu": "100m", "memory": "256Mi"}, limits={"memory": "2Gi"})
 """A check takes half a minute of a processor. Nobody waits for it, so it takes what others leave."""
 
-_DEADLINE_S = 4 * 3600
+_DEADLINE_S = 3600
 """Seconds on its node after which a pod ends, since it hangs. A large model takes long to load, for each number of
-ranks. The wait for devices does not count."""
+ranks. The wait for devices does not count. Groups may have lent the devices, so it is the longest time without them."""
 
 _PROFILE_FOLDER = "/etc/orca/profile"
 _PLAN_FOLDER = "/etc/orca/plan"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from orca.operator.domain import cluster_events, facts, names, problems
 from orca.operator.domain.api_refusals import TRIES_AGAIN, Refusal
-from orca.operator.domain.objects import condition, condition_status
+from orca.operator.domain.objects import condition, condition_status, controllers
 from orca.operator.domain.observation import Observation, PlanInForce
 from orca.operator.domain.problems import Problem
 from orca.operator.domain.resource import Json, SloSpec
@@ -141,12 +141,8 @@ def _problem_of_job(observation: Observation, making: PlanMaking, loan: DeviceLo
     found = None if job is None else _problem_of(observation, job, role, failed)
     if job is None or found is None or facts.lent_s(job) is None:
         return found
-    again = (
-        f"a group has lent it its devices, which happens once: delete the Job {job['metadata']['name']} to try again"
-    )
-    return Problem(
-        found.reason, f"{found.message}; {again if loan.borrower is None else 'a group lends it its devices'}"
-    )
+    again = f"groups have lent it devices, which happens once: delete the Job {job['metadata']['name']} to try again"
+    return Problem(found.reason, f"{found.message}; {again if loan.borrower is None else 'groups lend it devices'}")
 
 
 def _problem_of(observation: Observation, job: Json, role: str, failed: str) -> Problem | None:
@@ -165,4 +161,4 @@ def _problem_of(observation: Observation, job: Json, role: str, failed: str) -> 
 
 
 def _is_of(pod: Json, job: Json) -> bool:
-    return str(pod["metadata"]["name"]).startswith(f"{job['metadata']['name']}-")
+    return job["metadata"]["uid"] in controllers(pod)
