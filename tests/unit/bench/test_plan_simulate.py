@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from orca.bench.plan.iteration_log import read_answers
-from orca.bench.plan.simulate_runs import PredictionError, figures, lines, schedules
+from orca.bench.plan.simulate_runs import PredictionError, RealRun, compare, figures, lines, schedules
 from orca.bench.plan.until_steady import until_steady
 from orca.core.domain.errors import SettingError
 from orca.planner.simulate.steady_state import (
@@ -108,6 +108,33 @@ def test_settings_are_half_of_each_strategy_and_the_same_for_a_seed() -> None:
     assert all(each.cycle is not None for each in chosen if each.policy == "rra")
     assert "--max-batch-tokens" in chosen[0].flags()
     assert "--encode-batch" in chosen[1].flags()
+
+
+def test_rounds_count_by_the_median_of_their_ratios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round in which the machine was slow is slow in both, and its ratio is like that of the others."""
+    turns = iter([(10.0, 1.02, 0.95), (5.0, 1.04, 0.99), (9.0, 0.90, 1.30)])
+    profiles: list[int] = []
+
+    def run(*_: object) -> RealRun:
+        throughput, ratio, latency_ratio = next(turns)
+        return RealRun(
+            throughput=throughput, latency_s=10 / throughput, throughput_ratio=ratio, latency_ratio=latency_ratio
+        )
+
+    monkeypatch.setattr("orca.bench.plan.simulate_runs.run_both", run)
+    [error] = compare(
+        Path("llama"),
+        lambda: profiles.append(1),  # type: ignore[arg-type, return-value]
+        schedules(1, 0),
+        requests=20,
+        rounds=3,
+        folder=tmp_path,
+        report=print,
+    )
+    assert len(profiles) == 3, "each round has a profile of its own"
+    assert (error.throughput, error.latency_s) == (9.0, 10 / 9)
+    assert (error.throughput_ratio, error.latency_ratio) == (1.02, 0.99)
+    assert error.spread == pytest.approx(2.5 / 9)
 
 
 def test_errors_by_model_and_strategy() -> None:

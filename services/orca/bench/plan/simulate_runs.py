@@ -131,7 +131,9 @@ def _of_rra(task: str) -> list[RealSchedule]:
 
 
 @dataclass(frozen=True, slots=True)
-class _RealRun:
+class RealRun:
+    """One run of a schedule, and its simulation as ratios."""
+
     throughput: float  # requests per second
     latency_s: float  # 99th percentile
     throughput_ratio: float  # simulated over real
@@ -153,11 +155,11 @@ def compare(
     Args: measure: returns a profile of now. requests: of each run, at least; its steady state may need more.
     Raises: OrcaError if a request of a run fails, or no number of requests brings a steady state.
     """
-    found: list[list[_RealRun]] = [[] for _ in chosen]
+    found: list[list[RealRun]] = [[] for _ in chosen]
     for turn in range(rounds):
         profile = measure()
         for number, (schedule, runs) in enumerate(zip(chosen, found, strict=True)):
-            run = _run(model, profile, schedule, requests, folder / f"logs-{turn}-{number}")
+            run = run_both(model, profile, schedule, requests, folder / f"logs-{turn}-{number}")
             runs.append(run)
             where = f"{model.name}, round {turn + 1} of {rounds}"
             report(
@@ -175,19 +177,25 @@ def compare(
     return errors
 
 
-def _run(model: Path, profile: Profile, schedule: RealSchedule, requests: int, logs: Path) -> _RealRun:
+def run_both(model: Path, profile: Profile, schedule: RealSchedule, requests: int, logs: Path) -> RealRun:
+    """Run a schedule in real processes and in simulation, with as many requests as their steady state needs.
+
+    Args: requests: at least. logs: with what the folder of the scheduler's log begins.
+    Raises: OrcaError if a request fails; NoSteadyState.
+    """
+
     def simulate(profile: Profile, requests: int) -> ExactFigures:
         trace, slots = _trace(schedule, requests)
         simulation = _simulation(profile, schedule, slots)
         return measure_exact(simulation, schedule.policy, schedule.max_batch_size, trace)
 
-    def run(requests: int) -> _RealRun:
+    def run(requests: int) -> RealRun:
         trace, slots = _trace(schedule, requests)
-        folder = logs / str(requests)
+        folder = logs.with_name(f"{logs.name}-{requests}")
         log, client_s = asyncio.run(_serve(model, profile, schedule, trace, slots, folder))
         real = steady_figures(read_answers(log, skip=WARM_UP_REQUESTS))
         simulated = simulate(_with_client(profile, 1e6 * client_s / count_steps(log)), requests)
-        return _RealRun(
+        return RealRun(
             throughput=real.throughput,
             latency_s=real.sequence_s,
             throughput_ratio=simulated.throughput / real.throughput,
@@ -211,7 +219,7 @@ def _simulation(profile: Profile, schedule: RealSchedule, slots: int) -> Simulat
     )
 
 
-def _error(model: Path, schedule: RealSchedule, runs: Sequence[_RealRun]) -> PredictionError:
+def _error(model: Path, schedule: RealSchedule, runs: Sequence[RealRun]) -> PredictionError:
     """Return the medians of the rounds."""
     throughputs = [run.throughput for run in runs]
     throughput = median(throughputs)
