@@ -39,7 +39,22 @@ def test_a_peak_is_found_under_any_bound(space: SearchBlock, seed: int) -> None:
         assert found.best is not None
         assert perform(found.best).latency <= bound
         assert perform(found.best).throughput >= (1 - TOLERANCE) * exhaustive(space, perform, bound)
-        assert len(found.evaluated) < 0.25 * space.points
+        assert len(found.evaluated) <= 0.05 * space.points
+
+
+@pytest.mark.parametrize("space", LARGE, ids=["1024", "128x79"])
+@pytest.mark.parametrize("seed", range(5))
+def test_points_that_cannot_run_are_no_answer_where_there_is_no_bound(space: SearchBlock, seed: int) -> None:
+    of_peak, fitting = with_a_peak(seed, space), (space.lower[0] + space.upper[0]) // 3
+
+    def perform(point: Point) -> Performance:
+        found = of_peak(point)
+        return found if point[0] <= fitting else Performance(math.inf, found.throughput)
+
+    found = sounded_search(space, perform, latency_bound=math.inf, tolerance=Tolerance(throughput=TOLERANCE))
+    assert found.best is not None
+    assert perform(found.best).latency < math.inf
+    assert all(perform(point).latency < math.inf for point in found.ranking(math.inf))
 
 
 @pytest.mark.parametrize("space", [*SPACES, *LARGE])

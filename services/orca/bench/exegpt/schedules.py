@@ -10,8 +10,9 @@ from math import inf
 from types import MappingProxyType
 
 from orca.bench.exegpt.setups import Setup
-from orca.planner.search.branch_and_bound import Performance, Point, SearchBlock, search
+from orca.planner.search.branch_and_bound import Performance, Point, SearchBlock
 from orca.planner.search.planner import FLOOR_SHARE, TOLERANCE, Candidate, PlacedLayout
+from orca.planner.search.soundings import sounded_search
 from orca.planner.search.strategies import STRATEGIES, WHOLE, IterationStrategy, RoundRobinStrategy, Strategy
 from orca.planner.simulate.estimate import Estimate, Scenario
 from orca.planner.simulate.rra import estimate_rra
@@ -132,7 +133,7 @@ class Schedules:
 
     def _search(self, system: str, number: int, space: SearchBlock, bound_s: float, floor: float) -> Point | None:
         thinned, perform = ThinnedSpace.of(space, self.values), self.perform(system, number)
-        found = search(
+        found = sounded_search(
             thinned.block,
             lambda place: perform(thinned.point(place)),
             latency_bound=bound_s,

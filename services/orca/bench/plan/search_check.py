@@ -13,8 +13,9 @@ from orca.bench.exegpt.setups import FIGURES, Setup, workload_of
 from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
 from orca.bench.plan.random_functions import SPACES, a_bound, exhaustive, random_costs
-from orca.planner.search.branch_and_bound import Tolerance, search
+from orca.planner.search.branch_and_bound import Tolerance
 from orca.planner.search.planner import TOLERANCE
+from orca.planner.search.soundings import sounded_search
 from orca.planner.search.strategies import STRATEGIES
 
 FUNCTIONS = 1000
@@ -74,7 +75,7 @@ def check_functions(count: int = FUNCTIONS) -> list[FunctionResult]:
         bound = a_bound(seed, space, perform)
         tolerance = 2 * noise / (1 - noise)
         allowed = Tolerance(throughput=tolerance, latency=tolerance)
-        found = search(space, perform, latency_bound=bound, tolerance=allowed)
+        found = sounded_search(space, perform, latency_bound=bound, tolerance=allowed)
         best = exhaustive(space, perform, bound)
         missing = 0.0 if best == -math.inf else 1.0
         breaks = False

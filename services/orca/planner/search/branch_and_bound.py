@@ -33,6 +33,10 @@ class Performance:
     latency: float  # seconds; infinite where a point cannot run
     throughput: float  # requests per second
 
+    def meets(self, latency_bound: float) -> bool:
+        """Return whether the point can run, and its latency is at most the bound."""
+        return self.latency <= latency_bound and self.latency < inf
+
 
 Perform = Callable[[Point], Performance]
 
@@ -88,7 +92,7 @@ class Found:
 
     def ranking(self, latency_bound: float) -> list[Point]:
         """Return the evaluated points that meet the bound: most throughput first, of equal ones the least latency."""
-        meeting = [point for point, figures in self.evaluated.items() if figures.latency <= latency_bound]
+        meeting = [point for point, figures in self.evaluated.items() if figures.meets(latency_bound)]
         return sorted(meeting, key=lambda point: (-self.evaluated[point].throughput, self.evaluated[point].latency))
 
 
@@ -104,7 +108,7 @@ def search(
     """Find the point of `space` with the most throughput whose latency is at most the bound.
 
     Args:
-        blocks: that make up the space (soundings.py); none: the space is one block.
+        blocks: a division of the space (soundings.py); none: the space is one block.
         perform: pure; called once for each point that is evaluated.
         latency_bound: in seconds; infinite for none.
         throughput_floor: blocks below it are dropped: another search has found as much.
@@ -127,14 +131,14 @@ class _Search:
 
     def run(self, blocks: Sequence[SearchBlock]) -> Found:
         for block in blocks:
-            if not self.meets(self.at(block.upper)) and self.may_hold_better(block):
+            if not self.at(block.upper).meets(self.bound) and self.may_hold_better(block):
                 self.add(block)
         while self.queue:
             _, _, block = heapq.heappop(self.queue)
             # Line 18: T* may have risen since the block was added.
             if not self.is_too_slow(block):
                 for half in block.split(self.side_to_split(block)):
-                    if not self.meets(self.at(half.upper)) and self.may_hold_better(half):
+                    if not self.at(half.upper).meets(self.bound) and self.may_hold_better(half):
                         self.add(half)
         return Found(best=self.best, evaluated=self.evaluated)
 
@@ -143,12 +147,9 @@ class _Search:
         found = self.evaluated.get(point)
         if found is None:
             found = self.evaluated[point] = self.perform(point)
-            if self.meets(found) and (found.throughput > self.most or (self.best is None and self.most == 0.0)):
+            if found.meets(self.bound) and (found.throughput > self.most or (self.best is None and self.most == 0.0)):
                 self.best, self.most = point, found.throughput
         return found
-
-    def meets(self, figures: Performance) -> bool:
-        return figures.latency <= self.bound and figures.latency < inf
 
     def may_hold_better(self, block: SearchBlock) -> bool:
         """Return true if the block is worth splitting (lines 14 and 18)."""
@@ -170,7 +171,7 @@ class _Search:
         sides = block.sides
         candidates = [variable for variable, side in enumerate(sides) if side]
         figures = {variable: self.at(block.corner(variable)) for variable in candidates}
-        meeting = [variable for variable in candidates if self.meets(figures[variable])]
+        meeting = [variable for variable in candidates if figures[variable].meets(self.bound)]
         if meeting:
             return max(meeting, key=lambda variable: figures[variable].throughput)
         return max(candidates, key=lambda variable: sides[variable])

@@ -2,7 +2,7 @@
 
 The algorithm relies on throughput that rises with each variable. Real costs have an end of that: a batch beyond the
 cache of a processor takes longer for each request. Then the upper corner bounds no throughput, and under a loose bound
-it would be the answer though a smaller batch is faster. So some points on the way down from that corner are looked at
+it would be the answer though a smaller batch is faster. So some points on the way down from that corner are evaluated
 first. If one of them is faster, the space is divided into blocks from one power of two to the next, and each bounds its
 own points much better. The peak may still lie within a block, so steps from the best point lead to it.
 """
@@ -40,9 +40,10 @@ def sounded_search(
         throughput_floor=throughput_floor,
         blocks=blocks,
     )
-    if len(blocks) == 1 or found.best is None:
-        return found
-    return Found(best=_climbed(found.best, space, known, latency_bound), evaluated=evaluated)
+    best = found.best
+    if len(blocks) > 1 and best is not None:
+        best = _climbed(best, space, known, latency_bound)
+    return Found(best=best, evaluated=evaluated)
 
 
 def divided(space: SearchBlock, throughput: Callable[[Point], float], *, tolerance: float) -> Sequence[SearchBlock]:
@@ -81,7 +82,7 @@ def _climbed(start: Point, space: SearchBlock, perform: Perform, bound: float) -
     """Return a point from which no step of one variable brings more throughput under the bound."""
     at, steps = start, [max(abs(value) // 2, 1) for value in start]
     while True:
-        meeting = [point for point in _neighbours(at, steps, space) if perform(point).latency <= bound]
+        meeting = [point for point in _neighbours(at, steps, space) if perform(point).meets(bound)]
         better = max(meeting, key=lambda point: perform(point).throughput, default=at)
         if perform(better).throughput > perform(at).throughput:
             at = better
