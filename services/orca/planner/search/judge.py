@@ -16,14 +16,17 @@ ANSWERS = 400
 """Answers of the steady state that a percentile is taken over, at least."""
 
 STRATUM = 100
-"""Requests in a row whose lengths are spread evenly over the workload. Percentiles are whole numbers, and one of so
-many requests is as long as the longest hundredth."""
+"""Requests in a row whose lengths are spread evenly over the workload. Percentiles are whole numbers, so one request of
+these is as long as the longest hundredth. At an arrival rate lengths are drawn freely: a queue grows by requests that
+happen to be long one after the other."""
+
+RATE_FACTOR = 3
+"""Answers at an arrival rate for each one without a rate: percentiles vary more where lengths are drawn freely."""
 
 OVERLOAD = 0.98
 """Share of the capacity of a schedule: at a higher arrival rate, the queue grows without end for all purposes."""
 
-
-IN_FLIGHT_MAX = 5_000
+IN_FLIGHT_MAX = 20_000
 """Most requests in flight that are simulated: more would take minutes."""
 
 
@@ -43,7 +46,7 @@ class SimulationJudge:
     """Simulates candidates for one goal. The same seed gives each of them the same requests.
 
     Args:
-        answers: the steady state has at least so many of them.
+        answers: the steady state without an arrival rate has at least so many of them.
     """
 
     goal: PlanGoal
@@ -54,9 +57,10 @@ class SimulationJudge:
         """Simulate one schedule. Returns: None if too few requests would finish in its steady state."""
         if self.goal.rate is not None and self.goal.rate > OVERLOAD * candidate.expected.capacity:
             return _endless(candidate.expected.capacity)
-        # A steady state takes as many requests as are in flight to begin, and as many to end.
+        # A steady state takes as many requests as are in flight to begin, as many to end, and as many in between.
         in_flight = ceil(candidate.expected.throughput * max(candidate.expected.latency_s, 0.0))
-        requests = self.answers + 3 * min(in_flight, IN_FLIGHT_MAX)
+        answers = self.answers * (1 if self.goal.rate is None else RATE_FACTOR)
+        requests = answers + 3 * min(in_flight, IN_FLIGHT_MAX)
         try:
             figures = self._run(candidate, requests)
         except NoSteadyState:
@@ -71,8 +75,10 @@ class SimulationJudge:
         )
 
     def _run(self, candidate: Candidate, requests: int) -> ExactFigures:
+        rate = self.goal.rate
+        stratum = STRATUM if rate is None else None
         spec = TraceSpec.of_workload(
-            candidate.scenario.workload, requests=requests, rate=self.goal.rate, seed=self.seed, stratum=STRATUM
+            candidate.scenario.workload, requests=requests, rate=rate, seed=self.seed, stratum=stratum
         )
         bounds = candidate.bounds
         return measure_exact(

@@ -167,6 +167,13 @@ class Outcome:
         return self.chosen.is_met
 
 
+NO_STEADY_STATE = (
+    "schedules were found, but a simulation of them comes to no steady state: too many requests would be in flight. "
+    "Lower the largest batch size"
+)
+"""Why there is no plan although requests fit."""
+
+
 @dataclass(slots=True)
 class _SearchResult:
     """The result of one round of searches."""
@@ -179,7 +186,7 @@ class _SearchResult:
 
 
 class NothingFits(Exception):
-    """No layout can hold the requests of the workload."""
+    """No layout can hold the requests of the workload, or no schedule can be simulated."""
 
 
 def make_plan(problem: PlanProblem, judge: Judge, report: Callable[[str], None] = lambda text: None) -> Outcome:  # noqa: ARG005
@@ -220,7 +227,7 @@ def make_plan(problem: PlanProblem, judge: Judge, report: Callable[[str], None] 
     if not any(each.is_met for each in judged) and first.closest is not None:
         judge_all([first.closest])
     if not judged:
-        raise NothingFits(planner.complaint())
+        raise NothingFits(planner.complaint() if first.closest is None else NO_STEADY_STATE)
     return Outcome(
         chosen=_choose(judged, problem.goal.rate),
         judged=judged,

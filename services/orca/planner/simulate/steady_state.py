@@ -4,7 +4,8 @@ A saturated run begins with a group that is empty and ends with one that runs em
 the part in which as many requests enter as leave.
 
 Latencies are those of the answers that enter in it. If those that end in it counted, long ones would be missing at its
-begin. An answer that has not ended at its end counts as longer than until then (Kaplan and Meier, 1958).
+begin. An answer that has not ended at its end counts as longer than until then (Kaplan and Meier, 1958). The time
+between tokens is that of the answers that end in it: only these have all their tokens.
 """
 
 from collections.abc import Iterable, Sequence

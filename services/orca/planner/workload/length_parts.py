@@ -36,8 +36,9 @@ class PartsByLength:
     def stratified(self, count: int, numbers: Random) -> list[tuple[int, int]]:
         """Draw prompt and output tokens of `count` requests, in random order.
 
-        Each of `count` equal shares of the outputs has one of them, and so has each share of the prompts (a Latin
-        hypercube). So a percentile of few requests is near that of the workload, also if long ones are rare.
+        Each of `count` equal shares of the outputs has one of them. The places among the prompts of its part are as
+        even (a Latin hypercube). So a percentile of few requests is near that of the workload, also if long outputs are
+        rare.
         """
         prompts = numbers.sample(range(count), count)
         pairs = [

@@ -31,7 +31,7 @@ class TraceSpec:
     seed: int = 0
     # Both lengths are drawn from it, as pairs; `prompt_tokens` and `new_tokens` are its two distributions then.
     joint: Workload | None = None
-    # So many requests in a row have the lengths of `joint` as evenly as so few can; None: each is drawn by itself.
+    # Requests in a row whose lengths are spread evenly over `joint`; None: each length is drawn by itself.
     stratum: int | None = None
 
     @staticmethod
@@ -55,7 +55,7 @@ class TraceSpec:
         if self.rate is not None and not self.rate > 0:
             raise ValueError(f"an arrival rate is above 0 requests/s, not {self.rate}")
         if self.stratum is not None and (self.stratum < 1 or self.joint is None):
-            raise ValueError("strata have at least one request, and need pairs of lengths")
+            raise ValueError(f"a stratum has at least one request, not {self.stratum}, and needs pairs of lengths")
 
 
 @dataclass(frozen=True, slots=True)
