@@ -103,9 +103,9 @@ def heads_of(shard: Shard, num_heads: int, num_kv_heads: int) -> Heads:
 
 def part(total: int, parts: int, index: int) -> tuple[int, int]:
     """Return [first, last) of part `index` of `total` things: the first total % parts get one more than the others."""
-    small, larger = divmod(total, parts)
-    first = index * small + min(index, larger)
-    return first, first + small + (index < larger)
+    sizes = even_parts(total, parts)
+    first = sum(sizes[:index])
+    return first, first + sizes[index]
 
 
 class TensorGroup(Protocol):
