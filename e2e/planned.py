@@ -2,7 +2,7 @@
 
 from installation import Json, Service
 
-PLAN_S = 900.0
+PLAN_S = 1500.0
 """Bound on profile, search and rollout together."""
 
 WORKER: Json = {"threads": 1, "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}}}

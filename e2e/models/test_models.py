@@ -5,13 +5,13 @@ so that its answers differ.
 """
 
 import time
-from typing import Any
 
 import pytest
 
 from figures import record_figures
-from installation import Service, target, uids, wait_until
+from installation import Service, uids, wait_until
 from load import Load
+from model_volume import write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -34,7 +34,7 @@ for file in target.glob("*.safetensors"):
 @pytest.fixture(scope="module")
 def both(service: Service, load: Load) -> Load:
     """Return a load that knows the answers of both models; the fixture `load` makes sure that the service answers."""
-    train_on(service)
+    write_model(service, CLAIM, TRAIN_ON)
     both = Load(service)
     for uri in (NEW, OLD):
         service.edit(model={"uri": uri})
@@ -42,37 +42,6 @@ def both(service: Service, load: Load) -> Load:
         both.learn_answers()
     assert all(both.expected[prompt] > load.expected[prompt] for prompt in load.expected), "both say the same"
     return both
-
-
-def train_on(service: Service) -> None:
-    """Write the new model to a volume, with a pod of the worker's image."""
-    where = f"--namespace={service.namespace}"
-    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
-    service.kubectl.apply([manifest(service, "PersistentVolumeClaim", CLAIM, claim), training_pod(service)])
-    service.kubectl(
-        "wait", "pod/train", where, "--for=jsonpath={.status.phase}=Succeeded", "--timeout=120s", within_s=130
-    )
-    service.kubectl("delete", "pod/train", where)
-
-
-def training_pod(service: Service) -> dict[str, Any]:
-    nobody = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
-    container = {
-        "name": "train",
-        "image": f"{target().registry}/orca-worker:{target().tag}",
-        "imagePullPolicy": "IfNotPresent",
-        "command": ["/opt/libraries/bin/python", "-c", TRAIN_ON],
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        "volumeMounts": [{"name": "models", "mountPath": "/models"}],
-    }
-    volume = {"name": "models", "persistentVolumeClaim": {"claimName": CLAIM}}
-    spec = {"restartPolicy": "Never", "securityContext": nobody, "containers": [container], "volumes": [volume]}
-    return manifest(service, "Pod", "train", spec)
-
-
-def manifest(service: Service, kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    metadata = {"name": name, "namespace": service.namespace}
-    return {"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec}
 
 
 @pytest.mark.parametrize(("uri", "operator"), [(NEW, "stays"), (OLD, "dies")])
