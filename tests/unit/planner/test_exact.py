@@ -10,9 +10,10 @@ from orca.core.domain.errors import SettingError
 from orca.planner.simulate.exact import measure_exact
 from orca.planner.simulate.outcomes import RequestOutcome
 from orca.planner.simulate.simulated_run import Simulation
+from orca.planner.workload.lengths import Range
 from orca.planner.workload.percentiles import at_percent
 from orca.planner.workload.trace import Trace, TraceSpec, generate
-from orca.planner.workload.workload import parse_workload
+from orca.planner.workload.workload import Workload, parse_workload
 from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.policy.cycle import CycleControls
 
@@ -60,6 +61,19 @@ def test_prompts_run_in_chunks_under_a_bound_of_tokens() -> None:
     simulation = Simulation(shape=SHAPE, cost=LinearCost(step_us=1_000), max_batch_tokens=12)
     figures = measure_exact(simulation, "iteration", 2, trace("40/2", 100))
     assert figures.first_token_s >= 0.004
+
+
+def test_rare_long_answers_count_as_often_as_they_come() -> None:
+    """Two of a hundred answers have 200 tokens, a step of a millisecond each. Few of them end while others enter."""
+    rare = Workload.of_cells([(Range(5, 5), Range(10, 10), 98.0), (Range(5, 5), Range(200, 200), 2.0)], source="")
+    simulation = Simulation(shape=SHAPE, cost=LinearCost(step_us=1_000))
+    for seed in range(3):
+        requests = generate(TraceSpec.of_workload(rare, requests=800, seed=seed, stratum=100))
+        figures = {
+            percent: measure_exact(simulation, "iteration", 16, requests, percent=percent).sequence_s
+            for percent in (97, 99)
+        }
+        assert figures == {97: pytest.approx(0.010), 99: pytest.approx(0.200)}
 
 
 def test_a_trace_without_a_steady_state_is_refused() -> None:
