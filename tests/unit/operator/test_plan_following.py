@@ -128,7 +128,7 @@ def test_the_pod_of_a_check_is_like_that_of_a_scheduler_and_takes_what_others_le
     assert main["resources"]["requests"]["cpu"] == "100m"
     assert (pod["priorityClassName"], pod["restartPolicy"]) == ("low", "Never")
     assert pod["automountServiceAccountToken"] is False
-    assert pod["activeDeadlineSeconds"] == 4 * 3600
+    assert pod["activeDeadlineSeconds"] == 3600
     expected = {
         "--plan": f"/etc/orca/plan/{PLAN_FILE}",
         "--state": None,

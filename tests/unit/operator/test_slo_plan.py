@@ -389,7 +389,7 @@ def test_the_pod_of_a_profile_is_like_that_of_a_stage_with_all_devices() -> None
     assert {"key": "gpu", "operator": "Exists"} in pod["tolerations"]
     assert main["args"][main["args"].index("--ranks") + 1] == "2"
     assert pod["automountServiceAccountToken"] is False
-    assert pod["activeDeadlineSeconds"] == 4 * 3600
+    assert pod["activeDeadlineSeconds"] == 3600
     [stages] = cluster.names("StatefulSet", "stage")
     [stage] = cluster.objects["StatefulSet", stages]["spec"]["template"]["spec"]["containers"]
     assert stage["resources"]["limits"] == {"memory": "4Gi", "nvidia.com/gpu": "2"}

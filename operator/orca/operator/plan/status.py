@@ -224,7 +224,8 @@ def _workers(observation: Observation, plan: ReconcilePlan, certificate: Problem
         return Condition(name, False, SLOTS_ARE_NEEDED, _why_groups_stay(observation, plan))
     if ready < wanted:
         message = f"{ready} of {wanted} stage pods are up"
-        loan = plan.loan.problem if _are_only_lenders_missing(observation, pods, wanted) else None
+        is_lent = plan.loan.borrower is not None and _are_only_lenders_missing(observation, pods, wanted)
+        loan = plan.loan.problem if is_lent else None
         known = _keeps_pods_waiting(certificate) or loan or pauses.find_problem(observation, plan.pauses)
         makers = _makers(observation, names.STAGE, {each.name for each in plan.new_groups})
         return _missing(observation, name, pods, "StagesStarting", message, known, makers=makers)

@@ -40,10 +40,9 @@ def sounded_search(
         throughput_floor=throughput_floor,
         blocks=blocks,
     )
-    best = found.best
-    if len(blocks) > 1 and best is not None:
-        best = _climbed(best, space, known, latency_bound)
-    return Found(best=best, evaluated=evaluated)
+    if len(blocks) == 1 or found.best is None:
+        return found
+    return Found(best=_climbed(found.best, space, known, latency_bound), evaluated=evaluated)
 
 
 def divided(space: SearchBlock, throughput: Callable[[Point], float], *, tolerance: float) -> Sequence[SearchBlock]:
