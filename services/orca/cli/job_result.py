@@ -25,7 +25,9 @@ class ResultSettings:
     """The options of a command that may run as a Job of the operator."""
 
     pool: str | None = setting(
-        None, "URL of the Redis of a pool, for the operator's Jobs; the variables ORCA_POOL_ are those of its parts"
+        None,
+        "URL of the Redis of a pool, such as redis://10.0.0.5:6379/0; ORCA_POOL_USER and ORCA_POOL_PASSWORD_FILE are as"
+        " for the parts of Orca",
     )
     deployment: str = setting("orca", "name of the deployment, which separates its keys from others in one Redis")
     result_key: str | None = setting(

@@ -19,7 +19,7 @@ from orca.worker.parallel.stage_layers import read_layers
 NUMBER_MAX = 1e9
 """Largest value of options that are plain numbers: far above any that makes sense."""
 
-STATED_FORM = "PROMPT/OUTPUT, such as 32:512/1:128: uniform from N to M, or normal as N:M:MEAN:SD"
+STATED_FORM = "PROMPT/OUTPUT, such as 32:512/1:128: one length N, uniform as N:M, or normal as N:M:MEAN:SD"
 """The form of stated lengths, for help texts."""
 
 
@@ -37,8 +37,8 @@ class SearchSettings(ResultSettings):
     percentile: int = setting(99, "share of the answers that the bounds hold for, in percent, from 50 to 99")
     kind: str = setting(
         "sequence",
-        "sequence: from the first step to the last token of an answer whose length is the percentile; requests: from"
-        " submission to the last token, over all answers at the arrival rate",
+        "sequence: from the first step to the last token, without the time in the queue; requests: from submission to"
+        " the last token, at the arrival rate",
         choices=KINDS,
     )
     rate: float | None = setting(None, "arrival rate in requests per second, for the kind requests")

@@ -171,7 +171,7 @@ NO_STEADY_STATE = (
     "schedules were found, but a simulation of them comes to no steady state: too many requests would be in flight. "
     "Lower the largest batch size"
 )
-"""Why there is no plan although requests fit."""
+"""The reason for no plan where requests fit."""
 
 
 @dataclass(slots=True)

@@ -169,25 +169,28 @@ def test_without_stated_lengths_those_of_the_pool_are_planned_for(begun: Start) 
     assert "planned from 300 answers" in begun.said
 
 
-def test_with_too_few_answers_nothing_is_measured_and_the_defaults_serve(begun: Start) -> None:
+def test_with_too_few_answers_the_defaults_serve_until_the_running_system_has_counted_more(begun: Start) -> None:
     begun.counted = counts(199)
     settings = begun.run()
     assert (settings.policy, settings.max_batch_size) == ("iteration", 16)
-    [line] = begun.said.splitlines()
+    *_, line, next_line = begun.said.splitlines()
     assert "the defaults serve: 199 answers were counted in the last four hours, and a plan needs 200" in line
     assert "state the lengths with --slo-workload PROMPT/OUTPUT or --slo-lengths FILE" in line
-    assert not begun.measured
+    assert next_line == "slo: the running system tries again every ten minutes"
+    assert len(begun.measured) == 1
 
 
-def test_without_a_plan_a_known_profile_lets_the_system_be_followed(begun: Start) -> None:
-    """Nothing is measured beside a system that serves."""
+def test_without_a_plan_the_profile_lets_the_system_be_followed(begun: Start) -> None:
+    """The model is measured before the system serves: nothing is measured beside it."""
     begun.counted = counts(199)
-    unknown = begun.begin(*QUICK)
-    assert (unknown.plan, unknown.profile, begun.measured) == (None, None, [])
-    known = begun.begin(*QUICK, *STATED)
+    first = begun.begin(*QUICK)
+    assert (first.plan, len(begun.measured)) == (None, 1)
     later = begun.begin(*QUICK)
-    assert (later.plan, later.profile, len(begun.measured)) == (None, known.profile, 1)
-    assert known.plan is not None
+    assert (later.plan, later.profile, len(begun.measured)) == (None, first.profile, 1)
+    assert first.profile is not None
+    begun.failure = "no memory"
+    begun.counted = counts(300)
+    assert begun.begin(*QUICK).plan is not None, "the kept profile is used"
 
 
 def test_stated_lengths_win_over_counted_ones(begun: Start) -> None:

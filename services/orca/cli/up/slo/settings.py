@@ -34,16 +34,16 @@ class SloSettings(BatchingSettings):
     slo_margin_percent: float = setting(0.0, "tightens every bound by so much", least=0)
     slo_workload: str | None = setting(
         None,
-        "lengths to plan for as PROMPT/OUTPUT, such as 32:512/1:128: uniform from N to M, or normal as N:M:MEAN:SD;"
-        " default: those of the answers of the last four hours",
+        "lengths to plan for as PROMPT/OUTPUT, such as 32:512/1:128: one length N, uniform as N:M, or normal as"
+        " N:M:MEAN:SD; default: those of the answers of the last four hours",
     )
     slo_lengths: str | None = setting(
         None, "file with the lengths to plan for, as --lengths of orca plan; default: as for --slo-workload"
     )
     slo_devices: int | None = setting(
         None,
-        "devices of all groups together that the plan may use: GPUs, or on a CPU rank processes; default: the visible"
-        " GPUs, or as many as there are processors for computing, but at most 4",
+        "devices of all groups together that the plan may use: with --device cuda GPUs, otherwise rank processes;"
+        " default: the visible GPUs, or as many as there are processors for computing, but at most 4",
         least=1,
     )
     slo_profile: str | None = setting(

@@ -149,14 +149,15 @@ def plan_start(
         (folder / name).unlink(missing_ok=True)
     profile: Profile | None = None
     try:
-        workload = order.workload or asyncio.run(_count(order, pool))
+        # A profile first: without lengths, the running system plans when it has counted enough answers.
         profile = order.profile or _profile(order, display, measure)
+        workload = order.workload or asyncio.run(_count(order, pool))
         plan = _search(order, profile, workload, display)
         settings = _planned(order.settings, plan)
     except NoPlan as reason:
         display.print_text(f"slo: no plan for {order.goal.describe()}, the defaults serve: {reason}")
-        # Nothing is measured beside a system that serves.
-        profile = profile or order.profile or find_profile(profile_folder(), order.key, display.print_text)
+        if profile is not None:
+            display.print_text("slo: the running system tries again every ten minutes")
         return Begun(settings=_without_plan(order.settings), plan=None, profile=profile)
     write_whole(file, to_json(plan))
     for line in plan_lines(plan, file):
