@@ -2,14 +2,24 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
 from orca.bench.plan.iteration_log import read_answers
-from orca.bench.plan.simulate_runs import PredictionError, RealRun, compare, figures, lines, schedules
+from orca.bench.plan.simulate_runs import (
+    PredictionError,
+    RealRun,
+    SlowedCost,
+    compare,
+    figures,
+    lines,
+    schedules,
+)
 from orca.bench.plan.until_steady import until_steady
 from orca.core.domain.errors import SettingError
+from orca.core.domain.step import Epoch, Row, Step
 from orca.planner.simulate.steady_state import (
     NoSteadyState,
     TimedAnswer,
@@ -17,6 +27,7 @@ from orca.planner.simulate.steady_state import (
     saturated_window,
     steady_figures,
 )
+from orca.scheduler.engines.step_cost import LinearCost
 
 
 def line(step: int, rows: list[list[object]]) -> bytes:
@@ -114,11 +125,19 @@ def test_rounds_count_by_the_median_of_their_ratios(tmp_path: Path, monkeypatch:
     """A round in which the machine was slow is slow in both, and its ratio is like that of the others."""
     turns = iter([(10.0, 1.02, 0.95), (5.0, 1.04, 0.99), (9.0, 0.90, 1.30)])
     profiles: list[int] = []
+    # Before and after each profile, then in its run.
+    speeds = iter([90.0, 110.0, 80.0, 100.0, 100.0, 100.0, 50.0, 50.0, 47.5])
 
-    def run(*_: object) -> RealRun:
+    def run(*arguments: Any) -> RealRun:
         throughput, ratio, latency_ratio = next(turns)
         return RealRun(
-            throughput=throughput, latency_s=10 / throughput, throughput_ratio=ratio, latency_ratio=latency_ratio
+            throughput=throughput,
+            latency_s=10 / throughput,
+            throughput_ratio=ratio,
+            latency_ratio=latency_ratio,
+            raw_throughput_ratio=2 * ratio,
+            raw_latency_ratio=2 * latency_ratio,
+            speed=arguments[-1](),
         )
 
     monkeypatch.setattr("orca.bench.plan.simulate_runs.run_both", run)
@@ -130,11 +149,14 @@ def test_rounds_count_by_the_median_of_their_ratios(tmp_path: Path, monkeypatch:
         rounds=3,
         folder=tmp_path,
         report=print,
+        measure_speed=lambda: next(speeds),
     )
     assert len(profiles) == 3, "each round has a profile of its own"
     assert (error.throughput, error.latency_s) == (9.0, 10 / 9)
     assert (error.throughput_ratio, error.latency_ratio) == (1.02, 0.99)
+    assert (error.raw_throughput_ratio, error.raw_latency_ratio) == (2.04, 1.98)
     assert error.spread == pytest.approx(2.5 / 9)
+    assert error.drift == pytest.approx(0.05), "20 %, nothing and 5 % slower than beside the profile"
 
 
 def test_errors_by_model_and_strategy() -> None:
@@ -148,16 +170,27 @@ def test_errors_by_model_and_strategy() -> None:
             spread=0.03,
             throughput_ratio=throughput,
             latency_ratio=latency,
+            raw_throughput_ratio=1.5,
+            raw_latency_ratio=0.5,
+            drift=0.2,
         )
         for schedule, throughput, latency in ((one, 1.08, 0.95), (one, 0.88, 1.0), (two, 1.0, 1.0))
     ]
     table = lines(errors)
     assert len(table) == 3
-    assert table[1].split()[-2:] == ["50.0%", "3.0%"]
-    values = {(each.what, each.settings["policy"]): each.value for each in figures(errors)}
-    assert values["Error of simulated throughput, median", "iteration"] == pytest.approx(10.0)
-    assert values["Simulated p99 latency within 10 %", "rra"] == pytest.approx(100.0)
-    assert values["Spread of real throughput, median", "iteration"] == pytest.approx(3.0)
+    assert table[1].split()[-3:] == ["50.0%", "3.0%", "20.0%"]
+    values = {(each.what, each.settings["policy"], each.settings.get("speed")): each.value for each in figures(errors)}
+    assert values["Error of simulated throughput, median", "iteration", "of the run"] == pytest.approx(10.0)
+    assert values["Error of simulated throughput, median", "iteration", "of the profile"] == pytest.approx(50.0)
+    assert values["Simulated p99 latency within 10 %", "rra", "of the run"] == pytest.approx(100.0)
+    assert values["Spread of real throughput, median", "iteration", None] == pytest.approx(3.0)
+    assert values["Drift of the machine's speed, median", "iteration", None] == pytest.approx(20.0)
+
+
+def test_a_slower_machine_takes_longer_for_each_step() -> None:
+    step = Step(epoch=Epoch(1, "test"), number=1, rows=(Row(handle=1, start=0, count=3, sample=True),))
+    assert SlowedCost(LinearCost(step_us=1_000), 0.8).stage_us(step) == 1_250
+    assert SlowedCost(LinearCost(step_us=1_000), 1.0).stage_us(step) == 1_000
 
 
 def test_a_run_gets_as_many_requests_as_its_steady_state_needs() -> None:

@@ -31,13 +31,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def act(options: argparse.Namespace) -> int | None:
     """Measure profiles and runs, and show the errors. Raises: SettingError, ModelError, OrcaError."""
     from orca.bench.plan import simulate_runs
+    from orca.bench.plan.machine_speed import running_speed
 
     check_shapes(options)
     if options.profile is not None and options.model is None:
         raise SettingError("--profile needs --model")
     errors = []
     chosen = simulate_runs.schedules(options.settings, options.seed)
-    with TemporaryDirectory(prefix="orca-plan-") as scratch:
+    with TemporaryDirectory(prefix="orca-plan-") as scratch, running_speed(simulate_runs.STAGES) as speed:
         folder = Path(scratch)
         for model in chosen_models(options, folder):
             runs = folder / f"runs-{model.name}"
@@ -50,6 +51,7 @@ def act(options: argparse.Namespace) -> int | None:
                 rounds=options.rounds,
                 folder=runs,
                 report=report,
+                measure_speed=speed.measure,
             )
     print("\n".join(simulate_runs.lines(errors)))
     write_json(options.json, simulate_runs.to_json(errors))

@@ -2,12 +2,14 @@
 
 Both run the same requests under the same policy, all of them submitted at once, and both are measured by their steps.
 A machine is faster at one time than at another. So each round measures a profile and then runs every schedule once, a
-ratio is formed within a round, and the median over the rounds counts. The client shares the two processors, so the
-simulation counts its processor time with that of the host.
+ratio is formed within a round, and the median over the rounds counts. The speed of the machine is measured beside the
+profile and beside each run, and the simulated stages are as much slower or faster as it has become since (raw ratios
+leave that out). The client shares the two processors, so the simulation counts its processor time with that of the
+host.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import cycle, product
@@ -26,6 +28,7 @@ from orca.bench.system import running_system
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import OrcaError
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
+from orca.core.domain.step import Step
 from orca.core.even_parts import even_parts
 from orca.planner.profile.profile import Profile
 from orca.planner.profile.profile_cost import stage_costs
@@ -36,6 +39,7 @@ from orca.planner.simulate.steady_state import steady_figures
 from orca.planner.workload.lengths import Range
 from orca.planner.workload.tasks import task_workload
 from orca.planner.workload.trace import Trace, TraceSpec, generate
+from orca.scheduler.engines.step_cost import StepCost
 from orca.scheduler.policy.cycle import CycleControls
 
 STAGES = 2
@@ -93,6 +97,9 @@ class PredictionError:
     spread: float  # of the real throughput: half the distance from the least to the most, over the median
     throughput_ratio: float  # median of the rounds
     latency_ratio: float  # median of the rounds
+    raw_throughput_ratio: float  # the same with the speed of the machine as it was when the profile was measured
+    raw_latency_ratio: float
+    drift: float  # share by which the machine was slower or faster than beside the profile, median of the rounds
 
 
 def schedules(count: int, seed: int) -> list[RealSchedule]:
@@ -138,6 +145,20 @@ class RealRun:
     latency_s: float  # 99th percentile
     throughput_ratio: float  # simulated over real
     latency_ratio: float
+    raw_throughput_ratio: float  # without the change of the machine's speed
+    raw_latency_ratio: float
+    speed: float  # of the machine, over that beside the profile
+
+
+@dataclass(frozen=True, slots=True)
+class SlowedCost:
+    """A cost on a machine that has become slower or faster."""
+
+    cost: StepCost
+    speed: float  # now over before
+
+    def stage_us(self, step: Step) -> int:
+        return round(self.cost.stage_us(step) / self.speed)
 
 
 def compare(
@@ -149,22 +170,30 @@ def compare(
     rounds: int,
     folder: Path,
     report: Callable[[str], None],
+    measure_speed: Callable[[], float],
 ) -> list[PredictionError]:
     """Run and simulate each schedule.
 
-    Args: measure: returns a profile of now. requests: of each run, at least; its steady state may need more.
+    Args:
+        measure: returns a profile of now.
+        requests: of each run, at least; its steady state may need more.
+        measure_speed: returns the speed of the machine now, in any unit.
     Raises: OrcaError if a request of a run fails, or no number of requests brings a steady state.
     """
     found: list[list[RealRun]] = [[] for _ in chosen]
     for turn in range(rounds):
+        before = measure_speed()
         profile = measure()
+        speed_of_profile = (before + measure_speed()) / 2
         for number, (schedule, runs) in enumerate(zip(chosen, found, strict=True)):
-            run = run_both(model, profile, schedule, requests, folder / f"logs-{turn}-{number}")
+            logs = folder / f"logs-{turn}-{number}"
+            run = run_both(model, profile, schedule, requests, logs, lambda of=speed_of_profile: measure_speed() / of)  # type: ignore[misc]
             runs.append(run)
             where = f"{model.name}, round {turn + 1} of {rounds}"
             report(
                 f"{where}, {schedule.describe()}: {run.throughput:.3g} requests/s, {run.latency_s:.3g} s;"
-                f" simulated {run.throughput_ratio:.3f} and {run.latency_ratio:.3f} of that"
+                f" simulated {run.throughput_ratio:.3f} and {run.latency_ratio:.3f} of that, raw"
+                f" {run.raw_throughput_ratio:.3f} and {run.raw_latency_ratio:.3f}, speed {run.speed:.3f}"
             )
     errors = []
     for schedule, runs in zip(chosen, found, strict=True):
@@ -177,41 +206,58 @@ def compare(
     return errors
 
 
-def run_both(model: Path, profile: Profile, schedule: RealSchedule, requests: int, logs: Path) -> RealRun:
+def run_both(
+    model: Path,
+    profile: Profile,
+    schedule: RealSchedule,
+    requests: int,
+    logs: Path,
+    measure_speed: Callable[[], float],
+) -> RealRun:
     """Run a schedule in real processes and in simulation, with as many requests as their steady state needs.
 
-    Args: requests: at least. logs: with what the folder of the scheduler's log begins.
+    Args:
+        requests: at least.
+        logs: with what the folder of the scheduler's log begins.
+        measure_speed: returns the speed of the machine now over that beside the profile.
     Raises: OrcaError if a request fails; NoSteadyState.
     """
 
-    def simulate(profile: Profile, requests: int) -> ExactFigures:
+    def simulate(profile: Profile, requests: int, *, speed: float = 1.0) -> ExactFigures:
         trace, slots = _trace(schedule, requests)
-        simulation = _simulation(profile, schedule, slots)
+        simulation = _simulation(profile, schedule, slots, speed)
         return measure_exact(simulation, schedule.policy, schedule.max_batch_size, trace)
 
     def run(requests: int) -> RealRun:
         trace, slots = _trace(schedule, requests)
         folder = logs.with_name(f"{logs.name}-{requests}")
+        before = measure_speed()
         log, client_s = asyncio.run(_serve(model, profile, schedule, trace, slots, folder))
+        speed = (before + measure_speed()) / 2
         real = steady_figures(read_answers(log, skip=WARM_UP_REQUESTS))
-        simulated = simulate(_with_client(profile, 1e6 * client_s / count_steps(log)), requests)
+        loaded = _with_client(profile, 1e6 * client_s / count_steps(log))
+        raw, simulated = simulate(loaded, requests), simulate(loaded, requests, speed=speed)
         return RealRun(
             throughput=real.throughput,
             latency_s=real.sequence_s,
             throughput_ratio=simulated.throughput / real.throughput,
             latency_ratio=simulated.sequence_s / real.sequence_s,
+            raw_throughput_ratio=raw.throughput / real.throughput,
+            raw_latency_ratio=raw.sequence_s / real.sequence_s,
+            speed=speed,
         )
 
     enough, _ = until_steady(partial(simulate, profile), requests)
     return until_steady(run, ceil(SPARE * enough))[1]
 
 
-def _simulation(profile: Profile, schedule: RealSchedule, slots: int) -> Simulation:
+def _simulation(profile: Profile, schedule: RealSchedule, slots: int, speed: float) -> Simulation:
+    costs = stage_costs(profile, even_parts(profile.key.num_layers, STAGES), 1)
     return Simulation(
         shape=EngineShape(
             stages=STAGES, slots=slots, block_tokens=DEFAULT_BLOCK_TOKENS, max_model_len=profile.key.max_model_len
         ),
-        cost=stage_costs(profile, even_parts(profile.key.num_layers, STAGES), 1),
+        cost=[SlowedCost(cost, speed) for cost in costs],
         prefetch=1,
         max_batch_tokens=schedule.max_batch_tokens,
         cycle=schedule.cycle,
@@ -231,6 +277,9 @@ def _error(model: Path, schedule: RealSchedule, runs: Sequence[RealRun]) -> Pred
         spread=(max(throughputs) - min(throughputs)) / 2 / throughput,
         throughput_ratio=median(run.throughput_ratio for run in runs),
         latency_ratio=median(run.latency_ratio for run in runs),
+        raw_throughput_ratio=median(run.raw_throughput_ratio for run in runs),
+        raw_latency_ratio=median(run.raw_latency_ratio for run in runs),
+        drift=median(abs(run.speed - 1) for run in runs),
     )
 
 
@@ -273,13 +322,21 @@ def _with_client(profile: Profile, step_us: float) -> Profile:
 
 def lines(errors: Sequence[PredictionError]) -> list[str]:
     """Return the table: for each model and strategy the median and the largest error."""
-    columns = ("throughput p50", "max", "latency p50", "max", "within 10 %", "rounds differ")
+    columns = ("throughput p50", "max", "latency p50", "max", "within 10 %", "rounds differ", "machine drifts")
     rows = [f"{'model':<14}{'strategy':<12}{'settings':>9}" + "".join(f"{column:>16}" for column in columns)]
     for model, policy, group in _groups(errors):
         throughput, latency = _shares(group, "throughput_ratio"), _shares(group, "latency_ratio")
         within = sum(max(pair) <= 0.1 for pair in zip(throughput, latency, strict=True))
-        spread = median(each.spread for each in group)
-        shares = (median(throughput), max(throughput), median(latency), max(latency), within / len(group), spread)
+        differ, drift = median(each.spread for each in group), median(each.drift for each in group)
+        shares = (
+            median(throughput),
+            max(throughput),
+            median(latency),
+            max(latency),
+            within / len(group),
+            differ,
+            drift,
+        )
         rows.append(f"{model:<14}{policy:<12}{len(group):>9}" + "".join(f"{share:>16.1%}" for share in shares))
     return rows
 
@@ -289,14 +346,28 @@ def figures(errors: Sequence[PredictionError]) -> list[Measured]:
     found = []
     for model, policy, group in _groups(errors):
         settings: dict[str, Setting] = {"model": model, "policy": policy, "stages": STAGES, "settings": len(group)}
-        spreads = [each.spread for each in group]
-        found.append(measured("Spread of real throughput, median", median(spreads), "%", settings, scale=100))
-        for name, field in (("throughput", "throughput_ratio"), ("p99 latency", "latency_ratio")):
-            shares = sorted(_shares(group, field))
-            found.append(measured(f"Error of simulated {name}, median", median(shares), "%", settings, scale=100))
-            found.append(measured(f"Error of simulated {name}, p90", percentile(shares, 0.9), "%", settings, scale=100))
-            within = sum(share <= 0.1 for share in shares) / len(shares)
-            found.append(measured(f"Simulated {name} within 10 %", within, "%", settings, scale=100))
+        for what, field in (
+            ("Spread of real throughput, median", "spread"),
+            ("Drift of the machine's speed, median", "drift"),
+        ):
+            found.append(measured(what, median(getattr(each, field) for each in group), "%", settings, scale=100))
+        for speed, prefix in (("of the run", ""), ("of the profile", "raw_")):
+            found += _errors_of(group, prefix, settings | {"speed": speed})
+    return found
+
+
+def _errors_of(group: Sequence[PredictionError], prefix: str, settings: Mapping[str, Setting]) -> list[Measured]:
+    """Return the errors of one group of settings. Args: prefix: of the fields with the ratios."""
+    found = []
+    for name, field in (("throughput", "throughput_ratio"), ("p99 latency", "latency_ratio")):
+        shares = sorted(_shares(group, prefix + field))
+        within = sum(share <= 0.1 for share in shares) / len(shares)
+        for what, value in (
+            (f"Error of simulated {name}, median", median(shares)),
+            (f"Error of simulated {name}, p90", percentile(shares, 0.9)),
+            (f"Simulated {name} within 10 %", within),
+        ):
+            found.append(measured(what, value, "%", settings, scale=100))
     return found
 
 
