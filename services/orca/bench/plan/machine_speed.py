@@ -1,7 +1,7 @@
 """The speed of a machine at one moment. A virtual machine is faster at one time than at another, by up to a third.
 
-As many processes as there are stages multiply matrices at the same time, as ranks do: rows of a decode batch by weights
-that no cache holds, and rows of a prompt. Between two measurements they sleep.
+As many processes as there are stages multiply matrices at the same time, as ranks do. Most rows are those of a decode
+batch, the others are of a prompt, and no cache holds the weights. Between two measurements the processes sleep.
 """
 
 import multiprocessing

@@ -3,9 +3,8 @@
 Both run the same requests under the same policy, all of them submitted at once, and both are measured by their steps.
 A machine is faster at one time than at another. So each round measures a profile and then runs every schedule once, a
 ratio is formed within a round, and the median over the rounds counts. The speed of the machine is measured beside the
-profile and beside each run, and the simulated stages are as much slower or faster as it has become since (raw ratios
-leave that out). The client shares the two processors, so the simulation counts its processor time with that of the
-host.
+profile and beside each run. Simulated stages are as much slower or faster as the machine has become since; raw ratios
+leave that out. The client shares the two processors, so the simulation counts its processor time with that of the host.
 """
 
 import asyncio

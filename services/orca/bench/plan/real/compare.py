@@ -52,9 +52,10 @@ class RealRuns:
         figures = self.kept.find(key)
         if figures is None:
             begin_s = monotonic()
-            _, figures = until_steady(
+            _, found = until_steady(
                 lambda enough: run_setting(case, setting, requests=enough, seed=seed, folder=self.folder), requests
             )
+            figures = found
             self.kept.add(key, figures)
             self.measured += 1
             self.seconds += monotonic() - begin_s
