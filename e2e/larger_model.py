@@ -1,6 +1,6 @@
-"""A model of 50 M parameters on a volume: its steps take as long alone as beside the rest of a cluster, nearly.
+"""A model of 50 M parameters on a volume, whose best batches are large.
 
-A step of the small model takes a millisecond, and what surrounds it takes several. No profile of the model knows these.
+A step of the small model takes a millisecond, and what surrounds it several, so its latency is not that of its steps.
 """
 
 CLAIM = "larger"

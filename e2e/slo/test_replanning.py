@@ -21,26 +21,21 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(5400)]
 CHECK_S = 60
 """Seconds from check to check, in place of ten minutes."""
 
-SHORT, LONG = 80, 120
-"""Tokens of an answer before and after: times 1.5."""
+SHORT, LONG = 87, 131
+"""Tokens of an answer before and after: times 1.5. The first number is the largest of a bin in which the pool counts, so
+answers of this length do not look longer than they are."""
 
-ROOM = 1.3
+ROOM = 1.05
 """The bound, as a multiple of the predicted latency of short answers with the most throughput. Long ones break it."""
 
-BATCH_MOST = 64
-"""The largest batch of a plan: a larger one would take minutes to simulate. Under `iteration` an answer that is longer
-by half takes longer by half, and needs a smaller batch."""
-
-MARGIN_PERCENT = 20
-"""Plans keep so far below the bound. A profile does not see the rest of Kubernetes, which shares the processors."""
+BATCH_MOST = 256
+"""The largest batch of a plan: a larger one would take minutes to simulate. Plans are for a service that is full, and a
+few clients have their answers much earlier. So measured latencies meet the bound on any machine."""
 
 
 @pytest.fixture(scope="module")
 def service(kubectl: Kubectl) -> Iterator[Service]:
-    """Return a service whose plan meets its bound with short answers, and not with long ones.
-
-    One processor is for its stage, and the other one for the rest of the cluster.
-    """
+    """Return a service whose plan meets its bound with short answers, and not with long ones."""
     namespace = make_namespace(kubectl, "replanning")
     interval = "operator.extraEnv[0]"
     install_chart(texts=(f"{interval}.name=ORCA_OPERATOR_SLO_CHECK_SECONDS", f"{interval}.value={CHECK_S}"))
@@ -56,7 +51,7 @@ def service(kubectl: Kubectl) -> Iterator[Service]:
     found.create({**SPEC, "model": {"uri": URI}, **parts, "slo": slo})
     found.wait_for("PlanReady", "True", within_s=PLAN_S)
     predicted_ms = plan_of(found)["predicted"]["latencyMs"]
-    found.edit(slo={"latencyMs": int(ROOM * predicted_ms), "marginPercent": MARGIN_PERCENT})
+    found.edit(slo={"latencyMs": int(ROOM * predicted_ms)})
     found.wait_for("PlanReady", "True", within_s=PLAN_S)
     found.wait_until_settled()
     yield found
