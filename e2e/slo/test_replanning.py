@@ -22,8 +22,8 @@ CHECK_S = 60
 """Seconds from check to check, in place of ten minutes."""
 
 SHORT, LONG = 87, 131
-"""Tokens of an answer before and after: times 1.5. The first number is the largest of a bin in which the pool counts, so
-answers of this length do not look longer than they are."""
+"""Tokens of an answer before and after: times 1.5. The first number is the largest of a bin in which the pool counts.
+So answers of this length do not look longer than they are."""
 
 ROOM = 1.05
 """The bound, as a multiple of the predicted latency of short answers with the most throughput. Long ones break it."""
