@@ -46,7 +46,7 @@ def service(kubectl: Kubectl) -> Iterator[Service]:
     parts: Json = {
         "worker": WORKER,
         "gateway": ingress,
-        "scheduler": {"policy": "iteration", "maxBatchSize": BATCH_MOST},
+        "scheduler": {"policy": "rra", "maxBatchSize": BATCH_MOST},
     }
     found.create({**SPEC, "model": {"uri": URI}, **parts, "slo": slo})
     found.wait_for("PlanReady", "True", within_s=PLAN_S)
