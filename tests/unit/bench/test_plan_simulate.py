@@ -137,7 +137,7 @@ def test_rounds_count_by_the_median_of_their_ratios(tmp_path: Path, monkeypatch:
             latency_ratio=latency_ratio,
             raw_throughput_ratio=2 * ratio,
             raw_latency_ratio=2 * latency_ratio,
-            speed=arguments[-1](),
+            speed=arguments[-2]() / arguments[-1],
         )
 
     monkeypatch.setattr("orca.bench.plan.simulate_runs.run_both", run)

@@ -183,10 +183,10 @@ def compare(
     for turn in range(rounds):
         before = measure_speed()
         profile = measure()
-        speed_of_profile = (before + measure_speed()) / 2
+        profile_speed = (before + measure_speed()) / 2
         for number, (schedule, runs) in enumerate(zip(chosen, found, strict=True)):
             logs = folder / f"logs-{turn}-{number}"
-            run = run_both(model, profile, schedule, requests, logs, lambda of=speed_of_profile: measure_speed() / of)  # type: ignore[misc]
+            run = run_both(model, profile, schedule, requests, logs, measure_speed, profile_speed)
             runs.append(run)
             where = f"{model.name}, round {turn + 1} of {rounds}"
             report(
@@ -212,13 +212,15 @@ def run_both(
     requests: int,
     logs: Path,
     measure_speed: Callable[[], float],
+    profile_speed: float,
 ) -> RealRun:
     """Run a schedule in real processes and in simulation, with as many requests as their steady state needs.
 
     Args:
         requests: at least.
         logs: with what the folder of the scheduler's log begins.
-        measure_speed: returns the speed of the machine now over that beside the profile.
+        measure_speed: returns the speed of the machine now.
+        profile_speed: that beside the profile.
     Raises: OrcaError if a request fails; NoSteadyState.
     """
 
@@ -232,7 +234,7 @@ def run_both(
         folder = logs.with_name(f"{logs.name}-{requests}")
         before = measure_speed()
         log, client_s = asyncio.run(_serve(model, profile, schedule, trace, slots, folder))
-        speed = (before + measure_speed()) / 2
+        speed = (before + measure_speed()) / 2 / profile_speed
         real = steady_figures(read_answers(log, skip=WARM_UP_REQUESTS))
         loaded = _with_client(profile, 1e6 * client_s / count_steps(log))
         raw, simulated = simulate(loaded, requests), simulate(loaded, requests, speed=speed)

@@ -1,7 +1,6 @@
 """Runs that are long enough for a steady state: how many requests that takes depends on how many a group holds."""
 
 from collections.abc import Callable
-from itertools import count
 from typing import TypeVar
 
 from orca.planner.simulate.steady_state import NoSteadyState
@@ -22,11 +21,9 @@ def until_steady(run: Callable[[int], Result], requests: int) -> tuple[int, Resu
     Returns: the requests and the result of the run that has one.
     Raises: NoSteadyState of the last attempt.
     """
-    for attempt in count(1):
+    for _ in range(ATTEMPTS - 1):
         try:
             return requests, run(requests)
         except NoSteadyState:
-            if attempt == ATTEMPTS:
-                raise
-        requests = int(GROWTH * requests) + 1
-    raise AssertionError
+            requests = int(GROWTH * requests) + 1
+    return requests, run(requests)
