@@ -41,7 +41,7 @@ def test_a_bound_that_nothing_meets_is_said(folder: Path, capsys: pytest.Capture
     assert not read_plan(folder / "plan.json").is_met
     said = capsys.readouterr().err
     assert "orca plan: no schedule meets the goal (99 % within 0.001 s). Best achievable: 99 % within" in said
-    assert "no larger number up to 32 would. The plan is the schedule that comes closest" in said
+    assert "no larger number of devices up to 32 would. The plan is the schedule that comes closest" in said
 
 
 @pytest.mark.parametrize(

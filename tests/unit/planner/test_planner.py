@@ -16,7 +16,7 @@ from orca.planner.profile.step_shape import StepShape
 from orca.planner.search.branch_and_bound import Performance, SearchBlock, search
 from orca.planner.search.goal import PlanGoal
 from orca.planner.search.grid import grid_values
-from orca.planner.search.judge import SimulationJudge
+from orca.planner.search.judge import STRATUM, SimulationJudge
 from orca.planner.search.layouts import balanced, layouts
 from orca.planner.search.least_latency import SPARED_SHARE, STEP_SHARE
 from orca.planner.search.plan import Plan, PlannedDevice, from_json, lines, to_json
@@ -38,6 +38,7 @@ from orca.planner.search.timeline_of import timeline_of
 from orca.planner.simulate.estimate import Scenario
 from orca.planner.simulate.layout import GroupCapacity, Layout
 from orca.planner.workload.lengths import Range
+from orca.planner.workload.trace import Trace, TraceSpec, generate
 from orca.planner.workload.workload import Workload
 from support.planner.linear_shapes import LinearShapes, linear_shapes
 from support.planner.profiles import key
@@ -217,6 +218,8 @@ def searched(wanted: PlanProblem, name: str, bound: float = 1.0) -> float:
     return max(each.evaluated[each.best].throughput for each in found if each.best is not None)
 
 
+AT_A_RATE = PlanGoal(latency_ms=400.0, kind="requests", rate=20.0)
+
 SATURATED = placed(slots=1 << 17, step_us=200, token_us=50)
 """A layout that has nearly all of its throughput with a part of the batches that its slots have room for."""
 
@@ -347,6 +350,27 @@ def test_a_bound_that_nothing_meets_gives_the_closest_schedule_and_says_so() -> 
 def test_requests_that_fit_nowhere_are_named() -> None:
     with pytest.raises(NothingFits, match=r"needs up to 64 KV slots, and no layout has more than 32"):
         make_plan(problem(PlanGoal(latency_ms=1_000.0), layout=placed(slots=32)), as_expected)
+
+
+def test_schedules_that_come_to_no_steady_state_are_no_lack_of_room() -> None:
+    with pytest.raises(NothingFits, match="a simulation of them comes to no steady state: too many requests"):
+        make_plan(problem(PlanGoal(latency_ms=1_000.0)), lambda candidate: None)  # noqa: ARG005
+
+
+@pytest.mark.parametrize(("goal", "strata"), [(PlanGoal(latency_ms=400.0), {STRATUM}), (AT_A_RATE, {None})])
+def test_lengths_are_spread_evenly_unless_requests_queue(
+    goal: PlanGoal, strata: set[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue grows where long requests happen to follow each other."""
+    asked: list[TraceSpec] = []
+
+    def noted(spec: TraceSpec) -> Trace:
+        asked.append(spec)
+        return generate(spec)
+
+    monkeypatch.setattr("orca.planner.search.judge.generate", noted)
+    assert make_plan(problem(goal), SimulationJudge(goal=goal, answers=40)).is_met
+    assert {spec.stratum for spec in asked} == strata
 
 
 def test_all_lengths_may_be_equal() -> None:

@@ -311,7 +311,9 @@ class Plan:
         """Return what a user should know about a goal that is not met, in one line."""
         goal, more = self.goal.goal(), self.fewest_devices
         devices = (
-            f"{more} devices would meet it by simulation" if more else f"no larger number up to {DEVICES_MAX} would"
+            f"{more} devices would meet it by simulation"
+            if more
+            else f"no larger number of devices up to {DEVICES_MAX} would"
         )
         best = self.predicted.describe(goal)
         return f"no schedule meets the goal ({goal.describe()}). Best achievable: {best}; {devices}"
