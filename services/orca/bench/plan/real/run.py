@@ -15,6 +15,7 @@ from orca.bench.plan.iteration_log import read_answers
 from orca.bench.plan.real.case import PERCENT, RealCase
 from orca.bench.plan.real.setting import RealSetting
 from orca.bench.plan.simulate_runs import WARM_UP_REQUESTS
+from orca.bench.plan.until_steady import until_steady
 from orca.bench.system import running_system
 from orca.core.domain.errors import OrcaError
 from orca.planner.simulate.steady_state import saturated_window, steady_figures
@@ -52,14 +53,18 @@ def requests_of(setting: RealSetting, answers: int) -> int:
 def run_setting(case: RealCase, setting: RealSetting, *, requests: int, seed: int, folder: Path) -> RealFigures:
     """Serve requests that are all submitted at once. Every setting gets the same ones for a seed.
 
-    Args: folder: for logs, which are removed.
-    Raises: ServerFailed; OrcaError if a request fails; NoSteadyState for too few requests.
+    Args: requests: of the first run; others follow with more if it is too short. folder: for logs, which are removed.
+    Raises: ServerFailed; OrcaError if a request fails; NoSteadyState as `until_steady` does.
     """
-    trace = generate(TraceSpec.of_workload(case.workload, requests=requests, seed=seed))
-    with TemporaryDirectory(dir=folder, prefix="run-") as scratch:
-        logs = Path(scratch) / "logs"
-        asyncio.run(_serve(case, setting, trace, logs))
-        return read_figures(logs, skip=WARM_UP_REQUESTS)
+
+    def run(enough: int) -> RealFigures:
+        trace = generate(TraceSpec.of_workload(case.workload, requests=enough, seed=seed))
+        with TemporaryDirectory(dir=folder, prefix="run-") as scratch:
+            logs = Path(scratch) / "logs"
+            asyncio.run(_serve(case, setting, trace, logs))
+            return read_figures(logs, skip=WARM_UP_REQUESTS)
+
+    return until_steady(run, requests)[1]
 
 
 async def _serve(case: RealCase, setting: RealSetting, trace: Trace, logs: Path) -> None:
@@ -74,7 +79,11 @@ async def _serve(case: RealCase, setting: RealSetting, trace: Trace, logs: Path)
 
 
 def read_figures(logs: Path, *, skip: int = 0) -> RealFigures:
-    """Return the figures of a run. Args: skip: leave out so many of the first answers, those of a warm-up."""
+    """Return the figures of a run.
+
+    Args: skip: leave out so many of the first answers, those of a warm-up.
+    Raises: NoSteadyState if the run is too short for one.
+    """
     answers = read_answers(logs / "scheduler-0.jsonl", skip=skip)
     steady = steady_figures(answers, percent=PERCENT)
     window = saturated_window(answers)
