@@ -40,10 +40,16 @@ class CallCounts:
 
     whole: int = 0
     open: set[int] = field(default_factory=set)  # clients in the middle of an answer
+    begun: set[int] = field(default_factory=set)  # clients that have had a part of an answer
     wrong: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     resumed: int = 0
     longest_pause_s: float = 0.0  # between two tokens of one answer
+
+    def note_part(self) -> None:
+        """The client of this thread has a part of an answer."""
+        self.open.add(threading.get_ident())
+        self.begun.add(threading.get_ident())
 
     def summary(self) -> dict[str, object]:
         return {
@@ -67,17 +73,21 @@ class Load:
         prompts: Sequence[str] = PROMPTS,
         model: str = MODEL,
         tokens: int = TOKENS,
+        takes_turns: bool = False,
     ) -> None:
         """
         Args:
             model: name in the calls, which may change between two runs.
             tokens: most tokens of an answer.
+            takes_turns: the clients may never be all in the middle of an answer. Under rra, a request that missed an
+                encode iteration waits for the next one, and short answers of others have ended by then.
         """
         self._service = service
         self._key = service.api_key()
         self.model = model
         self._tokens = tokens
         self._plain, self._resuming = plain, resuming
+        self._takes_turns = takes_turns
         self._is_over = threading.Event()
         self.expected: dict[str, set[str]] = {prompt: set() for prompt in prompts}
         self.plain = CallCounts()
@@ -105,7 +115,7 @@ class Load:
         for each in clients:
             each.start()
         try:
-            self._wait_until(lambda: len(self.plain.open) == self._plain and len(self.resuming.open) == self._resuming)
+            self._wait_until(self._is_under_way)
             yield self
             plain, resuming = self.plain.whole, self.resuming.whole
             self._wait_until(lambda: self.plain.whole > plain and self.resuming.whole > resuming)
@@ -113,6 +123,11 @@ class Load:
             self._is_over.set()
             for each in clients:
                 each.join()
+
+    def _is_under_way(self) -> bool:
+        """Is every client in the middle of an answer, or has it been, if they take turns?"""
+        plain, resuming = (each.begun if self._takes_turns else each.open for each in (self.plain, self.resuming))
+        return len(plain) == self._plain and len(resuming) == self._resuming
 
     def _wait_until(self, is_so: Callable[[], bool]) -> None:
         """Wait: before the change until every client is in the middle of an answer, after it until each has another."""
@@ -167,7 +182,7 @@ class Load:
             ) as stream,
         ):
             for event in stream:
-                counts.open.add(threading.get_ident())
+                counts.note_part()
                 counts.longest_pause_s = max(counts.longest_pause_s, time.monotonic() - last)
                 last = time.monotonic()
                 parts.append(event.choices[0].text)
@@ -236,7 +251,7 @@ class _ResumingAnswer:
                 elif line.startswith("data:"):
                     counts.longest_pause_s = max(counts.longest_pause_s, time.monotonic() - last)
                     last = time.monotonic()
-                    counts.open.add(threading.get_ident())
+                    counts.note_part()
                     self._add(line.removeprefix("data:").strip())
         if not self.is_done:
             raise _TemporaryError("the stream ended in the middle")

@@ -65,7 +65,7 @@ def service(kubectl: Kubectl) -> Iterator[Service]:
 
 def test_longer_answers_bring_another_plan_under_load(service: Service) -> None:
     """The operator is killed at each step of the way."""
-    short, long = Load(service, tokens=SHORT), Load(service, tokens=LONG)
+    short, long = (Load(service, tokens=tokens, takes_turns=True) for tokens in (SHORT, LONG))
     wait_until(lambda: is_answering(short), service.describe)
     with short.running():
         began = time.monotonic()
