@@ -130,7 +130,7 @@ class Load:
         return len(plain) == self._plain and len(resuming) == self._resuming
 
     def _wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Wait: before the change until every client is in the middle of an answer, after it until each has another."""
+        """Wait: before the change until the load is under way, after it until each kind has another answer."""
         wait_until(is_so, lambda: f"plain {self.plain}, resuming {self.resuming}", within_s=CALL_S)
 
     def summary(self) -> dict[str, object]:
