@@ -48,8 +48,8 @@ def web_pod(namespace: str, name: str, answer: str, *, node: str | None = None) 
 
 
 def asking_pod(namespace: str, name: str, host: str, *, node: str) -> Json:
-    """Return a pod that prints the first answer to GET / on port 80 of the host."""
-    return pod(namespace, name, f"until fetch http://{host}/; do sleep 0.2; done", node=node)
+    """Return a pod that prints the first answer to GET / on port 80 of the host, and no failure before it."""
+    return pod(namespace, name, f"until fetch http://{host}/ 2>/dev/null; do sleep 0.2; done", node=node)
 
 
 def service(namespace: str, name: str) -> Json:
