@@ -1,10 +1,8 @@
 """Curves of latency over throughput, from hand-made points."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from orca.bench.curve import CurvePoint, lines, points_json, side_by_side
-from orca.bench.plot import plot_curves
 from orca.bench.sweep import Sweep, run_sweep
 from orca.planner.simulate.outcomes import RequestOutcome, RunReport, summarise
 from orca.planner.workload.lengths import Range
@@ -71,11 +69,6 @@ def test_the_table_has_a_row_for_each_point() -> None:
 def test_points_are_written_as_plain_data() -> None:
     first = points_json(POINTS)[0]
     assert (first["policy"], first["rate_per_s"], first["report"]["requests"]) == ("iteration", 10.0, 1)
-
-
-def test_a_plot_is_written(tmp_path: Path) -> None:
-    plot_curves(POINTS, tmp_path / "curves.svg", is_normalised=True)
-    assert "request_level(8)" in (tmp_path / "curves.svg").read_text()
 
 
 def test_a_sweep_runs_every_policy_size_and_rate_on_the_same_requests() -> None:
