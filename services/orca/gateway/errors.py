@@ -225,7 +225,9 @@ def end_error(end: End) -> ApiError | None:
         case FinishReason.CANCELLED:
             return ApiError(409, "the request was cancelled", code="cancelled", is_final=True)
         case FinishReason.DEADLINE_EXCEEDED:
-            message = "the request's deadline passed"
+            message = (
+                "the request's deadline passed" if end.detail is None else f"the request was too late: {end.detail}"
+            )
             return ApiError(504, message, kind="timeout_error", code="deadline_exceeded", is_final=True)
         case FinishReason.MODEL_REPLACED:
             message = "the model was replaced before the request could finish"

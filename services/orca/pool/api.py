@@ -32,6 +32,7 @@ from orca.core.domain.request import Request
 from orca.core.domain.step import Claim
 from orca.pool.hints import LogNews
 from orca.pool.latency_counts import LatencyCounts
+from orca.pool.order.order_rules import ClaimOrder
 from orca.pool.records import (
     NOBODY_BLAMED,
     Caller,
@@ -191,13 +192,24 @@ class RequestPool(Protocol):
         ...
 
     async def claim(
-        self, caller: Caller, call: int, *, free_slots: int, total_slots: int, block_tokens: int, most: int
+        self,
+        caller: Caller,
+        call: int,
+        *,
+        free_slots: int,
+        total_slots: int,
+        block_tokens: int,
+        most: int,
+        order: ClaimOrder | None = None,
     ) -> ClaimAnswer:
-        """Own the oldest requests of the caller's revision that fit into `free_slots`, at most `most`.
+        """Own requests of the caller's revision that fit into `free_slots`, at most `most`.
+
+        The oldest go first, or those that another order puts first. It may end requests that are too late, too.
 
         Args:
             call: rising number of this process, shared with `enter`; the last one again gets the stored answer.
             free_slots, total_slots: of the group, in tokens; block_tokens rounds each request's need up.
+            order: None is the order of arrival. It is in force, too, while the schema number is below that of orders.
         Raises: SeatLost, ProcessClosed, StaleCall.
         """
         ...

@@ -144,7 +144,7 @@ def pack_reason(end: End) -> str:
 
 def pack_stop(end: End) -> bytes:
     """Return the `stop` field of an end; empty if nothing stopped it."""
-    stop = end.detail if end.reason is FinishReason.REFUSED else end.stop
+    stop = end.detail if end.detail is not None else end.stop
     return b"" if stop is None else orjson.dumps(stop)
 
 
@@ -152,6 +152,8 @@ def unpack_end(reason: bytes, count: bytes, stop: bytes = b"") -> End:
     found, value = FinishReason(reason.decode()), orjson.loads(stop) if stop else None
     if found is FinishReason.ERROR and value is not None:
         return End(FinishReason.REFUSED, int(count), detail=value)
+    if found is FinishReason.DEADLINE_EXCEEDED:
+        return End(found, int(count), detail=value)
     return End(found, int(count), value)
 
 

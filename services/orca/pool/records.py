@@ -91,9 +91,10 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimAnswer:
-    claimed: tuple[Claimed, ...]  # in arrival order; empty when nothing fits or nothing is queued
+    claimed: tuple[Claimed, ...]  # in the order of the claim; empty when nothing fits or nothing is queued
     waiting: int  # requests of the revision still queued after this call
-    is_blocked: bool  # the head of the queue is marked for this group: admit nothing younger until it fits
+    is_blocked: bool  # a request is marked for this group: nothing that comes after it is claimed until it fits
+    is_by_order: bool = False  # by another order than arrival
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,10 @@ SCHEMA_OF_FORMATS = 3
 """The first schema whose gateways may know the formats of a rendering."""
 
 
+SCHEMA_OF_ORDERS = 3
+"""The first schema whose parts keep the index of waiting requests. Below it, claims go by arrival."""
+
+
 @dataclass(frozen=True, slots=True)
 class Schemas:
     """A release's range of schema numbers: it reads and writes all of them, and writes the one in force."""
@@ -40,7 +44,8 @@ class Schemas:
 
     def lua(self) -> str:
         """Return the constants for the head of each script."""
-        return f"local SCHEMA_OLDEST, SCHEMA_NEWEST = {self.oldest}, {self.newest}\n"
+        in_range = f"local SCHEMA_OLDEST, SCHEMA_NEWEST = {self.oldest}, {self.newest}\n"
+        return f"{in_range}local SCHEMA_OF_ORDERS = {SCHEMA_OF_ORDERS}\n"
 
 
 SCHEMAS = Schemas(oldest=max(1, SCHEMA - 1), newest=SCHEMA)

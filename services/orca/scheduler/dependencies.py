@@ -11,8 +11,9 @@ from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.request import Request
 from orca.core.process.wall_clock import wall_clock_ms
 from orca.pool.api import RequestPool
-from orca.pool.records import Caller
+from orca.pool.records import Caller, LengthCounts
 from orca.scheduler.observer import Observer
+from orca.scheduler.order.claim_orders import ClaimOrders
 from orca.scheduler.policy.finish import MakeStopStringMatcher
 from orca.scheduler.policy.policy import Policy
 
@@ -54,11 +55,16 @@ class Dependencies:
     eos_token_ids: tuple[int, ...] = ()
     make_stop_string_matcher: MakeStopStringMatcher | None = None
     forces_last_token: bool = False  # the model has a `forced_eos_token_id` (FinishDetector)
+    orders: ClaimOrders | None = None  # None: claims go by arrival
     timings: LoopTimings = LoopTimings()
     wall_ms: Callable[[], int] = wall_clock_ms  # Unix milliseconds
     # Returns the reason why no group can run a request, None if one can. The ranks decide so, too. Here it keeps out
     # what no message to them can hold, which would end this process (core.domain.refusal).
     refuse: Callable[[Request], str | None] = lambda request: None  # noqa: ARG005 - shape of the function
+
+    async def counted_lengths(self) -> LengthCounts:
+        """Return the lengths of answers that the pool has counted for this scheduler's revision."""
+        return await self.call_pool(lambda pool: pool.lengths(self.caller.revision))
 
     async def call_pool(self, call: Callable[[RequestPool], Awaitable[T]]) -> T:
         """Call the pool until it answers, and log now and then that it does not. Every transition may be repeated."""

@@ -100,7 +100,9 @@ class GroupScheduler:
             Both mean that it makes no sense to go on.
         """
         async with asyncio.TaskGroup() as group:
-            sweeps = group.create_task(self._sweeps())
+            background = [group.create_task(self._sweeps())]
+            if (orders := self._dependencies.orders) is not None:
+                background.append(group.create_task(orders.follow_lengths(self._dependencies.counted_lengths)))
             try:
                 await self._live_until_stopped()
             except* SettingError:
@@ -108,7 +110,8 @@ class GroupScheduler:
                 await self._seat.leave()
                 raise
             await self._seat.leave()
-            sweeps.cancel()
+            for task in background:
+                task.cancel()
 
     async def _live_until_stopped(self) -> None:
         while not self._stop.is_set():

@@ -39,6 +39,7 @@ from orca.scheduler.formation_watch import FormationWatch
 from orca.scheduler.loop import GroupScheduler, flat_errors
 from orca.scheduler.metrics import SchedulerMetrics
 from orca.scheduler.observer import IterationLogFile, Observer, Observers
+from orca.scheduler.order.claim_orders import ClaimOrders
 from orca.scheduler.policy.finish import MakeStopStringMatcher
 from orca.scheduler.settings import SchedulerSettings, parse_settings
 
@@ -115,6 +116,10 @@ async def _schedule(
     )
     watch = FormationWatch(settings.unformed_s, time.monotonic)
     observers: list[Observer] = [metrics, watch]
+    rules = settings.make_rules()
+    orders = None if rules is None else ClaimOrders(rules)
+    if orders is not None:
+        observers.append(orders.times)
     with contextlib.ExitStack() as stack:
         if settings.iteration_log is not None:
             observers.append(stack.enter_context(IterationLogFile(Path(settings.iteration_log))))
@@ -129,6 +134,7 @@ async def _schedule(
             eos_token_ids=model.eos_token_ids,
             make_stop_string_matcher=stop_string_matchers(tokenizer),
             forces_last_token=model.encoder_decoder is not None and bool(model.encoder_decoder.forced_eos_token_ids),
+            orders=orders,
             timings=LoopTimings(commit_s=settings.commit_interval_ms / 1000),
             refuse=refusals_of(model),
         )

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from orca.core.domain.errors import BadValue
 from orca.core.domain.model import DTYPES, QUANTIZATIONS
@@ -24,6 +25,7 @@ from orca.core.transport.tls_files import (
     tls_key_setting,
     tls_server_name_setting,
 )
+from orca.pool.order.order_rules import Drop, Order, OrderRules, Utility
 from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.cycle import DEFAULT_THRESHOLD_PERCENT, CycleControls
 from orca.scheduler.policy.policies import POLICIES, policy_of
@@ -86,8 +88,36 @@ class BatchingSettings:
         least=0,
     )
 
+    order: str = setting(
+        "arrival",
+        "order of claims: arrival; deadline by utility and deadline (DAS of the TCB paper); edf by deadline and sjf by"
+        " length alone, for comparison",
+        choices=tuple(Order),
+    )
+    utility: str | None = setting(
+        None,
+        "not for order arrival: worth of an answer in time, equal or inverse_length (1 / length), times its weight;"
+        " unset is equal",
+        choices=tuple(Utility),
+    )
+    eta_percent: int | None = setting(
+        None, "order deadline only: share of a step that goes by utility alone, 1 to 99 percent; unset is 50", least=1
+    )
+    patience_s: int | None = setting(
+        None,
+        "not for order arrival: seconds after which a request without a deadline goes first; unset is 30",
+        least=1,
+    )
+    drop: str | None = setting(
+        None,
+        "not for order arrival: waiting requests that end before their deadline: those that are certain or expected to"
+        " miss it, or never; unset is certain",
+        choices=tuple(Drop),
+    )
+
     def __post_init__(self) -> None:
         check_bounds(self)
+        self._check_order()
         require(set(self.without_habits) <= set(HABITS), self, "without_habits", f"of {' '.join(HABITS)}")
         is_request_level = self.policy == "request_level"
         for name in ("microbatch_size", "without_habits"):
@@ -115,6 +145,19 @@ class BatchingSettings:
             cycle=CycleControls(**controls) if self.encode_batch and self.decode_steps else None,
         )
 
+    def make_rules(self) -> OrderRules | None:
+        """Return the rules of the order of claims; None for arrival."""
+        if self.order == Order.ARRIVAL:
+            return None
+        given = {
+            "utility": self.utility and Utility(self.utility),
+            "eta": self.eta_percent and self.eta_percent / 100,
+            "patience_ms": self.patience_s and self.patience_s * 1000,
+            "drop": self.drop and Drop(self.drop),
+        }
+        chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return OrderRules(order=Order(self.order), **chosen)
+
     def make_policy(self) -> Policy:
         habits = Habits.without(self.without_habits)
         return policy_of(self.policy, RequestLevelPolicy(microbatch_size=self.microbatch_size, habits=habits))
@@ -123,6 +166,14 @@ class BatchingSettings:
     def _has_all_bounds(self) -> bool:
         """False if a file has the bounds that are left out here."""
         return True
+
+    def _check_order(self) -> None:
+        is_ordered = self.order != Order.ARRIVAL
+        for name in ("utility", "eta_percent", "patience_s", "drop"):
+            require(is_ordered or getattr(self, name) is None, self, name, "for this order: not for arrival")
+        is_das = self.order == Order.DEADLINE
+        require(is_das or self.eta_percent is None, self, "eta_percent", "for this order: only for deadline")
+        require((self.eta_percent or 1) <= 99, self, "eta_percent", "99 or less")
 
     def _check_cycle(self) -> None:
         is_rra = self.policy == "rra"

@@ -12,6 +12,7 @@ import pytest
 
 from orca.core.domain.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
 from orca.core.domain.request import FinishReason, SamplingParams
+from orca.pool.order.order_rules import ClaimOrder, OrderRules
 from orca.pool.records import OnDisconnect, OwnershipState
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.keys import NAMED, SINGLE, lua_key_builders
@@ -33,7 +34,8 @@ from support.waiting import until
 
 TYPES = {
     "meta": "hash", "par": "hash", "render": "string", "readers": "zset", "req": "hash", "body": "string",
-    "log": "stream", "q": "zset", "own": "hash", "seat": "hash", "seats": "zset", "closed_at": "zset", "watch": "zset",
+    "log": "stream", "q": "zset", "classes": "hash", "waiting": "zset", "own": "hash", "seat": "hash",
+    "seats": "zset", "closed_at": "zset", "watch": "zset",
     "deadlines": "zset", "ended": "zset", "retired": "zset", "promises": "hash", "blocks": "hash",
     "parts": "zset", "replaced": "zset", "forgotten": "zset", "lengths": "hash", "latencies": "hash",
     "periods": "zset", "results": "string",
@@ -69,6 +71,11 @@ async def test_keys_and_types_are_those_of_the_table(redis_bed: RedisBed) -> Non
     await redis_bed.pool.keep_result("job", b"{}")
     await redis_bed.pool.leave(Scheduler(redis_bed, "p9", "g9").caller)
     await scheduler.take()
+    await redis_bed.pool.submit(submission("e", revision="r2"))
+    other = Scheduler(redis_bed, "p8", "g8", "r2")
+    await other.enter()
+    rules = ClaimOrder(rules=OrderRules(), free_prompt_tokens=1, total_prompt_tokens=1)
+    await other.ask(most=0, order=rules)
     found = {}
     async for key in redis_bed.redis.scan_iter(redis_bed.keys.prefix + "*"):
         kind = key.decode().removeprefix(redis_bed.keys.prefix).partition(":")[0]

@@ -15,6 +15,7 @@ from orca.core.domain.request import End, FinishReason, Request, SamplingParams,
 from orca.core.domain.step import Claim
 from orca.pool.api import RequestPool
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.order.order_rules import ClaimOrder
 from orca.pool.records import (
     Caller,
     ClaimAnswer,
@@ -192,6 +193,14 @@ class RedisBed(Bed):
             await self.redis.hincrby(record, "deadline", -ms)
             if await self.redis.hget(record, "deadline_later"):
                 await self.redis.hincrby(record, "deadline_later", -ms)
+        await self._move_index(("end", "first"), ms)
+
+    async def _move_index(self, kinds: tuple[str, ...], ms: int) -> None:
+        """Let the scores of waiting requests with these kinds of deadlines be lower."""
+        for kind in kinds:
+            async for key in self.redis.scan_iter(self.keys.named("waiting", f"*/{kind}")):
+                for member in await self.redis.zrange(key, 0, -1):
+                    await self.redis.zincrby(key, -ms, member)
 
     async def age_requests(self, ms: int) -> None:
         # Nobody can move Redis' own clock, so the times move.
@@ -199,6 +208,7 @@ class RedisBed(Bed):
             for name in ("submitted_ms", "first_claimed_ms", "first_step_ms", "first_token_ms", "ended_ms"):
                 if await self.redis.hexists(record, name):
                     await self.redis.hincrby(record, name, -ms)
+        await self._move_index(("none",), ms)
 
     async def wall_ms(self) -> int:
         seconds, micros = await self.redis.time()
@@ -244,6 +254,26 @@ class RedisBed(Bed):
         assert int(meta.get("bytes", 0)) == sum(int(record[b"bytes"]) for record in records)
         waiting = [record for record in records if record[b"state"] == b"queued"]
         assert int(meta.get("queued_prompt_tokens", 0)) == sum(int(record[b"prompt_tokens"]) for record in waiting)
+        async for key in redis.scan_iter(keys.named("classes", "*")):
+            await self._recount_index(key.decode().rpartition(":")[2])
+
+    async def _recount_index(self, revision: str) -> None:
+        """Assert that the index of a revision has exactly its waiting requests, and their deadlines."""
+        counts = await self.redis.hgetall(self.keys.named("classes", revision))
+        del counts[b""]
+        found: dict[str, float] = {}
+        for of, count in counts.items():
+            places = await self.redis.zrange(
+                self.keys.named("waiting", f"{revision}/{of.decode()}"), 0, -1, withscores=True
+            )
+            assert len(places) == int(count), of
+            found |= {member.decode().partition(" ")[2]: score for member, score in places}
+        queue = await self.redis.zrange(self.keys.named("q", revision), 0, -1)
+        expected: dict[str, float] = {}
+        for name in queue:
+            record = await self.redis.hmget(self.keys.named("req", name.decode()), "deadline", "submitted_ms")
+            expected[name.decode()] = float(record[0] or record[1])
+        assert found == expected
 
     async def close(self) -> None:
         await self.redis.aclose()
@@ -296,7 +326,14 @@ class Scheduler:
         answer: SeatEntered = await self.bed.pool.enter(self.caller, self.next_call(), reported_epoch=0, blamed=blamed)
         return answer
 
-    async def ask(self, *, free_slots: int = 10_000, total_slots: int = 10_000, most: int = 100) -> ClaimAnswer:
+    async def ask(
+        self,
+        *,
+        free_slots: int = 10_000,
+        total_slots: int = 10_000,
+        most: int = 100,
+        order: ClaimOrder | None = None,
+    ) -> ClaimAnswer:
         answer: ClaimAnswer = await self.bed.pool.claim(
             self.caller,
             self.next_call(),
@@ -304,10 +341,11 @@ class Scheduler:
             total_slots=total_slots,
             block_tokens=16,
             most=most,
+            order=order,
         )
         return answer
 
-    async def take(self, **slots: int) -> dict[str, Claimed]:
+    async def take(self, **slots: Any) -> dict[str, Claimed]:
         return {claimed.request.id: claimed for claimed in (await self.ask(**slots)).claimed}
 
     async def heartbeat(self, *, is_formed: bool = True, offered_slots: int | None = None) -> dict[str, Claim]:

@@ -14,6 +14,7 @@ from orca.core.domain.errors import PoolUnavailable
 from orca.core.domain.request import End, FinishReason, Request, SamplingParams, Token
 from orca.core.domain.step import Claim, Epoch, Part, Row, Step
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.order.order_rules import OrderRules
 from orca.pool.records import Caller, OnDisconnect, OwnershipState, Submission
 from orca.scheduler.dependencies import Dependencies, LoopTimings
 from orca.scheduler.engines import virtual_time
@@ -29,7 +30,8 @@ from orca.scheduler.engines.simulated_engine import (
 from orca.scheduler.engines.step_cost import StepCost
 from orca.scheduler.engines.virtual_time import VirtualClock
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
-from orca.scheduler.observer import IterationHistory, IterationRecord
+from orca.scheduler.observer import IterationHistory, IterationRecord, Observers
+from orca.scheduler.order.claim_orders import ClaimOrders
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, Policy, next_batch
 from orca.scheduler.policy.state import GroupState
@@ -233,6 +235,7 @@ class Simulation:
     make_stop_string_matcher: Any = None
     forces_last_token: bool = False
     refuse: Callable[[Request], str | None] = lambda request: None  # noqa: ARG005 - shape of the function
+    rules: OrderRules | None = None  # of another order of claims than arrival
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
@@ -268,6 +271,7 @@ class Simulation:
         checks = Checks(
             lambda: (self.choices.max_batch_size, self.choices.max_batch_tokens), group.engine.shape.block_tokens
         )
+        orders = None if self.rules is None else ClaimOrders(self.rules)
         dependencies = Dependencies(
             pool=UnreliablePool(self.pool, self.chance, loss=self.loss, delay_ms=self.delay_ms),  # type: ignore[arg-type]
             engine=group.engine,
@@ -276,7 +280,8 @@ class Simulation:
             calls=count(1),
             clock_ns=self.clock.monotonic_ns,
             wall_ms=self.clock.wall_ms,
-            observer=checks,
+            observer=checks if orders is None else Observers([checks, orders.times]),
+            orders=orders,
             eos_token_ids=self.eos,
             make_stop_string_matcher=self.make_stop_string_matcher,
             forces_last_token=self.forces_last_token,

@@ -227,4 +227,5 @@ class End:
     reason: FinishReason
     count: int
     stop: str | int | None = None  # the stop string or stop token id that ended it; None for EOS and other reasons
-    detail: str | None = None  # why the request was refused, for its client; with REFUSED only
+    # Why the request was refused, or ended before its deadline, for its client; with these reasons only.
+    detail: str | None = None

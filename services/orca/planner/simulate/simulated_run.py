@@ -16,6 +16,7 @@ from orca.core.domain.request import End, FinishReason, Request
 from orca.planner.simulate.outcomes import RequestOutcome, RunReport, summarise
 from orca.planner.workload.trace import GREEDY, Trace, TraceRequest
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.order.order_rules import OrderRules
 from orca.pool.records import Caller, CommitAnswer, CommitEntry, OnDisconnect, Submission
 from orca.pool.settings import PoolSettings
 from orca.scheduler.dependencies import Dependencies
@@ -23,7 +24,8 @@ from orca.scheduler.engines import virtual_time
 from orca.scheduler.engines.simulated_engine import SimulatedEngine, StageTime
 from orca.scheduler.engines.step_cost import StepCost
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
-from orca.scheduler.observer import Observer
+from orca.scheduler.observer import Observer, Observers
+from orca.scheduler.order.claim_orders import ClaimOrders
 from orca.scheduler.policy.cycle import CycleControls
 from orca.scheduler.policy.policies import policy_of
 from orca.scheduler.policy.policy import Policy
@@ -44,6 +46,7 @@ class Simulation:
     is_encoder_decoder: bool = False  # prompts are sources, and each target begins with one start token
     baseline: RequestLevelPolicy = field(default_factory=RequestLevelPolicy)  # the policy named `request_level`
     cycle: CycleControls | None = None  # the controls of the policy `rra`
+    rules: OrderRules | None = None  # of the order of claims; None: arrival
 
     def measure(self, policy: str, max_batch_size: int, traces: Sequence[Trace]) -> Iterator[RunReport]:
         """Yield a report of each trace (see `sweep.Measure`). Raises: SettingError if the policy cannot run here."""
@@ -99,6 +102,7 @@ class Simulation:
         is_over: asyncio.Event,
     ) -> list[RequestOutcome]:
         pool = WatchedPool(len(trace.requests), is_over)
+        orders = None if self.rules is None else ClaimOrders(self.rules)
         dependencies = Dependencies(
             pool=pool,
             engine=engine,
@@ -107,7 +111,8 @@ class Simulation:
             calls=count(1),
             clock_ns=virtual_time.VirtualClock().monotonic_ns,
             wall_ms=virtual_time.VirtualClock().wall_ms,
-            observer=observer,
+            observer=observer if orders is None else Observers([observer, orders.times]),
+            orders=orders,
         )
         scheduler = GroupScheduler(dependencies, choices)
         async with asyncio.TaskGroup() as tasks:

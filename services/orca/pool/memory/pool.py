@@ -5,7 +5,7 @@ is one whole transition, as a script is in Redis, and its steps have the order o
 waits, except `wait_for_work`. The records that the transitions change are in state.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -32,7 +32,9 @@ from orca.pool.contract import (
 from orca.pool.hints import LogNews
 from orca.pool.latency_bins import AnswerLatency, latencies_us
 from orca.pool.latency_counts import LatencyCounts
+from orca.pool.memory.ordered_claim import ClaimRoom, OrderedClaim
 from orca.pool.memory.state import ParentRecord, PoolClock, PoolState, RequestRecord, Seat
+from orca.pool.order.order_rules import LATE, ClaimOrder
 from orca.pool.poison import FAILURES_MAX
 from orca.pool.records import (
     NOBODY_BLAMED,
@@ -54,7 +56,7 @@ from orca.pool.records import (
     SeatHeld,
     Submission,
 )
-from orca.pool.schemas import SCHEMAS, Schemas, schema_least
+from orca.pool.schemas import SCHEMA_OF_ORDERS, SCHEMAS, Schemas, schema_least
 from orca.pool.settings import PoolSettings
 
 
@@ -137,6 +139,7 @@ class MemoryPool(RequestPool):
             state.queue(request.revision).append((request.arrival, request.id))
             if request.first_deadline_wall_ms is not None:
                 state.deadlines.set(request.id, request.first_deadline_wall_ms)
+            state.waiting.add(request, request.first_deadline_wall_ms)
             state.bytes_reserved += size
             state.queued_prompt_tokens += len(request.prompt)
             requests.append(request)
@@ -335,17 +338,30 @@ class MemoryPool(RequestPool):
         await self.state.hints.wait_for_work(revision, timeout_s)
 
     async def claim(
-        self, caller: Caller, call: int, *, free_slots: int, total_slots: int, block_tokens: int, most: int
+        self,
+        caller: Caller,
+        call: int,
+        *,
+        free_slots: int,
+        total_slots: int,
+        block_tokens: int,
+        most: int,
+        order: ClaimOrder | None = None,
     ) -> ClaimAnswer:
         state = self.state
         state.begin()
+        order = order if state.schema >= SCHEMA_OF_ORDERS else None
         seat = self._seat(caller)
         if call != seat.claim_call:
             if call <= seat.last_call:
                 raise verdict_error("stale", caller)
             if not state.is_seat_living(caller.group):
                 raise verdict_error("lost", caller)
-            chosen, is_blocked = self._choose(caller, seat.epoch, free_slots, total_slots, block_tokens, most)
+            if order is None:
+                chosen, is_blocked = self._choose(caller, seat.epoch, free_slots, total_slots, block_tokens, most)
+            else:
+                row = (most, free_slots, total_slots, order.free_prompt_tokens, order.total_prompt_tokens)
+                chosen, is_blocked = self._choose_by_order(caller, seat.epoch, order, ClaimRoom(*row), block_tokens)
             for record in chosen:
                 self._own(record, caller, f"{caller.process}/{call}")
             seat.last_call = seat.claim_call = call
@@ -362,7 +378,7 @@ class MemoryPool(RequestPool):
             for request_id, number in given
             if request_id in state.records
         )
-        return ClaimAnswer(claimed=claimed, waiting=waiting, is_blocked=is_blocked)
+        return ClaimAnswer(claimed=claimed, waiting=waiting, is_blocked=is_blocked, is_by_order=order is not None)
 
     def _choose(
         self, caller: Caller, epoch: int, free_slots: int, total_slots: int, block_tokens: int, most: int
@@ -379,10 +395,48 @@ class MemoryPool(RequestPool):
             if slots <= free_slots:
                 free_slots -= slots
                 chosen.append(record)
-            elif self._may_mark(slots, total_slots) and not self._is_marked_for_another(record, caller.group):
-                record.mark = (epoch, caller.group)
+            elif self._may_mark(slots, total_slots) and self._may_reserve(record, epoch, caller.group):
                 return chosen, True
         return chosen, False
+
+    def _choose_by_order(
+        self, caller: Caller, epoch: int, order: ClaimOrder, room: ClaimRoom, block_tokens: int
+    ) -> tuple[list[RequestRecord], bool]:
+        """End what is too late, and return what another order than arrival puts first; then as `_choose`."""
+        records = self.state.records
+
+        def find(request_id: str) -> Request | None:
+            record = records[request_id]
+            return record.request if self.state.is_readable(record) and not self._is_expired(record) else None
+
+        claim = OrderedClaim(
+            order=order,
+            index=self.state.waiting.of(caller.revision, self._waiting(caller.revision)),
+            now_ms=self.state.wall,
+            room=room,
+            slots_of=lambda request: request.slots(block_tokens),
+            find=find,
+            may_reserve=lambda request_id: self._may_reserve(records[request_id], epoch, caller.group),
+        )
+        for request_id in claim.too_late(lambda request_id: len(records[request_id].log)):
+            record = records[request_id]
+            self.state.end(record, End(FinishReason.DEADLINE_EXCEEDED, len(record.log), detail=LATE))
+        chosen, is_blocked = claim.choose()
+        return [records[request_id] for request_id in chosen], is_blocked
+
+    def _waiting(self, revision: str) -> Iterator[tuple[Request, int | None]]:
+        """Yield the waiting requests that this release can read, each with its deadline in force."""
+        for _, request_id in self.state.queue(revision):
+            record = self.state.records[request_id]
+            if self.state.is_readable(record):
+                yield record.request, self.state.deadlines.get(request_id)
+
+    def _may_reserve(self, record: RequestRecord, epoch: int, group: str) -> bool:
+        """Reserve a request that does not fit for a group, unless it is reserved for another one."""
+        if self._is_marked_for_another(record, group):
+            return False
+        record.mark = (epoch, group)
+        return True
 
     def _is_expired(self, record: RequestRecord) -> bool:
         """Return true after its deadline: the sweep will end it, and nothing of it is computed until then."""
@@ -587,6 +641,8 @@ class MemoryPool(RequestPool):
         living = [schemas for lease_end, schemas in state.parts.values() if lease_end > state.awake]
         if all(number in schemas for schemas in (state.schemas, *living)):
             state.schema = number
+            if number < SCHEMA_OF_ORDERS:
+                state.waiting.indexes.clear()  # releases before it do not keep them
         return state.schema
 
     async def set_revision(self, revision: str, generation: int) -> str:

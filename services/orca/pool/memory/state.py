@@ -16,6 +16,7 @@ from orca.pool.contract import WANTED_FOR_MS
 from orca.pool.hints import Hints
 from orca.pool.memory.latencies import CountedLatencies
 from orca.pool.memory.lengths import CountedLengths
+from orca.pool.memory.waiting_index import WaitingIndexes, place_of
 from orca.pool.records import OwnershipState, Submission
 from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
@@ -131,6 +132,7 @@ class PoolState:
         self.records: dict[str, RequestRecord] = {}
         self.parents: dict[str, ParentRecord] = {}
         self.queues: dict[str, list[tuple[int, str]]] = {}  # revision -> (arrival, id), oldest first
+        self.waiting = WaitingIndexes()  # of the queues, for orders of claims
         self.own: dict[str, dict[str, RequestRecord]] = {}  # group -> its requests
         self.seats: dict[str, Seat] = {}
         self.leases = DueTimes()  # group -> end of its seat's lease; groups without a living seat are not in it
@@ -167,6 +169,12 @@ class PoolState:
             assert record.end is None or record.end.count == len(record.log), request_id
         assert queued | owned <= self.records.keys()
         assert all(queue == sorted(queue) for queue in self.queues.values())
+        for revision, index in self.waiting.indexes.items():
+            waiting = [self.records[request_id] for _, request_id in self.queue(revision)]
+            readable = [each.request for each in waiting if self.is_readable(each)]
+            places = {each.id: place_of(each, self.deadlines.get(each.id)) for each in readable}
+            assert places.items() <= index.places.items(), revision
+            assert index.places.keys() <= {each.request.id for each in waiting}, revision
         assert self.queued_prompt_tokens == sum(len(self.records[i].request.prompt) for i in queued)
         assert self.bytes_reserved == sum(record.bytes for record in self.records.values())
         for name, parent in self.parents.items():
@@ -192,6 +200,7 @@ class PoolState:
         record.group = record.process = ""
         record.is_on_trial = False
         insort(self.queue(record.request.revision), (record.request.arrival, record.request.id))
+        self.waiting.add(record.request, self.deadlines.get(record.request.id))
         self.queued_prompt_tokens += len(record.request.prompt)
         self.hints.publish_work(record.request.revision)
 
@@ -255,3 +264,4 @@ class PoolState:
         self.queued_prompt_tokens -= len(record.request.prompt)
         queue = self.queue(record.request.revision)
         del queue[bisect_left(queue, (record.request.arrival, record.request.id))]
+        self.waiting.remove(record.request)

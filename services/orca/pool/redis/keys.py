@@ -16,6 +16,11 @@ req:<id>            hash    a request's state (fields below)                    
 body:<id>           string  the constant part of a request: prompt, sampling (codec.py)    until retention
 log:<id>            stream  token i at id (i+1)-0, then the end at (count+1)-0 (codec.py)  first token until retention
 q:<revision>        zset    queued request -> arrival number                               while queued
+classes:<revision>  hash    order class -> its waiting requests, and the field '' while    until its records are gone,
+                            this index is kept (waiting_index.lua)                         if groups claim by an order
+waiting:<class>     zset    "<arrival> <request>" -> deadline in force, or time of         while queued, if `classes`
+                            submission if it has none (wall clock ms); the name of a       has its revision
+                            class is "<revision>/<order class>"
 own:<group>         hash    request -> "<claim number> <claim call>"                       while owned
 seat:<group>        hash    holder, epoch, last calls and answers (fields below)           for ever, one per group name
 seats               zset    group -> awake ms at which its seat's lease ends               while the lease lives
@@ -56,8 +61,8 @@ news                channel hints, one a line: "<id> <entries>" per log that gre
     for none), number and call (claim; call is empty while queued and unchanged by the end), group and process (owner),
     first_claimed_ms, first_step_ms, first_token_ms and ended_ms (wall clock; absent before; the first step is known
     with the first token, if that came under the first claim), mark ("<epoch> <group>" of the seat that it is reserved
-    for), trial (1 from a claim to its first commit, otherwise empty) and failures (in a row; both in poison.py, absent
-    means none).
+    for), priority (absent means 0), fewest (tokens that its output has at least, absent means 1), trial (1 from a claim
+    to its first commit, otherwise empty) and failures (in a row; both in poison.py, absent means none).
 - par: schema, choices (how many requests), left (not ended yet), on_disconnect, owner, digest,
     conversation (only where a later call may go on from it).
 - seat: holder (process, empty when free), epoch, revision, last_call (highest call number of the holder); answers to
@@ -87,7 +92,22 @@ writes a range of numbers (schemas.py), and its scripts write the one in force. 
 number in force is outside its range. A queue skips a record whose number is outside the range.
 """
 
-NAMED = ("par", "render", "readers", "req", "body", "log", "q", "own", "seat", "lengths", "latencies", "results")
+NAMED = (
+    "par",
+    "render",
+    "readers",
+    "req",
+    "body",
+    "log",
+    "q",
+    "classes",
+    "waiting",
+    "own",
+    "seat",
+    "lengths",
+    "latencies",
+    "results",
+)
 SINGLE = (
     "meta",
     "seats",

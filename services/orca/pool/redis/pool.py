@@ -30,6 +30,7 @@ from orca.pool.contract import (
 from orca.pool.hints import Hints, LogNews
 from orca.pool.latency_counts import LatencyCounts
 from orca.pool.length_bins import kept_periods
+from orca.pool.order.order_rules import ClaimOrder
 from orca.pool.records import (
     NOBODY_BLAMED,
     Caller,
@@ -292,7 +293,15 @@ class RedisPool(RequestPool):
         return Heartbeat(owned=owned)
 
     async def claim(
-        self, caller: Caller, call: int, *, free_slots: int, total_slots: int, block_tokens: int, most: int
+        self,
+        caller: Caller,
+        call: int,
+        *,
+        free_slots: int,
+        total_slots: int,
+        block_tokens: int,
+        most: int,
+        order: ClaimOrder | None = None,
     ) -> ClaimAnswer:
         verdict, *rest = await self._link.run(
             "claim",
@@ -304,14 +313,15 @@ class RedisPool(RequestPool):
             total_slots,
             block_tokens,
             most,
+            *script_format.order_arguments(order),
         )
         if verdict != b"claimed":
             raise verdict_error(verdict.decode(), caller)
-        blocked, waiting, *given = rest
+        blocked, waiting, ordered, *given = rest
         claim_call = f"{caller.process}/{call}"
         claimed, damaged = script_format.read_all_claimed(given, claim_call)
         await self.commit(damaged)
-        return ClaimAnswer(claimed=claimed, waiting=int(waiting), is_blocked=bool(blocked))
+        return ClaimAnswer(claimed=claimed, waiting=int(waiting), is_blocked=bool(blocked), is_by_order=bool(ordered))
 
     async def commit(self, entries: Sequence[CommitEntry]) -> list[CommitAnswer]:
         if not entries:

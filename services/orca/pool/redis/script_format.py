@@ -29,6 +29,8 @@ from orca.pool.contract import check_entry, reserved_bytes
 from orca.pool.latency_bins import LATENCIES, AnswerLatency
 from orca.pool.latency_counts import PeriodLatencies
 from orca.pool.length_bins import age_ms
+from orca.pool.order.order_class import fewest_tokens, priority_of
+from orca.pool.order.order_rules import ClaimOrder
 from orca.pool.records import Claimed, CommitEntry, LogSlice, PeriodLengths, Submission
 from orca.pool.schemas import schema_least
 from orca.pool.settings import PoolSettings
@@ -79,6 +81,8 @@ class RequestArguments(NamedTuple):
     token_bytes: int
     deadline_ms: int | str  # empty if there is none
     first_token_deadline_ms: int | str  # empty if there is none
+    priority: int | str  # empty if it is 0
+    fewest: int | str  # tokens of the shortest output, empty if it is 1
 
 
 def submit_arguments(submission: Submission, settings: PoolSettings) -> list[Argument]:
@@ -121,6 +125,8 @@ def _request_arguments(request: Request, body: bytes, size: int, schema: int) ->
         token_bytes=codec.token_bytes(request.sampling),
         deadline_ms="" if request.deadline_ms is None else request.deadline_ms,
         first_token_deadline_ms="" if first_token_deadline_ms is None else first_token_deadline_ms,
+        priority=priority_of(request.weight) or "",
+        fewest=least if (least := fewest_tokens(request)) > 1 else "",
         body=body,
     )
 
@@ -134,6 +140,25 @@ def submit_tables() -> str:
 
 def _quoted_fields(arguments: type[ParentArguments] | type[RequestArguments]) -> str:
     return ", ".join(f"'{name}'" for name in arguments._fields)
+
+
+def order_arguments(order: ClaimOrder | None) -> list[Argument]:
+    """Return the arguments of a claim by another order than arrival (order.lua), none for that."""
+    if order is None:
+        return []
+    rules, estimates = order.rules, order.estimates
+    times = estimates.prompt_token_ms, estimates.step_ms, estimates.least_step_ms
+    return [
+        repr(rules.utility_share),
+        rules.utility.value,
+        rules.patience_ms,
+        rules.drop.value,
+        *map(repr, times),
+        repr(1 - rules.eta),
+        order.free_prompt_tokens,
+        order.total_prompt_tokens,
+        *(argument for number, mean in estimates.outputs for argument in (number, repr(mean))),
+    ]
 
 
 def claim_arguments(claims: Mapping[str, Claim]) -> list[str | int]:

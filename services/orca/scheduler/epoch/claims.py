@@ -3,12 +3,23 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import NamedTuple
 
 from orca.pool.api import StaleCall
 from orca.pool.records import ClaimAnswer, Claimed
 from orca.scheduler.dependencies import Dependencies
-from orca.scheduler.policy.policy import BatchLimits, FreeCapacity
+from orca.scheduler.policy.policy import UNBOUNDED_ROOM, BatchLimits, FreeCapacity, PromptRoom
 from orca.scheduler.policy.state import GroupState
+
+
+class RefusedRoom(NamedTuple):
+    """Room of a claim that was not enough for what is next in the queue."""
+
+    slots: int
+    prompt_tokens: int
+
+
+NO_ROOM = RefusedRoom(0, 0)
 
 
 class RequestClaimer:
@@ -25,7 +36,7 @@ class RequestClaimer:
         self._has_capacity = asyncio.Event()  # the free capacity may have changed
         self._has_work = asyncio.Event()  # the pool hinted at new requests, or sent no hint for a while
         self._is_answered = asyncio.Event()  # a claim was answered since somebody began to wait for that
-        self._refused_slots = 0  # free slots that were not enough for the head of the queue
+        self._refused: RefusedRoom | None = None  # room that was not enough for what is next in the queue
         self._is_pool_slow = False  # the last wait for an answer ended without one
         self.is_claiming = False  # a call is in progress: the pool may list requests that are not known here yet
         self.waiting = 0  # requests in the pool's queue, as of the last claim
@@ -42,20 +53,20 @@ class RequestClaimer:
     async def run(self) -> None:
         """Claim whenever there is capacity and work, until cancelled. Raises: SeatLost, ProcessClosed."""
         while True:
-            if self._refused_slots:
+            if self._refused is not None:
                 # When the head's client leaves or another group claims it, no hint comes, but younger ones may fit.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._dependencies.timings.head_s):
-                        await self._capacity_above(self._refused_slots)
-            capacity = await self._capacity_above(0)
+                        await self._capacity_above(self._refused)
+            capacity = await self._capacity_above(NO_ROOM)
             self._has_work.clear()
             answer = await self._claim(capacity)
             for claimed in answer.claimed:
                 self._adopt(claimed)
             is_refused = answer.waiting > 0 and len(answer.claimed) < capacity.requests
             # By now the group may have no place for a request. The slots that were refused count all the same.
-            policy = self._dependencies.policy
-            self._refused_slots = policy.free_slots(self._state, self._limits) if is_refused else 0
+            slots = self._dependencies.policy.free_slots(self._state, self._limits)
+            self._refused = RefusedRoom(slots, self._prompt_room().free) if is_refused and slots else None
             self._is_pool_slow = False
             self._is_answered.set()
             if not answer.waiting:
@@ -84,15 +95,25 @@ class RequestClaimer:
 
     @property
     def _is_claim_due(self) -> bool:
-        capacity = self._free_capacity()
-        return self.waiting > 0 and capacity.requests > 0 and capacity.slots > self._refused_slots
+        return self.waiting > 0 and self._has_more_than(self._free_capacity(), self._refused or NO_ROOM)
 
-    async def _capacity_above(self, slots: int) -> FreeCapacity:
-        """Wait until another request, and more than so many slots, can be claimed."""
-        while (capacity := self._free_capacity()).requests <= 0 or capacity.slots <= slots:
+    async def _capacity_above(self, refused: RefusedRoom) -> FreeCapacity:
+        """Wait until another request can be claimed, and into more room than was refused."""
+        while not self._has_more_than(capacity := self._free_capacity(), refused):
             self._has_capacity.clear()
             await self._has_capacity.wait()
         return capacity
+
+    def _has_more_than(self, capacity: FreeCapacity, refused: RefusedRoom) -> bool:
+        if capacity.requests <= 0 or capacity.slots <= 0:
+            return False
+        prompt_tokens = self._prompt_room().free
+        return prompt_tokens > 0 and (capacity.slots > refused.slots or prompt_tokens > refused.prompt_tokens)
+
+    def _prompt_room(self) -> PromptRoom:
+        if self._dependencies.orders is None:
+            return UNBOUNDED_ROOM
+        return self._dependencies.policy.prompt_room(self._state, self._limits)
 
     def _free_capacity(self) -> FreeCapacity:
         return self._dependencies.policy.free_capacity(self._state, self._limits)
@@ -100,6 +121,8 @@ class RequestClaimer:
     async def _claim(self, capacity: FreeCapacity) -> ClaimAnswer:
         """Claim once. The call is repeated under its number until the pool answers, which stores the answer."""
         self.is_claiming = True
+        orders = self._dependencies.orders
+        order = None if orders is None else orders.of_claim(self._prompt_room())
         while True:
             call = next(self._dependencies.calls)
             try:
@@ -111,10 +134,13 @@ class RequestClaimer:
                         total_slots=self._limits.slots,
                         block_tokens=self._limits.block_tokens,
                         most=capacity.requests,
+                        order=order,
                     )
                 )
             except StaleCall:
                 continue
             self.is_claiming = False
             self.waiting = answer.waiting
+            if orders is not None:
+                orders.note(answer)
             return answer

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 
 from orca.core.domain.request import slots_needed
 from orca.scheduler.policy.admission import oldest_suspect, slots_for, slots_left
-from orca.scheduler.policy.policy import NO_CAPACITY, BatchBounds, BatchLimits, FreeCapacity
+from orca.scheduler.policy.policy import (
+    NO_CAPACITY,
+    WHOLE_PROMPTS_ROOM,
+    BatchBounds,
+    BatchLimits,
+    FreeCapacity,
+    PromptRoom,
+)
 from orca.scheduler.policy.state import Admission, Batch, BatchRow, GroupRequest, GroupState
 
 
@@ -99,11 +106,23 @@ class IterationPolicy:
     def free_slots(self, state: GroupState, limits: BatchLimits) -> int:
         return slots_left(state, limits)
 
+    def prompt_room(self, state: GroupState, limits: BatchLimits) -> PromptRoom:
+        """Return the tokens that one step has for prompts, less those of prompts that are claimed and not run yet."""
+        total = limits.max_batch_tokens or WHOLE_PROMPTS_ROOM
+        return PromptRoom(total - sum(min(_initiation_tokens(entry), total) for entry in state.requests), total)
+
     def refuse(self, limits: BatchLimits) -> str | None:  # noqa: ARG002 - Algorithm 1 works under any limits
         return None
 
     def describe(self, bounds: BatchBounds) -> str:  # noqa: ARG002 - the name says it all
         return "iteration"
+
+
+def _initiation_tokens(entry: GroupRequest) -> int:
+    """Return the tokens of a request's prompt, or source and target prefix, that have not been scheduled."""
+    if entry.is_over or entry.computed >= len(entry.known):
+        return 0
+    return len(entry.known) - entry.computed + (0 if entry.computed else entry.source_tokens)
 
 
 def _can_enter(entry: GroupRequest, prompt_tokens: int, source_slots: int, limits: BatchLimits) -> bool:

@@ -97,6 +97,20 @@ class FreeCapacity:
     slots: int  # may be left uncounted, as 0, where there is no place for a request
 
 
+@dataclass(frozen=True, slots=True)
+class PromptRoom:
+    """Prompt tokens of the next step: a row of the TCB paper (docs/concepts/order-of-claims.md)."""
+
+    free: int  # not taken by requests that are claimed
+    total: int
+
+
+WHOLE_PROMPTS_ROOM = 512
+"""Prompt tokens that a step is filled with where prompts run whole."""
+
+UNBOUNDED_ROOM = PromptRoom(1 << 31, 1 << 31)
+"""The room of a policy whose steps are bounded by requests alone."""
+
 NO_CAPACITY = FreeCapacity(requests=0, slots=0)
 """No place for a request. A full group need not count its slots: `free_slots` does."""
 
@@ -123,6 +137,10 @@ class Policy(Protocol):
 
     def free_slots(self, state: GroupState, limits: BatchLimits) -> int:
         """Return the slots that could be claimed if there were a place for another request."""
+        ...
+
+    def prompt_room(self, state: GroupState, limits: BatchLimits) -> PromptRoom:
+        """Return how many prompt tokens to claim for the next step, by another order than arrival."""
         ...
 
     def refuse(self, limits: BatchLimits) -> str | None:

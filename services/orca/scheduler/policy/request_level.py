@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from itertools import groupby
 
 from orca.core.domain.request import reserved_slots, slots_needed
-from orca.scheduler.policy.policy import BatchBounds, BatchLimits, FreeCapacity
+from orca.scheduler.policy.policy import UNBOUNDED_ROOM, BatchBounds, BatchLimits, FreeCapacity, PromptRoom
 from orca.scheduler.policy.state import NOTHING, Admission, Batch, BatchRow, GroupRequest, GroupState
 
 
@@ -85,6 +85,9 @@ class RequestLevelPolicy:
     def free_slots(self, state: GroupState, limits: BatchLimits) -> int:
         waiting = [entry for entry in state.requests if not entry.is_admitted]
         return limits.slots - sum(_slots_for(entry, entry.request.max_total_tokens, limits) for entry in waiting)
+
+    def prompt_room(self, state: GroupState, limits: BatchLimits) -> PromptRoom:  # noqa: ARG002 - shape of the policy
+        return UNBOUNDED_ROOM
 
     def refuse(self, limits: BatchLimits) -> str | None:
         if limits.max_batch_tokens is not None:

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from orca.core.domain.request import slots_needed
 from orca.scheduler.policy.admission import oldest_suspect, slots_for, slots_left
 from orca.scheduler.policy.cycle import CYCLE_START, CycleControls, CyclePosition, turns
-from orca.scheduler.policy.policy import NO_CAPACITY, BatchBounds, BatchLimits, FreeCapacity
+from orca.scheduler.policy.policy import (
+    NO_CAPACITY,
+    UNBOUNDED_ROOM,
+    BatchBounds,
+    BatchLimits,
+    FreeCapacity,
+    PromptRoom,
+)
 from orca.scheduler.policy.state import Admission, Batch, BatchRow, GroupRequest, GroupState
 
 
@@ -91,6 +98,9 @@ class RoundRobinPolicy:
 
     def free_slots(self, state: GroupState, limits: BatchLimits) -> int:
         return slots_left(state, limits)
+
+    def prompt_room(self, state: GroupState, limits: BatchLimits) -> PromptRoom:  # noqa: ARG002 - shape of the policy
+        return UNBOUNDED_ROOM
 
     def refuse(self, limits: BatchLimits) -> str | None:
         if limits.max_batch_tokens is not None:

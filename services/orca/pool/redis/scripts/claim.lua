@@ -1,15 +1,14 @@
--- claim: own the oldest requests of the revision that fit into the free slots.
--- ARGV: group, process, revision, call, free_slots, total_slots, block_tokens, most.
--- Answers {'claimed', blocked 0|1, waiting, then per request
+-- claim: own requests of the revision that fit into the free slots, the oldest first or by another order (order.lua).
+-- ARGV: group, process, revision, call, free_slots, total_slots, block_tokens, most, and for another order the
+--       arguments of script_format.order_arguments.
+-- Answers {'claimed', blocked 0|1, waiting, by another order 0|1, then per request
 --             {request, number, arrival, submitted_ms, alone 0|1, body, token, ...}},
 --         {'lost'}, {'closed'} or {'stale'}.
 begin(true)
 local group, process, revision, number = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local free, total, block, most = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local claim_call = process .. '/' .. ARGV[4]
--- Records that a walk may skip: expired, marked for other groups, or of an unknown schema. This bounds one
--- call.
-local PASSED_MAX, CHUNK = 1000, 64
+local order = schema >= SCHEMA_OF_ORDERS and order_of_claim(9) or nil
 
 -- Returns a request's part of the answer; nil if the record has gone since (a repeated call long after).
 local function describe(id, claim_number)
@@ -29,7 +28,7 @@ if seat[1] ~= process then return { 'lost' } end
 if number == tonumber(seat[4]) then
   local fields = {}
   for field in string.gmatch(seat[5], '%S+') do fields[#fields + 1] = field end
-  local answer = { 'claimed', tonumber(fields[1]), tonumber(fields[2]) }
+  local answer = { 'claimed', tonumber(fields[1]), tonumber(fields[2]), order and 1 or 0 }
   for i = 3, #fields, 2 do answer[#answer + 1] = describe(fields[i], tonumber(fields[i + 1])) end
   return answer
 end
@@ -53,42 +52,60 @@ local function own(r)
   call('HSETNX', req_key(r.id), 'first_claimed_ms', wall)
   if r.mark then call('HDEL', req_key(r.id), 'mark') end
   call('ZREM', q_key(revision), r.id)
+  remove_from_index(r)
   call('HSET', own_key(group), r.id, r.number .. ' ' .. claim_call)
   count('queued_prompt_tokens', -r.prompt_tokens)
 end
 
--- Returns true after its deadline: the sweep will end it, and nothing of it is computed until then.
-local function is_expired(r) return r.deadline and tonumber(r.deadline) <= wall end
+-- Reserves a request that does not fit now for this group, unless it is reserved for another one.
+local function may_reserve(r)
+  if is_marked_for_another(r) then return false end
+  call('HSET', req_key(r.id), 'mark', seat[2] .. ' ' .. group)
+  return true
+end
 
 -- Oldest first. A request that does not fit now is reserved for this group, and nothing younger is admitted. It is
 -- skipped instead if it is reserved for another group, or if this group could never hold it: a reservation by such a
--- group would never end.
-local chosen, blocked, passed, stop = {}, 0, 0, most <= 0
-while not stop do
-  local ids = call('ZRANGE', q_key(revision), passed, passed + CHUNK - 1)
-  for _, id in ipairs(ids) do
-    local r = load(id)
-    if r and is_expired(r) then r = nil end
-    local slots = r and slots_of(r.need, r.source, block)
-    if r and slots <= free then
-      free = free - slots
-      chosen[#chosen + 1] = r
-      stop = #chosen >= most
-    elseif r and slots <= total and not is_marked_for_another(r) then
-      call('HSET', req_key(id), 'mark', seat[2] .. ' ' .. group)
-      blocked, stop = 1, true
+-- group would never end. PASSED_MAX bounds what a walk may skip: expired, marked for others, or of an unknown schema.
+local function choose_by_arrival()
+  local chosen, passed, stop = {}, 0, most <= 0
+  while not stop do
+    local ids = call('ZRANGE', q_key(revision), passed, passed + CHUNK - 1)
+    for _, id in ipairs(ids) do
+      local r = load(id)
+      if r and is_expired(r) then r = nil end
+      local slots = r and slots_of(r.need, r.source, block)
+      if r and slots <= free then
+        free = free - slots
+        chosen[#chosen + 1] = r
+        if #chosen >= most then return chosen, 0 end
+      elseif r and slots <= total and may_reserve(r) then
+        return chosen, 1
+      end
     end
-    if stop then break end
+    passed = passed + CHUNK
+    stop = #ids < CHUNK or passed - #chosen > PASSED_MAX
   end
-  passed = passed + CHUNK
-  stop = stop or #ids < CHUNK or passed - #chosen > PASSED_MAX
+  return chosen, 0
+end
+
+local chosen, blocked
+if order then
+  if not has_index(revision) then build_index(revision) end
+  local room = {
+    requests = most, slots = free, total_slots = total, tokens = order.free_tokens, total_tokens = order.total_tokens,
+    block = block,
+  }
+  chosen, blocked = choose_by_order(revision, order, room, may_reserve)
+else
+  chosen, blocked = choose_by_arrival()
 end
 
 for _, r in ipairs(chosen) do own(r) end
 count('queued', -#chosen)
 count('owned', #chosen)
 local waiting = call('ZCARD', q_key(revision))
-local answer, stored = { 'claimed', blocked, waiting }, { blocked, waiting }
+local answer, stored = { 'claimed', blocked, waiting, order and 1 or 0 }, { blocked, waiting }
 for _, r in ipairs(chosen) do
   answer[#answer + 1] = describe(r.id, r.number)
   stored[#stored + 1] = r.id .. ' ' .. r.number
@@ -96,4 +113,5 @@ end
 call(
   'HSET', seat_key(group), 'last_call', number, 'claim_call', number, 'claim_answer', table.concat(stored, ' ')
 )
+publish()
 return answer

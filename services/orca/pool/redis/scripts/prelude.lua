@@ -63,7 +63,8 @@ local function parent_of(id) return string.match(id, '^(.*)%.%d+$') end
 
 local FIELDS = {
   'schema', 'state', 'revision', 'arrival', 'prompt_tokens', 'max_new', 'bytes', 'token_bytes', 'deadline',
-  'number', 'call', 'group', 'need', 'source', 'mark', 'trial', 'failures',
+  'number', 'call', 'group', 'need', 'source', 'mark', 'trial', 'failures', 'submitted_ms', 'deadline_later', 'priority',
+  'fewest',
 }
 -- Returns the record of a request, or nil if there is none that this release can read.
 local function load(id)
@@ -74,6 +75,9 @@ local function load(id)
   r.failures = tonumber(r.failures or 0)
   return r
 end
+
+-- Returns true after its deadline: the sweep will end it, and nothing of it is computed until then.
+local function is_expired(r) return r.deadline and tonumber(r.deadline) <= wall end
 
 -- Returns the slots of a request whose block tables have `need` and `source` tokens: each has whole blocks.
 local function slots_of(need, source, block)
@@ -100,6 +104,7 @@ local function take_back(r)
     'trial', ''
   )
   call('ZADD', q_key(r.revision), r.arrival, r.id)
+  add_to_index(r)
   call('HDEL', own_key(r.group), r.id)
   count('owned', -1)
   count('queued', 1)
@@ -135,6 +140,7 @@ local function end_request(r, reason, stop)
   append_end(log_key(r.id), r.number, length + 1, reason, stop or '')
   if r.state == 'queued' then
     call('ZREM', q_key(r.revision), r.id)
+    remove_from_index(r)
     count('queued', -1)
     count('queued_prompt_tokens', -r.prompt_tokens)
   else

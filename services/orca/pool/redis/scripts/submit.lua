@@ -62,7 +62,7 @@ local function set_deadlines(id, to_end, to_first_token)
   if to_first_token then call('HSET', req_key(id), 'deadline_later', to_end and wall + to_end or '') end
 end
 
-local arrival = tonumber(meta[4] or 0)
+local arrival, is_indexed = tonumber(meta[4] or 0), has_index(revision)
 for i, request in ipairs(requests) do
   local id = parent .. '.' .. (i - 1)
   call(
@@ -71,10 +71,13 @@ for i, request in ipairs(requests) do
     'arrival', arrival + i, 'submitted_ms', wall, 'need', request.need, 'prompt_tokens', request.prompt_tokens,
     'max_new', request.max_new, 'bytes', request.reserved, 'token_bytes', request.token_bytes
   )
-  if request.source ~= '' then call('HSET', req_key(id), 'source', request.source) end
+  for _, field in ipairs({ 'source', 'priority', 'fewest' }) do
+    if request[field] ~= '' then call('HSET', req_key(id), field, request[field]) end
+  end
   call('SET', body_key(id), request.body)
   call('ZADD', q_key(revision), arrival + i, id)
   set_deadlines(id, tonumber(request.deadline_ms), tonumber(request.first_token_deadline_ms))
+  if is_indexed then put_in_index(load(id)) end
 end
 call(
   'HSET', par_key(parent), 'schema', schema, 'choices', choices, 'left', choices,

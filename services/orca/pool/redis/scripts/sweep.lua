@@ -144,6 +144,7 @@ local function note_replaced(revision)
     call('ZADD', REPLACED, 0, revision)
   else
     call('ZREM', REPLACED, revision)
+    drop_index(revision)
   end
 end
 for _, key in ipairs({ RETIRED, REPLACED }) do

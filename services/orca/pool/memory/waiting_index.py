@@ -1,0 +1,101 @@
+"""The index of waiting requests by order class, in memory; it is the twin of redis/scripts/waiting_index.lua."""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from orca.core.domain.request import Request
+from orca.pool.order.order_class import DeadlineKind, OrderClass, class_of
+
+
+class WaitingPlace(NamedTuple):
+    """The place of a waiting request in its class."""
+
+    score: float  # the deadline in force, or the time of submission if it has none; wall clock, ms
+    arrival: int
+    id: str
+
+
+class PlaceRange(NamedTuple):
+    """Some places of a class that follow each other. It is valid until the class changes."""
+
+    places: Sequence[WaitingPlace]
+    begin: int
+    end: int
+
+
+class WaitingIndex:
+    """The waiting requests of one revision. Only revisions whose groups claim by an order have one."""
+
+    def __init__(self) -> None:
+        self._classes: dict[OrderClass, list[WaitingPlace]] = {}  # sorted
+        self._places: dict[str, tuple[OrderClass, WaitingPlace]] = {}  # by request
+
+    def __iter__(self) -> Iterator[OrderClass]:
+        return iter(self._classes)
+
+    @property
+    def places(self) -> Mapping[str, tuple[OrderClass, WaitingPlace]]:
+        """Return class and place of each request."""
+        return self._places
+
+    def add(self, of: OrderClass, place: WaitingPlace) -> None:
+        self._places[place.id] = of, place
+        insort(self._classes.setdefault(of, []), place)
+
+    def remove(self, request_id: str) -> None:
+        """Remove a request; harmless if it is not there."""
+        of, place = self._places.pop(request_id, (None, None))
+        if of is None or place is None:
+            return
+        places = self._classes[of]
+        del places[bisect_left(places, place)]
+        if not places:
+            del self._classes[of]
+
+    def between(self, of: OrderClass, low: float, high: float, *, is_low_in: bool, is_high_in: bool) -> PlaceRange:
+        """Return the places of a class between two scores, by rising scores. It costs no time for each of them."""
+        places = self._classes.get(of, [])
+        begin = (bisect_left if is_low_in else bisect_right)(places, low, key=_score)
+        end = (bisect_right if is_high_in else bisect_left)(places, high, key=_score)
+        return PlaceRange(places, begin, max(begin, end))
+
+
+class WaitingIndexes:
+    """The indexes of all revisions that have one."""
+
+    def __init__(self) -> None:
+        self.indexes: dict[str, WaitingIndex] = {}  # by revision
+
+    def of(self, revision: str, waiting: Iterable[tuple[Request, int | None]]) -> WaitingIndex:
+        """Return the index of a revision; the first claim by an order builds it.
+
+        Args: waiting: the requests that wait then, each with the deadline in force.
+        """
+        if revision not in self.indexes:
+            self.indexes[revision] = WaitingIndex()
+            for request, deadline_ms in waiting:
+                self.add(request, deadline_ms)
+        return self.indexes[revision]
+
+    def add(self, request: Request, deadline_ms: int | None) -> None:
+        """Add a queued request, if its revision has an index. Args: deadline_ms: the one in force, wall clock."""
+        if (index := self.indexes.get(request.revision)) is not None:
+            index.add(*place_of(request, deadline_ms))
+
+    def remove(self, request: Request) -> None:
+        if (index := self.indexes.get(request.revision)) is not None:
+            index.remove(request.id)
+
+
+def place_of(request: Request, deadline_ms: int | None) -> tuple[OrderClass, WaitingPlace]:
+    """Return class and place of a waiting request. Args: deadline_ms: the one in force, wall clock."""
+    kind = DeadlineKind.NONE
+    if deadline_ms is not None:
+        kind = DeadlineKind.END if deadline_ms == request.deadline_wall_ms else DeadlineKind.FIRST_TOKEN
+    score = request.submitted_ms if deadline_ms is None else deadline_ms
+    return class_of(request, kind), WaitingPlace(score, request.arrival, request.id)
+
+
+def _score(place: WaitingPlace) -> float:
+    return place.score

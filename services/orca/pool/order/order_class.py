@@ -1,0 +1,98 @@
+"""Order classes: waiting requests that an order of claims treats alike, but for their deadlines and ages.
+
+A claim looks at classes and not at all requests. A class has one priority, one range of prompt lengths, one range of
+`max_new_tokens`, and one kind of deadline. So its requests have the same utility and the same expected length, and the
+class is sorted by deadline.
+
+The pool derives the class from a request's record whenever it queues it. Nothing stores it, so a later release may
+divide requests in another way.
+"""
+
+from enum import StrEnum
+from math import frexp, log2
+from typing import NamedTuple
+
+from orca.core.domain.request import Request
+
+PRIORITY_MAX = 8
+"""Largest and, with a minus, smallest priority of a call. The weight of its utility is 2^-priority."""
+
+
+class DeadlineKind(StrEnum):
+    """What a waiting request must reach by the deadline that is in force."""
+
+    END = "end"
+    FIRST_TOKEN = "first"
+    NONE = "none"  # it has no deadline: patience decides (order_rules.py)
+
+
+class OrderClass(NamedTuple):
+    """The class of a waiting request. Its text is its name in the pool."""
+
+    priority: int  # -PRIORITY_MAX to PRIORITY_MAX, the lower the more urgent
+    prompt: int  # length class of the prompt
+    output: int  # length class of max_new_tokens
+    kind: DeadlineKind
+
+    def __str__(self) -> str:
+        return f"{self.priority}/{self.prompt}/{self.output}/{self.kind}"
+
+
+def length_class(tokens: int) -> int:
+    """Return the class of a length, 1 or more tokens. The lower bounds of classes are 2^i and 1.5 x 2^i."""
+    mantissa, exponent = frexp(tokens)
+    return 2 * (exponent - 1) + (mantissa >= 0.75)
+
+
+def middle_of(number: int) -> float:
+    """Return the middle of the lengths of a class, in tokens."""
+    low, end = _lower_bound(number), _lower_bound(number + 1)
+    return (low + max(low, end - 1)) / 2
+
+
+def _lower_bound(number: int) -> float:
+    octave, is_upper = divmod(number, 2)
+    return float(2.0**octave * (1 + is_upper / 2))
+
+
+def priority_of(weight: float | None) -> int:
+    """Return the priority of a weight: the whole number that is nearest. None is a weight of 1."""
+    if weight is None:
+        return 0
+    return max(-PRIORITY_MAX, min(PRIORITY_MAX, round(-log2(weight))))
+
+
+def class_of(request: Request, kind: DeadlineKind) -> OrderClass:
+    """Return the class of a request. Args: kind: of the deadline that is in force now."""
+    prompt, output = length_class(len(request.prompt)), length_class(request.max_new_tokens)
+    return OrderClass(priority_of(request.weight), prompt, output, kind)
+
+
+def fewest_tokens(request: Request) -> int:
+    """Return the tokens that a request's output has at least: one, unless nothing may end it sooner."""
+    sampling = request.sampling
+    can_stop = sampling.stop or sampling.stop_token_ids or sampling.grammar is not None or not sampling.ignore_eos
+    return min(request.max_new_tokens, max(1, sampling.min_tokens)) if can_stop else request.max_new_tokens
+
+
+def lua() -> str:
+    """Return `length_class`, `middle_of` and `class_of` for the head of each script."""
+    return """\
+local function length_class(tokens)
+  local mantissa, exponent = math.frexp(tokens)
+  return 2 * (exponent - 1) + (mantissa >= 0.75 and 1 or 0)
+end
+local function lower_bound(number)
+  return 2 ^ math.floor(number / 2) * (1 + number % 2 / 2)
+end
+local function middle_of(number)
+  local low, past = lower_bound(number), lower_bound(number + 1)
+  return (low + math.max(low, past - 1)) / 2
+end
+local function class_of(r)
+  local kind = 'none'
+  if r.deadline then kind = r.deadline_later and r.deadline_later ~= r.deadline and 'first' or 'end' end
+  local prompt, output = length_class(tonumber(r.prompt_tokens)), length_class(tonumber(r.max_new))
+  return string.format('%d/%d/%d/%s', r.priority or 0, prompt, output, kind)
+end
+"""

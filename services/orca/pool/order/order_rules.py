@@ -1,0 +1,131 @@
+"""The order of claims: its rules, and what a scheduler knows about run times when it claims.
+
+The rules are the settings of a deployment. The estimates change with every step. Both come with each claim, so the pool
+keeps no setting and learns nothing about devices.
+
+Source: TCB (ICPP '22), section 5.2, Algorithm 1. docs/concepts/order-of-claims.md decides what the paper leaves open.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+
+import orjson
+
+from orca.core.domain.errors import SettingError
+from orca.pool.order.order_class import DeadlineKind, OrderClass, middle_of
+
+PASSED_MAX = 1000
+"""Most requests that one claim passes over: those that do not fit, are reserved for others, or cannot be read."""
+
+DROPS_MAX = 100
+"""Most requests of which one claim asks whether they are too late."""
+
+ROUNDING = 1e-9
+"""Difference below which a number counts as equal to its bound, in Python and in Lua."""
+
+LATE = "it could not have been answered in time, so it ended before its deadline"
+"""Detail of the end of a request that waited and was too late."""
+
+
+class Order(StrEnum):
+    """The rule by which waiting requests are claimed. Arrival needs no rules of this module."""
+
+    ARRIVAL = "arrival"
+    DEADLINE = "deadline"  # DAS, Algorithm 1 of the TCB paper
+    EDF = "edf"  # earliest deadline first; for comparison
+    SJF = "sjf"  # shortest job first: utility per length alone; for comparison
+
+
+class Utility(StrEnum):
+    """What a request that meets its deadline is worth, before its weight."""
+
+    EQUAL = "equal"  # 1, so the sum is goodput
+    INVERSE_LENGTH = "inverse_length"  # 1 / length, as in the paper
+
+
+class Drop(StrEnum):
+    """Waiting requests that end before their deadline, because they are too late."""
+
+    CERTAIN = "certain"  # alone in the engine, at the fastest step seen and with the fewest tokens
+    EXPECTED = "expected"  # by expected values
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderRules:
+    """The rules of an order other than arrival."""
+
+    order: Order = Order.DEADLINE
+    utility: Utility = Utility.EQUAL
+    eta: float = 0.5  # share of a row that goes by utility alone, in (0, 1); q of the paper is 1 - eta
+    patience_ms: int = 30_000  # after which a request without a deadline goes first, the oldest before others
+    drop: Drop = Drop.CERTAIN
+
+    def __post_init__(self) -> None:
+        """Raises: SettingError."""
+        if self.order is Order.ARRIVAL:
+            raise SettingError("order arrival has no rules: claim without them")
+        if not 0 < self.eta < 1:
+            raise SettingError(f"eta must be above 0 and below 1, not {self.eta:g}")
+        if self.patience_ms < 1000:
+            raise SettingError(f"patience must be at least 1 second, not {self.patience_ms / 1000:g}")
+
+    @property
+    def utility_share(self) -> float:
+        """Return the share of the prefix that goes by utility: all of it under `sjf`, nothing under `edf`."""
+        return {Order.DEADLINE: self.eta, Order.EDF: 0.0, Order.SJF: 1.0}[self.order]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEstimates:
+    """What a group expects of the requests that it could claim. Times are in milliseconds; 0 is not known yet."""
+
+    prompt_token_ms: float = 0.0  # of a step, for each prompt token in it
+    step_ms: float = 0.0  # between two tokens of a request
+    least_step_ms: float = 0.0  # the fastest step seen
+    # Mean output tokens that the pool has counted, by length class of the prompt.
+    outputs: tuple[tuple[int, float], ...] = ()
+
+    def expected_tokens(self, of: OrderClass) -> float:
+        """Return the output tokens that requests of a class have on average, at most its `max_new_tokens`.
+
+        It is the place of a learnt predictor.
+        """
+        return min(dict(self.outputs).get(of.prompt, inf), middle_of(of.output))
+
+    def own_ms(self, of: OrderClass) -> float:
+        """Return the run time from the claim to what the deadline asks for; 0 without a deadline."""
+        if of.kind is DeadlineKind.NONE:
+            return 0.0
+        steps = 1.0 if of.kind is DeadlineKind.FIRST_TOKEN else self.expected_tokens(of)
+        return self.prompt_token_ms * middle_of(of.prompt) + self.step_ms * steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimOrder:
+    """The order of one claim: rules, estimates, and the prompt tokens that the row has left (TCB: L)."""
+
+    rules: OrderRules
+    estimates: RunEstimates = field(default_factory=RunEstimates)
+    free_prompt_tokens: int
+    total_prompt_tokens: int  # of an empty row: a longer prompt takes all of it
+
+    def length(self, of: OrderClass) -> float:
+        """Return the tokens that a request of a class is expected to compute: l of the paper."""
+        return middle_of(of.prompt) + self.estimates.expected_tokens(of)
+
+    def utility(self, of: OrderClass) -> float:
+        """Return v of the paper, times the weight."""
+        worth = 1.0 if self.rules.utility is Utility.EQUAL else 1.0 / self.length(of)
+        return float(2.0**-of.priority) * worth
+
+    def density(self, of: OrderClass) -> float:
+        """Return the utility per token, by which a row is filled: a heavy request cannot keep out many light ones."""
+        return self.utility(of) / self.length(of)
+
+
+def lua() -> str:
+    """Return the constants for the head of each script."""
+    bounds = f"local PASSED_MAX, DROPS_MAX, ROUNDING = {PASSED_MAX}, {DROPS_MAX}, {ROUNDING!r}\n"
+    return f"{bounds}local LATE = '{orjson.dumps(LATE).decode()}'\n"

@@ -1,0 +1,282 @@
+-- The order of claims other than arrival: DAS, Algorithm 1 of the TCB paper (section 5.2), over order classes.
+-- memory/ordered_claim.py is its twin: both give the same answers. The script `claim` begins with this text.
+--
+-- Requests are claimed in stages:
+--   patience     those without a deadline whose patience has passed, the oldest first; only they reserve a group
+--   U            the first p = ceil(eta * s) of the s requests that are the longest prefix by utility per token that fits
+--   D            the others with a utility of at least q * mean utility of U, by the end of their start windows
+--   rest         all others, by utility per token
+--   late         those whose start window is over and whose deadline is not, in the order of `rest`
+-- What does not fit is passed over. Ties go by the end of the start window, then by arrival.
+
+local CHUNK = 64
+
+-- Returns the order of a claim; nil if it is that of arrival. Args: from: the first of its arguments.
+local function order_of_claim(from)
+  if (ARGV[from] or '') == '' then return nil end
+  local order = {
+    share = tonumber(ARGV[from]), is_by_length = ARGV[from + 1] == 'inverse_length',
+    patience_ms = tonumber(ARGV[from + 2]), drop = ARGV[from + 3], prompt_token_ms = tonumber(ARGV[from + 4]),
+    step_ms = tonumber(ARGV[from + 5]), least_step_ms = tonumber(ARGV[from + 6]), q = tonumber(ARGV[from + 7]),
+    free_tokens = tonumber(ARGV[from + 8]), total_tokens = tonumber(ARGV[from + 9]), outputs = {},
+  }
+  for i = from + 10, #ARGV, 2 do order.outputs[tonumber(ARGV[i])] = tonumber(ARGV[i + 1]) end
+  return order
+end
+
+-- Builds the index of a revision that has none: once, with the first claim by an order.
+local function build_index(revision)
+  redis.call('HSET', classes_key(revision), '', 1)
+  for _, id in ipairs(call('ZRANGE', q_key(revision), 0, -1)) do
+    local r = load(id)
+    if r then put_in_index(r) end
+  end
+end
+
+-- Returns the classes with waiting requests, those with the most utility per token first.
+local function classes_of(revision, order)
+  local classes = {}
+  for _, name in ipairs(call('HKEYS', classes_key(revision))) do
+    if name ~= '' then
+      local priority, prompt, output, kind = string.match(name, '^(-?%d+)/(%d+)/(%d+)/(%a+)$')
+      prompt, output = tonumber(prompt), tonumber(output)
+      local expected = math.min(order.outputs[prompt] or math.huge, middle_of(output))
+      local length = middle_of(prompt) + expected
+      local utility = 2 ^ -tonumber(priority) * (order.is_by_length and 1 / length or 1)
+      local own_ms = 0
+      if kind ~= 'none' then
+        own_ms = order.prompt_token_ms * middle_of(prompt) + order.step_ms * (kind == 'first' and 1 or expected)
+      end
+      classes[#classes + 1] = {
+        name = name, kind = kind, key = waiting_class_key(revision, name), utility = utility,
+        density = utility / length, own_ms = own_ms,
+      }
+    end
+  end
+  table.sort(classes, function(a, b)
+    if a.density ~= b.density then return a.density > b.density end
+    return a.name < b.name
+  end)
+  return classes
+end
+
+local function score_text(number) return string.format('%.17g', number) end
+
+-- Reads the requests of a class between two scores, by rising scores, a chunk at a time.
+local function reader_of(class, low, high, add_ms)
+  return { class = class, low = low, high = high, add_ms = add_ms, items = {}, place = 1 }
+end
+
+-- Returns the first request of a reader that is neither chosen nor passed over; nil at its end.
+local function head_of(reader)
+  while true do
+    local item = reader.items[reader.place]
+    if item and not item.is_done then return item end
+    if item then
+      reader.place = reader.place + 1
+    elseif reader.is_whole then
+      return nil
+    else
+      local found = call(
+        'ZRANGEBYSCORE', reader.class.key, reader.low, reader.high, 'WITHSCORES', 'LIMIT', #reader.items, CHUNK
+      )
+      reader.is_whole = #found < 2 * CHUNK
+      for i = 1, #found, 2 do
+        local arrival, id = string.match(found[i], '^(%d+) (.*)$')
+        local starts_by = tonumber(found[i + 1]) + reader.add_ms
+        reader.items[#reader.items + 1] =
+          { id = id, arrival = tonumber(arrival), starts_by = starts_by, class = reader.class }
+      end
+    end
+  end
+end
+
+local function is_sooner(a, b)
+  if a.starts_by ~= b.starts_by then return a.starts_by < b.starts_by end
+  return a.arrival < b.arrival
+end
+
+-- Returns a function that gives the next request of some readers, which are in order of density; nil at the end.
+local function by_density(readers)
+  local first = 1
+  for _, reader in ipairs(readers) do reader.place = 1 end
+  return function()
+    while first <= #readers do
+      local best, last = nil, first
+      while readers[last] and readers[last].class.density == readers[first].class.density do
+        local item = head_of(readers[last])
+        if item and (not best or is_sooner(item, best)) then best = item end
+        last = last + 1
+      end
+      if best then return best end
+      first = last
+    end
+  end
+end
+
+-- The same by the end of the start window: a heap of readers.
+local function by_window(readers)
+  local heap = {}
+  local function sink(place)
+    while true do
+      local least, left = place, 2 * place
+      for child = left, left + 1 do
+        if heap[child] and is_sooner(head_of(heap[child]), head_of(heap[least])) then least = child end
+      end
+      if least == place then return end
+      heap[place], heap[least] = heap[least], heap[place]
+      place = least
+    end
+  end
+  for _, reader in ipairs(readers) do
+    reader.place = 1
+    if head_of(reader) then heap[#heap + 1] = reader end
+  end
+  for place = math.floor(#heap / 2), 1, -1 do sink(place) end
+  return function()
+    if #heap == 0 then return nil end
+    -- The head that was given before is chosen or passed over by now.
+    if not head_of(heap[1]) then
+      heap[1] = heap[#heap]
+      heap[#heap] = nil
+      if #heap == 0 then return nil end
+    end
+    sink(1)
+    return head_of(heap[1])
+  end
+end
+
+-- Ends what is too late: at most so many requests a claim, those with the soonest deadlines of each class first.
+local function drop_late(classes, order)
+  local left = order.drop == 'never' and 0 or DROPS_MAX
+  for _, class in ipairs(classes) do
+    if left <= 0 then return end
+    local late = {}
+    if class.kind ~= 'none' and class.own_ms > 0 then
+      local bound = '(' .. score_text(wall + class.own_ms)
+      late = call('ZRANGEBYSCORE', class.key, '(' .. wall, bound, 'LIMIT', 0, left)
+    end
+    for _, member in ipairs(late) do
+      left = left - 1
+      local r = load(string.match(member, '^%d+ (.*)$'))
+      if r and r.state ~= 'queued' then r = nil end
+      local least_ms = class.own_ms
+      if r and order.drop == 'certain' then
+        local steps = class.kind == 'first' and 1 or math.max(1, (r.fewest or 1) - call('XLEN', log_key(r.id)))
+        least_ms = order.least_step_ms * steps
+      end
+      if r and wall + least_ms > tonumber(r.deadline) then end_request(r, 'deadline_exceeded', LATE) end
+    end
+  end
+end
+
+-- Chooses the requests of a claim. Args: room: requests, slots, total_slots, tokens, total_tokens, block.
+-- Returns them in the order in which they were chosen, and 1 if one that does not fit has reserved the group.
+local function choose_by_order(revision, order, room, may_reserve)
+  local chosen, passed = {}, 0
+  local classes = classes_of(revision, order)
+  drop_late(classes, order)
+
+  local function has_room() return room.requests > 0 and room.slots > 0 and room.tokens > 0 and passed <= PASSED_MAX end
+
+  -- Returns true if this release can read the request, it waits, and its deadline has not passed.
+  local function is_there(item)
+    if item.r == nil then
+      local r = load(item.id)
+      item.r = r and r.state == 'queued' and not is_expired(r) and r or false
+      if item.r then
+        item.slots = slots_of(r.need, r.source, room.block)
+        item.tokens = math.min(tonumber(r.prompt_tokens), room.total_tokens)
+      end
+    end
+    return item.r ~= false
+  end
+
+  local function fits(item)
+    return is_there(item) and room.requests > 0 and item.slots <= room.slots and item.tokens <= room.tokens
+  end
+
+  local function take(item, sign)
+    room.requests = room.requests - sign
+    room.slots, room.tokens = room.slots - sign * item.slots, room.tokens - sign * item.tokens
+    item.is_done = sign == 1
+  end
+
+  local function pass(item)
+    item.is_done = true
+    passed = passed + 1
+  end
+
+  local function take_all(next_item)
+    while has_room() do
+      local item = next_item()
+      if not item then return end
+      if fits(item) then
+        take(item, 1)
+        chosen[#chosen + 1] = item.r
+      else
+        pass(item)
+      end
+    end
+  end
+
+  -- A reader of each class for each of: patience has passed; in time; late.
+  local patient, in_time, late = {}, {}, {}
+  for _, class in ipairs(classes) do
+    if class.kind == 'none' then
+      local passed_at = score_text(wall - order.patience_ms)
+      patient[#patient + 1] = reader_of(class, '-inf', passed_at, order.patience_ms)
+      in_time[#in_time + 1] = reader_of(class, '(' .. passed_at, '+inf', order.patience_ms)
+    else
+      local from = score_text(wall + class.own_ms)
+      in_time[#in_time + 1] = reader_of(class, from, '+inf', -class.own_ms)
+      late[#late + 1] = reader_of(class, '(' .. wall, '(' .. from, -class.own_ms)
+    end
+  end
+
+  local next_patient = by_window(patient)
+  while has_room() do
+    local item = next_patient()
+    if not item then break end
+    if fits(item) then
+      take(item, 1)
+      chosen[#chosen + 1] = item.r
+    elseif is_there(item) and item.slots <= room.total_slots and may_reserve(item.r) then
+      return chosen, 1
+    else
+      pass(item)
+    end
+  end
+
+  local next_useful, prefix = by_density(in_time), {}
+  while has_room() do
+    local item = next_useful()
+    if not item then break end
+    if fits(item) then
+      take(item, 1)
+      prefix[#prefix + 1] = item
+    elseif is_there(item) then
+      break
+    else
+      pass(item)
+    end
+  end
+  local useful, utility = math.ceil(order.share * #prefix - ROUNDING), 0
+  for i, item in ipairs(prefix) do
+    if i <= useful then
+      chosen[#chosen + 1] = item.r
+      utility = utility + item.class.utility
+    else
+      take(item, -1)
+    end
+  end
+
+  local least, urgent = useful > 0 and order.q * (utility / useful) * (1 - ROUNDING) or 0, {}
+  for _, reader in ipairs(in_time) do
+    if reader.class.utility >= least then urgent[#urgent + 1] = reader end
+  end
+  if order.share < 1 then take_all(by_window(urgent)) end
+  take_all(by_density(in_time))
+  take_all(by_density(late))
+  return chosen, 0
+end

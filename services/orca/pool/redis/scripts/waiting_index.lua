@@ -1,0 +1,39 @@
+-- The index of waiting requests by order class (order/order_class.py). Only revisions whose groups claim by an order have
+-- one: the first such claim builds it. Then the hash `classes` has the field '', and every script that queues a request
+-- or takes it out of the queue keeps the index.
+
+local function has_index(revision) return redis.call('HEXISTS', classes_key(revision), '') == 1 end
+
+local function waiting_class_key(revision, class) return waiting_key(revision .. '/' .. class) end
+
+-- Returns the class of a waiting request, and its score and member there. Members of equal scores are in order of
+-- arrival.
+local function place_in_index(r)
+  return class_of(r), r.deadline or r.submitted_ms, string.format('%016d %s', r.arrival, r.id)
+end
+
+local function put_in_index(r)
+  local class, score, member = place_in_index(r)
+  redis.call('ZADD', waiting_class_key(r.revision, class), score, member)
+  redis.call('HINCRBY', classes_key(r.revision), class, 1)
+end
+
+local function add_to_index(r)
+  if has_index(r.revision) then put_in_index(r) end
+end
+
+local function remove_from_index(r)
+  if not has_index(r.revision) then return end
+  local class, _, member = place_in_index(r)
+  if redis.call('ZREM', waiting_class_key(r.revision, class), member) == 0 then return end
+  if redis.call('HINCRBY', classes_key(r.revision), class, -1) == 0 then
+    redis.call('HDEL', classes_key(r.revision), class)
+  end
+end
+
+local function drop_index(revision)
+  for _, class in ipairs(redis.call('HKEYS', classes_key(revision))) do
+    redis.call('UNLINK', waiting_class_key(revision, class))
+  end
+  redis.call('UNLINK', classes_key(revision))
+end

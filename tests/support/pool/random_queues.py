@@ -1,0 +1,82 @@
+"""Random queues of waiting requests, and what DAS makes of them (scheduler/policy/das.py)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from orca.core.domain.request import Request, SamplingParams
+from orca.pool.order.order_class import DeadlineKind, class_of
+from orca.pool.order.order_rules import ClaimOrder, Drop, OrderRules, RunEstimates, Utility
+from orca.scheduler.policy.das import WaitingRequest, das
+
+BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RandomQueue:
+    """Requests in order of arrival, and a claim."""
+
+    requests: tuple[Request, ...]
+    order: ClaimOrder
+    most: int
+    slots: int
+
+
+def random_queue(seed: int, revision: str, *, largest: int = 12) -> RandomQueue:
+    """Draw a queue in which every request is in time, and a row that takes some of it."""
+    numbers = Random(seed)
+    requests = tuple(
+        Request(
+            parent=f"q{seed}x{number}",
+            choice=0,
+            revision=revision,
+            prompt=(1,) * numbers.choice((1, 3, 16, 40, 90)),
+            max_new_tokens=numbers.choice((1, 2, 5, 16, 17, 64)),
+            sampling=SamplingParams(),
+            # Some deadlines are equal, and so are some classes.
+            deadline_ms=numbers.choice(
+                (None, 600_000, 600_000 + numbers.randrange(5), numbers.randrange(10**6, 10**7))
+            ),
+            first_token_deadline_ms=numbers.choice((None, None, numbers.randrange(10**6, 10**7))),
+            weight=numbers.choice((None, None, 2.0, 0.5, 4.0)),
+        )
+        for number in range(numbers.randint(0, largest))
+    )
+    total = numbers.choice((30, 64, 512))
+    order = ClaimOrder(
+        rules=OrderRules(
+            utility=numbers.choice(tuple(Utility)), eta=numbers.choice((0.1, 0.28, 0.5, 0.9)), drop=Drop.NEVER
+        ),
+        estimates=RunEstimates(
+            prompt_token_ms=numbers.choice((0.0, 0.37)),
+            step_ms=numbers.choice((0.0, 11.3)),
+            outputs=numbers.choice(((), ((4, 3.25), (8, 20.5)))),
+        ),
+        free_prompt_tokens=numbers.randint(1, total),
+        total_prompt_tokens=total,
+    )
+    return RandomQueue(requests, order, most=numbers.randint(0, 6), slots=numbers.randint(0, 20) * BLOCK)
+
+
+def by_das(queue: RandomQueue, stored: Sequence[Request]) -> list[str]:
+    """Return the ids in the order of DAS. Args: stored: the requests with their arrivals and times."""
+    order = queue.order
+    waiting, names = [], {}
+    for request in stored:
+        deadline = request.first_deadline_wall_ms
+        kind = DeadlineKind.END if deadline == request.deadline_wall_ms else DeadlineKind.FIRST_TOKEN
+        own = class_of(request, DeadlineKind.NONE if deadline is None else kind)
+        names[request.arrival] = request.id
+        waiting.append(
+            WaitingRequest(
+                arrival=request.arrival,
+                sizes=(1, request.slots(BLOCK), min(len(request.prompt), order.total_prompt_tokens)),
+                utility=order.utility(own),
+                length=order.length(own),
+                deadline=request.submitted_ms + order.rules.patience_ms if deadline is None else deadline,
+                own_time=order.estimates.own_ms(own),
+            )
+        )
+    row = queue.most, queue.slots, order.free_prompt_tokens
+    (filled,) = das(waiting, [row], eta=order.rules.eta, q=1 - order.rules.eta)
+    return [names[request.arrival] for request in filled.chosen]

@@ -1,0 +1,151 @@
+"""The order of each claim: rules, room for prompts, and the outputs that the pool has counted."""
+
+import logging
+
+import pytest
+
+from orca.core.domain.errors import SettingError
+from orca.core.domain.step import Claim
+from orca.pool.length_bins import bin_of
+from orca.pool.order.order_class import DeadlineKind, OrderClass, length_class, middle_of, priority_of
+from orca.pool.order.order_rules import ClaimOrder, Drop, Order, OrderRules, RunEstimates, Utility
+from orca.pool.records import ClaimAnswer, LengthCounts, PeriodLengths
+from orca.scheduler.order.claim_orders import ANSWERS_MIN, ClaimOrders, mean_outputs
+from orca.scheduler.policy.iteration import IterationPolicy
+from orca.scheduler.policy.policy import WHOLE_PROMPTS_ROOM, PromptRoom
+from orca.scheduler.policy.state import GroupState
+from orca.scheduler.settings import parse_settings
+from support.scheduler.scheduler_simulation import a_request, some_limits
+
+NEEDED = ["--model", "m", "--stages", "h:1"]
+
+
+def counted(prompt: int, outputs: dict[int, int]) -> LengthCounts:
+    cells = {(bin_of(prompt), bin_of(output)): count for output, count in outputs.items()}
+    return LengthCounts(periods=(PeriodLengths(age_ms=0, cells=cells, cut=0),))
+
+
+def an_order(estimates: RunEstimates, **rules: object) -> ClaimOrder:
+    return ClaimOrder(
+        rules=OrderRules(**rules),  # type: ignore[arg-type]
+        estimates=estimates,
+        free_prompt_tokens=1,
+        total_prompt_tokens=1,
+    )
+
+
+def test_length_classes_have_two_ranges_per_octave() -> None:
+    numbers = [length_class(tokens) for tokens in range(1, 17)]
+    assert numbers == [0, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7, 8]
+    for tokens in range(1, 5000):
+        assert abs(middle_of(length_class(tokens)) - tokens) <= tokens / 3
+
+
+def test_a_weight_is_a_whole_priority_within_its_range() -> None:
+    assert [priority_of(weight) for weight in (None, 1.0, 2.0, 0.25, 2.0**20, 2.0**-20)] == [0, 0, -1, 2, -8, 8]
+
+
+def test_mean_outputs_are_those_of_classes_with_enough_answers() -> None:
+    assert mean_outputs(counted(20, {4: ANSWERS_MIN - 1})) == ()
+    ((number, mean),) = mean_outputs(counted(20, {4: 30, 10: 10}))
+    assert (number, mean) == (length_class(20), pytest.approx(5.5))
+
+
+def test_expected_tokens_are_at_most_what_the_request_may_have() -> None:
+    seen = RunEstimates(outputs=((6, 20.0),))
+    assert seen.expected_tokens(OrderClass(0, 6, 12, DeadlineKind.END)) == 20.0
+    assert seen.expected_tokens(OrderClass(0, 6, 2, DeadlineKind.END)) == 2.0
+    assert seen.expected_tokens(OrderClass(0, 7, 2, DeadlineKind.END)) == 2.0, "nothing was counted for such prompts"
+
+
+def test_own_time_reaches_to_what_the_deadline_asks_for() -> None:
+    known = RunEstimates(prompt_token_ms=2.0, step_ms=10.0)
+    own = [known.own_ms(OrderClass(0, 4, 6, kind)) for kind in DeadlineKind]
+    assert own == [2.0 * 4.5 + 10.0 * 9.5, 2.0 * 4.5 + 10.0, 0.0]
+
+
+def test_a_heavy_request_does_not_keep_out_light_ones_that_cost_less() -> None:
+    order = an_order(RunEstimates())
+    heavy, light = OrderClass(-3, 16, 16, DeadlineKind.END), OrderClass(0, 4, 4, DeadlineKind.END)
+    assert order.utility(heavy) == 8 * order.utility(light)
+    assert order.density(heavy) < order.density(light)
+
+
+def test_inverse_length_is_the_utility_of_the_paper() -> None:
+    order = an_order(RunEstimates(), utility=Utility.INVERSE_LENGTH)
+    of = OrderClass(0, 4, 4, DeadlineKind.END)
+    assert order.utility(of) == pytest.approx(1 / 9.0)
+
+
+def test_prompts_that_are_claimed_take_room_until_they_run() -> None:
+    policy, state = IterationPolicy(), GroupState()
+    limits = some_limits(max_batch_tokens=100)
+    state.add(a_request("A", prompt=30, arrival=1), Claim(1, "c"))
+    assert policy.prompt_room(state, limits) == PromptRoom(70, 100)
+    state.add(a_request("B", prompt=500, arrival=2), Claim(1, "c"))
+    assert policy.prompt_room(state, limits).free == -30, "a prompt that is longer than a step takes all of it"
+    assert policy.prompt_room(GroupState(), some_limits()) == PromptRoom(WHOLE_PROMPTS_ROOM, WHOLE_PROMPTS_ROOM)
+
+
+def test_the_log_says_once_that_an_older_schema_is_in_force(caplog: pytest.LogCaptureFixture) -> None:
+    orders = ClaimOrders(OrderRules())
+    with caplog.at_level(logging.INFO):
+        for is_by_order in (True, False, False, True):
+            orders.note(ClaimAnswer(claimed=(), waiting=0, is_blocked=False, is_by_order=is_by_order))
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert "older schema number" in caplog.records[0].message
+
+
+def test_settings_of_an_order_become_its_rules() -> None:
+    assert parse_settings(NEEDED, {}).make_rules() is None
+    assert parse_settings([*NEEDED, "--order", "deadline"], {}).make_rules() == OrderRules()
+    flags = [
+        "--order",
+        "deadline",
+        "--utility",
+        "inverse_length",
+        "--eta-percent",
+        "25",
+        "--patience-s",
+        "5",
+        "--drop",
+        "never",
+    ]
+    assert parse_settings([*NEEDED, *flags], {}).make_rules() == OrderRules(
+        order=Order.DEADLINE, utility=Utility.INVERSE_LENGTH, eta=0.25, patience_ms=5000, drop=Drop.NEVER
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--order", "best"], "--order: 'best' is not one of arrival, deadline, edf, sjf"),
+        (["--utility", "equal"], "--utility: 'equal' is not for this order"),
+        (["--patience-s", "9"], "--patience-s: 9 is not for this order"),
+        (["--drop", "never"], "--drop: 'never' is not for this order"),
+        (["--eta-percent", "50"], "--eta-percent: 50 is not for this order"),
+        (["--order", "edf", "--eta-percent", "50"], "--eta-percent: 50 is not for this order"),
+        (["--order", "deadline", "--eta-percent", "0"], "--eta-percent: 0 is not 1 or more"),
+        (["--order", "deadline", "--eta-percent", "100"], "--eta-percent: 100 is not 99 or less"),
+        (["--order", "deadline", "--patience-s", "0"], "--patience-s: 0 is not 1 or more"),
+        (["--order", "deadline", "--drop", "all"], "--drop: 'all' is not one of"),
+        (["--order", "deadline", "--utility", "all"], "--utility: 'all' is not one of"),
+    ],
+)
+def test_a_mistake_in_an_order_is_named(flags: list[str], named: str) -> None:
+    with pytest.raises(SettingError, match=named):
+        parse_settings([*NEEDED, *flags], {})
+
+
+@pytest.mark.parametrize(
+    ("rules", "named"),
+    [
+        ({"order": Order.ARRIVAL}, "order arrival has no rules"),
+        ({"eta": 0.0}, "eta must be above 0 and below 1, not 0"),
+        ({"eta": 1.0}, "eta must be above 0 and below 1, not 1"),
+        ({"patience_ms": 999}, "patience must be at least 1 second, not 0.999"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(rules: dict[str, object], named: str) -> None:
+    with pytest.raises(SettingError, match=named):
+        OrderRules(**rules)  # type: ignore[arg-type]

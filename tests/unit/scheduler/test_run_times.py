@@ -1,0 +1,84 @@
+"""The run times that an order of claims is told: of tokens, and of prompt tokens."""
+
+import pytest
+
+from orca.core.domain.step import Claim, Epoch
+from orca.scheduler.observer import IterationRecord
+from orca.scheduler.order.run_times import TRUSTED_STEPS, RunTimes
+from orca.scheduler.policy.iteration import IterationPolicy
+from orca.scheduler.policy.policy import next_batch
+from orca.scheduler.policy.state import GroupState
+from support.scheduler.scheduler_simulation import a_request, some_limits
+
+EPOCH = Epoch(1, "test")
+
+
+class Steps:
+    """Runs requests by hand, each step in a time that its tokens decide."""
+
+    def __init__(self) -> None:
+        self.times = RunTimes()
+        self.now_ns = 0
+        self._state = GroupState()
+        self._limits = some_limits(max_batch_size=8)
+
+    def add(self, name: str, *, prompt: int, new: int) -> None:
+        self._state.add(a_request(name, prompt=prompt, new=new, arrival=ord(name)), Claim(1, "c"))
+
+    def run(self, count: int, *, step_us: int = 10_000, prompt_token_us: int = 500) -> None:
+        for _ in range(count):
+            batch = next_batch(IterationPolicy(), self._state, self._limits)
+            submitted_ns = self.now_ns
+            prompt_tokens = sum(row.count for row in batch.rows if row.is_of_prompt)
+            self.now_ns += 1000 * (step_us + prompt_token_us * prompt_tokens)
+            self._state.schedule(batch, EPOCH)
+            self._state.read()
+            for row in batch.rows:
+                if row.sample:
+                    self._state.receive(row.request, 7)
+            self.times.iterated(
+                IterationRecord(epoch=EPOCH, step=1, batch=batch, submitted_ns=submitted_ns, returned_ns=self.now_ns)
+            )
+
+
+def test_nothing_is_known_before_the_first_step() -> None:
+    times = RunTimes()
+    assert (times.token_ms, times.prompt_token_ms, times.least_token_ms) == (0.0, 0.0, 0.0)
+
+
+def test_the_time_between_tokens_and_that_of_prompt_tokens_are_measured() -> None:
+    steps = Steps()
+    steps.add("A", prompt=3, new=200)
+    steps.run(10)
+    assert steps.times.token_ms == pytest.approx(10.0)
+    assert steps.times.prompt_token_ms == 0.0, "there was no step without a prompt before"
+    steps.add("B", prompt=40, new=100)
+    steps.run(1)
+    assert steps.times.prompt_token_ms == pytest.approx(0.5)
+    assert steps.times.token_ms > 10.0, "others' prompts are part of the time between two tokens"
+
+
+def test_the_shortest_time_counts_after_enough_steps() -> None:
+    steps = Steps()
+    steps.add("A", prompt=3, new=200)
+    steps.run(TRUSTED_STEPS, step_us=9_000)
+    assert steps.times.least_token_ms == 0.0
+    steps.run(1, step_us=7_000)
+    steps.run(20, step_us=12_000)
+    assert steps.times.least_token_ms == pytest.approx(7.0)
+
+
+def test_averages_follow_a_change() -> None:
+    steps = Steps()
+    steps.add("A", prompt=3, new=500)
+    steps.run(100, step_us=10_000)
+    steps.run(200, step_us=20_000)
+    assert steps.times.token_ms == pytest.approx(20.0, rel=0.05)
+
+
+def test_requests_that_end_are_followed_by_others() -> None:
+    steps = Steps()
+    for number in range(20):
+        steps.add(chr(ord("A") + number), prompt=3, new=4)
+    steps.run(15)
+    assert steps.times.token_ms == pytest.approx(10.0, rel=0.5)
