@@ -24,6 +24,9 @@ SCHEMA_3_SAMPLING = ("grammar", "allowed_token_ids", "forbidden_token_ids", "for
 SCHEMA_OF_TARGETS = 3
 """The first schema that can store requests of encoder-decoder models: each has a `decoder_prefix`."""
 
+SCHEMA_OF_WEIGHTS = 3
+"""The first schema that can store the weight of a request, which is made from its priority."""
+
 SCHEMA_OF_FORMATS = 3
 """The first schema whose gateways may know the formats of a rendering."""
 
