@@ -54,4 +54,11 @@ def _parser() -> CommandLineParser:
     make.add_argument(
         "--queue-percent", type=int, metavar="N", help="refuse calls while the pool's queue is at least N %% full"
     )
+    make.add_argument(
+        "--most-urgent-priority",
+        type=int,
+        metavar="N",
+        help="most urgent `priority` that calls may have, from -8 to 8; a lower number is more urgent; default: 0; if N"
+        " is above 0, calls that name no priority get N",
+    )
     return parser

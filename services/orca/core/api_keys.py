@@ -3,6 +3,7 @@
     # who may call, and how much
     alice: sha256:5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8
     batch: sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08 requests_per_minute=60 calls=4
+    ops: sha256:ef2d127de37b942baad06145e54b0c619a1f22327b2ebbcfbec78f5564afe39d most_urgent_priority=-4
 
 `orca keys make NAME` makes a key and its line. A key has 256 random bits, so its plain SHA-256 does not reveal it; a
 slow hash would only make calls slow. Names appear in logs and metrics, keys nowhere.
@@ -16,6 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from orca.core.domain.errors import OrcaError
+from orca.core.priority import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY
 
 KEYS_MAX = 1_000
 """Each call's key is compared with all of them, and each name is a label of metrics."""
@@ -24,6 +26,7 @@ FILE_BYTES_MAX = 1 << 20
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
+_PRIORITY, _PRIORITY_TEXT = "most_urgent_priority", re.compile(r"-?[0-9]")
 
 
 class KeyFileError(OrcaError):
@@ -32,12 +35,19 @@ class KeyFileError(OrcaError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyLimits:
-    """The limits of one key; None means no limit. Each gateway counts for itself."""
+    """The limits of one key; None means no limit, but for priorities. Each gateway counts for itself."""
 
     requests_per_minute: int | None = None  # prompts x n of a call; a minute's worth may come at once
     # Calls that are being answered; unset means the setting calls_per_key_max. A background call is answered at once.
     calls: int | None = None
-    queue_percent: int | None = None  # priority: refuse calls once the pool's queue is filled this far, [1, 100]
+    queue_percent: int | None = None  # refuse calls once the pool's queue is filled this far, [1, 100]
+    # The lowest number of `priority` that calls may have, [-8, 8]; None means 0, the default of calls.
+    most_urgent_priority: int | None = None
+
+    @property
+    def priority_bound(self) -> int:
+        """The most urgent priority that calls may have."""
+        return DEFAULT_PRIORITY if self.most_urgent_priority is None else self.most_urgent_priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +134,21 @@ def _parse_limits(words: Sequence[str]) -> KeyLimits:
         name, _, number = word.partition("=")
         if name not in known:
             raise KeyFileError(f"has an unknown limit; the limits are {', '.join(sorted(known))}")
-        if name in limits or not number.isdecimal() or len(number) > 9 or int(number) < 1:
+        if name == _PRIORITY:
+            if name in limits or not _is_priority(number):
+                bounds = f"{MOST_URGENT_PRIORITY} to {LEAST_URGENT_PRIORITY}"
+                raise KeyFileError(f"{name} must occur once and be a whole number from {bounds}")
+        elif name in limits or not number.isdecimal() or len(number) > 9 or int(number) < 1:
             raise KeyFileError(f"{name} must occur once and be a whole number of 1 or more")
         limits[name] = int(number)
     if limits.get("queue_percent", 0) > 100:
         raise KeyFileError("queue_percent must be 100 or less")
     return KeyLimits(**limits)
+
+
+def _is_priority(text: str) -> bool:
+    is_number = _PRIORITY_TEXT.fullmatch(text) is not None
+    return is_number and MOST_URGENT_PRIORITY <= int(text) <= LEAST_URGENT_PRIORITY
 
 
 def _first_repeated(names: Iterable[str]) -> str | None:

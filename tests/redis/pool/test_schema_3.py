@@ -13,7 +13,6 @@ from support.pool.beds import REVISION, Bed, RedisBed, Scheduler, started, submi
 FIELDS = {
     "decoder_prefix": (0, 250_004),
     "weight": 0.25,
-    "order_class": 0,
     "cache_salt": "a b",
     "key_hash": "6f1e",
     "head_hash": "aa07",

@@ -20,6 +20,8 @@ from support.gateway.gateway_rig import Rig, error_of, rig, until
 
 LIMIT = st.none() | st.integers(1, 100)
 HASH = "sha256:" + "0" * 64
+PRIORITY_RULE = "most_urgent_priority must occur once and be a whole number from -8 to 8"
+BAD_PRIORITIES = ("-9", "9", "10", "1.5", "+1", "x", "", "-", "٣", "1 most_urgent_priority=1")
 
 
 def settings_with(file: Path, **fields: Any) -> GatewaySettings:
@@ -42,10 +44,28 @@ async def call(one: Rig, key: str) -> httpx.Response:
     return await one.client.post("/tokenize", json={"prompt": "a"}, headers={"authorization": f"Bearer {key}"})
 
 
-@given(limits=st.builds(KeyLimits, requests_per_minute=LIMIT, calls=LIMIT, queue_percent=LIMIT))
+@given(
+    limits=st.builds(
+        KeyLimits,
+        requests_per_minute=LIMIT,
+        calls=LIMIT,
+        queue_percent=LIMIT,
+        most_urgent_priority=st.none() | st.integers(-8, 8),
+    )
+)
 def test_a_line_reads_back_as_it_was_written(limits: KeyLimits) -> None:
     key = ApiKey("team-a.1", key_digest(make_key()), limits)
     assert parse_keys(f"# who may call\n\n  {key_line(key)}  # since May\n") == (key,)
+
+
+def test_a_line_that_the_release_before_wrote_is_read() -> None:
+    [key] = parse_keys(f"team-a.1: {HASH} requests_per_minute=60 calls=4 queue_percent=50\n")
+    assert key.limits == KeyLimits(requests_per_minute=60, calls=4, queue_percent=50)
+    assert key.limits.priority_bound == 0
+
+
+def test_a_key_without_a_bound_of_priority_has_a_line_that_the_release_before_reads() -> None:
+    assert key_line(ApiKey("alice", bytes(32), KeyLimits(calls=4))) == f"alice: {HASH} calls=4"
 
 
 @pytest.mark.parametrize(
@@ -57,11 +77,15 @@ def test_a_line_reads_back_as_it_was_written(limits: KeyLimits) -> None:
         (f"al/ice: {HASH}", "line 1: is not `name: sha256"),
         (f"{'a' * 65}: {HASH}", "line 1: is not `name: sha256"),
         (f"alice: {HASH[:-1]}", "line 1: is not `name: sha256"),
-        (f"alice: {HASH} orca-secret=5", "line 1: has an unknown limit; the limits are calls, queue_percent, req"),
+        (
+            f"alice: {HASH} orca-secret=5",
+            "line 1: has an unknown limit; the limits are calls, most_urgent_priority, queue_",
+        ),
         (f"alice: {HASH} calls=0", "line 1: calls must occur once and be a whole number of 1 or more"),
         (f"alice: {HASH} calls=orca-secret", "line 1: calls must occur once and be a whole number of 1 or more"),
         (f"alice: {HASH} calls=1 calls=2", "line 1: calls must occur once"),
         (f"alice: {HASH} queue_percent=101", "line 1: queue_percent must be 100 or less"),
+        *((f"alice: {HASH} most_urgent_priority={bad}", f"line 1: {PRIORITY_RULE}") for bad in BAD_PRIORITIES),
         (f"alice: {HASH}\nalice: {HASH}", "the name alice occurs twice"),
         (f"alice: {HASH}\nbob: {HASH}", "one key has two names"),
         ("".join(f"n{i}: sha256:{i:064x}\n" for i in range(KEYS_MAX + 1)), f"more than {KEYS_MAX} keys"),

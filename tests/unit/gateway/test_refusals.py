@@ -134,7 +134,6 @@ UNBUILT: list[tuple[str, str, Any]] = [
     (COMPLETIONS, "use_beam_search", True),
     (COMPLETIONS, "length_penalty", True),
     (COMPLETIONS, "truncate_prompt_tokens", 5),
-    (COMPLETIONS, "priority", 1),
     (COMPLETIONS, "regex", "a+"),
     (COMPLETIONS, "ebnf", "root ::= 'a'"),
     (COMPLETIONS, "json_schema", "{}"),

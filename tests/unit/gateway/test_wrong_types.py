@@ -30,7 +30,7 @@ COMMON: dict[str, Any] = {
     "frequency_penalty": 0, "logit_bias": {"5": 1}, "seed": 1, "stop": ["a"], "stop_token_ids": [5], "min_tokens": 1,
     "ignore_eos": False, "allowed_token_ids": [5], "bad_words": ["a"], "include_stop_str_in_output": False,
     "skip_special_tokens": True, "prompt_logprobs": 0, "return_token_ids": False, "add_special_tokens": False,
-    "on_disconnect": "keep", "background": True, "deadline_ms": 100000, "max_tokens": 5,
+    "on_disconnect": "keep", "background": True, "deadline_ms": 100000, "priority": 1, "max_tokens": 5,
     "structured_outputs": {"json": {}},
 }  # fmt: skip
 FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "description": "d", "schema": SCHEMA, "strict": True}}

@@ -39,7 +39,6 @@ requests = st.builds(
     traceparent=st.none() | st.text("0123456789abcdef-"),
     decoder_prefix=st.lists(ids, max_size=3).map(tuple),
     weight=st.none() | st.floats(0, 100),
-    order_class=st.none() | st.integers(0, 9),
     cache_salt=st.none() | st.text("abc", min_size=0),
     key_hash=st.none() | st.text("0123456789abcdef"),
     head_hash=st.none() | st.text("0123456789abcdef"),

@@ -1,13 +1,14 @@
 """The order of each claim: rules, room for prompts, and the outputs that the pool has counted."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 
 from orca.core.domain.errors import SettingError
 from orca.core.domain.step import Claim
 from orca.pool.length_bins import bin_of
-from orca.pool.order.order_class import DeadlineKind, OrderClass, length_class, middle_of, priority_of
+from orca.pool.order.order_class import DeadlineKind, OrderClass, length_class, middle_of, whole_priority
 from orca.pool.order.order_rules import ClaimOrder, Drop, Order, OrderRules, RunEstimates, Utility
 from orca.pool.records import ClaimAnswer, LengthCounts, PeriodLengths
 from orca.scheduler.order.claim_orders import ANSWERS_MIN, ClaimOrders, mean_outputs
@@ -42,7 +43,8 @@ def test_length_classes_have_two_ranges_per_octave() -> None:
 
 
 def test_a_weight_is_a_whole_priority_within_its_range() -> None:
-    assert [priority_of(weight) for weight in (None, 1.0, 2.0, 0.25, 2.0**20, 2.0**-20)] == [0, 0, -1, 2, -8, 8]
+    weights = (None, 1.0, 2.0, 0.25, 2.0**20, 2.0**-20)
+    assert [whole_priority(replace(a_request(), weight=weight)) for weight in weights] == [0, 0, -1, 2, -8, 8]
 
 
 def test_mean_outputs_are_those_of_classes_with_enough_answers() -> None:

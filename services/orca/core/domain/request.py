@@ -117,10 +117,9 @@ class Request:
     traceparent: str | None = None  # W3C trace context of the call that made it
     # Tokens with which the target of an encoder-decoder model begins, its start token first. Empty for other models.
     decoder_prefix: tuple[int, ...] = ()
+    weight: float | None = None  # of the request's utility, > 0: 2^-priority (core.priority); None is 1
 
     # Reserved: the pool stores these fields, and nothing reads or writes them yet.
-    weight: float | None = None  # of the request's utility, > 0; None is 1
-    order_class: int | None = None  # requests of a lower class run first; None is 0
     cache_salt: str | None = None  # requests share blocks of a common prefix only if their salts are equal
     key_hash: str | None = None  # salted hash of the API key, for length prediction
     head_hash: str | None = None  # salted hash of the prompt's first tokens, for length prediction

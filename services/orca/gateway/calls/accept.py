@@ -12,6 +12,7 @@ import orjson
 
 from orca.core.domain.errors import InvalidRequest
 from orca.core.domain.request import SCHEMA, Request, SamplingParams
+from orca.core.priority import weight_of
 from orca.gateway.calls.bodies import ChatBody, CompletionBody, GenerationBody, TokenizeBody
 from orca.gateway.calls.lengths import InputLengths, check_output_length, check_prompt_length, check_room
 from orca.gateway.calls.messages import character_count, plain_messages
@@ -29,7 +30,7 @@ from orca.gateway.render.shown_text import TextFlag
 from orca.gateway.responses.bodies import ResponseChat
 from orca.gateway.settings import GatewaySettings
 from orca.pool.records import OnDisconnect, Submission
-from orca.pool.schemas import SCHEMA_OF_FORMATS
+from orca.pool.schemas import SCHEMA_OF_FORMATS, SCHEMA_OF_WEIGHTS
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of max_tokens for completions."""
@@ -205,6 +206,7 @@ def submission(
     choices = body.n or 1
     seed = context.seed if body.seed is None else body.seed
     limits = [max_new_tokens(body, len(prompt), tokens, model, settings, promised) for prompt in tokens.prompts]
+    weight = _weight(body, context)
     # Shared by all choices of a prompt, which may be long.
     shared_prompts = [tuple(prompt) for prompt in tokens.prompts]
     requests = [
@@ -220,6 +222,7 @@ def submission(
             first_token_deadline_ms=context.call.goals.first_token_deadline_ms,
             traceparent=context.traceparent,
             decoder_prefix=tokens.target,
+            weight=weight,
         )
         for i, prompt in enumerate(shared_prompts)
         for choice in range(choices)
@@ -240,6 +243,13 @@ def submission(
         owner=context.call.owner,
         digest=context.digest,
     )
+
+
+def _weight(body: GenerationBody, context: CallContext) -> float | None:
+    if body.priority is None and context.schema < SCHEMA_OF_WEIGHTS:
+        # The bound of a key waits for the schema: a client that asks for nothing new is not refused.
+        return None
+    return weight_of(context.call.priority(body.priority))
 
 
 def _newer_names(options: RenderOptions) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Refuses new calls for load, for a deadline that cannot be met, and for their key's rate.
+"""Refuses new calls for load, for a deadline that cannot be met, and for the rate and the priorities of their key.
 
 A call that repeats an accepted one under its Idempotency-Key takes no place, so it passes. Only a call that would be
 refused is looked up in the pool.
@@ -35,6 +35,24 @@ async def check_deadlines(gateway: Gateway, deadline_ms: int | None, goals: Late
     async with _unless_stored(gateway.pool, name):
         gateway.overload.check_deadline(deadline_ms)
         gateway.overload.check_deadline(goals.first_token_deadline_ms, TTFT_HEADER)
+
+
+async def check_priority(gateway: Gateway, key: ApiKey | None, priority: int | None, name: str | None) -> None:
+    """Raise for a priority that is more urgent than the key allows. Without keys, nothing is bounded.
+
+    Args:
+        priority: in the body of the call; None if it names none.
+        name: as for `check_load`.
+    Raises: ApiError 400.
+    """
+    if key is None or priority is None or priority >= key.limits.priority_bound:
+        return
+    async with _unless_stored(gateway.pool, name):
+        message = (
+            f"priority: {priority} is more urgent than this API key allows; its most urgent priority is "
+            f"{key.limits.priority_bound}"
+        )
+        raise ApiError(400, message, param="priority", code="priority_not_allowed")
 
 
 async def take_rest_from_rate(

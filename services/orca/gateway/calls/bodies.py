@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
 
+from orca.core.priority import LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY
 from orca.gateway.formats.tools import ToolChoice, Tools
 from orca.gateway.grammars.fields import ResponseFormat, StructuredOutputs
 
@@ -53,6 +54,15 @@ DecoderPrefix = Annotated[
             " `fra_Latn`. It counts as prompt and is not part of the answer's text. Text gets no special tokens beyond"
             " those that it has. It takes the place of the model's forced first token.",
         }
+    ),
+]
+Priority = Annotated[
+    int | None,
+    Field(
+        ge=MOST_URGENT_PRIORITY,
+        le=LEAST_URGENT_PRIORITY,
+        description="A lower number is more urgent; 0 by default, or the bound of the API key if that is above 0. It"
+        " has an effect only under `--order deadline`.",
     ),
 ]
 Stop = Annotated[
@@ -163,9 +173,10 @@ class GenerationBody(Body):
     deadline_ms: int | None = Field(
         None, ge=1, le=2**31, description="End the request this many ms after it was accepted, even unfinished."
     )
+    priority: Priority = None
 
     _whole_number = field_validator(
-        "n", "top_k", "seed", "min_tokens", "prompt_logprobs", "deadline_ms", mode="before"
+        "n", "top_k", "seed", "min_tokens", "prompt_logprobs", "deadline_ms", "priority", mode="before"
     )(whole_number)
     _whole_numbers = field_validator("stop_token_ids", "allowed_token_ids", "decoder_prefix", mode="before")(
         whole_numbers

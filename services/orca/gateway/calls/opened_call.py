@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
 
 from orca.core.api_keys import ApiKey
+from orca.core.priority import DEFAULT_PRIORITY
 from orca.gateway.calls.admission import check_load
 from orca.gateway.calls.idempotency import keyed_name, read_idempotency_key
 from orca.gateway.gateway import Gateway
@@ -33,6 +34,15 @@ class OpenedCall:
     wants_event_ids: bool = False  # `Accept` names event streams
     prefers_async: bool = False  # `Prefer: respond-async`: answer 202 before the work is done
     traceparent: str | None = None  # W3C trace context as the client sent it, well-formed or not
+
+    def priority(self, asked: int | None) -> int:
+        """Return the priority of the call.
+
+        Args: asked: in its body; None stands for the default, or for the bound of its key if that is less urgent.
+        """
+        if asked is not None:
+            return asked
+        return DEFAULT_PRIORITY if self.key is None else max(DEFAULT_PRIORITY, self.key.limits.priority_bound)
 
 
 def open_call(http: HttpRequest) -> OpenedCall:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orca.core.domain.errors import (
     InvalidRequest,
@@ -121,6 +121,10 @@ async def _submit_encoded(
                 raise _split_error(gateway, model, wanted, error) from error
             continue
         except NotStoredYet as error:
+            if tries_left and error.in_force < context.schema:
+                # An older number is in force again, and what the client left open may need no newer one.
+                context = replace(context, schema=error.in_force)
+                continue
             raise needs_newer_schema(error, model, encoded.tokens) from error
         except (ApiError, InvalidRequest):
             if not tries_left or not await _was_replaced(gateway, model):

@@ -101,7 +101,9 @@ def needs_newer_schema(error: NotStoredYet, model: ServedModel, tokens: CallToke
     """Return the error for a call that the pool cannot store yet: no call to an encoder-decoder model can change it."""
     if model.info.encoder_decoder is None:
         # The client knows the fields that these were made from.
-        made_from = FIELDS if tokens.grammar is None else {**FIELDS, "grammar": tokens.grammar.param}
+        made_from = {**FIELDS, "weight": "priority"}
+        if tokens.grammar is not None:
+            made_from["grammar"] = tokens.grammar.param
         names = dict.fromkeys(made_from.get(name, name) for name in error.names)
         return NotStoredYet(tuple(names), error.in_force)
     message = (

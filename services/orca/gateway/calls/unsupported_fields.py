@@ -34,7 +34,6 @@ _GENERATION: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "return_tokens_as_token_ids": (False,),
     "truncate_prompt_tokens": (),
-    "priority": (0,),
     "prompt_embeds": (),
     "kv_transfer_params": (),
     "thinking_token_budget": (),

@@ -17,7 +17,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, WithJsonSchema, field_validator
 
 from orca.core.domain.errors import InvalidRequest
-from orca.gateway.calls.bodies import Body, ChatBody, whole_number
+from orca.gateway.calls.bodies import Body, ChatBody, Priority, whole_number
 from orca.gateway.calls.text_parts import joined_text
 from orca.gateway.errors import ApiError, shown, unsupported
 from orca.gateway.http.receive import first_problem
@@ -89,10 +89,11 @@ class ResponseBody(Body):
     include: list[str] | None = Field(None, description=f"`{_LOGPROBS}`; others are ignored.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the model's chat template.")
     deadline_ms: int | None = Field(None, ge=1, le=2**31)
+    priority: Priority = None
 
-    _whole_number = field_validator("max_output_tokens", "seed", "top_logprobs", "deadline_ms", mode="before")(
-        whole_number
-    )
+    _whole_number = field_validator(
+        "max_output_tokens", "seed", "top_logprobs", "deadline_ms", "priority", mode="before"
+    )(whole_number)
 
 
 class ResponseChat(ChatBody):
@@ -181,6 +182,7 @@ def translate(body: ResponseBody, earlier: Sequence[Item] = ()) -> Translation:
         "background": body.background,
         "chat_template_kwargs": body.chat_template_kwargs,
         "deadline_ms": body.deadline_ms,
+        "priority": body.priority,
     }
     places = [i for i, _ in functions]
     try:

@@ -202,6 +202,7 @@ class RequestDocument(AnswerSchema):
     status: Literal["queued", "running", "ended"]
     created: int = Field(description="Unix seconds.")
     deadline_unix_ms: int | None
+    priority: int | None = Field(None, description="Of the call, or from the bound of its API key, if it is not 0.")
     on_disconnect: Literal["cancel", "keep"]
     slo: Slo
     choices: list[ChoiceState]

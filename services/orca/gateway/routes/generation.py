@@ -20,7 +20,7 @@ from orca.gateway.answer.delivery import AcceptedCall, CallTiming, StreamDeliver
 from orca.gateway.answer.offload import render_response
 from orca.gateway.answer.tracing import CallSpan
 from orca.gateway.calls.accept import SEEDS, CallContext, chat_prompt, chat_tools, completion_prompts
-from orca.gateway.calls.admission import check_deadlines, take_rest_from_rate
+from orca.gateway.calls.admission import check_deadlines, check_priority, take_rest_from_rate
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
 from orca.gateway.calls.call_grammar import Chat, call_reasoning, check_grammar
 from orca.gateway.calls.idempotency import body_digest
@@ -62,14 +62,15 @@ async def chat(gateway: Gateway, call: OpenedCall, unread: UnreadBody) -> Respon
 async def _receive(
     gateway: Gateway, call: OpenedCall, unread: UnreadBody, body_type: type[GenerationBodyType], budget: CallBudget
 ) -> GenerationBodyType:
-    """Read and check a call's body. Raises: ApiError, also for a deadline that cannot be met."""
+    """Read and check a call's body. Raises: ApiError, also for what `check_call` refuses."""
     body = await receive_body(unread, body_type, gateway.settings, budget)
     await check_call(gateway, call, body)
     return body
 
 
 async def check_call(gateway: Gateway, call: OpenedCall, body: CompletionBody | ChatBody) -> None:
-    """Check the deadline and the name of the model. Raises: ApiError, OrcaError."""
+    """Check the priority, the deadline and the name of the model. Raises: ApiError, OrcaError."""
+    await check_priority(gateway, call.key, body.priority, call.keyed_name)
     await check_deadlines(gateway, body.deadline_ms, call.goals, call.keyed_name)
     gateway.models.check_name(body.model)
 

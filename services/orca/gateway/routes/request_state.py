@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from orca.core.domain.errors import UnknownRequest
 from orca.core.domain.request import Request
+from orca.core.priority import DEFAULT_PRIORITY, priority_of
 from orca.gateway.answer.offload import write_text
 from orca.gateway.latency_goals import LatencyGoals, judge, latency_of
 from orca.gateway.render.render import RenderModel, RenderOptions
@@ -67,7 +68,7 @@ async def _document(
         )
         choices.append(_choice(status, log, text, goals))
     found = {choice["status"] for choice in choices}
-    path = f"/v1/requests/{parent.parent}"
+    path, priority = f"/v1/requests/{parent.parent}", priority_of(parent.requests[0].weight)
     return {
         "id": parent.parent,
         "object": "request",
@@ -75,6 +76,7 @@ async def _document(
         "status": found.pop() if len(found) == 1 else "running",
         "created": options.created,
         "deadline_unix_ms": parent.requests[0].deadline_wall_ms,
+        **({} if priority == DEFAULT_PRIORITY else {"priority": priority}),
         "slo": {"ttft_ms": goals.ttft_ms, "tpot_ms": goals.tpot_ms, "enforced": goals.is_enforced},
         "on_disconnect": parent.on_disconnect,
         "choices": choices,

@@ -18,7 +18,7 @@ from orca.pool.order.order_rules import DROPS_MAX, PASSED_MAX, ROUNDING, ClaimOr
 
 @dataclass(slots=True)
 class ClaimRoom:
-    """What the next step can still take (TCB: a row)."""
+    """The room that the next step still has (TCB: a row)."""
 
     requests: int
     slots: int

@@ -9,17 +9,15 @@ divide requests in another way.
 """
 
 from enum import StrEnum
-from math import frexp, log2
+from math import frexp
 from typing import NamedTuple
 
 from orca.core.domain.request import Request
-
-PRIORITY_MAX = 8
-"""Largest and, with a minus, smallest priority of a call. The weight of its utility is 2^-priority."""
+from orca.core.priority import LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY, priority_of
 
 
 class DeadlineKind(StrEnum):
-    """What a waiting request must reach by the deadline that is in force."""
+    """The event that a waiting request must reach by the deadline in force."""
 
     END = "end"
     FIRST_TOKEN = "first"
@@ -29,7 +27,7 @@ class DeadlineKind(StrEnum):
 class OrderClass(NamedTuple):
     """The class of a waiting request. Its text is its name in the pool."""
 
-    priority: int  # -PRIORITY_MAX to PRIORITY_MAX, the lower the more urgent
+    priority: int  # the lower, the more urgent
     prompt: int  # length class of the prompt
     output: int  # length class of max_new_tokens
     kind: DeadlineKind
@@ -55,17 +53,15 @@ def _lower_bound(number: int) -> float:
     return float(2.0**octave * (1 + is_upper / 2))
 
 
-def priority_of(weight: float | None) -> int:
-    """Return the priority of a weight: the whole number that is nearest. None is a weight of 1."""
-    if weight is None:
-        return 0
-    return max(-PRIORITY_MAX, min(PRIORITY_MAX, round(-log2(weight))))
-
-
 def class_of(request: Request, kind: DeadlineKind) -> OrderClass:
     """Return the class of a request. Args: kind: of the deadline that is in force now."""
     prompt, output = length_class(len(request.prompt)), length_class(request.max_new_tokens)
-    return OrderClass(priority_of(request.weight), prompt, output, kind)
+    return OrderClass(whole_priority(request), prompt, output, kind)
+
+
+def whole_priority(request: Request) -> int:
+    """Return the priority of a request, that of its weight."""
+    return max(MOST_URGENT_PRIORITY, min(LEAST_URGENT_PRIORITY, priority_of(request.weight)))
 
 
 def fewest_tokens(request: Request) -> int:

@@ -38,7 +38,7 @@ class Order(StrEnum):
 
 
 class Utility(StrEnum):
-    """What a request that meets its deadline is worth, before its weight."""
+    """The worth of a request that meets its deadline, before its weight."""
 
     EQUAL = "equal"  # 1, so the sum is goodput
     INVERSE_LENGTH = "inverse_length"  # 1 / length, as in the paper
@@ -79,7 +79,7 @@ class OrderRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEstimates:
-    """What a group expects of the requests that it could claim. Times are in milliseconds; 0 is not known yet."""
+    """Expectations of a group about the requests that it could claim. Times are in milliseconds; 0 is not known yet."""
 
     prompt_token_ms: float = 0.0  # of a step, for each prompt token in it
     step_ms: float = 0.0  # between two tokens of a request

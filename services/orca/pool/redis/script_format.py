@@ -29,7 +29,7 @@ from orca.pool.contract import check_entry, reserved_bytes
 from orca.pool.latency_bins import LATENCIES, AnswerLatency
 from orca.pool.latency_counts import PeriodLatencies
 from orca.pool.length_bins import age_ms
-from orca.pool.order.order_class import fewest_tokens, priority_of
+from orca.pool.order.order_class import fewest_tokens, whole_priority
 from orca.pool.order.order_rules import ClaimOrder
 from orca.pool.records import Claimed, CommitEntry, LogSlice, PeriodLengths, Submission
 from orca.pool.schemas import schema_least
@@ -125,7 +125,7 @@ def _request_arguments(request: Request, body: bytes, size: int, schema: int) ->
         token_bytes=codec.token_bytes(request.sampling),
         deadline_ms="" if request.deadline_ms is None else request.deadline_ms,
         first_token_deadline_ms="" if first_token_deadline_ms is None else first_token_deadline_ms,
-        priority=priority_of(request.weight) or "",
+        priority=whole_priority(request) or "",
         fewest=least if (least := fewest_tokens(request)) > 1 else "",
         body=body,
     )

@@ -13,8 +13,8 @@ TRUSTED_STEPS = 32
 class RunTimes(Observer):
     """Averages over the latest steps, in milliseconds; 0 until something was measured.
 
-    The time between two tokens is that of a request which is in the steps: other requests' prompts and the steps of
-    other micro-batches count, as they do for any request. One request is watched at a time, so a step costs no more.
+    The time between two tokens is that of a request in the steps. Prompts of others and steps of other micro-batches
+    are part of it, as they are for any request. One request is watched at a time, so a step costs no more.
     """
 
     def __init__(self) -> None:
