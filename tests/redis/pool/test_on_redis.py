@@ -12,6 +12,7 @@ import pytest
 
 from orca.core.domain.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
 from orca.core.domain.request import FinishReason, SamplingParams
+from orca.pool import codec
 from orca.pool.order.order_rules import ClaimOrder, OrderRules
 from orca.pool.records import OnDisconnect, OwnershipState
 from orca.pool.redis.embedded import EmbeddedRedis
@@ -40,6 +41,8 @@ TYPES = {
     "parts": "zset", "replaced": "zset", "forgotten": "zset", "lengths": "hash", "latencies": "hash",
     "periods": "zset", "results": "string",
 }  # fmt: skip
+
+BY_DEADLINE = ClaimOrder(rules=OrderRules(), free_prompt_tokens=1, total_prompt_tokens=1)
 
 
 @pytest.fixture
@@ -74,8 +77,7 @@ async def test_keys_and_types_are_those_of_the_table(redis_bed: RedisBed) -> Non
     await redis_bed.pool.submit(submission("e", revision="r2"))
     other = Scheduler(redis_bed, "p8", "g8", "r2")
     await other.enter()
-    rules = ClaimOrder(rules=OrderRules(), free_prompt_tokens=1, total_prompt_tokens=1)
-    await other.ask(most=0, order=rules)
+    await other.ask(most=0, order=BY_DEADLINE)
     found = {}
     async for key in redis_bed.redis.scan_iter(redis_bed.keys.prefix + "*"):
         kind = key.decode().removeprefix(redis_bed.keys.prefix).partition(":")[0]
@@ -293,15 +295,19 @@ async def test_a_bug_in_a_script_is_not_taken_for_an_outage(redis_bed: RedisBed)
     await redis_bed.redis.delete(redis_bed.keys.named("par", "broken"))
 
 
-async def test_requests_weigh_less_than_what_is_reserved_for_them(own_bed: RedisBed) -> None:
+@pytest.mark.parametrize("order", [None, BY_DEADLINE], ids=["arrival", "deadline"])
+async def test_requests_weigh_less_than_what_is_reserved_for_them(own_bed: RedisBed, order: ClaimOrder | None) -> None:
     await own_bed.pool.set_revision(REVISION, 1)
     sampling = SamplingParams(temperature=0.5, seed=12345)
+    scheduler = Scheduler(own_bed)
+    await scheduler.enter()
+    await scheduler.ask(most=0, order=order)
     empty = await own_bed.data_bytes()
     for i in range(300):
         await own_bed.pool.submit(submission(f"cmpl-{i:032x}", prompt=tuple(range(100)), sampling=sampling))
     waiting = await own_bed.data_bytes() - empty
-    scheduler = Scheduler(own_bed)
-    await scheduler.enter()
+    without_log = (await own_bed.pool.stats()).bytes_reserved / 300 - codec.LOG_BYTES - 12 * codec.token_bytes(sampling)
+    assert waiting / 300 < without_log, waiting / 300
     owned = await scheduler.take(free_slots=10**9, total_slots=10**9, most=300)
     await own_bed.pool.commit([entry(one, 0, *range(50_000, 50_011)) for one in owned.values()])
     await own_bed.pool.commit([entry(one, 11, 99, end=FinishReason.LENGTH) for one in owned.values()])
