@@ -11,7 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from checker.clients.workload import PromptSource, chain, english, seq2seq_chain, with_patterns, with_schemas
+from checker.clients.workload import (
+    DEADLINES,
+    PromptSource,
+    chain,
+    english,
+    seq2seq_chain,
+    with_patterns,
+    with_schemas,
+)
 from checker.faults.freezes import Freezes
 from checker.faults.injector import ROLES
 from checker.faults.kills import Kills
@@ -88,6 +96,7 @@ def _run(arguments: argparse.Namespace) -> int:
         open_max=arguments.open,
         distinct_calls=arguments.calls,
         max_tokens=(arguments.min_tokens, arguments.max_tokens),
+        deadlines=arguments.deadlines,
         up=(*STAGES, *UP_FLAGS.get(arguments.command, ()), *arguments.up),
         folder=folder,
         make_system=_system(arguments, folder, config["model_type"]),
@@ -226,10 +235,24 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     add("--calls", type=int, default=60, metavar="N", help="number of different calls, which repeat (%(default)s)")
     add("--min-tokens", type=int, default=20, metavar="N", help="least max_tokens of a call (%(default)s)")
     add("--max-tokens", type=int, default=200, metavar="N", help="most max_tokens of a call (%(default)s)")
+    deadlines = (
+        "share of the calls that have a deadline, 0 to 1 (%(default)s); with an order of claims: --up --drop never"
+    )
+    add("--deadlines", type=_share, default=DEADLINES, metavar="SHARE", help=deadlines)
     add("--grammars", action="store_true", help="every second call has a grammar, which its answer must match")
     add("--mutant", choices=sorted(MUTANTS), help="remove a rule from Orca: the verdict must report violations")
     add("--out", type=Path, metavar="DIR", help="folder for history, verdict and the system's data (a new folder)")
     add("--up", nargs=argparse.REMAINDER, default=[], help="all further arguments are options of `orca up`")
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 1")
+    return share
 
 
 def _roles(text: str) -> tuple[str, ...]:

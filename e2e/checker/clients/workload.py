@@ -12,6 +12,10 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 
 
+DEADLINES = 0.04
+"""Share of the calls that have a deadline, unless a run asks for another one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSource:
     """The parts that prompts for a model are made of."""
@@ -101,17 +105,25 @@ class PlannedCall:
 
 
 def plan_calls(
-    source: PromptSource, *, seed: int, count: int, rate: float, max_tokens: tuple[int, int], drops: bool
+    source: PromptSource,
+    *,
+    seed: int,
+    count: int,
+    rate: float,
+    max_tokens: tuple[int, int],
+    drops: bool,
+    deadlines: float = DEADLINES,
 ) -> list[PlannedCall]:
     """Return `count` calls at `rate` per second.
 
     Args:
         max_tokens: least and most max_tokens of a call.
         drops: some clients drop their connection on purpose and resume; for servers that can resume.
+        deadlines: share of the calls that have a deadline.
     """
     chance = random.Random(f"{seed} calls")
     times = _poisson(chance, rate)
-    return [_call(source, chance, f"c{number}", next(times), max_tokens, drops) for number in range(count)]
+    return [_call(source, chance, f"c{number}", next(times), max_tokens, drops, deadlines) for number in range(count)]
 
 
 def _poisson(chance: random.Random, rate: float) -> Iterator[float]:
@@ -128,6 +140,7 @@ def _call(
     due_s: float,
     max_tokens: tuple[int, int],
     drops: bool,
+    deadlines: float,
 ) -> PlannedCall:
     is_chat = source.has_chat and chance.random() < 0.2
     body: dict[str, Any] = {
@@ -151,17 +164,23 @@ def _call(
         body["stream"] = True
         if chance.random() < 0.5:
             body["stream_options"] = {"include_usage": True, "continuous_usage_stats": chance.random() < 0.3}
-    return _with_intent(chance, name, due_s, CHAT if is_chat else COMPLETIONS, body, drops)
+    return _with_intent(chance, name, due_s, CHAT if is_chat else COMPLETIONS, body, drops, deadlines)
 
 
 def _with_intent(
-    chance: random.Random, name: str, due_s: float, path: str, body: dict[str, Any], drops: bool
+    chance: random.Random,
+    name: str,
+    due_s: float,
+    path: str,
+    body: dict[str, Any],
+    drops: bool,
+    deadlines: float,
 ) -> PlannedCall:
     draw = chance.random()
-    if draw < 0.04:
+    if draw < deadlines:
         body["deadline_ms"] = chance.randint(200, 3_000)
         return PlannedCall(name=name, due_s=due_s, path=path, body=body, intent="deadline")
-    if draw < 0.08 and body.get("stream"):
+    if draw < deadlines + 0.04 and body.get("stream"):
         leave_after = chance.randint(1, 5)
         return PlannedCall(
             name=name,

@@ -8,7 +8,7 @@ import httpx
 import redis.asyncio
 
 from checker.clients.client import CallProgress, Client
-from checker.clients.workload import PlannedCall, PromptSource
+from checker.clients.workload import DEADLINES, PlannedCall, PromptSource
 from checker.history.records import HistoryWriter
 from checker.systems.system import System
 
@@ -31,6 +31,7 @@ class RunSettings:
     folder: Path  # for all files of the run
     make_system: "SystemFactory" = System
     environment: Mapping[str, str] = field(default_factory=dict)
+    deadlines: float = DEADLINES  # share of the calls that have one
     # A number: judge each call at its end, and the growth of processes that lived at least this long.
     least_life_s: float | None = None
     injects: bool = False  # install points and recorder in the processes

@@ -165,6 +165,7 @@ class _Run:
             rate=settings.rate,
             max_tokens=settings.max_tokens,
             drops=resumes,
+            deadlines=settings.deadlines,
         )
 
     async def _expect(self, plans: Sequence[PlannedCall]) -> None:

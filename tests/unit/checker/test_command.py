@@ -43,6 +43,13 @@ def test_faults_of_absent_parts_are_refused(capsys: pytest.CaptureFixture[str]) 
     assert "unknown: operator; known: gateway" in capsys.readouterr().err
 
 
+def test_a_share_of_deadlines_is_a_number_from_0_to_1(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("half", "1.5", "nan"):
+        with pytest.raises(SystemExit):
+            main(["kills", "--deadlines", text])
+        assert f"{text} is not a number from 0 to 1" in capsys.readouterr().err
+
+
 def test_expected_outputs_of_a_chain_model_respect_seeds_and_stops(tmp_path: Path) -> None:
     model = make_chain_model(tmp_path, seed=3)
     body = {"prompt": [1, 2], "max_tokens": 6, "n": 2, "seed": 9, "temperature": 1.0}

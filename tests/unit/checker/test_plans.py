@@ -29,6 +29,12 @@ def test_all_shapes_of_calls_occur() -> None:
     assert not any(plan.drop_after for plan in calls(drops=False))
 
 
+def test_a_share_of_the_calls_has_a_deadline() -> None:
+    plans = plan_calls(english("m"), seed=1, count=400, rate=2.0, max_tokens=(5, 50), drops=True, deadlines=0.5)
+    assert 160 < sum("deadline_ms" in plan.body for plan in plans) < 240
+    assert {plan.intent for plan in plans} == {"finish", "cancel", "deadline"}
+
+
 def test_calls_come_at_their_rate_and_to_a_chain_without_chat() -> None:
     plans = plan_calls(chain("m", 50), seed=1, count=400, rate=4.0, max_tokens=(1, 5), drops=False)
     assert 60 < plans[-1].due_s < 160
