@@ -35,7 +35,7 @@ from support.waiting import until
 
 TYPES = {
     "meta": "hash", "par": "hash", "render": "string", "readers": "zset", "req": "hash", "body": "string",
-    "log": "stream", "q": "zset", "classes": "hash", "waiting": "zset", "own": "hash", "seat": "hash",
+    "log": "stream", "q": "zset", "classes": "hash", "waiting": "zset", "steps": "hash", "own": "hash", "seat": "hash",
     "seats": "zset", "closed_at": "zset", "watch": "zset",
     "deadlines": "zset", "ended": "zset", "retired": "zset", "promises": "hash", "blocks": "hash",
     "parts": "zset", "replaced": "zset", "forgotten": "zset", "lengths": "hash", "latencies": "hash",

@@ -10,7 +10,7 @@ from orca.pool.order.order_class import length_class
 from orca.pool.order.order_rules import LATE, ClaimOrder, Drop, Order, OrderRules, RunEstimates, Utility
 from orca.pool.records import OwnershipState
 from orca.pool.schemas import Schemas
-from support.pool.beds import REVISION, Bed, Scheduler, submission
+from support.pool.beds import REVISION, Bed, RedisBed, Scheduler, entry, submission
 
 PATIENCE_MS = 30_000
 
@@ -106,11 +106,27 @@ async def test_what_does_not_fit_is_passed_over_and_reserves_nothing(bed: Bed) -
 
 async def test_prompts_fill_a_step_and_no_more(bed: Bed) -> None:
     (scheduler,) = await seated(bed)
-    for number in range(3):
+    for number in range(4):
         await bed.pool.submit(submission(f"r{number}", prompt=(1,) * 10, deadline_ms=60_000 + number))
-    assert await names(scheduler, order=by(tokens=25)) == ["r0", "r1"]
+    assert await names(scheduler, most=3, order=by(tokens=25)) == ["r0", "r1"]
     # A prompt that is longer than a step takes all of it.
-    assert await names(scheduler, order=by(tokens=7)) == ["r2"]
+    assert await names(scheduler, most=1, order=by(tokens=7)) == ["r2"]
+
+
+async def test_prompts_need_not_share_a_step_if_all_that_waits_has_a_place(bed: Bed) -> None:
+    (scheduler,) = await seated(bed)
+    for number in range(4):
+        await bed.pool.submit(submission(f"r{number}", prompt=(1,) * 10, deadline_ms=60_000 + number))
+    assert await names(scheduler, most=4, order=by(tokens=25)) == ["r0", "r1", "r2", "r3"]
+
+
+async def test_patience_is_not_bound_by_the_prompts_of_a_step(bed: Bed) -> None:
+    (scheduler,) = await seated(bed)
+    for number in range(3):
+        await bed.pool.submit(submission(f"r{number}", prompt=(1,) * 10))
+    await bed.age_requests(PATIENCE_MS)
+    await bed.pool.submit(submission("young", prompt=(1,) * 10, deadline_ms=60_000))
+    assert await names(scheduler, most=3, order=by(tokens=15)) == ["r0", "r1", "r2"]
 
 
 async def test_the_first_alone_does_not_fit_so_the_others_go_by_deadline(bed: Bed) -> None:
@@ -182,6 +198,7 @@ ENDLESS = SamplingParams(ignore_eos=True)
         (Drop.CERTAIN, ENDLESS, True),  # 64 steps of a tenth of a second
         (Drop.CERTAIN, SamplingParams(), False),  # its first token may end it
         (Drop.CERTAIN, SamplingParams(min_tokens=60), True),
+        (Drop.CERTAIN, SamplingParams(min_tokens=60, grammar="start: /a+/"), False),  # it ends where its text is whole
         (Drop.EXPECTED, SamplingParams(), True),
         (Drop.NEVER, ENDLESS, False),
     ],
@@ -201,6 +218,46 @@ async def test_what_is_too_late_ends_before_its_deadline(
     else:
         assert [claimed.request.parent for claimed in answer.claimed] == ["late"]
         assert status.state is OwnershipState.OWNED
+
+
+async def test_a_slow_group_ends_nothing_that_a_faster_one_could_finish(bed: Bed) -> None:
+    slow, fast = await seated(bed, "g", "h")
+    await fast.ask(most=0, order=by(estimates=RunEstimates(step_ms=20.0, least_step_ms=10.0)))
+    await bed.pool.submit(submission("r", max_new_tokens=64, sampling=ENDLESS, deadline_ms=5_000))
+    await slow.ask(most=0, order=by(estimates=SLOW))
+    assert (await bed.pool.status("r.0")).state is OwnershipState.QUEUED
+    assert await names(fast, order=by(estimates=RunEstimates(step_ms=20.0, least_step_ms=10.0))) == ["r"]
+
+
+@pytest.mark.parametrize("drop", [Drop.CERTAIN, Drop.EXPECTED])
+async def test_a_request_that_came_back_needs_only_what_it_has_not_got(bed: Bed, drop: Drop) -> None:
+    (scheduler,) = await seated(bed)
+    await bed.pool.submit(submission("half", max_new_tokens=24, sampling=ENDLESS, deadline_ms=9_000))
+    (taken,) = (await scheduler.ask(order=by())).claimed
+    await bed.pool.commit([entry(taken, 0, *range(20))])
+    await bed.pool.give_back({taken.request.id: taken.claim})
+    await bed.pool.submit(submission("new", max_new_tokens=24, sampling=ENDLESS, deadline_ms=9_000))
+    # Four steps of a second are in time, and 24 are not, not even at half a second each.
+    estimates = RunEstimates(step_ms=1000.0, least_step_ms=500.0)
+    assert await names(scheduler, order=by(estimates=estimates, drop=drop)) == ["half"]
+    assert (await bed.pool.status("new.0")).end == End(FinishReason.DEADLINE_EXCEEDED, 0, detail=LATE)
+
+
+async def test_an_index_that_has_missed_something_is_built_again(redis_bed: RedisBed) -> None:
+    (scheduler,) = await seated(redis_bed)
+    await redis_bed.pool.submit(submission("a", deadline_ms=60_000))
+    await redis_bed.pool.submit(submission("b", deadline_ms=70_000))
+    await scheduler.ask(most=0, order=by())
+    # As a part does that knows no index: one request is queued, and one is taken away.
+    classes = redis_bed.keys.named("classes", REVISION)
+    (of,) = [name.decode() for name in await redis_bed.redis.hgetall(classes) if name]
+    waiting = redis_bed.keys.named("waiting", f"{REVISION}/{of}")
+    members = await redis_bed.redis.zrange(waiting, 0, -1)
+    await redis_bed.redis.zrem(waiting, members[0])
+    await redis_bed.redis.zadd(waiting, {b"0000000000000009 gone.0": 9**15})
+    assert await names(scheduler, most=1, order=by()) == ["b"]
+    assert await names(scheduler, order=by()) == []
+    assert await names(scheduler, order=by()) == ["a"], "what was gone has left the index, so its count was wrong"
 
 
 async def test_no_deadline_and_no_estimate_drop_nothing(bed: Bed) -> None:

@@ -70,13 +70,20 @@ def by_das(queue: RandomQueue, stored: Sequence[Request]) -> list[str]:
         waiting.append(
             WaitingRequest(
                 arrival=request.arrival,
-                sizes=(1, request.slots(BLOCK), min(len(request.prompt), order.total_prompt_tokens)),
+                sizes=(
+                    1,
+                    request.slots(BLOCK),
+                    min(len(request.prompt), order.total_prompt_tokens)
+                    if len(stored) > queue.most
+                    else len(request.prompt),
+                ),
                 utility=order.utility(own),
                 length=order.length(own),
                 deadline=request.submitted_ms + order.rules.patience_ms if deadline is None else deadline,
                 own_time=order.estimates.own_ms(own),
             )
         )
-    row = queue.most, queue.slots, order.free_prompt_tokens
+    # If all that waits has a place, prompts need not fill one step after the other.
+    row = queue.most, queue.slots, order.free_prompt_tokens if len(stored) > queue.most else 10**9
     (filled,) = das(waiting, [row], eta=order.rules.eta, q=1 - order.rules.eta)
     return [names[request.arrival] for request in filled.chosen]

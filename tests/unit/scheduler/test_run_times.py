@@ -1,13 +1,15 @@
 """The run times that an order of claims is told: of tokens, and of prompt tokens."""
 
+from collections import deque
+
 import pytest
 
 from orca.core.domain.step import Claim, Epoch
 from orca.scheduler.observer import IterationRecord
-from orca.scheduler.order.run_times import TRUSTED_STEPS, RunTimes
+from orca.scheduler.order.run_times import FORGOTTEN_AFTER, LEAST_OF, RunTimes
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import next_batch
-from orca.scheduler.policy.state import GroupState
+from orca.scheduler.policy.state import Batch, GroupState
 from support.scheduler.scheduler_simulation import a_request, some_limits
 
 EPOCH = Epoch(1, "test")
@@ -16,22 +18,25 @@ EPOCH = Epoch(1, "test")
 class Steps:
     """Runs requests by hand, each step in a time that its tokens decide."""
 
-    def __init__(self) -> None:
+    def __init__(self, stages: int = 1) -> None:
         self.times = RunTimes()
         self.now_ns = 0
         self._state = GroupState()
-        self._limits = some_limits(max_batch_size=8)
+        self._limits = some_limits(max_batch_size=8 // stages, stages=stages)
+        self._submitted: deque[tuple[Batch, int]] = deque()
 
     def add(self, name: str, *, prompt: int, new: int) -> None:
         self._state.add(a_request(name, prompt=prompt, new=new, arrival=ord(name)), Claim(1, "c"))
 
     def run(self, count: int, *, step_us: int = 10_000, prompt_token_us: int = 500) -> None:
+        """Read so many results. A stage begins a step when it has none."""
         for _ in range(count):
-            batch = next_batch(IterationPolicy(), self._state, self._limits)
-            submitted_ns = self.now_ns
+            while (batch := next_batch(IterationPolicy(), self._state, self._limits)).rows:
+                self._state.schedule(batch, EPOCH)
+                self._submitted.append((batch, self.now_ns))
+            batch, submitted_ns = self._submitted.popleft()
             prompt_tokens = sum(row.count for row in batch.rows if row.is_of_prompt)
             self.now_ns += 1000 * (step_us + prompt_token_us * prompt_tokens)
-            self._state.schedule(batch, EPOCH)
             self._state.read()
             for row in batch.rows:
                 if row.sample:
@@ -52,8 +57,9 @@ def test_the_time_between_tokens_and_that_of_prompt_tokens_are_measured() -> Non
     steps.run(10)
     assert steps.times.token_ms == pytest.approx(10.0)
     assert steps.times.prompt_token_ms == 0.0, "there was no step without a prompt before"
-    steps.add("B", prompt=40, new=100)
-    steps.run(1)
+    for name in "BCDEF":
+        steps.add(name, prompt=40, new=100)
+        steps.run(1)
     assert steps.times.prompt_token_ms == pytest.approx(0.5)
     assert steps.times.token_ms > 10.0, "others' prompts are part of the time between two tokens"
 
@@ -61,11 +67,24 @@ def test_the_time_between_tokens_and_that_of_prompt_tokens_are_measured() -> Non
 def test_the_shortest_time_counts_after_enough_steps() -> None:
     steps = Steps()
     steps.add("A", prompt=3, new=200)
-    steps.run(TRUSTED_STEPS, step_us=9_000)
-    assert steps.times.least_token_ms == 0.0
-    steps.run(1, step_us=7_000)
-    steps.run(20, step_us=12_000)
+    steps.run(LEAST_OF, step_us=9_000)
+    assert steps.times.least_token_ms == 0.0, "the first step has no token before"
+    steps.run(1, step_us=9_000)
+    assert steps.times.least_token_ms == pytest.approx(9.0)
+    steps.run(LEAST_OF, step_us=7_000)
+    steps.run(LEAST_OF, step_us=12_000)
     assert steps.times.least_token_ms == pytest.approx(7.0)
+
+
+def test_a_stall_and_results_that_are_read_at_once_change_nothing() -> None:
+    steps = Steps()
+    steps.add("A", prompt=3, new=500)
+    for _ in range(5):
+        steps.run(20, step_us=10_000)
+        steps.run(1, step_us=30_000_000)
+        steps.run(1, step_us=1)
+    assert steps.times.token_ms == pytest.approx(10.0)
+    assert steps.times.least_token_ms == pytest.approx(10.0)
 
 
 def test_averages_follow_a_change() -> None:
@@ -80,5 +99,22 @@ def test_requests_that_end_are_followed_by_others() -> None:
     steps = Steps()
     for number in range(20):
         steps.add(chr(ord("A") + number), prompt=3, new=4)
-    steps.run(15)
+    steps.run(9)
     assert steps.times.token_ms == pytest.approx(10.0, rel=0.5)
+
+
+def test_with_more_stages_a_token_takes_a_step_of_each_micro_batch() -> None:
+    steps = Steps(stages=2)
+    for name in "ABCDEFGH":
+        steps.add(name, prompt=3, new=300)
+    steps.run(200)
+    assert steps.times.token_ms == pytest.approx(20.0)
+
+
+def test_a_request_that_has_left_is_watched_no_longer() -> None:
+    steps = Steps()
+    steps.add("A", prompt=3, new=400)
+    steps.run(10)
+    steps.times._watched = "somebody who was given back"
+    steps.run(FORGOTTEN_AFTER + 20, step_us=20_000)
+    assert steps.times.token_ms > 15.0

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import ceil, inf
 
-from orca.core.domain.request import Request
+from orca.core.domain.request import Request, slots_needed
 from orca.pool.memory.waiting_index import PlaceRange, WaitingIndex
-from orca.pool.order.order_class import DeadlineKind, OrderClass, fewest_tokens
+from orca.pool.order.order_class import DeadlineKind, OrderClass, fewest_tokens, lower_bound
 from orca.pool.order.order_rules import DROPS_MAX, PASSED_MAX, ROUNDING, ClaimOrder, Drop
+
+_KINDS = tuple(DeadlineKind)
 
 
 @dataclass(slots=True)
@@ -23,8 +25,9 @@ class ClaimRoom:
     requests: int
     slots: int
     total_slots: int
-    tokens: int  # of prompts
-    total_tokens: int
+    tokens: float  # of prompts; infinite if they need not share a step
+    total_tokens: float
+    block_tokens: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +49,7 @@ class Offered:
     arrival: int
     offer: ClassOffer
     slots: int = 0
-    tokens: int = 0
+    tokens: float = 0
     is_read: bool = False
     is_there: bool = False
     is_done: bool = False  # chosen, or passed over
@@ -82,8 +85,10 @@ class OrderedClaim:
     """One claim by an order.
 
     Args:
+        waiting: requests in the queue.
         find: returns a waiting request, None if it may not be claimed: its deadline has passed, or this release cannot
             read it.
+        logged: returns the tokens that a request has from earlier claims.
         may_reserve: reserves a request that does not fit for the group; False if it is reserved for another group.
     """
 
@@ -91,20 +96,22 @@ class OrderedClaim:
     index: WaitingIndex
     now_ms: int
     room: ClaimRoom
-    slots_of: Callable[[Request], int]
     find: Callable[[str], Request | None]
+    logged: Callable[[str], int]
     may_reserve: Callable[[str], bool]
+    waiting: int = 0
     passed: int = 0
 
     def offers(self) -> list[ClassOffer]:
         """Return the classes with waiting requests, those with the most utility per token first."""
         order = self.order
         offers = (ClassOffer(of, order.utility(of), order.density(of), order.estimates.own_ms(of)) for of in self.index)
-        return sorted(offers, key=lambda offer: (-offer.density, str(offer.of)))
+        return sorted(offers, key=lambda offer: (-offer.density, *offer.of[:3], _KINDS.index(offer.of.kind)))
 
-    def too_late(self, tokens_of: Callable[[str], int]) -> list[str]:
-        """Return the requests that end now. Args: tokens_of: returns the tokens that a request has."""
+    def too_late(self) -> list[str]:
+        """Return the requests that end now."""
         drop, found = self.order.rules.drop, []
+        least_step_ms = self.index.shared_least_step(self.order.estimates.least_step_ms)
         left = 0 if drop is Drop.NEVER else DROPS_MAX
         for offer in self.offers():
             if offer.of.kind is DeadlineKind.NONE or not offer.own_ms:
@@ -115,25 +122,21 @@ class OrderedClaim:
                 request, least_ms = self.find(place.id), offer.own_ms
                 if request is not None and drop is Drop.CERTAIN:
                     is_first = offer.of.kind is DeadlineKind.FIRST_TOKEN
-                    steps = 1 if is_first else max(1, fewest_tokens(request) - tokens_of(place.id))
-                    least_ms = self.order.estimates.least_step_ms * steps
+                    steps = 1 if is_first else max(1, fewest_tokens(request) - self.logged(place.id))
+                    least_ms = least_step_ms * steps
                 if request is not None and self.now_ms + least_ms > place.score:
                     found.append(place.id)
         return found
 
     def choose(self) -> tuple[list[str], bool]:
         """Return the chosen requests in their order, and true if one that does not fit has reserved the group."""
-        offers = self.offers()
-        patient, in_time, late = self._divide(offers)
-        chosen: list[Offered] = []
-        for item in self._while_room(heapq.merge(*patient, key=lambda item: item.key)):
-            if self._fits(item):
-                self._take(item)
-                chosen.append(item)
-            elif item.is_there and item.slots <= self.room.total_slots and self.may_reserve(item.id):
-                return [item.id for item in chosen], True
-            else:
-                self._pass(item)
+        patient, in_time, late = self._divide(self.offers())
+        if self.waiting <= self.room.requests:
+            # All that waits has a place: the order decides nothing, and prompts need not fill one step after the other.
+            self.room.tokens = self.room.total_tokens = inf
+        chosen, is_blocked = self._patient(patient)
+        if is_blocked:
+            return [item.id for item in chosen], True
         useful = self._useful(in_time)
         chosen += useful
         if self.order.rules.utility_share < 1:
@@ -141,6 +144,24 @@ class OrderedClaim:
         chosen += self._take_all(_by_density(in_time))
         chosen += self._take_all(_by_density(late))
         return [item.id for item in chosen], False
+
+    def _patient(self, readers: Sequence[OfferReader]) -> tuple[list[Offered], bool]:
+        """Return those whose patience has passed, and true if one that does not fit has reserved the group.
+
+        Their prompts may be more than the step has room for: nobody waits longer because steps are filled evenly.
+        """
+        chosen: list[Offered] = []
+        for item in heapq.merge(*readers, key=lambda item: item.key):
+            if min(self.room.requests, self.room.slots) <= 0 or self.passed > PASSED_MAX:
+                break
+            if self._is_there(item) and item.slots <= self.room.slots:
+                self._take(item)
+                chosen.append(item)
+            elif item.is_there and item.slots <= self.room.total_slots and self.may_reserve(item.id):
+                return chosen, True
+            else:
+                self._pass(item)
+        return chosen, False
 
     def _divide(self, offers: Iterable[ClassOffer]) -> tuple[list[OfferReader], list[OfferReader], list[OfferReader]]:
         """Return readers of each class: of requests whose patience has passed, of those in time, and of late ones."""
@@ -177,7 +198,7 @@ class OrderedClaim:
                 break
             else:
                 self._pass(item)
-        count = ceil(self.order.rules.utility_share * len(prefix) - ROUNDING)
+        count = self.order.rules.useful(len(prefix))
         for item in prefix[count:]:
             self._take(item, sign=-1)
         return prefix[:count]
@@ -195,6 +216,8 @@ class OrderedClaim:
     def _take_all(self, items: Iterable[Offered]) -> Iterator[Offered]:
         """Take what fits, and pass over the rest."""
         for item in self._while_room(items):
+            if self._is_closed(item.offer.of):
+                continue
             if self._fits(item):
                 self._take(item)
                 yield item
@@ -212,14 +235,25 @@ class OrderedClaim:
     def _has_room(self) -> bool:
         return min(self.room.requests, self.room.slots, self.room.tokens) > 0 and self.passed <= PASSED_MAX
 
-    def _fits(self, item: Offered) -> bool:
+    def _is_closed(self, of: OrderClass) -> bool:
+        """Return true if no request of a class fits. Room only shrinks where this is asked, so it stays so."""
+        prompt, output = lower_bound(of.prompt), lower_bound(of.output)
+        slots = slots_needed(ceil(prompt + output), self.room.block_tokens)
+        return min(prompt, self.room.total_tokens) > self.room.tokens or slots > self.room.slots
+
+    def _is_there(self, item: Offered) -> bool:
+        """Return true if a request may be claimed, and read it."""
         if not item.is_read:
             request, item.is_read = self.find(item.id), True
             if request is not None:
-                item.is_there, item.slots = True, self.slots_of(request)
-                item.tokens = min(len(request.prompt), self.room.total_tokens)
+                item.is_there, item.slots = True, request.slots(self.room.block_tokens)
+                item.tokens = min(len(request.prompt) + self.logged(item.id), self.room.total_tokens)
+        return item.is_there
+
+    def _fits(self, item: Offered) -> bool:
         room = self.room
-        return item.is_there and room.requests > 0 and item.slots <= room.slots and item.tokens <= room.tokens
+        is_there = self._is_there(item) and room.requests > 0
+        return is_there and item.slots <= room.slots and item.tokens <= room.tokens
 
     def _take(self, item: Offered, *, sign: int = 1) -> None:
         """Give a request its room. Args: sign: -1 gives the room back."""

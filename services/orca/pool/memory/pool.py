@@ -139,7 +139,7 @@ class MemoryPool(RequestPool):
             state.queue(request.revision).append((request.arrival, request.id))
             if request.first_deadline_wall_ms is not None:
                 state.deadlines.set(request.id, request.first_deadline_wall_ms)
-            state.waiting.add(request, request.first_deadline_wall_ms)
+            state.waiting.add(request, request.first_deadline_wall_ms, 0)
             state.bytes_reserved += size
             state.queued_prompt_tokens += len(request.prompt)
             requests.append(request)
@@ -360,14 +360,15 @@ class MemoryPool(RequestPool):
             if order is None:
                 chosen, is_blocked = self._choose(caller, seat.epoch, free_slots, total_slots, block_tokens, most)
             else:
-                row = (most, free_slots, total_slots, order.free_prompt_tokens, order.total_prompt_tokens)
-                chosen, is_blocked = self._choose_by_order(caller, seat.epoch, order, ClaimRoom(*row), block_tokens)
+                prompts = order.free_prompt_tokens, order.total_prompt_tokens
+                room = ClaimRoom(most, free_slots, total_slots, *prompts, block_tokens)
+                chosen, is_blocked = self._choose_by_order(caller, seat.epoch, order, room)
             for record in chosen:
                 self._own(record, caller, f"{caller.process}/{call}")
             seat.last_call = seat.claim_call = call
             given = tuple((record.request.id, record.number) for record in chosen)
-            seat.claim_answer = given, len(state.queue(caller.revision)), is_blocked
-        given, waiting, is_blocked = seat.claim_answer
+            seat.claim_answer = given, len(state.queue(caller.revision)), is_blocked, order is not None
+        given, waiting, is_blocked, is_by_order = seat.claim_answer
         claimed = tuple(
             Claimed(
                 request=state.records[request_id].request,
@@ -378,7 +379,7 @@ class MemoryPool(RequestPool):
             for request_id, number in given
             if request_id in state.records
         )
-        return ClaimAnswer(claimed=claimed, waiting=waiting, is_blocked=is_blocked, is_by_order=order is not None)
+        return ClaimAnswer(claimed=claimed, waiting=waiting, is_blocked=is_blocked, is_by_order=is_by_order)
 
     def _choose(
         self, caller: Caller, epoch: int, free_slots: int, total_slots: int, block_tokens: int, most: int
@@ -400,7 +401,7 @@ class MemoryPool(RequestPool):
         return chosen, False
 
     def _choose_by_order(
-        self, caller: Caller, epoch: int, order: ClaimOrder, room: ClaimRoom, block_tokens: int
+        self, caller: Caller, epoch: int, order: ClaimOrder, room: ClaimRoom
     ) -> tuple[list[RequestRecord], bool]:
         """End what is too late, and return what another order than arrival puts first; then as `_choose`."""
         records = self.state.records
@@ -414,22 +415,23 @@ class MemoryPool(RequestPool):
             index=self.state.waiting.of(caller.revision, self._waiting(caller.revision)),
             now_ms=self.state.wall,
             room=room,
-            slots_of=lambda request: request.slots(block_tokens),
             find=find,
+            logged=lambda request_id: len(records[request_id].log),
             may_reserve=lambda request_id: self._may_reserve(records[request_id], epoch, caller.group),
         )
-        for request_id in claim.too_late(lambda request_id: len(records[request_id].log)):
+        for request_id in claim.too_late():
             record = records[request_id]
             self.state.end(record, End(FinishReason.DEADLINE_EXCEEDED, len(record.log), detail=LATE))
+        claim.waiting = len(self.state.queue(caller.revision))
         chosen, is_blocked = claim.choose()
         return [records[request_id] for request_id in chosen], is_blocked
 
-    def _waiting(self, revision: str) -> Iterator[tuple[Request, int | None]]:
-        """Yield the waiting requests that this release can read, each with its deadline in force."""
+    def _waiting(self, revision: str) -> Iterator[tuple[Request, int | None, int]]:
+        """Yield the waiting requests that this release can read, with deadlines in force and lengths of logs."""
         for _, request_id in self.state.queue(revision):
             record = self.state.records[request_id]
             if self.state.is_readable(record):
-                yield record.request, self.state.deadlines.get(request_id)
+                yield record.request, self.state.deadlines.get(request_id), len(record.log)
 
     def _may_reserve(self, record: RequestRecord, epoch: int, group: str) -> bool:
         """Reserve a request that does not fit for a group, unless it is reserved for another one."""

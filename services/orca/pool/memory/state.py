@@ -74,7 +74,8 @@ class Seat:
     enter_call: int | None = None
     enter_answer: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # failed, poisoned
     claim_call: int | None = None
-    claim_answer: tuple[tuple[tuple[str, int], ...], int, bool] = ((), 0, False)  # (id, number).., waiting, blocked
+    # (id, number).., waiting, blocked, by another order
+    claim_answer: tuple[tuple[tuple[str, int], ...], int, bool, bool] = ((), 0, False, False)
     is_formed: bool = False  # the holder's last heartbeat reported that the group serves
     offered_slots: int | None = None  # the most that one request may need in the group, by the holder's last heartbeat
 
@@ -171,8 +172,8 @@ class PoolState:
         assert all(queue == sorted(queue) for queue in self.queues.values())
         for revision, index in self.waiting.indexes.items():
             waiting = [self.records[request_id] for _, request_id in self.queue(revision)]
-            readable = [each.request for each in waiting if self.is_readable(each)]
-            places = {each.id: place_of(each, self.deadlines.get(each.id)) for each in readable}
+            readable = [(each.request, len(each.log)) for each in waiting if self.is_readable(each)]
+            places = {each.id: place_of(each, self.deadlines.get(each.id), logged) for each, logged in readable}
             assert places.items() <= index.places.items(), revision
             assert index.places.keys() <= {each.request.id for each in waiting}, revision
         assert self.queued_prompt_tokens == sum(len(self.records[i].request.prompt) for i in queued)
@@ -200,7 +201,7 @@ class PoolState:
         record.group = record.process = ""
         record.is_on_trial = False
         insort(self.queue(record.request.revision), (record.request.arrival, record.request.id))
-        self.waiting.add(record.request, self.deadlines.get(record.request.id))
+        self.waiting.add(record.request, self.deadlines.get(record.request.id), len(record.log))
         self.queued_prompt_tokens += len(record.request.prompt)
         self.hints.publish_work(record.request.revision)
 

@@ -30,6 +30,7 @@ class WaitingIndex:
     def __init__(self) -> None:
         self._classes: dict[OrderClass, list[WaitingPlace]] = {}  # sorted
         self._places: dict[str, tuple[OrderClass, WaitingPlace]] = {}  # by request
+        self._least_step_ms = 0.0
 
     def __iter__(self) -> Iterator[OrderClass]:
         return iter(self._classes)
@@ -53,6 +54,16 @@ class WaitingIndex:
         if not places:
             del self._classes[of]
 
+    def shared_least_step(self, own_ms: float) -> float:
+        """Return the fastest step that any group of the revision has seen; 0 while the asking one has seen none.
+
+        What is certain for one group is not certain for a faster one.
+        """
+        if own_ms > 0:
+            self._least_step_ms = min(self._least_step_ms or own_ms, own_ms)
+            return self._least_step_ms
+        return 0.0
+
     def between(self, of: OrderClass, low: float, high: float, *, is_low_in: bool, is_high_in: bool) -> PlaceRange:
         """Return the places of a class between two scores, by rising scores. It costs no time for each of them."""
         places = self._classes.get(of, [])
@@ -67,34 +78,39 @@ class WaitingIndexes:
     def __init__(self) -> None:
         self.indexes: dict[str, WaitingIndex] = {}  # by revision
 
-    def of(self, revision: str, waiting: Iterable[tuple[Request, int | None]]) -> WaitingIndex:
+    def of(self, revision: str, waiting: Iterable[tuple[Request, int | None, int]]) -> WaitingIndex:
         """Return the index of a revision; the first claim by an order builds it.
 
-        Args: waiting: the requests that wait then, each with the deadline in force.
+        Args: waiting: the requests that wait then, as `add` takes them.
         """
         if revision not in self.indexes:
             self.indexes[revision] = WaitingIndex()
-            for request, deadline_ms in waiting:
-                self.add(request, deadline_ms)
+            for each in waiting:
+                self.add(*each)
         return self.indexes[revision]
 
-    def add(self, request: Request, deadline_ms: int | None) -> None:
-        """Add a queued request, if its revision has an index. Args: deadline_ms: the one in force, wall clock."""
+    def add(self, request: Request, deadline_ms: int | None, logged: int) -> None:
+        """Add a queued request, if its revision has an index.
+
+        Args:
+            deadline_ms: the one in force, wall clock.
+            logged: tokens that it has from earlier claims.
+        """
         if (index := self.indexes.get(request.revision)) is not None:
-            index.add(*place_of(request, deadline_ms))
+            index.add(*place_of(request, deadline_ms, logged))
 
     def remove(self, request: Request) -> None:
         if (index := self.indexes.get(request.revision)) is not None:
             index.remove(request.id)
 
 
-def place_of(request: Request, deadline_ms: int | None) -> tuple[OrderClass, WaitingPlace]:
-    """Return class and place of a waiting request. Args: deadline_ms: the one in force, wall clock."""
+def place_of(request: Request, deadline_ms: int | None, logged: int) -> tuple[OrderClass, WaitingPlace]:
+    """Return class and place of a waiting request. Args: as those of `WaitingIndexes.add`."""
     kind = DeadlineKind.NONE
     if deadline_ms is not None:
         kind = DeadlineKind.END if deadline_ms == request.deadline_wall_ms else DeadlineKind.FIRST_TOKEN
     score = request.submitted_ms if deadline_ms is None else deadline_ms
-    return class_of(request, kind), WaitingPlace(score, request.arrival, request.id)
+    return class_of(request, kind, logged), WaitingPlace(score, request.arrival, request.id)
 
 
 def _score(place: WaitingPlace) -> float:

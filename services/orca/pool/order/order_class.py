@@ -44,31 +44,46 @@ def length_class(tokens: int) -> int:
 
 def middle_of(number: int) -> float:
     """Return the middle of the lengths of a class, in tokens."""
-    low, end = _lower_bound(number), _lower_bound(number + 1)
+    low, end = lower_bound(number), lower_bound(number + 1)
     return (low + max(low, end - 1)) / 2
 
 
-def _lower_bound(number: int) -> float:
+def lower_bound(number: int) -> float:
+    """Return the shortest length of a class, in tokens."""
     octave, is_upper = divmod(number, 2)
     return float(2.0**octave * (1 + is_upper / 2))
 
 
-def class_of(request: Request, kind: DeadlineKind) -> OrderClass:
-    """Return the class of a request. Args: kind: of the deadline that is in force now."""
-    prompt, output = length_class(len(request.prompt)), length_class(request.max_new_tokens)
+def class_of(request: Request, kind: DeadlineKind, logged: int = 0) -> OrderClass:
+    """Return the class of a request.
+
+    Args:
+        kind: of the deadline that is in force now.
+        logged: tokens that it has from earlier claims. They are computed again with its prompt, and fewer follow.
+    """
+    prompt = length_class(len(request.prompt) + logged)
+    output = length_class(max(1, request.max_new_tokens - logged))
     return OrderClass(whole_priority(request), prompt, output, kind)
 
 
 def whole_priority(request: Request) -> int:
     """Return the priority of a request, that of its weight."""
+    if request.weight is not None and not request.weight > 0:
+        return LEAST_URGENT_PRIORITY
     return max(MOST_URGENT_PRIORITY, min(LEAST_URGENT_PRIORITY, priority_of(request.weight)))
 
 
 def fewest_tokens(request: Request) -> int:
-    """Return the tokens that a request's output has at least: one, unless nothing may end it sooner."""
+    """Return the tokens that a request's output has at least: one, unless nothing may end it sooner.
+
+    A grammar that is complete ends an output before `min_tokens` (EndingTokens).
+    """
     sampling = request.sampling
-    can_stop = sampling.stop or sampling.stop_token_ids or sampling.grammar is not None or not sampling.ignore_eos
-    return min(request.max_new_tokens, max(1, sampling.min_tokens)) if can_stop else request.max_new_tokens
+    if sampling.grammar is not None:
+        return 1
+    if sampling.stop or sampling.stop_token_ids or not sampling.ignore_eos:
+        return min(request.max_new_tokens, max(1, sampling.min_tokens))
+    return request.max_new_tokens
 
 
 def lua() -> str:
@@ -88,7 +103,7 @@ end
 local function class_of(r)
   local kind = 'none'
   if r.deadline then kind = r.deadline_later and r.deadline_later ~= r.deadline and 'first' or 'end' end
-  local prompt, output = length_class(tonumber(r.prompt_tokens)), length_class(tonumber(r.max_new))
+  local prompt, output = length_class(r.prompt_tokens + r.logged), length_class(math.max(1, r.max_new - r.logged))
   return string.format('%d/%d/%d/%s', r.priority or 0, prompt, output, kind)
 end
 """

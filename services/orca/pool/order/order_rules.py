@@ -8,7 +8,7 @@ Source: TCB (ICPP '22), section 5.2, Algorithm 1. docs/concepts/order-of-claims.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import inf
+from math import ceil, inf
 
 import orjson
 
@@ -71,6 +71,11 @@ class OrderRules:
         if self.patience_ms < 1000:
             raise SettingError(f"patience must be at least 1 second, not {self.patience_ms / 1000:g}")
 
+    def useful(self, prefix: int) -> int:
+        """Return p: the requests of a prefix of so many that go by utility. Any share of any prefix has one."""
+        share = self.utility_share
+        return max(1, ceil(share * prefix - ROUNDING)) if share and prefix else 0
+
     @property
     def utility_share(self) -> float:
         """Return the share of the prefix that goes by utility: all of it under `sjf`, nothing under `edf`."""
@@ -128,4 +133,4 @@ class ClaimOrder:
 def lua() -> str:
     """Return the constants for the head of each script."""
     bounds = f"local PASSED_MAX, DROPS_MAX, ROUNDING = {PASSED_MAX}, {DROPS_MAX}, {ROUNDING!r}\n"
-    return f"{bounds}local LATE = '{orjson.dumps(LATE).decode()}'\n"
+    return f"{bounds}local LATE = [==[{orjson.dumps(LATE).decode()}]==]\n"

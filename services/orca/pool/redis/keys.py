@@ -16,11 +16,12 @@ req:<id>            hash    a request's state (fields below)                    
 body:<id>           string  the constant part of a request: prompt, sampling (codec.py)    until retention
 log:<id>            stream  token i at id (i+1)-0, then the end at (count+1)-0 (codec.py)  first token until retention
 q:<revision>        zset    queued request -> arrival number                               while queued
-classes:<revision>  hash    order class -> its waiting requests, and the field '' while    until its records are gone,
-                            this index is kept (waiting_index.lua)                         if groups claim by an order
+classes:<revision>  hash    order class -> its waiting requests; the field '' counts the   until its records are gone,
+                            unreadable ones while the index is kept (waiting_index.lua)    if groups claim by an order
 waiting:<class>     zset    "<arrival> <request>" -> deadline in force, or time of         while queued, if `classes`
                             submission if it has none (wall clock ms); the name of a       has its revision
                             class is "<revision>/<order class>"
+steps:<revision>    hash    least_ms: the fastest step that a group of it has seen         as `classes`
 own:<group>         hash    request -> "<claim number> <claim call>"                       while owned
 seat:<group>        hash    holder, epoch, last calls and answers (fields below)           for ever, one per group name
 seats               zset    group -> awake ms at which its seat's lease ends               while the lease lives
@@ -102,6 +103,7 @@ NAMED = (
     "q",
     "classes",
     "waiting",
+    "steps",
     "own",
     "seat",
     "lengths",

@@ -37,6 +37,7 @@ class RequestClaimer:
         self._has_work = asyncio.Event()  # the pool hinted at new requests, or sent no hint for a while
         self._is_answered = asyncio.Event()  # a claim was answered since somebody began to wait for that
         self._refused: RefusedRoom | None = None  # room that was not enough for what is next in the queue
+        self._may_work_fit = False  # a request that comes now may fit into that room
         self._is_pool_slow = False  # the last wait for an answer ended without one
         self.is_claiming = False  # a call is in progress: the pool may list requests that are not known here yet
         self.waiting = 0  # requests in the pool's queue, as of the last claim
@@ -67,6 +68,8 @@ class RequestClaimer:
             # By now the group may have no place for a request. The slots that were refused count all the same.
             slots = self._dependencies.policy.free_slots(self._state, self._limits)
             self._refused = RefusedRoom(slots, self._prompt_room().free) if is_refused and slots else None
+            # Only a request that has reserved the group keeps others out: without one, the next that comes may fit.
+            self._may_work_fit = answer.is_by_order and not answer.is_blocked
             self._is_pool_slow = False
             self._is_answered.set()
             if not answer.waiting:
@@ -78,6 +81,7 @@ class RequestClaimer:
         while True:
             await self._dependencies.call_pool(lambda pool: pool.wait_for_work(revision, timings.work_s))
             self._has_work.set()
+            self._has_capacity.set()
 
     async def catch_up(self) -> None:
         """Wait for the claim, at most for `claim_s`, if requests that the group could claim are known to wait.
@@ -99,10 +103,14 @@ class RequestClaimer:
 
     async def _capacity_above(self, refused: RefusedRoom) -> FreeCapacity:
         """Wait until another request can be claimed, and into more room than was refused."""
-        while not self._has_more_than(capacity := self._free_capacity(), refused):
+        while not self._has_more_than(capacity := self._free_capacity(), self._without_new_work(refused)):
             self._has_capacity.clear()
             await self._has_capacity.wait()
         return capacity
+
+    def _without_new_work(self, refused: RefusedRoom) -> RefusedRoom:
+        """Return the room that is not enough: none is known if a request has come since that may fit into it."""
+        return NO_ROOM if self._may_work_fit and self._has_work.is_set() else refused
 
     def _has_more_than(self, capacity: FreeCapacity, refused: RefusedRoom) -> bool:
         if capacity.requests <= 0 or capacity.slots <= 0:
@@ -111,7 +119,8 @@ class RequestClaimer:
         return prompt_tokens > 0 and (capacity.slots > refused.slots or prompt_tokens > refused.prompt_tokens)
 
     def _prompt_room(self) -> PromptRoom:
-        if self._dependencies.orders is None:
+        orders = self._dependencies.orders
+        if orders is None or not orders.is_in_force:
             return UNBOUNDED_ROOM
         return self._dependencies.policy.prompt_room(self._state, self._limits)
 

@@ -14,7 +14,7 @@ from orca.scheduler.policy.policy import PromptRoom
 
 log = logging.getLogger("orca.scheduler")
 
-REFRESH_S = 10.0
+REFRESH_S = 60.0
 """Seconds between two looks at the lengths that the pool has counted."""
 
 ANSWERS_MIN = 20
@@ -28,7 +28,7 @@ class ClaimOrders:
         self.rules = rules
         self.times = RunTimes()
         self._outputs: tuple[tuple[int, float], ...] = ()
-        self._is_in_force = True
+        self.is_in_force = True  # as the last claim was answered
 
     @property
     def estimates(self) -> RunEstimates:
@@ -50,9 +50,9 @@ class ClaimOrders:
 
     def note(self, answer: ClaimAnswer) -> None:
         """Say in the log whether the pool claims by this order: while an older schema is in force it does not."""
-        if answer.is_by_order == self._is_in_force:
+        if answer.is_by_order == self.is_in_force:
             return
-        self._is_in_force = answer.is_by_order
+        self.is_in_force = answer.is_by_order
         if answer.is_by_order:
             log.info("claims go by order %s now", self.rules.order.value)
         else:

@@ -1,13 +1,22 @@
 """Run times that a scheduler measures for the order of claims: of a token, and of prompt tokens in a step."""
 
+from collections import deque
+from collections.abc import Iterable
+
 from orca.scheduler.observer import IterationRecord, Observer
 from orca.scheduler.policy.state import BatchRow
 
-SHARE = 1 / 32
-"""Weight of the newest step in an average."""
+WINDOW = 64
+"""Latest values that an average is of."""
 
-TRUSTED_STEPS = 32
-"""Intervals between tokens after which the shortest one counts: the first steps of an engine are odd."""
+TRIMMED = 8
+"""Share of a window, one in so many, that is left out at each end. So a stall or two results at once change nothing."""
+
+LEAST_OF = 32
+"""Intervals of which one shortest time is taken, but for the trimmed ones."""
+
+FORGOTTEN_AFTER = 64
+"""Steps in a row without the watched request after which another one is watched."""
 
 
 class RunTimes(Observer):
@@ -18,41 +27,65 @@ class RunTimes(Observer):
     """
 
     def __init__(self) -> None:
-        self.token_ms = 0.0  # between two tokens of a request
-        self.prompt_token_ms = 0.0  # by which a prompt token makes its step longer
-        self._plain_ms = 0.0  # a step without prompts, from submit to return
+        self._plain_ms: deque[float] = deque(maxlen=WINDOW)  # steps without prompts, from submit to return
+        self._prompt_token_ms: deque[float] = deque(maxlen=WINDOW)
+        self._intervals_ms: deque[float] = deque(maxlen=WINDOW)  # between two tokens of the watched request
+        self._newest_ms: list[float] = []  # the intervals since the last shortest one was taken
+        self._least_ms = 0.0
         self._watched = ""
         self._watched_ns = 0  # its last step returned
-        self._intervals = 0
-        self._least_ms = 0.0
+        self._absent = 0  # steps since then
+
+    @property
+    def token_ms(self) -> float:
+        """Return the time between two tokens of a request."""
+        return _trimmed_mean(self._intervals_ms)
+
+    @property
+    def prompt_token_ms(self) -> float:
+        """Return the time by which a prompt token makes its step longer."""
+        return _trimmed_mean(self._prompt_token_ms)
 
     @property
     def least_token_ms(self) -> float:
-        """Return the shortest time between two tokens; 0 while few were measured."""
-        return self._least_ms if self._intervals >= TRUSTED_STEPS else 0.0
+        """Return the shortest time between two tokens that was seen more than once; 0 while few were measured."""
+        return self._least_ms
 
     def iterated(self, record: IterationRecord) -> None:
         rows = record.batch.rows
         prompt_tokens = record.batch.source_tokens + sum(row.count for row in rows if row.is_of_prompt)
         step_ms = (record.returned_ns - record.submitted_ns) / 1e6
         if not prompt_tokens:
-            self._plain_ms = _moved(self._plain_ms, step_ms)
+            self._plain_ms.append(step_ms)
         elif self._plain_ms:
-            self.prompt_token_ms = _moved(self.prompt_token_ms, max(0.0, step_ms - self._plain_ms) / prompt_tokens)
+            self._prompt_token_ms.append(max(0.0, step_ms - _trimmed_mean(self._plain_ms)) / prompt_tokens)
         self._watch(rows, record.returned_ns)
 
     def _watch(self, rows: tuple[BatchRow, ...], returned_ns: int) -> None:
         row = next((row for row in rows if row.request.request.id == self._watched), None)
+        if row is None and self._watched and self._absent < FORGOTTEN_AFTER:
+            self._absent += 1
+            return
         if row is not None and not row.is_of_prompt:
-            interval_ms = (returned_ns - self._watched_ns) / 1e6
-            self.token_ms = _moved(self.token_ms, interval_ms)
-            self._intervals += 1
-            self._least_ms = min(self._least_ms or interval_ms, interval_ms)
+            self._add((returned_ns - self._watched_ns) / 1e6)
         if row is None or row.request.is_over:
             # The youngest of the step stays longest.
             row = next((row for row in reversed(rows) if row.sample and not row.request.is_over), None)
         self._watched, self._watched_ns = ("" if row is None else row.request.request.id), returned_ns
+        self._absent = 0
+
+    def _add(self, interval_ms: float) -> None:
+        self._intervals_ms.append(interval_ms)
+        self._newest_ms.append(interval_ms)
+        if len(self._newest_ms) == LEAST_OF:
+            least_ms = sorted(self._newest_ms)[LEAST_OF // TRIMMED]
+            self._least_ms = min(self._least_ms or least_ms, least_ms)
+            self._newest_ms.clear()
 
 
-def _moved(average: float, value: float) -> float:
-    return value if not average else average + SHARE * (value - average)
+def _trimmed_mean(values: Iterable[float]) -> float:
+    """Return the mean without the smallest and the largest values; 0 if there are none."""
+    ordered = sorted(values)
+    cut = len(ordered) // TRIMMED
+    kept = ordered[cut : len(ordered) - cut]
+    return sum(kept) / len(kept) if kept else 0.0

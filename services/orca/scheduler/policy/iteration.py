@@ -108,8 +108,10 @@ class IterationPolicy:
 
     def prompt_room(self, state: GroupState, limits: BatchLimits) -> PromptRoom:
         """Return the tokens that one step has for prompts, less those of prompts that are claimed and not run yet."""
-        total = limits.max_batch_tokens or WHOLE_PROMPTS_ROOM
-        return PromptRoom(total - sum(min(_initiation_tokens(entry), total) for entry in state.requests), total)
+        staying = [entry for entry in state.requests if not entry.is_over]
+        bound = _prompt_tokens(staying, limits)
+        total = WHOLE_PROMPTS_ROOM if limits.max_batch_tokens is None else bound
+        return PromptRoom(total - sum(min(_initiation_tokens(entry), total) for entry in staying), total)
 
     def refuse(self, limits: BatchLimits) -> str | None:  # noqa: ARG002 - Algorithm 1 works under any limits
         return None
@@ -120,7 +122,7 @@ class IterationPolicy:
 
 def _initiation_tokens(entry: GroupRequest) -> int:
     """Return the tokens of a request's prompt, or source and target prefix, that have not been scheduled."""
-    if entry.is_over or entry.computed >= len(entry.known):
+    if entry.computed >= len(entry.known):
         return 0
     return len(entry.known) - entry.computed + (0 if entry.computed else entry.source_tokens)
 

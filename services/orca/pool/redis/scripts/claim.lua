@@ -28,7 +28,8 @@ if seat[1] ~= process then return { 'lost' } end
 if number == tonumber(seat[4]) then
   local fields = {}
   for field in string.gmatch(seat[5], '%S+') do fields[#fields + 1] = field end
-  local answer = { 'claimed', tonumber(fields[1]), tonumber(fields[2]), order and 1 or 0 }
+  local is_blocked, by_order = string.match(fields[1], '^(%d):?(%d?)$')
+  local answer = { 'claimed', tonumber(is_blocked), tonumber(fields[2]), tonumber(by_order) or 0 }
   for i = 3, #fields, 2 do answer[#answer + 1] = describe(fields[i], tonumber(fields[i + 1])) end
   return answer
 end
@@ -44,6 +45,7 @@ local function is_marked_for_another(r)
 end
 
 local function own(r)
+  remove_from_index(r)
   r.number = r.number + 1
   call(
     'HSET', req_key(r.id), 'state', 'owned', 'number', r.number, 'call', claim_call, 'group', group, 'process', process,
@@ -52,7 +54,6 @@ local function own(r)
   call('HSETNX', req_key(r.id), 'first_claimed_ms', wall)
   if r.mark then call('HDEL', req_key(r.id), 'mark') end
   call('ZREM', q_key(revision), r.id)
-  remove_from_index(r)
   call('HSET', own_key(group), r.id, r.number .. ' ' .. claim_call)
   count('queued_prompt_tokens', -r.prompt_tokens)
 end
@@ -68,6 +69,7 @@ end
 -- skipped instead if it is reserved for another group, or if this group could never hold it: a reservation by such a
 -- group would never end. PASSED_MAX bounds what a walk may skip: expired, marked for others, or of an unknown schema.
 local function choose_by_arrival()
+  local CHUNK = 64
   local chosen, passed, stop = {}, 0, most <= 0
   while not stop do
     local ids = call('ZRANGE', q_key(revision), passed, passed + CHUNK - 1)
@@ -91,7 +93,7 @@ end
 
 local chosen, blocked
 if order then
-  if not has_index(revision) then build_index(revision) end
+  keep_index(revision)
   local room = {
     requests = most, slots = free, total_slots = total, tokens = order.free_tokens, total_tokens = order.total_tokens,
     block = block,
@@ -105,7 +107,8 @@ for _, r in ipairs(chosen) do own(r) end
 count('queued', -#chosen)
 count('owned', #chosen)
 local waiting = call('ZCARD', q_key(revision))
-local answer, stored = { 'claimed', blocked, waiting, order and 1 or 0 }, { blocked, waiting }
+local by_order = order and 1 or 0
+local answer, stored = { 'claimed', blocked, waiting, by_order }, { blocked .. ':' .. by_order, waiting }
 for _, r in ipairs(chosen) do
   answer[#answer + 1] = describe(r.id, r.number)
   stored[#stored + 1] = r.id .. ' ' .. r.number

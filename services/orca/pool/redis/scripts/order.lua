@@ -9,7 +9,7 @@
 --   late         those whose start window is over and whose deadline is not, in the order of `rest`
 -- What does not fit is passed over. Ties go by the end of the start window, then by arrival.
 
-local CHUNK = 64
+local FIRST_CHUNK, CHUNK = 4, 64 -- requests of a class that are read at once
 
 -- Returns the order of a claim; nil if it is that of arrival. Args: from: the first of its arguments.
 local function order_of_claim(from)
@@ -24,13 +24,25 @@ local function order_of_claim(from)
   return order
 end
 
--- Builds the index of a revision that has none: once, with the first claim by an order.
-local function build_index(revision)
-  redis.call('HSET', classes_key(revision), '', 1)
+-- Builds the index of a revision with the first claim by an order, and again if it does not count what waits: a part that
+-- does not know it has queued or claimed something.
+local function keep_index(revision)
+  local counts, indexed = call('HGETALL', classes_key(revision)), 0
+  for i = 2, #counts, 2 do indexed = indexed + counts[i] end
+  if #counts > 0 and indexed == call('ZCARD', q_key(revision)) then return end
+  drop_index(revision)
+  local unreadable = 0
   for _, id in ipairs(call('ZRANGE', q_key(revision), 0, -1)) do
     local r = load(id)
-    if r then put_in_index(r) end
+    if r then put_in_index(r) else unreadable = unreadable + 1 end
   end
+  call('HSET', classes_key(revision), '', unreadable)
+end
+
+-- Returns a number that orders classes of equal density, in Python and in Lua.
+local KINDS = { ['end'] = 0, first = 1, none = 2 }
+local function rank_of(priority, prompt, output, kind)
+  return ((priority + 8) * 128 + prompt) * 512 + output * 4 + KINDS[kind]
 end
 
 -- Returns the classes with waiting requests, those with the most utility per token first.
@@ -48,14 +60,15 @@ local function classes_of(revision, order)
         own_ms = order.prompt_token_ms * middle_of(prompt) + order.step_ms * (kind == 'first' and 1 or expected)
       end
       classes[#classes + 1] = {
-        name = name, kind = kind, key = waiting_class_key(revision, name), utility = utility,
+        name = name, kind = kind, least_tokens = lower_bound(prompt),
+        least_total = lower_bound(prompt) + lower_bound(output), rank = rank_of(priority, prompt, output, kind), key = waiting_class_key(revision, name), utility = utility,
         density = utility / length, own_ms = own_ms,
       }
     end
   end
   table.sort(classes, function(a, b)
     if a.density ~= b.density then return a.density > b.density end
-    return a.name < b.name
+    return a.rank < b.rank
   end)
   return classes
 end
@@ -77,15 +90,16 @@ local function head_of(reader)
     elseif reader.is_whole then
       return nil
     else
+      local size = #reader.items == 0 and FIRST_CHUNK or CHUNK
       local found = call(
-        'ZRANGEBYSCORE', reader.class.key, reader.low, reader.high, 'WITHSCORES', 'LIMIT', #reader.items, CHUNK
+        'ZRANGEBYSCORE', reader.class.key, reader.low, reader.high, 'WITHSCORES', 'LIMIT', #reader.items, size
       )
-      reader.is_whole = #found < 2 * CHUNK
+      reader.is_whole = #found < 2 * size
       for i = 1, #found, 2 do
         local arrival, id = string.match(found[i], '^(%d+) (.*)$')
         local starts_by = tonumber(found[i + 1]) + reader.add_ms
         reader.items[#reader.items + 1] =
-          { id = id, arrival = tonumber(arrival), starts_by = starts_by, class = reader.class }
+          { id = id, member = found[i], arrival = tonumber(arrival), starts_by = starts_by, class = reader.class }
       end
     end
   end
@@ -97,14 +111,15 @@ local function is_sooner(a, b)
 end
 
 -- Returns a function that gives the next request of some readers, which are in order of density; nil at the end.
-local function by_density(readers)
+-- Args: is_closed: returns true for a class of which no request may fit any more; nil: none is.
+local function by_density(readers, is_closed)
   local first = 1
   for _, reader in ipairs(readers) do reader.place = 1 end
   return function()
     while first <= #readers do
       local best, last = nil, first
       while readers[last] and readers[last].class.density == readers[first].class.density do
-        local item = head_of(readers[last])
+        local item = not (is_closed and is_closed(readers[last].class)) and head_of(readers[last])
         if item and (not best or is_sooner(item, best)) then best = item end
         last = last + 1
       end
@@ -115,7 +130,7 @@ local function by_density(readers)
 end
 
 -- The same by the end of the start window: a heap of readers.
-local function by_window(readers)
+local function by_window(readers, is_closed)
   local heap = {}
   local function sink(place)
     while true do
@@ -134,20 +149,34 @@ local function by_window(readers)
   end
   for place = math.floor(#heap / 2), 1, -1 do sink(place) end
   return function()
-    if #heap == 0 then return nil end
-    -- The head that was given before is chosen or passed over by now.
-    if not head_of(heap[1]) then
-      heap[1] = heap[#heap]
-      heap[#heap] = nil
-      if #heap == 0 then return nil end
+    while #heap > 0 do
+      -- The head that was given before is chosen or passed over by now. Only the first reader changes.
+      local is_over = is_closed and is_closed(heap[1].class) or not head_of(heap[1])
+      if is_over then
+        heap[1] = heap[#heap]
+        heap[#heap] = nil
+      end
+      if #heap > 0 then sink(1) end
+      if not is_over then
+        if not (is_closed and is_closed(heap[1].class)) then return head_of(heap[1]) end
+      end
     end
-    sink(1)
-    return head_of(heap[1])
   end
 end
 
+-- Returns the fastest step that any group of the revision has seen: what is certain for one group is not for a faster one.
+local function shared_least_step(revision, own_ms)
+  local known = tonumber(call('HGET', steps_key(revision), 'least_ms'))
+  if own_ms > 0 and (not known or own_ms < known) then
+    call('HSET', steps_key(revision), 'least_ms', score_text(own_ms))
+    known = own_ms
+  end
+  return own_ms > 0 and known or 0
+end
+
 -- Ends what is too late: at most so many requests a claim, those with the soonest deadlines of each class first.
-local function drop_late(classes, order)
+local function drop_late(revision, classes, order)
+  local least_step_ms = shared_least_step(revision, order.least_step_ms)
   local left = order.drop == 'never' and 0 or DROPS_MAX
   for _, class in ipairs(classes) do
     if left <= 0 then return end
@@ -163,7 +192,7 @@ local function drop_late(classes, order)
       local least_ms = class.own_ms
       if r and order.drop == 'certain' then
         local steps = class.kind == 'first' and 1 or math.max(1, (r.fewest or 1) - call('XLEN', log_key(r.id)))
-        least_ms = order.least_step_ms * steps
+        least_ms = least_step_ms * steps
       end
       if r and wall + least_ms > tonumber(r.deadline) then end_request(r, 'deadline_exceeded', LATE) end
     end
@@ -175,7 +204,12 @@ end
 local function choose_by_order(revision, order, room, may_reserve)
   local chosen, passed = {}, 0
   local classes = classes_of(revision, order)
-  drop_late(classes, order)
+  drop_late(revision, classes, order)
+
+  -- If all that waits has a place, the order decides nothing, so prompts need not fill one step after the other.
+  if call('ZCARD', q_key(revision)) <= room.requests then
+    room.tokens, room.total_tokens = math.huge, math.huge
+  end
 
   local function has_room() return room.requests > 0 and room.slots > 0 and room.tokens > 0 and passed <= PASSED_MAX end
 
@@ -183,13 +217,24 @@ local function choose_by_order(revision, order, room, may_reserve)
   local function is_there(item)
     if item.r == nil then
       local r = load(item.id)
-      item.r = r and r.state == 'queued' and not is_expired(r) and r or false
+      if call('HGET', req_key(item.id), 'state') ~= 'queued' then
+        take_from_class(revision, item.class.name, item.member)
+        r = nil
+      end
+      item.r = r and not is_expired(r) and r or false
       if item.r then
+        place_in_index(r)
         item.slots = slots_of(r.need, r.source, room.block)
-        item.tokens = math.min(tonumber(r.prompt_tokens), room.total_tokens)
+        item.tokens = math.min(r.prompt_tokens + r.logged, room.total_tokens)
       end
     end
     return item.r ~= false
+  end
+
+  -- Returns true if no request of the class fits, so that a claim does not read them one by one.
+  local function is_closed(class)
+    return math.min(class.least_tokens, room.total_tokens) > room.tokens
+      or slots_of(class.least_total, nil, room.block) > room.slots
   end
 
   local function fits(item)
@@ -207,7 +252,9 @@ local function choose_by_order(revision, order, room, may_reserve)
     passed = passed + 1
   end
 
-  local function take_all(next_item)
+  -- Room only shrinks here, so a class of which nothing fits stays closed.
+  local function take_all(readers, in_order)
+    local next_item = in_order(readers, is_closed)
     while has_room() do
       local item = next_item()
       if not item then return end
@@ -235,10 +282,11 @@ local function choose_by_order(revision, order, room, may_reserve)
   end
 
   local next_patient = by_window(patient)
-  while has_room() do
+  while room.requests > 0 and room.slots > 0 and passed <= PASSED_MAX do
     local item = next_patient()
     if not item then break end
-    if fits(item) then
+    -- Prompts of these may be more than the step has room for: nobody waits longer because steps are filled evenly.
+    if is_there(item) and item.slots <= room.slots then
       take(item, 1)
       chosen[#chosen + 1] = item.r
     elseif is_there(item) and item.slots <= room.total_slots and may_reserve(item.r) then
@@ -261,7 +309,8 @@ local function choose_by_order(revision, order, room, may_reserve)
       pass(item)
     end
   end
-  local useful, utility = math.ceil(order.share * #prefix - ROUNDING), 0
+  local useful, utility = 0, 0
+  if order.share > 0 and #prefix > 0 then useful = math.max(1, math.ceil(order.share * #prefix - ROUNDING)) end
   for i, item in ipairs(prefix) do
     if i <= useful then
       chosen[#chosen + 1] = item.r
@@ -275,8 +324,8 @@ local function choose_by_order(revision, order, room, may_reserve)
   for _, reader in ipairs(in_time) do
     if reader.class.utility >= least then urgent[#urgent + 1] = reader end
   end
-  if order.share < 1 then take_all(by_window(urgent)) end
-  take_all(by_density(in_time))
-  take_all(by_density(late))
+  if order.share < 1 then take_all(urgent, by_window) end
+  take_all(in_time, by_density)
+  take_all(late, by_density)
   return chosen, 0
 end

@@ -137,6 +137,7 @@ end
 -- stay, so that a repetition of the commit that brought the end is recognised.
 local function end_request(r, reason, stop)
   local length = call('XLEN', log_key(r.id))
+  r.logged = length
   append_end(log_key(r.id), r.number, length + 1, reason, stop or '')
   if r.state == 'queued' then
     call('ZREM', q_key(r.revision), r.id)

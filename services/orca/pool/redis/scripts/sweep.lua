@@ -145,6 +145,7 @@ local function note_replaced(revision)
   else
     call('ZREM', REPLACED, revision)
     drop_index(revision)
+    call('UNLINK', steps_key(revision))
   end
 end
 for _, key in ipairs({ RETIRED, REPLACED }) do

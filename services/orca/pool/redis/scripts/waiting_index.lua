@@ -1,6 +1,6 @@
 -- The index of waiting requests by order class (order/order_class.py). Only revisions whose groups claim by an order have
--- one: the first such claim builds it. Then the hash `classes` has the field '', and every script that queues a request
--- or takes it out of the queue keeps the index.
+-- one: the first such claim builds it. Then the hash `classes` has the field '', the number of waiting requests that this
+-- release could not read then, and every script that queues a request or takes it out of the queue keeps the index.
 
 local function has_index(revision) return redis.call('HEXISTS', classes_key(revision), '') == 1 end
 
@@ -9,6 +9,8 @@ local function waiting_class_key(revision, class) return waiting_key(revision ..
 -- Returns the class of a waiting request, and its score and member there. Members of equal scores are in order of
 -- arrival.
 local function place_in_index(r)
+  -- Tokens of earlier claims; a script that ends the request has counted them before.
+  r.logged = r.logged or (tonumber(r.number) > 0 and redis.call('XLEN', log_key(r.id)) or 0)
   return class_of(r), r.deadline or r.submitted_ms, string.format('%016d %s', r.arrival, r.id)
 end
 
@@ -22,13 +24,17 @@ local function add_to_index(r)
   if has_index(r.revision) then put_in_index(r) end
 end
 
+local function take_from_class(revision, class, member)
+  if redis.call('ZREM', waiting_class_key(revision, class), member) == 0 then return end
+  if redis.call('HINCRBY', classes_key(revision), class, -1) == 0 then
+    redis.call('HDEL', classes_key(revision), class)
+  end
+end
+
 local function remove_from_index(r)
   if not has_index(r.revision) then return end
   local class, _, member = place_in_index(r)
-  if redis.call('ZREM', waiting_class_key(r.revision, class), member) == 0 then return end
-  if redis.call('HINCRBY', classes_key(r.revision), class, -1) == 0 then
-    redis.call('HDEL', classes_key(r.revision), class)
-  end
+  take_from_class(r.revision, class, member)
 end
 
 local function drop_index(revision)
