@@ -81,26 +81,92 @@ class OfferReader:
 
 
 @dataclass(slots=True, kw_only=True)
+class ClaimRow:
+    """A row that is being filled.
+
+    Args:
+        room: what is left of it.
+        find: returns a waiting request, None if it may not be claimed: its deadline has passed, or this release cannot
+            read it.
+        logged: returns the tokens that a request has from earlier claims.
+    """
+
+    room: ClaimRoom
+    find: Callable[[str], Request | None]
+    logged: Callable[[str], int]
+    passed: int = 0  # requests that were passed over
+
+    def take_all(self, items: Iterable[Offered]) -> Iterator[Offered]:
+        """Take what fits, and pass over the rest."""
+        for item in self.while_room(items):
+            if self._is_closed(item.offer.of):
+                continue
+            if self.fits(item):
+                self.take(item)
+                yield item
+            else:
+                self.pass_over(item)
+
+    def while_room(self, items: Iterable[Offered]) -> Iterator[Offered]:
+        """Yield what is neither chosen nor passed over while anything could fit."""
+        for item in items:
+            if not self._has_room():
+                return
+            if not item.is_done:
+                yield item
+
+    def _has_room(self) -> bool:
+        return min(self.room.requests, self.room.slots, self.room.tokens) > 0 and self.passed <= PASSED_MAX
+
+    def _is_closed(self, of: OrderClass) -> bool:
+        """Return true if no request of a class fits. Room only shrinks where this is asked, so it stays so."""
+        prompt, output = lower_bound(of.prompt), lower_bound(of.output)
+        slots = slots_needed(ceil(prompt + output), self.room.block_tokens)
+        return min(prompt, self.room.total_tokens) > self.room.tokens or slots > self.room.slots
+
+    def is_there(self, item: Offered) -> bool:
+        """Return true if a request may be claimed, and read it."""
+        if not item.is_read:
+            request, item.is_read = self.find(item.id), True
+            if request is not None:
+                item.is_there, item.slots = True, request.slots(self.room.block_tokens)
+                item.tokens = min(len(request.prompt) + self.logged(item.id), self.room.total_tokens)
+        return item.is_there
+
+    def fits(self, item: Offered) -> bool:
+        """Return true if a request may be claimed and fits."""
+        room = self.room
+        is_there = self.is_there(item) and room.requests > 0
+        return is_there and item.slots <= room.slots and item.tokens <= room.tokens
+
+    def take(self, item: Offered, *, sign: int = 1) -> None:
+        """Give a request its room. Args: sign: -1 gives the room back."""
+        self.room.requests -= sign
+        self.room.slots -= sign * item.slots
+        self.room.tokens -= sign * item.tokens
+        item.is_done = sign == 1
+
+    def pass_over(self, item: Offered) -> None:
+        """Leave a request to later claims."""
+        item.is_done = True
+        self.passed += 1
+
+
+@dataclass(slots=True, kw_only=True)
 class OrderedClaim:
     """One claim by an order.
 
     Args:
         waiting: requests in the queue.
-        find: returns a waiting request, None if it may not be claimed: its deadline has passed, or this release cannot
-            read it.
-        logged: returns the tokens that a request has from earlier claims.
         may_reserve: reserves a request that does not fit for the group; False if it is reserved for another group.
     """
 
     order: ClaimOrder
     index: WaitingIndex
     now_ms: int
-    room: ClaimRoom
-    find: Callable[[str], Request | None]
-    logged: Callable[[str], int]
+    row: ClaimRow
     may_reserve: Callable[[str], bool]
     waiting: int = 0
-    passed: int = 0
 
     def offers(self) -> list[ClassOffer]:
         """Return the classes with waiting requests, those with the most utility per token first."""
@@ -119,10 +185,10 @@ class OrderedClaim:
             late = self._late(offer)
             for place in late.places[late.begin : min(late.end, late.begin + left)]:
                 left -= 1
-                request, least_ms = self.find(place.id), offer.own_ms
+                request, least_ms = self.row.find(place.id), offer.own_ms
                 if request is not None and drop is Drop.CERTAIN:
                     is_first = offer.of.kind is DeadlineKind.FIRST_TOKEN
-                    steps = 1 if is_first else max(1, fewest_tokens(request) - self.logged(place.id))
+                    steps = 1 if is_first else max(1, fewest_tokens(request) - self.row.logged(place.id))
                     least_ms = least_step_ms * steps
                 if request is not None and self.now_ms + least_ms > place.score:
                     found.append(place.id)
@@ -131,18 +197,18 @@ class OrderedClaim:
     def choose(self) -> tuple[list[str], bool]:
         """Return the chosen requests in their order, and true if one that does not fit has reserved the group."""
         patient, in_time, late = self._divide(self.offers())
-        if self.waiting <= self.room.requests:
+        if self.waiting <= self.row.room.requests:
             # All that waits has a place: the order decides nothing, and prompts need not fill one step after the other.
-            self.room.tokens = self.room.total_tokens = inf
+            self.row.room.tokens = self.row.room.total_tokens = inf
         chosen, is_blocked = self._patient(patient)
         if is_blocked:
             return [item.id for item in chosen], True
         useful = self._useful(in_time)
         chosen += useful
         if self.order.rules.utility_share < 1:
-            chosen += self._take_all(self._urgent(in_time, useful))
-        chosen += self._take_all(_by_density(in_time))
-        chosen += self._take_all(_by_density(late))
+            chosen += self.row.take_all(self._urgent(in_time, useful))
+        chosen += self.row.take_all(_by_density(in_time))
+        chosen += self.row.take_all(_by_density(late))
         return [item.id for item in chosen], False
 
     def _patient(self, readers: Sequence[OfferReader]) -> tuple[list[Offered], bool]:
@@ -152,15 +218,15 @@ class OrderedClaim:
         """
         chosen: list[Offered] = []
         for item in heapq.merge(*readers, key=lambda item: item.key):
-            if min(self.room.requests, self.room.slots) <= 0 or self.passed > PASSED_MAX:
+            if min(self.row.room.requests, self.row.room.slots) <= 0 or self.row.passed > PASSED_MAX:
                 break
-            if self._is_there(item) and item.slots <= self.room.slots:
-                self._take(item)
+            if self.row.is_there(item) and item.slots <= self.row.room.slots:
+                self.row.take(item)
                 chosen.append(item)
-            elif item.is_there and item.slots <= self.room.total_slots and self.may_reserve(item.id):
+            elif item.is_there and item.slots <= self.row.room.total_slots and self.may_reserve(item.id):
                 return chosen, True
             else:
-                self._pass(item)
+                self.row.pass_over(item)
         return chosen, False
 
     def _divide(self, offers: Iterable[ClassOffer]) -> tuple[list[OfferReader], list[OfferReader], list[OfferReader]]:
@@ -190,17 +256,17 @@ class OrderedClaim:
     def _useful(self, in_time: Sequence[OfferReader]) -> list[Offered]:
         """Return U: a share of the longest prefix by density that fits."""
         prefix: list[Offered] = []
-        for item in self._while_room(_by_density(in_time)):
-            if self._fits(item):
-                self._take(item)
+        for item in self.row.while_room(_by_density(in_time)):
+            if self.row.fits(item):
+                self.row.take(item)
                 prefix.append(item)
             elif item.is_there:
                 break
             else:
-                self._pass(item)
+                self.row.pass_over(item)
         count = self.order.rules.useful(len(prefix))
         for item in prefix[count:]:
-            self._take(item, sign=-1)
+            self.row.take(item, sign=-1)
         return prefix[:count]
 
     def _urgent(self, in_time: Sequence[OfferReader], useful: Sequence[Offered]) -> Iterator[Offered]:
@@ -212,59 +278,6 @@ class OrderedClaim:
             least = (1 - self.order.rules.eta) * (utility / len(useful)) * (1 - ROUNDING)
         found = [reader for reader in in_time if reader.offer.utility >= least]
         return heapq.merge(*found, key=lambda item: item.key)
-
-    def _take_all(self, items: Iterable[Offered]) -> Iterator[Offered]:
-        """Take what fits, and pass over the rest."""
-        for item in self._while_room(items):
-            if self._is_closed(item.offer.of):
-                continue
-            if self._fits(item):
-                self._take(item)
-                yield item
-            else:
-                self._pass(item)
-
-    def _while_room(self, items: Iterable[Offered]) -> Iterator[Offered]:
-        """Yield what is neither chosen nor passed over while anything could fit."""
-        for item in items:
-            if not self._has_room():
-                return
-            if not item.is_done:
-                yield item
-
-    def _has_room(self) -> bool:
-        return min(self.room.requests, self.room.slots, self.room.tokens) > 0 and self.passed <= PASSED_MAX
-
-    def _is_closed(self, of: OrderClass) -> bool:
-        """Return true if no request of a class fits. Room only shrinks where this is asked, so it stays so."""
-        prompt, output = lower_bound(of.prompt), lower_bound(of.output)
-        slots = slots_needed(ceil(prompt + output), self.room.block_tokens)
-        return min(prompt, self.room.total_tokens) > self.room.tokens or slots > self.room.slots
-
-    def _is_there(self, item: Offered) -> bool:
-        """Return true if a request may be claimed, and read it."""
-        if not item.is_read:
-            request, item.is_read = self.find(item.id), True
-            if request is not None:
-                item.is_there, item.slots = True, request.slots(self.room.block_tokens)
-                item.tokens = min(len(request.prompt) + self.logged(item.id), self.room.total_tokens)
-        return item.is_there
-
-    def _fits(self, item: Offered) -> bool:
-        room = self.room
-        is_there = self._is_there(item) and room.requests > 0
-        return is_there and item.slots <= room.slots and item.tokens <= room.tokens
-
-    def _take(self, item: Offered, *, sign: int = 1) -> None:
-        """Give a request its room. Args: sign: -1 gives the room back."""
-        self.room.requests -= sign
-        self.room.slots -= sign * item.slots
-        self.room.tokens -= sign * item.tokens
-        item.is_done = sign == 1
-
-    def _pass(self, item: Offered) -> None:
-        item.is_done = True
-        self.passed += 1
 
 
 def _by_density(readers: Iterable[OfferReader]) -> Iterator[Offered]:

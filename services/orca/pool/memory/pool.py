@@ -32,7 +32,7 @@ from orca.pool.contract import (
 from orca.pool.hints import LogNews
 from orca.pool.latency_bins import AnswerLatency, latencies_us
 from orca.pool.latency_counts import LatencyCounts
-from orca.pool.memory.ordered_claim import ClaimRoom, OrderedClaim
+from orca.pool.memory.ordered_claim import ClaimRoom, ClaimRow, OrderedClaim
 from orca.pool.memory.state import ParentRecord, PoolClock, PoolState, RequestRecord, Seat
 from orca.pool.order.order_rules import LATE, ClaimOrder
 from orca.pool.poison import FAILURES_MAX
@@ -414,9 +414,7 @@ class MemoryPool(RequestPool):
             order=order,
             index=self.state.waiting.of(caller.revision, self._waiting(caller.revision)),
             now_ms=self.state.wall,
-            room=room,
-            find=find,
-            logged=lambda request_id: len(records[request_id].log),
+            row=ClaimRow(room=room, find=find, logged=lambda request_id: len(records[request_id].log)),
             may_reserve=lambda request_id: self._may_reserve(records[request_id], epoch, caller.group),
         )
         for request_id in claim.too_late():
