@@ -102,6 +102,33 @@ def round_robin(service: Service) -> Iterator[None]:
     service.wait_until_settled()
 
 
+def ordered(service: Service) -> Iterator[None]:
+    """Change the order of claims, kill the group, change a rule, and go back to arrival."""
+    service.edit(scheduler={"order": "Deadline"})
+    yield
+    service.wait_until_settled()
+    assert has_argument(service, "deadline")
+    [stage] = service.pods("stage")
+    where = f"--namespace={service.namespace}"
+    service.kubectl("delete", "pod", stage["metadata"]["name"], "--force", "--grace-period=0", where)
+    wait_until(lambda: not uids([stage]) & uids(service.pods("stage")), service.describe)
+    service.wait_until_settled()
+    service.edit(scheduler={"deadline": {"patienceSeconds": 5, "drop": "Never"}})
+    yield
+    service.wait_until_settled()
+    assert has_argument(service, "never")
+    service.edit(scheduler={"order": None, "deadline": None})
+    yield
+    service.wait_until_settled()
+    assert not has_argument(service, "deadline")
+
+
+def has_argument(service: Service, word: str) -> bool:
+    """Return whether the only scheduler runs with an argument."""
+    [pod] = service.pods("scheduler")
+    return word in pod["spec"]["containers"][0]["args"]
+
+
 def fewer_slots_and_more(service: Service) -> Iterator[None]:
     """Lower the slots while waiting requests need more: the groups with room stay until all have their answers."""
     service.edit(scheduler={"kvSlots": LARGE_SLOTS})
@@ -249,6 +276,7 @@ CHANGES = (
     Change("tensor 2 to 1", edited(parallelism={"tensor": 1}), new_pods=2),
     Change("batch size 16 to 8", smaller_batch, new_pods=0),
     Change("policy rra and back", round_robin, new_pods=1),
+    Change("order deadline and back, group killed", ordered, new_pods=2),
     Change("fewer slots and more", fewer_slots_and_more, new_pods=1),
     Change("slots as they come", edited(scheduler={"kvSlots": None}), new_pods=1),
     Change("gateways 1 to 3", gateways(3), new_pods=2),

@@ -35,6 +35,8 @@ from orca.scheduler.policy.request_level import HABITS, Habits, RequestLevelPoli
 PREFIX = "ORCA_SCHEDULER_"
 CYCLE_SETTINGS = tuple(field.name for field in dataclasses.fields(CycleControls))
 """The settings that are controls of the policy rra, by the names of the controls."""
+ORDER_SETTINGS = ("utility", "eta_percent", "patience_s", "drop")
+"""The settings that are rules of an order of claims other than arrival."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +171,7 @@ class BatchingSettings:
 
     def _check_order(self) -> None:
         is_ordered = self.order != Order.ARRIVAL
-        for name in ("utility", "eta_percent", "patience_s", "drop"):
+        for name in ORDER_SETTINGS:
             require(is_ordered or getattr(self, name) is None, self, name, "for this order: not for arrival")
         is_das = self.order == Order.DEADLINE
         require(is_das or self.eta_percent is None, self, "eta_percent", "for this order: only for deadline")

@@ -44,6 +44,11 @@ def alternating(**changes: Any) -> Json:
     return {"scheduler": {"policy": "rra", "rra": {"encodeBatch": 4, "decodeSteps": 8, **changes}, **of_scheduler}}
 
 
+def ordering(order: str | None, **deadline: Any) -> Json:
+    """Return a spec with rules of the order Deadline. Args: order: None leaves it out."""
+    return {"scheduler": {"deadline": deadline, **({} if order is None else {"order": order})}}
+
+
 def with_goal(*, slo: Json, **spec: Any) -> Json:
     """Return a spec with a goal. Args: slo: fields of it beside those that it needs."""
     return {"slo": {"latencyMs": 8000, "devices": 4, **slo}, **spec}
@@ -116,6 +121,14 @@ def dividing(*layers: int, stages: int) -> Json:
             alternating(encodeBatch=9, decodeBatch=8),
             "encodeBatch must be at most decodeBatch and thresholdPercent of it",
         ),
+        (ordering(None), "deadline (utility, etaPercent, patienceSeconds, drop) needs the order Deadline"),
+        (ordering("Arrival", drop="Never"), "add order: Deadline, or leave deadline out"),
+        (ordering("Earliest"), 'spec.scheduler.order: Unsupported value: "Earliest": supported values: "Arrival"'),
+        (ordering("Deadline", utility="Most"), 'spec.scheduler.deadline.utility: Unsupported value: "Most"'),
+        (ordering("Deadline", drop="Always"), 'spec.scheduler.deadline.drop: Unsupported value: "Always"'),
+        (ordering("Deadline", etaPercent=0), "deadline.etaPercent in body should be greater than or equal to 1"),
+        (ordering("Deadline", etaPercent=100), "deadline.etaPercent in body should be less than or equal to 99"),
+        (ordering("Deadline", patienceSeconds=0), "deadline.patienceSeconds in body should be greater than or equal"),
         ({"slo": {"devices": 4}}, "spec.slo.latencyMs: Required value"),
         ({"slo": {"latencyMs": 8000}}, "spec.slo.devices: Required value"),
         (with_goal(slo={}, scheduler={"policy": "request_level"}), "slo needs the policy iteration or rra"),
@@ -177,6 +190,21 @@ def test_contradicting_fields_are_refused_with_a_reason(api: DryRun, spec: Json,
 )
 def test_a_limit_with_room_for_redis_and_one_beside_an_external_pool_are_accepted(api: DryRun, pool: Json) -> None:
     assert api.create({**DEFAULT, "pool": pool}).status == 201
+
+
+@pytest.mark.parametrize("rules", [{}, {"etaPercent": 99, "patienceSeconds": 1}, {"drop": "Never"}])
+def test_rules_of_an_order_are_accepted_beside_it(api: DryRun, rules: Json) -> None:
+    said = api.create({**DEFAULT, **ordering("Deadline", **rules)})
+    assert said.status == 201
+    stated = {"utility": "Equal", "etaPercent": 50, "patienceSeconds": 30, "drop": "Certain"}
+    assert said.body["spec"]["scheduler"]["deadline"] == stated | rules
+
+
+@pytest.mark.parametrize("spec", [{}, {"scheduler": {"order": "Deadline"}}])
+def test_no_rules_appear_that_nobody_gave(api: DryRun, spec: Json) -> None:
+    said = api.create({**DEFAULT, **spec})
+    assert said.status == 201
+    assert "deadline" not in said.body["spec"]["scheduler"]
 
 
 @pytest.mark.parametrize("policy", ["iteration", "request_level", "rra"])

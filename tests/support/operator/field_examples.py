@@ -55,6 +55,7 @@ BESIDE: Mapping[str, Json] = {
     "scheduler.maxBatchTokens": _with("scheduler", maxBatchSize=1),
     "scheduler.rra": _with_rra(),
     "scheduler.rra.decodeBatch": _with_rra(encodeBatch=1),
+    "scheduler.deadline": _with("scheduler", order="Deadline"),
     "gateway.apiKeysSecret.key": _with("gateway", apiKeysSecret={"name": "mine"}),
     "gateway.service.loadBalancerClass": _with("gateway", service={"type": "LoadBalancer"}),
     "gateway.service.ipFamilies": _with("gateway", service={"ipFamilyPolicy": "SingleStack"}),

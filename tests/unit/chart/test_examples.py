@@ -38,8 +38,8 @@ def read(name: str) -> Manifest:
 
 
 def test_there_is_an_example_for_each_way_to_run() -> None:
-    names = ["external-redis", "http-route", "hub-model", "latency-goal", "multi-stage-gpu", "orcadeployment"]
-    assert [path.stem for path in EXAMPLES] == [*names, "round-robin"]
+    names = ["deadlines", "external-redis", "http-route", "hub-model", "latency-goal", "multi-stage-gpu"]
+    assert [path.stem for path in EXAMPLES] == [*names, "orcadeployment", "round-robin"]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

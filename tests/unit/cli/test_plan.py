@@ -1,6 +1,7 @@
 """The settings of `orca up` become the processes that it starts."""
 
 import importlib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ from orca.cli.up.settings import UpSettings, parse_settings
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.core.domain.errors import SettingError
 from orca.core.domain.model import load_model_info
+from orca.scheduler.settings import BatchingSettings
+from orca.scheduler.settings import parse_settings as scheduler_settings
 
 MODEL = load_model_info(small_model_folder())
+CYCLE = ["--policy", "rra", "--encode-batch", "4", "--decode-steps", "8"]
 
 
 def planned(*flags: str, gpus: tuple[str, ...] = ()) -> list[ProcessSpec]:
@@ -107,6 +111,8 @@ def test_all_parts_agree_on_model_dtype_pool_and_deployment() -> None:
             *["--encode-tokens", "99", "--threshold-percent", "0"],
         ],
         ["--quantization", "int8"],
+        ["--order", "deadline", "--eta-percent", "40", "--drop", "never"],
+        ["--order", "sjf", "--utility", "inverse_length", "--patience-s", "5"],
     ],
     ids=[
         "defaults",
@@ -117,12 +123,60 @@ def test_all_parts_agree_on_model_dtype_pool_and_deployment() -> None:
         "cycle",
         "plan",
         "quantization",
+        "order",
+        "order to compare",
     ],
 )
 def test_every_part_accepts_the_flags_it_is_given(flags: list[str]) -> None:
     for spec in planned(*flags):
         settings = importlib.import_module(f"orca.{spec.role.name.lower()}.settings")
         settings.parse_settings([*spec.command[4:], *spec.restart_arguments], {})
+
+
+BATCHING = {
+    "policy": ["--policy", "request_level"],
+    "max_batch_size": ["--max-batch-size", "5"],
+    "max_batch_tokens": ["--max-batch-tokens", "64"],
+    "microbatch_size": ["--policy", "request_level", "--microbatch-size", "3"],
+    "without_habits": ["--policy", "request_level", "--without-habits", "holds_results"],
+    "encode_batch": [*CYCLE, "--encode-batch", "5"],
+    "decode_steps": [*CYCLE, "--decode-steps", "5"],
+    "decode_batch": [*CYCLE, "--decode-batch", "9"],
+    "encode_tokens": [*CYCLE, "--encode-tokens", "99"],
+    "threshold_percent": [*CYCLE, "--threshold-percent", "3"],
+    "order": ["--order", "edf"],
+    "utility": ["--order", "deadline", "--utility", "inverse_length"],
+    "eta_percent": ["--order", "deadline", "--eta-percent", "40"],
+    "patience_s": ["--order", "deadline", "--patience-s", "7"],
+    "drop": ["--order", "deadline", "--drop", "expected"],
+}
+"""Options of `orca up` that give each setting of batching another value than its default."""
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(BatchingSettings)])
+def test_every_setting_of_batching_reaches_the_schedulers(name: str) -> None:
+    asked = getattr(parse_settings(BATCHING[name]), name)
+    assert asked != getattr(BatchingSettings(), name)
+    specs = by_name(planned("--replicas", "2", *BATCHING[name]))
+    for scheduler in ("scheduler-0", "scheduler-1"):
+        found = scheduler_settings(specs[scheduler].command[4:], {})
+        assert getattr(found, name) == asked
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--order", "newest"], "--order: 'newest' is not one of arrival, deadline, edf, sjf"),
+        (["--utility", "equal"], "--utility: 'equal' is not for this order: not for arrival"),
+        (["--drop", "never"], "--drop: 'never' is not for this order: not for arrival"),
+        (["--order", "deadline", "--eta-percent", "100"], "--eta-percent: 100 is not 99 or less"),
+        (["--order", "edf", "--eta-percent", "40"], "--eta-percent: 40 is not for this order: only for deadline"),
+        (["--order", "deadline", "--patience-s", "0"], "--patience-s: 0 is not 1 or more"),
+    ],
+)
+def test_an_order_that_a_scheduler_would_refuse_is_refused_before_the_start(flags: list[str], complaint: str) -> None:
+    with pytest.raises(SettingError, match=f"^setting {complaint}$"):
+        parse_settings(flags)
 
 
 def test_only_a_restarted_scheduler_gets_the_flag_for_a_dead_predecessor() -> None:

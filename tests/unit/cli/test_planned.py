@@ -39,6 +39,12 @@ def test_an_iteration_plan_says_whether_prompts_run_whole(tmp_path: Path) -> Non
     assert settings.max_batch_tokens == (bounds.max_batch_tokens or 0)
 
 
+def test_an_order_of_claims_may_be_given_beside_a_plan(tmp_path: Path) -> None:
+    file = a_plan(tmp_path, "--strategies", "rra")
+    settings = parse_settings(["--plan", str(file), "--order", "deadline", "--utility", "inverse_length"])
+    assert (settings.policy, settings.order, settings.utility) == ("rra", "deadline", "inverse_length")
+
+
 @pytest.mark.parametrize(
     "flag", ["--stages=1", "--policy=iteration", "--max-batch-size=4", "--threads=2", "--dtype=float32"]
 )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orca.operator.domain.resource import DeploymentSpec, Json, json_name
-from support.operator.deployments import schema
+from support.operator.deployments import schema, with_defaults
 from support.operator.fields import Field, fields, invalid, valid
 
 
@@ -50,6 +50,20 @@ def test_a_field_that_the_schema_may_leave_out_has_a_default_in_its_record(path:
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     }
     assert needed <= always_there
+
+
+@pytest.mark.parametrize("path", PAIRS)
+def test_a_record_that_may_be_left_out_as_a_whole_has_the_defaults_of_the_schema(path: str) -> None:
+    for field in dataclasses.fields(PAIRS[path][0]):
+        if dataclasses.is_dataclass(field.default):
+            of = PAIRS[path][1]["properties"][json_name(field)]
+            assert field.default == read_section(type(field.default), with_defaults(of, {}))
+
+
+def read_section(record: Any, section: Json) -> Any:
+    """Return a record that is read from a section of a spec in which every field has a value or a default."""
+    names = {json_name(field): field.name for field in dataclasses.fields(record)}
+    return record(**{names[name]: value for name, value in section.items()})
 
 
 @pytest.mark.parametrize("field", fields(), ids=lambda field: field.name)

@@ -100,6 +100,24 @@ def arguments(cluster: FakeCluster, kind: str, role: str) -> list[str]:
     return words
 
 
+def test_an_order_of_claims_is_kept_before_a_plan_and_with_it() -> None:
+    cluster = shop(scheduler={"order": "Deadline", "deadline": {"drop": "Never"}})
+    cluster.reconcile()
+    assert "--order deadline" in " ".join(arguments(cluster, "StatefulSet", "scheduler"))
+    planned(cluster)
+    found = " ".join(arguments(cluster, "StatefulSet", "scheduler"))
+    assert "--order deadline" in found
+    assert "--drop never" in found
+
+
+def test_an_edit_of_the_order_needs_no_other_plan() -> None:
+    cluster = planned(shop())
+    change(cluster, scheduler={"order": "Deadline"}).settle()
+    assert not jobs(cluster)
+    assert condition(cluster, "PlanReady")[:2] == ("True", "Planned")
+    assert "--order deadline" in " ".join(arguments(cluster, "StatefulSet", "scheduler"))
+
+
 def test_a_profile_is_measured_while_the_defaults_serve() -> None:
     cluster = shop(model={"uri": "pvc://models/a"})
     cluster.reconcile()

@@ -156,9 +156,21 @@ class RraSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlineSpec:
+    """The rules of the order Deadline. It may be left out as a whole, so its defaults are those of the CRD."""
+
+    utility: str = "Equal"
+    eta_percent: int = 50
+    patience_seconds: int = 30
+    drop: str = "Certain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSpec:
     policy: str = "iteration"
     rra: RraSpec | None = None
+    order: str
+    deadline: DeadlineSpec = DeadlineSpec()  # counts under the order Deadline only
     max_batch_size: int = 16
     kv_slots: int | None = None
     max_batch_tokens: int | None = None
@@ -240,7 +252,7 @@ REDIS_VOLUME, REDIS_FOLDER = "data", "/data"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagedPoolSpec:
-    """The only record that may be left out as a whole. Its defaults are those of the CRD; a test compares them."""
+    """The Redis that the operator runs. It may be left out as a whole, so its defaults are those of the CRD."""
 
     storage_gib: int = 8
     storage_class_name: str | None = None

@@ -7,6 +7,7 @@ group again.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
@@ -17,7 +18,7 @@ from orca.operator.domain.certificates import CA, CERTIFICATE, FILES, KEY, serve
 from orca.operator.domain.group_pauses import Pause
 from orca.operator.domain.observation import ModelVersion
 from orca.operator.domain.pod_patches.pod_patch import merged
-from orca.operator.domain.resource import Json, OrcaDeployment
+from orca.operator.domain.resource import Json, OrcaDeployment, SchedulerSpec
 from orca.operator.render import model, pool
 from orca.operator.render.objects import metadata, selector
 from orca.operator.render.pods import container, everywhere, flags, http_probe, metric_names, secret_volume, template
@@ -276,6 +277,7 @@ def _scheduler_pod(
         "metrics_listen": everywhere(METRICS_PORT),
         "deployment": pool.key_prefix(deployment),
         "policy": chosen.policy,
+        **_order_settings(chosen),
         "bounds_file": f"{_SCHEDULE_FOLDER}/{_BOUNDS_FILE}",
         "prefetch": chosen.prefetch,
         "slots": chosen.kv_slots,
@@ -323,6 +325,29 @@ def _scheduler_pod(
         patch=chosen.pod_patch,
         remove=chosen.pod_patch_remove,
     )
+
+
+def _order_settings(chosen: SchedulerSpec) -> dict[str, object]:
+    """Return the flags of the order of claims.
+
+    Arrival needs none: its pods stay as they are, and schedulers of earlier releases accept them. Deadline has all of
+    them, so a `deadline` that only states defaults restarts nothing.
+    """
+    if chosen.order == "Arrival":
+        return {}
+    rules = chosen.deadline
+    return {
+        "order": _flag_value(chosen.order),
+        "utility": _flag_value(rules.utility),
+        "eta_percent": rules.eta_percent,
+        "patience_s": rules.patience_seconds,
+        "drop": _flag_value(rules.drop),
+    }
+
+
+def _flag_value(choice: str) -> str:
+    """Return a choice of the resource as flags spell it: InverseLength is inverse_length."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", choice).lower()
 
 
 def _bounds_key(deployment: OrcaDeployment) -> str:

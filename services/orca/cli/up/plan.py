@@ -11,7 +11,7 @@ from orca.cli.up.spec import ProcessSpec, Role
 from orca.core.domain.model import ModelInfo
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, slots_needed, slots_of_any_split
 from orca.core.process.settings import DEFAULT_METRIC_NAMES
-from orca.scheduler.settings import CYCLE_SETTINGS
+from orca.scheduler.settings import CYCLE_SETTINGS, ORDER_SETTINGS
 
 DEPLOYMENT = "local"
 """Name of this system in its pool."""
@@ -133,6 +133,7 @@ def _scheduler(settings: UpSettings, model: ModelInfo, context: RuntimeContext, 
         "max_batch_size": settings.max_batch_size,
         "max_batch_tokens": settings.max_batch_tokens,
         "bounds_file": _bounds_file(context, settings.policy),
+        **{name: getattr(settings, name) for name in ("order", *ORDER_SETTINGS)},
         "prefetch": settings.prefetch,
         "commit_interval_ms": settings.commit_interval_ms,
         "slots": settings.slots,

@@ -75,6 +75,8 @@ def test_schedulers_of_rra_read_all_controls(tmp_path: Path) -> None:
 
 def test_the_command_of_a_restart_names_the_plan_and_keeps_other_options() -> None:
     argv = [*("--model", "/m", "--slo-latency-ms", "8000", "--replan=recommend", "--port", "9000", "--policy", "rra")]
-    assert command_with_plan([*argv, "--open-to-network", "--slots", "64"], plan(), Path("/d/p.json")) == [
-        *("orca", "up", "--model", "/m", "--port", "9000", "--open-to-network", "--slots", "64", "--plan", "/d/p.json")
+    order = ("--order", "deadline", "--drop", "never")
+    assert command_with_plan([*argv, "--open-to-network", "--slots", "64", *order], plan(), Path("/d/p.json")) == [
+        *("orca", "up", "--model", "/m", "--port", "9000", "--open-to-network", "--slots", "64", *order),
+        *("--plan", "/d/p.json"),
     ]

@@ -109,6 +109,19 @@ def test_the_plan_becomes_options_and_a_file(begun: Start) -> None:
     assert not begun.asked
 
 
+def test_an_order_of_claims_is_kept_beside_a_plan(begun: Start) -> None:
+    settings = begun.run(*QUICK, *STATED, "--order", "deadline", "--patience-s", "7", "--drop", "never")
+    assert read_plan(begun.plan).is_met
+    assert (settings.order, settings.patience_s, settings.drop) == ("deadline", 7, "never")
+
+
+def test_an_order_of_claims_is_kept_where_no_plan_can_be_made(begun: Start) -> None:
+    begun.counted = counts(3)
+    started = begun.begin(*QUICK, "--order", "deadline", "--eta-percent", "40")
+    assert started.plan is None
+    assert (started.settings.order, started.settings.eta_percent) == ("deadline", 40)
+
+
 def test_a_fixed_strategy_and_layout_are_kept(begun: Start) -> None:
     settings = begun.run("--policy", "rra", "--stages", "2", "--layers", "4,2", *FEW, *STATED)
     assert (settings.policy, settings.stages, settings.layers, settings.tensor) == ("rra", 2, "4,2", 1)
