@@ -62,7 +62,7 @@ Priority = Annotated[
         ge=MOST_URGENT_PRIORITY,
         le=LEAST_URGENT_PRIORITY,
         description="A lower number is more urgent; 0 by default, or the bound of the API key if that is above 0. It"
-        " has an effect only under `--order deadline`.",
+        " has no effect under `--order arrival`, the default.",
     ),
 ]
 Stop = Annotated[
