@@ -118,13 +118,17 @@ def test_a_tenth_is_for_the_plan_and_long_messages_are_left_out() -> None:
     rows = {(row.what, row.settings.get("share"), row.settings.get("text")): row.ours for row in length_rows(found)}
     assert rows["Messages", "90 %", None] == 900
     assert rows["Tokens of a message, p99", "90 %", "source"] == 7
+    assert rows["Tokens of a message, p99.5", "90 %", "source"] == 7
     assert rows["Messages left out", None, None] == pytest.approx(100 * 50 / 1_050)
 
 
-def test_a_trace_has_just_these_lengths() -> None:
-    trace = trace_of([(3, 4), (5, 1)])
-    assert [(each.prompt_tokens, each.new_tokens, each.arrival_s) for each in trace.requests] == [(3, 4, 0), (5, 1, 0)]
-    assert trace.max_total_tokens == 7
+def test_a_run_has_long_messages_as_often_as_all_others_and_in_random_order() -> None:
+    others = workload_of_lengths([(3, 4)] * 9_900 + [(50, 60)] * 100)
+    requests = trace_of(others, 1_000).requests
+    long = [each.index for each in requests if (each.prompt_tokens, each.new_tokens) == (50, 60)]
+    assert len(long) == 10
+    assert {each.arrival_s for each in requests} == {0.0}
+    assert len({index // 100 for index in long}) < 10, "each hundred has one: batches differ less than by chance"
 
 
 def test_a_plan_from_the_sample_runs_on_other_messages() -> None:

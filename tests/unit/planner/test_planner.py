@@ -33,7 +33,7 @@ from orca.planner.search.planner import (
     performance_of,
     spaces_of,
 )
-from orca.planner.search.strategies import STRATEGIES, BatchLimit
+from orca.planner.search.strategies import STRATEGIES, WHOLE, BatchLimit
 from orca.planner.search.timeline_of import timeline_of
 from orca.planner.simulate.estimate import Scenario
 from orca.planner.simulate.layout import GroupCapacity, Layout
@@ -518,3 +518,70 @@ def test_the_simulation_judges_points_that_differ() -> None:
     assert len({each.candidate.kind for each in first}) == len(first) == JUDGED
     # Of those that are alike it judges the one with the most throughput, and of equal ones the fastest.
     assert first[0].candidate.expected.capacity == max(each.candidate.expected.capacity for each in outcome.judged)
+
+
+def test_the_plan_is_one_that_a_longer_simulation_confirms() -> None:
+    """The short simulation finds latencies a tenth too low, so its best schedules miss the bound."""
+    goal, confirmed = PlanGoal(latency_ms=60.0), list[Candidate]()
+
+    def short(candidate: Candidate) -> Figures:
+        figures = as_expected(candidate)
+        return replace(figures, latency_s=0.9 * figures.latency_s)
+
+    def confirm(candidate: Candidate) -> Figures:
+        confirmed.append(candidate)
+        return as_expected(candidate)
+
+    hasty = make_plan(problem(goal), short).chosen
+    assert hasty.is_met
+    assert hasty.candidate.expected.latency_s > 0.06
+    outcome = make_plan(problem(goal), short, confirm=confirm)
+    assert outcome.is_met
+    assert outcome.chosen.judgement == as_expected(outcome.chosen.candidate)
+    assert outcome.chosen.candidate in confirmed
+    assert len(confirmed) < len(outcome.judged), "only those that may be the plan run for longer"
+    assert any(each.is_confirmed and not each.is_met for each in outcome.judged)
+
+
+def test_a_goal_that_only_short_simulations_meet_is_not_met() -> None:
+    def confirm(candidate: Candidate) -> Figures:
+        return replace(as_expected(candidate), latency_s=1.0)
+
+    outcome = make_plan(problem(PlanGoal(latency_ms=150.0)), as_expected, confirm=confirm)
+    assert not outcome.is_met
+    assert outcome.chosen.judgement.latency_s == 1.0
+
+
+def test_a_schedule_without_a_longer_steady_state_keeps_its_figures() -> None:
+    outcome = make_plan(problem(PlanGoal(latency_ms=150.0)), as_expected, confirm=lambda candidate: None)  # noqa: ARG005
+    assert outcome.is_met
+    assert outcome.chosen.judgement == as_expected(outcome.chosen.candidate)
+
+
+HEAVY = Workload.of_cells(
+    [
+        (Range(5, 5), Range(10, 10), 988.5),
+        (Range(5, 5), Range(60, 60), 5.5),
+        (Range(5, 5), Range(200, 200), 6.0),
+    ],
+    source="",
+)
+"""Answers have 60 tokens from the percentile 98.85 on, and 200 from 99.4 on."""
+
+
+def test_the_percentile_of_a_judgement_is_that_of_the_workload() -> None:
+    """The 99th of each hundred requests is anywhere between the percentiles 98 and 99, and of 500 it is near 99."""
+    layout, strategy = placed(1, slots=1 << 14, step_us=1_000, token_us=1), STRATEGIES["iteration"]
+    goal = PlanGoal(latency_ms=math.inf)
+    scenario = problem(goal, workload=HEAVY, layout=layout).scenario(layout)
+    candidate = Candidate(
+        strategy=strategy,
+        placed=layout,
+        scenario=scenario,
+        point=(8, WHOLE),
+        expected=strategy.estimate(scenario, (8, WHOLE), None),
+    )
+    for seed in range(8):
+        found = SimulationJudge.confirming(goal, seed)(candidate)
+        assert found is not None
+        assert 0.058 <= found.latency_s <= 0.075, f"seed {seed}"

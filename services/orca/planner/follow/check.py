@@ -149,7 +149,7 @@ def _simulate(profile: Profile, problem: PlanProblem, limits: PlanLimits, plan: 
         expected=strategy.estimate(scenario, point, problem.goal.rate),
         running=bounds,
     )
-    figures = SimulationJudge(goal=problem.goal, seed=seed)(candidate)
+    figures = SimulationJudge.confirming(problem.goal, seed)(candidate)
     if figures is None:
         raise SettingError("it has no steady state on these lengths")
     return PlannedFigures.of(figures, figures.throughput)

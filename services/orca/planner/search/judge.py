@@ -15,10 +15,15 @@ from orca.scheduler.policy.policy import BatchBounds
 ANSWERS = 400
 """Answers of the steady state that a percentile is taken over, at least."""
 
-STRATUM = 100
-"""Requests in a row whose lengths are spread evenly over the workload. Percentiles are whole numbers, so one request of
-these is as long as the longest hundredth. At an arrival rate lengths are drawn freely: a queue grows by requests that
-happen to be long one after the other."""
+CONFIRMED_ANSWERS = 2_000
+"""Answers that confirm the best schedule. With 400 of them, chance decides which schedules seem to meet a bound."""
+
+STRATUM = 500
+"""Requests in a row whose lengths are spread evenly over the workload: rare long ones come as often as they should.
+
+Of 100 requests the 99th is anywhere between the percentiles 98 and 99, which are far apart if a few requests are long.
+And the sums of a batch would hardly vary from one batch to the next. At an arrival rate lengths are drawn freely: a
+queue grows by requests that happen to be long one after the other."""
 
 RATE_FACTOR = 3
 """Answers at an arrival rate for each one without a rate: percentiles vary more where lengths are drawn freely."""
@@ -74,9 +79,19 @@ class SimulationJudge:
             requests=figures.requests,
         )
 
+    @staticmethod
+    def confirming(goal: PlanGoal, seed: int = 0) -> "SimulationJudge":
+        """Return the judge that confirms what another one has chosen by the same seed.
+
+        Its requests are others: a schedule that only chance made the best would be the best on the same ones again.
+        """
+        return SimulationJudge(goal=goal, seed=seed + 1, answers=CONFIRMED_ANSWERS)
+
     def _run(self, candidate: Candidate, requests: int) -> ExactFigures:
         rate = self.goal.rate
         stratum = STRATUM if rate is None else None
+        if stratum is not None:
+            requests = ceil(requests / stratum) * stratum
         spec = TraceSpec.of_workload(
             candidate.scenario.workload, requests=requests, rate=rate, seed=self.seed, stratum=stratum
         )

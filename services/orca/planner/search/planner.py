@@ -145,6 +145,7 @@ class Judged:
     candidate: Candidate
     judgement: ScheduleFigures
     pressure: float  # its largest ratio of a latency to its bound
+    is_confirmed: bool = True  # by the longer simulation, if there is one
 
     @property
     def is_met(self) -> bool:
@@ -189,53 +190,111 @@ class NothingFits(Exception):
     """No layout can hold the requests of the workload, or no schedule can be simulated."""
 
 
-def make_plan(problem: PlanProblem, judge: Judge, report: Callable[[str], None] = lambda text: None) -> Outcome:  # noqa: ARG005
+def make_plan(
+    problem: PlanProblem,
+    judge: Judge,
+    report: Callable[[str], None] = lambda text: None,  # noqa: ARG005
+    *,
+    confirm: Judge | None = None,
+) -> Outcome:
     """Find the schedule with the most throughput that meets the goal in simulation.
 
     Args:
         judge: the exact simulation.
         report: called with a line of progress now and then.
+        confirm: a longer simulation of the best schedules; None: that of `judge` is enough.
     Raises: NothingFits with the reason.
     """
-    planner = _Planner(problem)
-    judged: list[Judged] = []
-
-    def judge_all(candidates: Iterable[Candidate]) -> list[Judged]:
-        """Simulate those that were not simulated before."""
-        known = {each.candidate.identity for each in judged}
-        new = []
-        for candidate in candidates:
-            if candidate.identity not in known:
-                figures = judge(candidate)
-                if figures is None:
-                    report(f"  {candidate.describe()}: no steady state to measure")
-                    continue
-                new.append(Judged(candidate=candidate, judgement=figures, pressure=problem.goal.pressure(figures)))
-                report(f"  {candidate.describe()}: {figures.throughput:.3g} requests/s, {figures.latency_s:.3g} s")
-        judged.extend(new)
-        return new
-
+    planner, judgements = _Planner(problem), _Judgements(problem.goal, judge, confirm, report)
     bounds = dict.fromkeys((strategy.name for strategy in problem.strategies), 1.0)
     found = first = planner.search_all(bounds)
     for number in range(ROUNDS):
         report(f"search {number + 1}: {planner.evaluated:,} of {found.points:,} points, {found.meeting} in bound")
-        new = judge_all(_picks(found.candidates))
+        new = judgements.judge(_picks(found.candidates))
         corrected = {name: bound * _correction(problem.goal, name, new) for name, bound in bounds.items()}
         if corrected == bounds:
             break
         bounds, found = corrected, planner.search_all(corrected)
-    if not any(each.is_met for each in judged) and first.closest is not None:
-        judge_all([first.closest])
-    if not judged:
+    if not judgements.has_met and first.closest is not None:
+        judgements.judge([first.closest])
+    if not judgements.judged:
         raise NothingFits(planner.complaint() if first.closest is None else NO_STEADY_STATE)
     return Outcome(
-        chosen=_choose(judged, problem.goal.rate),
-        judged=judged,
+        chosen=judgements.chosen(),
+        judged=judgements.judged,
         best=sorted(first.best.values(), key=lambda each: -each.expected.capacity),
         evaluated=planner.evaluated,
         points=first.points,
         front={name: pareto(points) for name, points in planner.seen.items()},
     )
+
+
+@dataclass(slots=True)
+class _Judgements:
+    """The schedules that were simulated. A schedule is simulated once, and those that may be the plan for longer."""
+
+    goal: PlanGoal
+    by: Judge
+    confirm: Judge | None
+    report: Callable[[str], None]
+    judged: list[Judged] = field(default_factory=list)
+
+    @property
+    def has_met(self) -> bool:
+        """Return true if a schedule meets the goal for sure."""
+        return any(each.is_met and each.is_confirmed for each in self.judged)
+
+    def judge(self, candidates: Iterable[Candidate]) -> list[Judged]:
+        """Simulate those that were not simulated before, and confirm the best one. Returns: their figures."""
+        known = {each.candidate.identity for each in self.judged}
+        new = []
+        for candidate in candidates:
+            if candidate.identity not in known:
+                found = self._simulate(candidate, self.by, is_confirmed=self.confirm is None)
+                new += [] if found is None else [found]
+        first = len(self.judged)
+        self.judged += new
+        self._confirm_best(new)
+        return self.judged[first:]
+
+    def chosen(self) -> Judged:
+        """Return the best one of those that are confirmed; if none of them meets the goal, the closest one."""
+        if not self.has_met:
+            self._confirm(_choose(self.judged, self.goal.rate))
+        sure = [each for each in self.judged if each.is_confirmed]
+        return _choose(sure or self.judged, self.goal.rate)
+
+    def _confirm_best(self, judged: Iterable[Judged]) -> None:
+        """Confirm one schedule after the other, the best one first, until one of them meets the goal."""
+        left = [each for each in judged if each.is_met]
+        while left:
+            best = _choose(left, self.goal.rate)
+            if self._confirm(best).is_met:
+                return
+            left.remove(best)
+
+    def _confirm(self, judged: Judged) -> Judged:
+        """Return the figures of the longer simulation. Without a steady state in it, the old ones count."""
+        if judged.is_confirmed or self.confirm is None:
+            return judged
+        found = self._simulate(judged.candidate, self.confirm, is_confirmed=True) or replace(judged, is_confirmed=True)
+        self.judged[self.judged.index(judged)] = found
+        return found
+
+    def _simulate(self, candidate: Candidate, judge: Judge, *, is_confirmed: bool) -> Judged | None:
+        figures = judge(candidate)
+        if figures is None:
+            self.report(f"  {candidate.describe()}: no steady state to measure")
+            return None
+        again = "confirmed, " if is_confirmed and self.confirm is not None else ""
+        words = f"{figures.throughput:.3g} requests/s, {figures.latency_s:.3g} s"
+        self.report(f"  {candidate.describe()}: {again}{words}")
+        return Judged(
+            candidate=candidate,
+            judgement=figures,
+            pressure=self.goal.pressure(figures),
+            is_confirmed=is_confirmed,
+        )
 
 
 def _picks(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -115,11 +115,12 @@ def find_plan(
     Raises: NothingFits if no layout can hold the requests.
     """
     judge = SimulationJudge(goal=problem.goal, seed=seed)
-    outcome = make_plan(problem, judge, report)
+    confirm = SimulationJudge.confirming(problem.goal, seed)
+    outcome = make_plan(problem, judge, report, confirm=confirm)
     fewest = None
     if not outcome.is_met and problem.wider is not None:
         report("no schedule meets the goal: how many devices would?")
-        fewest = fewest_devices(problem, problem.wider, judge, above=devices_of(problem.layouts))
+        fewest = fewest_devices(problem, problem.wider, confirm, above=devices_of(problem.layouts))
     plan = Plan.of(
         outcome,
         problem.goal,
