@@ -24,6 +24,7 @@ from orca.core.domain.errors import PoolUnavailable, SettingError
 from orca.core.process.settings import check_bounds, read_settings, setting
 from orca.pool.api import RequestPool
 from orca.pool.length_bins import HALF_LIFE_S
+from orca.pool.order.order_stats import OrderStats
 from orca.pool.redis.access import DEFAULT_USER_WARNING, LOCAL_USER, LocalAccess, acl_lines, password_digest
 from orca.pool.redis.pool import open_redis_pool
 from orca.pool.settings import PoolSettings, parse_pool_settings
@@ -121,8 +122,9 @@ async def _ask(settings: PoolCommandSettings, action: str, number: int | None) -
     pool = await open_redis_pool(url, settings.deployment, pool_settings)
     try:
         if action == "stats":
-            values = dataclasses.asdict(await pool.stats())
-            return "\n".join(f"{name:<24} {_format(value)}" for name, value in values.items())
+            stats = await pool.stats()
+            names = [field.name for field in dataclasses.fields(stats)]
+            return "\n".join(f"{name:<24} {_format(getattr(stats, name))}" for name in names)
         if isinstance(settings, PoolCountsSettings):
             return await _counts(pool, settings, action)
         return await _schema(pool, number)
@@ -174,6 +176,8 @@ async def _schema(pool: RequestPool, number: int | None) -> str:
 
 
 def _format(value: object) -> str:
+    if isinstance(value, OrderStats):
+        value = tuple(f"{of}={count}" for of, count in sorted(value.classes.items()))
     if isinstance(value, tuple):
         return " ".join(map(str, value)) or "-"
     return "-" if value is None else str(value)

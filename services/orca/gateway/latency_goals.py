@@ -1,5 +1,7 @@
 """Latency goals of a call: the headers `x-slo-ttft-ms` and `x-slo-tpot-ms`, as benchmark clients send them.
 
+Each has a second name with the prefix that llm-d gives its headers.
+
 ttft    time to first token: from the submission of a request until its first token is committed
 tpot    time per output token: the mean after the first token, (last token - first token) / (tokens - 1)
 
@@ -33,6 +35,7 @@ from orca.core.domain.request import FinishReason
 from orca.pool.records import RequestStatus
 
 TTFT_HEADER, TPOT_HEADER = "x-slo-ttft-ms", "x-slo-tpot-ms"
+OTHER_NAMES = {TTFT_HEADER: "x-llm-d-slo-ttft-ms", TPOT_HEADER: "x-llm-d-slo-tpot-ms"}
 MS_MAX = 2**31
 _NUMBER = re.compile(r"\d{1,10}(\.\d{1,9})?")
 _OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
@@ -81,10 +84,20 @@ NO_GOALS = LatencyGoals()
 def read_goals(headers: Headers, *, is_enforced: bool) -> LatencyGoals:
     """Read the goals from a call's headers. Raises: InvalidRequest that names the header."""
     return LatencyGoals(
-        ttft_ms=_milliseconds(headers, TTFT_HEADER),
-        tpot_ms=_milliseconds(headers, TPOT_HEADER),
+        ttft_ms=_goal(headers, TTFT_HEADER),
+        tpot_ms=_goal(headers, TPOT_HEADER),
         is_enforced=is_enforced,
     )
+
+
+def _goal(headers: Headers, name: str) -> float | None:
+    """Read a goal from either header that it may have."""
+    other = OTHER_NAMES[name]
+    ms, other_ms = _milliseconds(headers, name), _milliseconds(headers, other)
+    if ms is not None and other_ms is not None and ms != other_ms:
+        message = f"{name}: is {ms:.12g}, but {other} is {other_ms:.12g}; send one of them"
+        raise InvalidRequest(message, param=name)
+    return other_ms if ms is None else ms
 
 
 def _milliseconds(headers: Headers, name: str) -> float | None:
@@ -180,10 +193,11 @@ def header_parameters() -> list[dict[str, Any]]:
     number = {"type": "number", "exclusiveMinimum": 0, "maximum": MS_MAX}
     soft = "A soft goal: it is judged and counted, and ends nothing unless the deployment enforces it."
     texts = {
-        TTFT_HEADER: "Milliseconds until the first token of each choice.",
-        TPOT_HEADER: "Mean milliseconds for each token after the first.",
+        TTFT_HEADER: f"Milliseconds until the first token of each choice. {soft}",
+        TPOT_HEADER: f"Mean milliseconds for each token after the first. {soft}",
     }
+    texts |= {other: f"Another name of `{name}`." for name, other in OTHER_NAMES.items()}
     return [
-        {"name": name, "in": "header", "required": False, "schema": number, "description": f"{text} {soft}"}
+        {"name": name, "in": "header", "required": False, "schema": number, "description": text}
         for name, text in texts.items()
     ]

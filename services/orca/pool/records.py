@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from orca.core.domain.request import End, Request, Token
 from orca.core.domain.step import Claim, Epoch
+from orca.pool.order.order_stats import OrderStats
 
 
 class OnDisconnect(StrEnum):
@@ -196,6 +197,7 @@ class PoolStats:
     groups_in_force: tuple[str, ...]  # those of `groups` that are of the current revision, formed or not
     schema: int  # number in force
     newer_records: int  # requests whose records have a newer number: a rollback waits until none is left
+    by_order: OrderStats | None  # None unless a group of the current revision claims by another order than arrival
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,10 @@ import pytest
 from orca.cli.main import main
 from orca.cli.up.plan import DEPLOYMENT
 from orca.core.domain.request import SCHEMA, FinishReason
+from orca.pool.order.order_rules import ClaimOrder, OrderRules
 from orca.pool.redis.access import LocalAccess
 from orca.pool.redis.embedded import EmbeddedRedis
-from support.pool.beds import REVISION, SETTINGS, RedisBed, entry, started
+from support.pool.beds import REVISION, SETTINGS, RedisBed, entry, started, submission
 
 
 @pytest.fixture
@@ -34,6 +35,26 @@ def test_an_external_redis_is_reached_by_its_url(tmp_path: Path, capsys: pytest.
     with EmbeddedRedis(tmp_path) as redis:
         assert main(["pool", "stats", "--pool", redis.url, "--deployment", "d"]) == 0
     assert "queued" in capsys.readouterr().out
+
+
+def test_stats_count_waiting_requests_by_order_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with EmbeddedRedis(tmp_path) as redis:
+        deployment = asyncio.run(let_wait(redis.url))
+        assert main(["pool", "stats", "--pool", redis.url, "--deployment", deployment]) == 0
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert shown["by_order"] == "-2/4/7/none=1 0/4/7/end=2"
+
+
+async def let_wait(url: str) -> str:
+    """Let requests of a deployment wait for claims by an order. Returns: its name."""
+    bed = RedisBed(url, SETTINGS)
+    scheduler, _ = await started(bed)
+    order = ClaimOrder(rules=OrderRules(), free_prompt_tokens=1, total_prompt_tokens=1)
+    await scheduler.ask(most=0, order=order)
+    await bed.pool.submit(submission("a", n=2, deadline_ms=60_000))
+    await bed.pool.submit(submission("b", weight=4.0))
+    await bed.close()
+    return bed.deployment
 
 
 def test_the_schema_in_force_is_printed_and_set(data: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,7 +101,7 @@ HEADER_VALUES = [
 HEADERS = [
     b"idempotency-key", b"traceparent", b"tracestate", b"last-event-id", b"prefer", b"accept", b"authorization",
     b"content-type", b"content-encoding", b"content-length", b"host", b"x-slo-ttft-ms", b"x-slo-tpot-ms",
-    b"x-request-id",
+    b"x-llm-d-slo-ttft-ms", b"x-llm-d-slo-tpot-ms", b"x-request-id",
 ]  # fmt: skip
 IDS = [
     "cmpl-0", "keyed-0", "", ".", "..", "...", "%2e%2e", "%2F", "a%2Fb", "%00", "%0d%0aset-cookie:a", "%ff",

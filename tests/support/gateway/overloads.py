@@ -2,6 +2,8 @@
 
 from orca.gateway.limits.overload import Overload
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.order.order_class import OrderClass
+from orca.pool.order.order_stats import DUE_MS, OrderStats
 from support.gateway.scripted_pool import ScriptedPool, stats
 
 
@@ -19,12 +21,21 @@ def overload_of(pool: MemoryPool, clock: Clock | None = None) -> Overload:
     return Overload(pool, clock or Clock(), connections_max=100)
 
 
-async def observed(*, seconds: float, queued: int, ends_per_second: float) -> Overload:
+def by_order(classes: dict[OrderClass, int], *due: int, least_step_ms: float = 0.0) -> OrderStats:
+    """Return counts by order. Args: due: requests with a deadline within each of the first DUE_MS, then no more."""
+    counts = (*due, *(due[-1:] or (0,)) * (len(DUE_MS) - len(due)))
+    return OrderStats(classes=classes, due=counts, least_step_ms=least_step_ms)
+
+
+async def observed(
+    *, seconds: float, queued: int, ends_per_second: float, by_order: OrderStats | None = None
+) -> Overload:
     """Return the overload of a gateway that has polled the pool for that many seconds."""
     pool, clock = ScriptedPool(stats()), Clock()
     overload = overload_of(pool, clock)
     while clock.now_s < seconds:
         clock.now_s += 0.5
-        pool.told = stats(queued=queued, queued_max=10**6, ended_ever=round(clock.now_s * ends_per_second))
+        ended = round(clock.now_s * ends_per_second)
+        pool.told = stats(queued=queued, queued_max=10**6, ended_ever=ended, by_order=by_order)
         await overload.check()
     return overload

@@ -141,13 +141,32 @@ def test_soft_goals_set_no_deadline_and_enforced_goals_keep_the_earlier_deadline
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-@pytest.mark.parametrize("name", ["x-slo-ttft-ms", "x-slo-tpot-ms"])
+@pytest.mark.parametrize("name", ["x-slo-ttft-ms", "x-slo-tpot-ms", "x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms"])
 @pytest.mark.parametrize("value", ["", "0", "-1", "1e3", "nan", "inf", "fast", "1 ms", "2147483649", "1, 2", "٣"])
 async def test_a_bad_goal_is_refused_with_the_name_of_its_header(path: str, name: str, value: str) -> None:
     async with rig(schedules=False) as one:
         response = await one.client.post(path, json=BODY, headers=[(name.encode(), value.encode())])
         code, error = error_of(response)
         assert (code, error["type"], error["param"]) == (400, "invalid_request_error", name)
+
+
+async def test_goals_have_the_names_of_llm_d_too() -> None:
+    async with rig(schedules=False) as one:
+        headers = {"x-llm-d-slo-ttft-ms": "600000", "x-llm-d-slo-tpot-ms": "20.5", "x-slo-tpot-ms": "20.50"}
+        answer = await post(one, headers, background=True)
+        document = await state(one, answer.json()["id"])
+        assert document["slo"] == {"ttft_ms": 600_000, "tpot_ms": 20.5, "enforced": False}
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("goal", ["ttft", "tpot"])
+async def test_two_names_of_a_goal_with_different_values_are_refused(path: str, goal: str) -> None:
+    async with rig(schedules=False) as one:
+        response = await post(one, {f"x-slo-{goal}-ms": "100", f"x-llm-d-slo-{goal}-ms": "100.5"}, path)
+        code, error = error_of(response)
+        assert (code, error["param"]) == (400, f"x-slo-{goal}-ms")
+        assert error["message"] == f"x-slo-{goal}-ms: is 100, but x-llm-d-slo-{goal}-ms is 100.5; send one of them"
+        assert one.pool.state.records == {}
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
@@ -265,7 +284,8 @@ async def test_the_openapi_document_describes_the_headers() -> None:
         document = (await one.client.get("/openapi.json")).json()
         for path in (COMPLETIONS, CHAT):
             parameters = {one["name"]: one for one in document["paths"][path]["post"]["parameters"]}
-            assert {"x-slo-ttft-ms", "x-slo-tpot-ms"} < set(parameters)
+            names = {"x-slo-ttft-ms", "x-slo-tpot-ms", "x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms"}
+            assert names < set(parameters)
             assert {one["in"] for one in parameters.values()} == {"header"}
 
 

@@ -5,14 +5,17 @@ refused is looked up in the pool.
 """
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from orca.core.api_keys import ApiKey
 from orca.core.domain.errors import QueueFull, UnknownRequest
+from orca.core.domain.request import Request
 from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
-from orca.gateway.latency_goals import TTFT_HEADER, LatencyGoals
+from orca.gateway.latency_goals import TPOT_HEADER, TTFT_HEADER, LatencyGoals
+from orca.gateway.limits.overload import SHORTEST
 from orca.pool.api import RequestPool
+from orca.pool.order.order_class import DeadlineKind, OrderClass, class_of
 
 
 async def check_load(gateway: Gateway, key: ApiKey | None, name: str | None) -> None:
@@ -27,14 +30,47 @@ async def check_load(gateway: Gateway, key: ApiKey | None, name: str | None) -> 
         await gateway.overload.check(None if key is None else key.limits.queue_percent)
 
 
-async def check_deadlines(gateway: Gateway, deadline_ms: int | None, goals: LatencyGoals, name: str | None) -> None:
-    """Raise for a call that would miss its deadline while it still waits. Args: name: as for `check_load`.
+async def check_deadlines(
+    gateway: Gateway, deadline_ms: int | None, goals: LatencyGoals, priority: int, name: str | None
+) -> None:
+    """Raise for a call that would miss its deadline while it still waits, before its lengths are known.
 
+    Args:
+        priority: of the call.
+        name: as for `check_load`.
     Raises: ApiError 429.
     """
+    asked = {"deadline_ms": deadline_ms, TTFT_HEADER: goals.first_token_deadline_ms}
     async with _unless_stored(gateway.pool, name):
-        gateway.overload.check_deadline(deadline_ms)
-        gateway.overload.check_deadline(goals.first_token_deadline_ms, TTFT_HEADER)
+        _check_soonest(gateway, asked, SHORTEST._replace(priority=priority))
+
+
+def check_requests(gateway: Gateway, requests: Sequence[Request], deadline_ms: int | None) -> None:
+    """Raise for a call that would miss its deadline, now that its lengths are known.
+
+    Where claims go by arrival, lengths do not matter, and nothing is left to check.
+    Args: deadline_ms: in the body of the call; enforced goals may make it sooner.
+    Raises: ApiError 429.
+    """
+    stats = gateway.overload.backlog.stats
+    if stats is None or stats.by_order is None:
+        return
+    for request in requests:
+        end = "deadline_ms" if request.deadline_ms == deadline_ms else TPOT_HEADER
+        asked = {end: request.deadline_ms, TTFT_HEADER: request.first_token_deadline_ms}
+        for kind, (param, ms) in zip((DeadlineKind.END, DeadlineKind.FIRST_TOKEN), asked.items(), strict=True):
+            if ms is not None:
+                gateway.overload.check_run_time(request, kind, ms, param)
+    # Requests of one class wait alike. All requests of a call have the same deadlines, unless goals bound their ends.
+    for of, request in {class_of(request, DeadlineKind.END): request for request in requests}.items():
+        _check_soonest(gateway, {"deadline_ms": deadline_ms, TTFT_HEADER: request.first_token_deadline_ms}, of)
+
+
+def _check_soonest(gateway: Gateway, asked: Mapping[str, int | None], of: OrderClass) -> None:
+    """Check the soonest deadline of a request: if that can be met, the request does not wait for the others either."""
+    deadlines = [(ms, param) for param, ms in asked.items() if ms is not None]
+    if deadlines:
+        gateway.overload.check_deadline(*min(deadlines, key=lambda each: each[0]), of)
 
 
 async def check_priority(gateway: Gateway, key: ApiKey | None, priority: int | None, name: str | None) -> None:

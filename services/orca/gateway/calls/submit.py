@@ -24,7 +24,7 @@ from orca.core.domain.errors import (
 )
 from orca.core.domain.request import Request
 from orca.gateway.calls.accept import CallContext, echo_texts, submission
-from orca.gateway.calls.admission import is_stored
+from orca.gateway.calls.admission import check_requests, is_stored
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
 from orca.gateway.calls.target import PREFIX, CallTokens, needs_newer_schema
 from orca.gateway.errors import ApiError, split_error
@@ -108,6 +108,7 @@ async def _submit_encoded(
             echoed = await echo_texts(body, encoded.tokens.prompts, model, gateway.settings)
             promised = gateway.models.promised(model)
             wanted = submission(body, encoded.tokens, model, gateway.settings, context, promised, echoed)
+            check_requests(gateway, wanted.requests, body.deadline_ms)
             return wanted, await _submit(gateway, wanted)
         except NotInForce as error:
             # Not the client's mistake.

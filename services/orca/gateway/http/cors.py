@@ -23,7 +23,7 @@ METHODS = "GET, HEAD, POST, DELETE"
 
 REQUEST_HEADERS = (
     "authorization", "content-type", "accept", "idempotency-key", "last-event-id", "prefer", "traceparent",
-    "tracestate", "x-slo-ttft-ms", "x-slo-tpot-ms",
+    "tracestate", "x-slo-ttft-ms", "x-slo-tpot-ms", "x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms",
 )  # fmt: skip
 """Headers that the API reads. Others are allowed as a page asks for them: SDKs send many that no server reads."""
 

@@ -12,9 +12,13 @@ import secrets
 from collections.abc import Callable
 
 from orca.core.domain.errors import Overloaded, PoolFull, QueueFull
+from orca.core.domain.request import Request
+from orca.core.priority import DEFAULT_PRIORITY
 from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.gateway.limits.backlog import Backlog
+from orca.gateway.limits.turns import least_run_ms, requests_ahead
 from orca.pool.api import RequestPool
+from orca.pool.order.order_class import DeadlineKind, OrderClass
 from orca.pool.records import PoolStats
 
 BELIEVE_SECONDS = 0.5
@@ -37,6 +41,9 @@ RETRY_LEAST_SECONDS, RETRY_MOST_SECONDS = 1.0, 60.0
 
 DEADLINE_MARGIN = 0.5
 """A call is refused only if its deadline is under this share of the estimated wait: the estimate may be wrong by 2."""
+
+SHORTEST = OrderClass(DEFAULT_PRIORITY, prompt=0, output=0, kind=DeadlineKind.END)
+"""The class of the shortest request. A call whose lengths are not known yet may be one."""
 
 
 def wait_seconds(waiting: int, ends_per_second: float) -> float:
@@ -134,25 +141,47 @@ class Overload:
                 retry_after_s=self._retry_after_s(answers, secrets.token_hex(8)),
             )
 
-    def check_deadline(self, deadline_ms: int | None, param: str = "deadline_ms") -> None:
-        """Raise for a call that would still wait when its deadline comes. Without data no call is refused.
+    def check_deadline(self, deadline_ms: int | None, param: str = "deadline_ms", of: OrderClass = SHORTEST) -> None:
+        """Raise for a call that would still wait when its soonest deadline comes. Without data no call is refused.
 
-        Args: param: the field or header that asks for the deadline.
+        Args:
+            param: the field or header that asks for the deadline.
+            of: the class of the request, which matters where groups claim by another order than arrival.
         Raises: ApiError 429.
         """
         rate, stats = self.backlog.rate.per_second, self.backlog.stats
         if deadline_ms is None or rate is None or stats is None:
             return
-        wait_s = wait_seconds(stats.queued, rate)
+        ahead = requests_ahead(of, deadline_ms, stats)
+        wait_s = wait_seconds(ahead, rate)
         if wait_s * DEADLINE_MARGIN * 1000 > deadline_ms:
-            message = f"requests wait for about {wait_s:.0f} s at the moment: {param} {deadline_ms} cannot be met"
             raise ApiError(
                 429,
-                message,
+                f"requests wait for about {wait_s:.0f} s at the moment: {param} {deadline_ms} cannot be met",
                 kind="overloaded_error",
                 param=param,
                 code="deadline_unreachable",
-                retry_after_s=self._retry_after_s(stats.queued, secrets.token_hex(8)),
+                retry_after_s=self._retry_after_s(ahead, secrets.token_hex(8)),
+            )
+
+    def check_run_time(self, request: Request, kind: DeadlineKind, deadline_ms: int, param: str) -> None:
+        """Raise for a request that an idle engine could not serve by its deadline. Nothing is known of most engines.
+
+        Args: kind: the event that must happen by the deadline; param: as for `check_deadline`.
+        Raises: ApiError 429, which says that another try is useless.
+        """
+        stats = self.backlog.stats
+        if stats is None or stats.by_order is None:
+            return
+        least_ms = least_run_ms(request, kind, stats.by_order.least_step_ms)
+        if least_ms > deadline_ms:
+            raise ApiError(
+                429,
+                f"an idle engine needs at least {least_ms:.0f} ms for this call: {param} {deadline_ms} cannot be met",
+                kind="overloaded_error",
+                param=param,
+                code="deadline_unreachable",
+                is_final=True,
             )
 
     def with_retry_after(self, error: Overloaded, call_id: str) -> Overloaded:

@@ -71,7 +71,8 @@ async def _receive(
 async def check_call(gateway: Gateway, call: OpenedCall, body: CompletionBody | ChatBody) -> None:
     """Check the priority, the deadline and the name of the model. Raises: ApiError, OrcaError."""
     await check_priority(gateway, call.key, body.priority, call.keyed_name)
-    await check_deadlines(gateway, body.deadline_ms, call.goals, call.keyed_name)
+    priority = call.priority(body.priority)
+    await check_deadlines(gateway, body.deadline_ms, call.goals, priority, call.keyed_name)
     gateway.models.check_name(body.model)
 
 

@@ -35,6 +35,7 @@ from orca.pool.latency_counts import LatencyCounts
 from orca.pool.memory.ordered_claim import ClaimRoom, ClaimRow, OrderedClaim
 from orca.pool.memory.state import ParentRecord, PoolClock, PoolState, RequestRecord, Seat
 from orca.pool.order.order_rules import LATE, ClaimOrder
+from orca.pool.order.order_stats import DUE_MS, OrderStats
 from orca.pool.poison import FAILURES_MAX
 from orca.pool.records import (
     NOBODY_BLAMED,
@@ -368,6 +369,7 @@ class MemoryPool(RequestPool):
             seat.last_call = seat.claim_call = call
             given = tuple((record.request.id, record.number) for record in chosen)
             seat.claim_answer = given, len(state.queue(caller.revision)), is_blocked, order is not None
+            seat.order_step_ms = None if order is None else order.estimates.least_step_ms
         given, waiting, is_blocked, is_by_order = seat.claim_answer
         claimed = tuple(
             Claimed(
@@ -728,6 +730,7 @@ class MemoryPool(RequestPool):
         owned = sum(map(len, state.own.values()))
         groups = [group for group in state.leases if state.is_seat_living(group)]
         formed = [group for group in groups if state.seats[group].is_formed]
+        in_force = [group for group in groups if state.seats[group].revision == state.revision]
         return PoolStats(
             queued=len(waiting),
             owned=owned,
@@ -748,9 +751,10 @@ class MemoryPool(RequestPool):
             offered_slots=_offered_slots(state, formed),
             groups=tuple(groups),
             groups_formed=tuple(formed),
-            groups_in_force=tuple(group for group in groups if state.seats[group].revision == state.revision),
+            groups_in_force=tuple(in_force),
             schema=state.schema,
             newer_records=sum(record.schema > state.schema for record in state.records.values()),
+            by_order=_order_stats(state, in_force),
         )
 
 
@@ -765,6 +769,19 @@ def unfinished(state: PoolState, revision: str) -> list[RequestRecord]:
     """Return the requests of a revision that have not ended."""
     records = (record for record in state.records.values() if record.request.revision == revision)
     return [record for record in records if record.state is not OwnershipState.ENDED]
+
+
+def _order_stats(state: PoolState, in_force: Sequence[str]) -> OrderStats | None:
+    """Return the counts by order. Args: in_force: the groups of the current revision with a living seat."""
+    steps = [state.seats[group].order_step_ms for group in in_force]
+    index = state.waiting.indexes.get(state.revision or "")
+    if index is None or all(step is None for step in steps):
+        return None
+    return OrderStats(
+        classes=index.counts,
+        due=tuple(state.deadlines.count_between(state.wall, state.wall + ms) for ms in DUE_MS),
+        least_step_ms=index.least_step_ms if all(steps) else 0.0,
+    )
 
 
 def _offered_slots(state: PoolState, formed: Sequence[str]) -> int | None:

@@ -78,6 +78,8 @@ class Seat:
     claim_answer: tuple[tuple[tuple[str, int], ...], int, bool, bool] = ((), 0, False, False)
     is_formed: bool = False  # the holder's last heartbeat reported that the group serves
     offered_slots: int | None = None  # the most that one request may need in the group, by the holder's last heartbeat
+    # Fastest step, ms, 0 if unknown, as of the last claim; None if that was by arrival.
+    order_step_ms: float | None = None
 
 
 @dataclass(slots=True)
@@ -103,6 +105,10 @@ class DueTimes:
 
     def drop(self, name: str) -> None:
         self._due_at.pop(name, None)
+
+    def count_between(self, after: int, until: int) -> int:
+        """Count the names that are due after one time, and at another one at the latest."""
+        return sum(after < due_at <= until for due_at in self._due_at.values())
 
     def due(self, now: int) -> list[str]:
         """Return the names that are due, the earliest first; a name stays until it is dropped or gets another time."""

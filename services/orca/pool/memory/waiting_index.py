@@ -30,7 +30,7 @@ class WaitingIndex:
     def __init__(self) -> None:
         self._classes: dict[OrderClass, list[WaitingPlace]] = {}  # sorted
         self._places: dict[str, tuple[OrderClass, WaitingPlace]] = {}  # by request
-        self._least_step_ms = 0.0
+        self.least_step_ms = 0.0  # the fastest step that a group of the revision has seen; 0 while none has
 
     def __iter__(self) -> Iterator[OrderClass]:
         return iter(self._classes)
@@ -39,6 +39,11 @@ class WaitingIndex:
     def places(self) -> Mapping[str, tuple[OrderClass, WaitingPlace]]:
         """Return class and place of each request."""
         return self._places
+
+    @property
+    def counts(self) -> dict[OrderClass, int]:
+        """Return the number of requests of each class."""
+        return {of: len(places) for of, places in self._classes.items()}
 
     def add(self, of: OrderClass, place: WaitingPlace) -> None:
         self._places[place.id] = of, place
@@ -60,8 +65,8 @@ class WaitingIndex:
         What is certain for one group is not certain for a faster one.
         """
         if own_ms > 0:
-            self._least_step_ms = min(self._least_step_ms or own_ms, own_ms)
-            return self._least_step_ms
+            self.least_step_ms = min(self.least_step_ms or own_ms, own_ms)
+            return self.least_step_ms
         return 0.0
 
     def between(self, of: OrderClass, low: float, high: float, *, is_low_in: bool, is_high_in: bool) -> PlaceRange:

@@ -35,6 +35,12 @@ class OrderClass(NamedTuple):
     def __str__(self) -> str:
         return f"{self.priority}/{self.prompt}/{self.output}/{self.kind}"
 
+    @classmethod
+    def from_text(cls, text: str) -> "OrderClass":
+        """Return the class of this name. Raises: ValueError."""
+        priority, prompt, output, kind = text.split("/")
+        return cls(int(priority), int(prompt), int(output), DeadlineKind(kind))
+
 
 def length_class(tokens: int) -> int:
     """Return the class of a length, 1 or more tokens. The lower bounds of classes are 2^i and 1.5 x 2^i."""

@@ -26,7 +26,7 @@ _DEFAULT_USER = "user default off ~* &* +@all"
 # The commands of the scripts, then those that are called directly; the client library calls PING and SELECT.
 COMMANDS = (
     *("exists", "get", "hdel", "hexists", "hget", "hgetall", "hincrby", "hkeys", "hmget", "hset", "hsetnx", "publish"),
-    *("set", "time", "unlink", "xadd", "xlen", "xrange", "zadd", "zcard", "zrange"),
+    *("set", "time", "unlink", "xadd", "xlen", "xrange", "zadd", "zcard", "zcount", "zrange"),
     *("xrevrange", "zrangebyscore", "zrem", "zremrangebyscore", "zrevrange", "zscore", "info"),
     *("eval", "evalsha", "subscribe", "unsubscribe", "wait"),
     *("ping", "select"),

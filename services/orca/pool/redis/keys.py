@@ -69,7 +69,9 @@ news                channel hints, one a line: "<id> <entries>" per log that gre
 - seat: holder (process, empty when free), epoch, revision, last_call (highest call number of the holder); answers to
     repeated calls: enter_call, failed and poisoned ("<id> ..."), claim_call and claim_answer ("<blocked 0|1> <waiting>
     <id> <number> ..."); unformed (the holder, while it reports that the group does not serve); lasting_offer ("<holder>
-    <slots>": the most that one request may need, while the holder reports it; otherwise empty).
+    <slots>": the most that one request may need, while the holder reports it; otherwise empty); by_order ("<holder>
+    <milliseconds of its fastest step, 0 if unknown>" if its last claim was by another order than arrival; otherwise
+    empty).
 - lengths: "<prompt bin>,<output bin>" -> answers that ended by `stop` or `length`; cut (those of them that ended by
     `length`; absent means none). The name of a period is "<revision>:<number>". It has one meaning, because the
     number has only digits and stands behind the last colon.

@@ -430,7 +430,8 @@ class RedisPool(RequestPool):
 
     async def stats(self) -> PoolStats:
         answer = await self._link.run("stats")
-        pairs, wall, promise, oldest, groups, formed, replaced, unfinished, offered, in_force, block_tokens = answer
+        pairs, wall, promise, oldest, groups, formed, replaced, unfinished, offered, in_force, *rest = answer
+        block_tokens, by_order = rest
         meta = {name.decode(): value for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
         return PoolStats(
             queued=int(meta.get("queued", 0)),
@@ -455,6 +456,7 @@ class RedisPool(RequestPool):
             groups_in_force=tuple(sorted(group.decode() for group in in_force)),
             schema=int(meta["schema"]),
             newer_records=script_format.newer_records(meta),
+            by_order=script_format.read_order_stats(*by_order) if by_order else None,
         )
 
     async def close(self) -> None:

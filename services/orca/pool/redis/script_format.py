@@ -29,8 +29,9 @@ from orca.pool.contract import check_entry, reserved_bytes
 from orca.pool.latency_bins import LATENCIES, AnswerLatency
 from orca.pool.latency_counts import PeriodLatencies
 from orca.pool.length_bins import age_ms
-from orca.pool.order.order_class import fewest_tokens, whole_priority
+from orca.pool.order.order_class import OrderClass, fewest_tokens, whole_priority
 from orca.pool.order.order_rules import ClaimOrder
+from orca.pool.order.order_stats import OrderStats
 from orca.pool.records import Claimed, CommitEntry, LogSlice, PeriodLengths, Submission
 from orca.pool.schemas import schema_least
 from orca.pool.settings import PoolSettings
@@ -311,6 +312,16 @@ def _bin(text: str, most: int) -> int:
     if not 0 <= number <= most:
         raise ValueError(f"there is no bin {number}")
     return number
+
+
+def read_order_stats(least_step_ms: bytes, pairs: Sequence[bytes], due: Sequence[int]) -> OrderStats:
+    """Build the counts by order of `stats`. Args: pairs: fields and values of the key `classes` in turn."""
+    classes = zip(map(bytes.decode, pairs[::2]), map(int, pairs[1::2]), strict=True)
+    return OrderStats(
+        classes={OrderClass.from_text(name): count for name, count in classes if name},
+        due=tuple(due),
+        least_step_ms=float(least_step_ms),
+    )
 
 
 def newer_records(meta: Mapping[str, Any]) -> int:

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from orca.pool import latency_bins, length_bins, poison
-from orca.pool.order import order_class, order_rules
+from orca.pool.order import order_class, order_rules, order_stats
 from orca.pool.redis import script_format
 from orca.pool.redis.keys import lua_key_builders
 from orca.pool.schemas import Schemas
@@ -30,6 +30,7 @@ class Transition:
             latency_bins.lua(),
             order_class.lua(),
             order_rules.lua(),
+            order_stats.lua(),
         ]
         texts = [lua_key_builders(), *rules, script_format.submit_tables(), *shared]
         self.text = "".join([*texts, f"local function transition()\n{transition}\nend\n", _ANSWER])

@@ -114,7 +114,8 @@ for _, r in ipairs(chosen) do
   stored[#stored + 1] = r.id .. ' ' .. r.number
 end
 call(
-  'HSET', seat_key(group), 'last_call', number, 'claim_call', number, 'claim_answer', table.concat(stored, ' ')
+  'HSET', seat_key(group), 'last_call', number, 'claim_call', number, 'claim_answer', table.concat(stored, ' '),
+  'by_order', order and process .. ' ' .. ARGV[15] or ''
 )
 publish()
 return answer

@@ -36,7 +36,8 @@ failed, poisoned = table.concat(failed, ' '), table.concat(poisoned, ' ')
 epoch = math.max(epoch, tonumber(ARGV[5])) + 1
 call(
   'HSET', seat_key(group), 'holder', process, 'epoch', epoch, 'revision', revision, 'last_call', number, 'enter_call',
-  number, 'claim_call', '', 'claim_answer', '', 'failed', failed, 'poisoned', poisoned, 'unformed', process
+  number, 'claim_call', '', 'claim_answer', '', 'failed', failed, 'poisoned', poisoned, 'unformed', process,
+  'by_order', ''
 )
 call('ZADD', SEATS, awake + ARGV[7], group)
 publish()
