@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from orca.pool.memory.pool import MemoryPool
-from support.pool.protocol.faults import FaultSettings
+from support.pool.protocol.faults import FAULTS, FaultSettings
 from support.pool.protocol.model import Simulation
+from support.pool.protocol.order_rules import ORDER_RULES
 from support.pool.protocol.rules import (
     CALL_RULES,
     FORGET_RULES,
@@ -85,7 +86,31 @@ PUNCTUAL_DELETIONS = replace(DELETIONS, repeat_rate=0.0)
 POISON = FaultSettings(faults=("crash", "freeze", "double", "break_stage", "drain"), fault_rate=0.02, poison_rate=0.3)
 CROWDED = FaultSettings(faults=("crash", "freeze", "double", "drain"), fault_rate=0.02, large_prompt=50)
 BROKEN_FROM_OUTSIDE = FaultSettings(faults=("break_stage",), fault_rate=0.3, repeat_rate=0.0, poison_rate=0.1)
+# Claims by an order. Half of the requests are large or have a deadline, so groups are reserved and requests too late.
+ORDERS = FaultSettings(
+    faults=("crash", "freeze", "double", "drain", "pause", "pause"),
+    fault_rate=0.05,
+    repeat_rate=0.1,
+    large_prompt=50,
+    order_rate=1.0,
+    newer_rate=0.05,
+)
+# Claims of both kinds in turn, while the revision and the number of the schema change.
+MIXED_ORDERS = replace(
+    ORDERS,
+    faults=(*(fault for fault in FAULTS if fault != "fail_over"), "pause", "replace", "change_schema"),
+    repeat_rate=0.4,
+    order_rate=0.6,
+    has_next_revision=True,
+)
+ORDERS_AND_DELETIONS = replace(DELETIONS, large_prompt=50, order_rate=0.6, newer_rate=0.05)
 RESTARTED_STAGES = FaultSettings(faults=("break_stage",), fault_rate=0.03)
+
+ORDERED_WALKS = [
+    pytest.param(ORDERS, id="orders"),
+    pytest.param(MIXED_ORDERS, id="mixed"),
+    pytest.param(ORDERS_AND_DELETIONS, id="deletions"),
+]
 
 
 def finds_violation(
@@ -168,6 +193,26 @@ def test_walks_make_calls_of_one_key_again_and_again() -> None:
         simulation.walk()
         accepted += simulation.keyed.accepted
     assert accepted > 20
+
+
+@pytest.mark.parametrize("faults", ORDERED_WALKS)
+def test_no_random_walk_with_claims_by_an_order_violates_a_guarantee(faults: FaultSettings) -> None:
+    for seed in range(15):
+        walk(seed, faults)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("start", range(0, 10_000, 1000))
+@pytest.mark.parametrize("faults", ORDERED_WALKS)
+def test_none_of_many_walks_with_claims_by_an_order_violates_a_guarantee(start: int, faults: FaultSettings) -> None:
+    for seed in range(start, start + 1000):
+        walk(seed, faults)
+
+
+@pytest.mark.parametrize("pool_class", ORDER_RULES, ids=lambda rule: rule.__name__)
+def test_each_rule_of_claims_by_an_order_is_needed(pool_class: type[MemoryPool]) -> None:
+    assert finds_violation(pool_class, faults=ORDERS, seeds=40)
 
 
 @pytest.mark.sampled(1)

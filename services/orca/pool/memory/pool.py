@@ -70,6 +70,7 @@ class MemoryPool(RequestPool):
     """
 
     state_class = PoolState
+    ordered_claim_class = OrderedClaim
 
     def __init__(self, clock: PoolClock, settings: PoolSettings | None = None, schemas: Schemas = SCHEMAS) -> None:
         self.settings = settings or PoolSettings()
@@ -392,7 +393,7 @@ class MemoryPool(RequestPool):
             if len(chosen) >= most:
                 break
             record = self.state.records[request_id]
-            if self._is_expired(record) or not self.state.is_readable(record):
+            if not self._is_claimable(record):
                 continue
             slots = record.request.slots(block_tokens)
             if slots <= free_slots:
@@ -410,9 +411,9 @@ class MemoryPool(RequestPool):
 
         def find(request_id: str) -> Request | None:
             record = records[request_id]
-            return record.request if self.state.is_readable(record) and not self._is_expired(record) else None
+            return record.request if self._is_claimable(record) else None
 
-        claim = OrderedClaim(
+        claim = self.ordered_claim_class(
             order=order,
             index=self.state.waiting.of(caller.revision, self._waiting(caller.revision)),
             now_ms=self.state.wall,
@@ -439,6 +440,10 @@ class MemoryPool(RequestPool):
             return False
         record.mark = (epoch, group)
         return True
+
+    def _is_claimable(self, record: RequestRecord) -> bool:
+        """Return true if this release can read a waiting request, and its deadline has not passed."""
+        return self.state.is_readable(record) and not self._is_expired(record)
 
     def _is_expired(self, record: RequestRecord) -> bool:
         """Return true after its deadline: the sweep will end it, and nothing of it is computed until then."""

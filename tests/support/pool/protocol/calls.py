@@ -2,8 +2,8 @@
 
 The parts around the pool forgive much: what a scheduler was given and does not know, it gives back at its next
 heartbeat, and a commit compares claims. So a claim that runs twice, or a seat that two processes speak for, costs time
-and no token, and no log ever shows it. These promises are the table's own (who is served, and what a call does that
-comes again), and each of them is seen at the call that breaks it.
+and no token, and no log ever shows it. These promises are the table's own: what a call does that comes again, and who
+is served (waiting_queue.py). Each of them is seen at the call that breaks it.
 """
 
 import copy
@@ -11,11 +11,10 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orca.core.domain.request import slots_needed
 from orca.core.domain.step import Claim
 from orca.pool.api import StaleCall
-from orca.pool.memory.pool import MemoryPool
 from orca.pool.memory.state import RequestRecord
+from orca.pool.order.order_rules import ClaimOrder
 from orca.pool.records import (
     Caller,
     ClaimAnswer,
@@ -26,7 +25,9 @@ from orca.pool.records import (
     SeatEntered,
     SeatHeld,
 )
+from orca.pool.schemas import SCHEMA_OF_ORDERS
 from support.pool.protocol.stages import Violation
+from support.pool.protocol.waiting_queue import ClaimRow, WaitingQueue
 
 if TYPE_CHECKING:
     from support.pool.protocol.model import Simulation
@@ -68,15 +69,25 @@ class CallGuarantees:
         return answer
 
     async def claim(
-        self, caller: Caller, call: int, *, free_slots: int, total_slots: int, block_tokens: int, most: int
+        self,
+        caller: Caller,
+        call: int,
+        *,
+        free_slots: int,
+        total_slots: int,
+        block_tokens: int,
+        most: int,
+        order: ClaimOrder | None,
     ) -> ClaimAnswer:
         slots = {"free_slots": free_slots, "total_slots": total_slots, "block_tokens": block_tokens}
-        run = self.simulation.pool.claim(caller, call, most=most, **slots)
+        queue = WaitingQueue(self.simulation, caller)
+        run = self.simulation.pool.claim(caller, call, most=most, order=order, **slots)
         answer: ClaimAnswer = await self._run(caller, call, run)
         if self._has_run(caller, call):
             self._check_repeated(caller, call, answer)
         else:
-            self._check_order(caller, answer, **slots)
+            has_orders = self.simulation.pool.state.schema >= SCHEMA_OF_ORDERS
+            queue.check_claim(answer, ClaimRow(most, **slots), order if has_orders else None)
             served = self.served[caller.group]
             served.call, served.claimed = call, (call, answer)
         return answer
@@ -133,38 +144,6 @@ class CallGuarantees:
         kept = [given for given in first if given[0] in self.simulation.pool.state.records]
         if [(given.request.id, given.claim) for given in answer.claimed] != kept:
             raise Violation(f"{caller.process}: claim call {call} came again and was answered {answer}, not {first}")
-
-    # who is served
-
-    def _check_order(
-        self, caller: Caller, answer: ClaimAnswer, *, free_slots: int, total_slots: int, block_tokens: int
-    ) -> None:
-        """Check that requests older than the youngest claimed one did not fit, or were reserved for another group."""
-        given = {claimed.request.id for claimed in answer.claimed}
-        youngest = max((claimed.request.arrival for claimed in answer.claimed), default=0)
-        for record in sorted(self.simulation.pool.state.records.values(), key=lambda record: record.request.arrival):
-            request = record.request
-            slots = slots_needed(request.max_total_tokens, block_tokens)
-            if request.id in given:
-                free_slots -= slots
-            is_passed = request.arrival < youngest and self._is_waiting(record, caller.revision)
-            is_its_turn = slots <= free_slots or not self._is_reserved(record, caller.group)
-            if is_passed and is_its_turn and slots <= total_slots:
-                raise Violation(f"{request.id} waits for group {caller.group}, which was given {list(given)}")
-
-    def _is_waiting(self, record: RequestRecord, revision: str) -> bool:
-        deadline = record.request.deadline_wall_ms if record.log else record.request.first_deadline_wall_ms
-        is_over = deadline is not None and deadline <= self.simulation.clock.wall
-        return record.state is OwnershipState.QUEUED and record.request.revision == revision and not is_over
-
-    def _is_reserved(self, record: RequestRecord, asker: str) -> bool:
-        """Is it reserved for another group, whose seat lives and is the one that it was reserved for?"""
-        epoch, group = record.mark or (0, asker)
-        pool: MemoryPool = self.simulation.pool
-        lease = pool.state.leases.get(group)
-        return (
-            group != asker and lease is not None and lease > pool.state.awake and pool.state.seats[group].epoch == epoch
-        )
 
 
 def _is_owned(record: RequestRecord, claim: Claim) -> bool:

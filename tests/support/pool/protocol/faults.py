@@ -27,6 +27,11 @@ class FaultSettings:
     poison_rate: float = 0.0
     # Share of the calls that are made under one Idempotency-Key.
     keyed_rate: float = 0.0
+    # Share of the claims that go by an order other than arrival, each group by its own. Where there are any, requests
+    # differ in what an order looks at (orders.py).
+    order_rate: float = 0.0
+    # Share of the requests that a newer release stores: no process of a walk can read them.
+    newer_rate: float = 0.0
 
 
 def draw_fault_settings(random: Random) -> FaultSettings:

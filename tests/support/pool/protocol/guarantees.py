@@ -28,7 +28,8 @@ class Client:
     is_cancel_asked: bool = False
     is_gone: bool = False  # will not come back
     is_forgotten: bool = False  # the pool was told to forget its parent
-    deadline: str | None = None  # the field of its request that has one
+    is_newer: bool = False  # its request has a layout that only a newer release reads
+    deadlines: frozenset[str] = frozenset()  # the fields of its request that have one
 
     @property
     def reader(self) -> str:
@@ -87,7 +88,10 @@ class Guarantees:
         for counted in (state.lengths.answers, state.latencies.answers):
             if counted != self.answers:
                 raise Violation(f"{self.answers} answers ended by themselves and the pool counts {counted}")
-        self.simulation.pool.state.check()
+        try:
+            state.check()
+        except AssertionError as broken:
+            raise Violation(f"the pool contradicts itself: {broken}") from broken
 
     def _check_log(self, client: Client) -> None:
         record = self.simulation.pool.state.records.get(client.request_id)
@@ -151,8 +155,8 @@ class Guarantees:
             raise Violation(f"{client.request_id} ended before its revision was retired")
         if end.reason is FinishReason.ERROR and client.request_id not in self.simulation.poisoned:
             raise Violation(f"{client.request_id} ended as poison and is innocent")
-        deadlines = ("deadline_ms",) if tokens else ("deadline_ms", "first_token_deadline_ms")
-        if end.reason is FinishReason.DEADLINE_EXCEEDED and client.deadline not in deadlines:
+        deadlines = {"deadline_ms"} if tokens else {"deadline_ms", "first_token_deadline_ms"}
+        if end.reason is FinishReason.DEADLINE_EXCEEDED and not client.deadlines & deadlines:
             raise Violation(f"{client.request_id} ended by a deadline that does not hold for it")
 
     def _is_retired(self, client: Client) -> bool:

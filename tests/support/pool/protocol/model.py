@@ -23,6 +23,7 @@ from orca.core.domain.step import Claim
 from orca.pool.api import ProcessClosed, SeatLost, StaleCall
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.records import OnDisconnect, Submission
+from orca.pool.schemas import SCHEMA_OF_ORDERS, SCHEMAS
 from orca.pool.settings import PoolSettings
 from support.pool.beds import REVISION, FakeClock, request
 from support.pool.protocol.admission import AdmissionCheck
@@ -31,6 +32,7 @@ from support.pool.protocol.faults import FaultSettings, draw_fault_settings
 from support.pool.protocol.guarantees import Client, Guarantees
 from support.pool.protocol.keyed_calls import NAME as KEYED
 from support.pool.protocol.keyed_calls import KeyedCalls
+from support.pool.protocol.orders import GroupOrders, draw_fields
 from support.pool.protocol.schedulers import BLOCK, Group, Message, Process, now
 from support.pool.protocol.stages import Stage, Violation
 
@@ -39,6 +41,7 @@ SETTLE_ROUNDS = 700
 EPOCHS_WHILE_QUIET_MAX = 8
 RETIRE_MS = 10_000
 NEXT_REVISION = "r2"
+DEADLINES = ("deadline_ms", "first_token_deadline_ms")
 
 
 class Simulation:
@@ -73,6 +76,7 @@ class Simulation:
         self.calls = CallGuarantees(self)
         self.admission = AdmissionCheck(self)
         self.keyed = KeyedCalls(self)
+        self.orders = GroupOrders(self)
         self.replica: MemoryPool | None = None
         self.groups: list[Group] = []
         self.generation = 1  # highest that reached the pool
@@ -197,12 +201,14 @@ class Simulation:
         gateway, revision = self.random.choice("xy"), self.pool.state.revision
         # Without a draw of its own, which would make other walks of all seeds.
         kind = "first_token_deadline_ms" if len(self.clients) % 2 else "deadline_ms"
-        client = Client(f"{parent}.0", parent, gateway, deadline=kind if deadline is not None else None)
+        fields: dict[str, Any] = {"prompt": prompt, "max_new_tokens": min(size, 8), kind: deadline}
+        if self.faults.order_rate:
+            fields |= draw_fields(self.random, prompt[0], large, self.pool.state.schema)
+        deadlines = frozenset(name for name in DEADLINES if fields.get(name) is not None)
+        client = Client(f"{parent}.0", parent, gateway, deadlines=deadlines)
         submission = Submission(
             parent=parent,
-            requests=(
-                request(parent, prompt=prompt, max_new_tokens=min(size, 8), revision=revision, **{kind: deadline}),
-            ),
+            requests=(request(parent, revision=revision, **fields),),
             reader=client.reader,
             on_disconnect=OnDisconnect.CANCEL,
         )
@@ -215,6 +221,9 @@ class Simulation:
         self.clients[client.request_id] = client
         if self.faults.poison_rate and self.random.random() < self.faults.poison_rate:
             self.poisoned[client.request_id] = len(prompt) + self.random.choice((0, 0, 1, 2))
+        if self.faults.newer_rate and self.random.random() < self.faults.newer_rate:
+            client.is_newer = True
+            self.pool.state.records[client.request_id].schema = SCHEMAS.newest + 1
         if self.random.random() < 0.3:
             # The gateway repeats the call: its reply was lost, or the first one is still on its way.
             sender = self.groups[0].processes[0]
@@ -299,6 +308,20 @@ class Simulation:
         self.outage_until = self.time + ms
         self.pass_time(ms)
 
+    def pause(self) -> None:
+        """Nobody sweeps for a while, so deadlines pass and end nothing."""
+        ms = self.random.choice((500, 3_000))
+        self.time += ms
+        self.clock.wall += ms
+        if self.is_pool_up:
+            now(self.pool.renew([(client.parent, client.reader) for client in self.clients.values() if client.gateway]))
+
+    def change_schema(self) -> None:
+        """An upgrade or a rollback puts the other schema number in force: the lower one has no orders."""
+        if self.is_pool_up:
+            is_newest = self.pool.state.schema == SCHEMAS.newest
+            now(self.pool.set_schema(SCHEMA_OF_ORDERS - 1 if is_newest else SCHEMAS.newest))
+
     def jump(self) -> None:
         self.jumps += 1
         self.clock.wall += self.random.choice((-3_600_000, 3_600_000))
@@ -351,7 +374,7 @@ class Simulation:
 
     def forget(self) -> None:
         """A client deletes its parent. The gateway's call may come again; it answers when the replica has heard it."""
-        clients = [client for client in self.clients.values() if not client.is_forgotten]
+        clients = [client for client in self.clients.values() if not client.is_forgotten and not client.is_newer]
         if not clients or not self.is_pool_up:
             return
         keyed = [client for client in clients if client.parent == KEYED]
@@ -416,8 +439,9 @@ class Simulation:
         """Requests that have not ended though a group is left that could hold them, or their revision is retired."""
         return [
             request_id
-            for request_id in self.clients
-            if (record := self.pool.state.records.get(request_id)) is not None
+            for request_id, client in self.clients.items()
+            if not client.is_newer
+            and (record := self.pool.state.records.get(request_id)) is not None
             and record.end is None
             and (record.request.revision != self.pool.state.revision or self._can_be_held(record.request))
         ]

@@ -161,10 +161,9 @@ class Process:
         self.calls += 1
         number = self.calls
         held = sum(sequence.slots for sequence in self.own.values())
-        slots = {"free_slots": max(0, self.group.slots - held), "total_slots": self.group.slots}
-        self._call(
-            "claim", lambda: self.simulation.calls.claim(self.caller, number, block_tokens=BLOCK, most=4, **slots)
-        )
+        slots = {"free_slots": max(0, self.group.slots - held), "total_slots": self.group.slots, "block_tokens": BLOCK}
+        order = self.simulation.orders.draw(self.group.name)
+        self._call("claim", lambda: self.simulation.calls.claim(self.caller, number, most=4, order=order, **slots))
 
     def _step(self) -> None:
         assert self.epoch is not None
