@@ -27,7 +27,7 @@ from orca.pool.records import (
 )
 from orca.pool.schemas import SCHEMA_OF_ORDERS
 from support.pool.protocol.stages import Violation
-from support.pool.protocol.waiting_queue import ClaimRow, WaitingQueue
+from support.pool.protocol.waiting_queue import ClaimBounds, WaitingQueue
 
 if TYPE_CHECKING:
     from support.pool.protocol.model import Simulation
@@ -87,7 +87,7 @@ class CallGuarantees:
             self._check_repeated(caller, call, answer)
         else:
             has_orders = self.simulation.pool.state.schema >= SCHEMA_OF_ORDERS
-            queue.check_claim(answer, ClaimRow(most, **slots), order if has_orders else None)
+            queue.check_claim(answer, ClaimBounds(most, **slots), order if has_orders else None)
             served = self.served[caller.group]
             served.call, served.claimed = call, (call, answer)
         return answer

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ClaimRow:
-    """What a claim may take at most."""
+class ClaimBounds:
+    """The most that a claim may take."""
 
     most: int
     free_slots: int
@@ -56,7 +56,7 @@ class WaitingQueue:
             if record.state is OwnershipState.QUEUED and record.request.revision == caller.revision
         }
 
-    def check_claim(self, answer: ClaimAnswer, row: ClaimRow, order: ClaimOrder | None) -> None:
+    def check_claim(self, answer: ClaimAnswer, row: ClaimBounds, order: ClaimOrder | None) -> None:
         """Check the answer to a claim that has just run. Args: order: None for arrival."""
         if answer.is_by_order != (order is not None):
             raise Violation(f"group {self.caller.group} claimed by {order} and was answered {answer}")
@@ -84,7 +84,7 @@ class WaitingQueue:
         is_held = lease is not None and lease > state.awake and state.seats[group].epoch == epoch
         return group != self.caller.group and is_held
 
-    def _check_arrival(self, given: Sequence[str], row: ClaimRow) -> None:
+    def _check_arrival(self, given: Sequence[str], row: ClaimBounds) -> None:
         """Check that requests older than the youngest claimed one did not fit, or were reserved for another group."""
         youngest = max((self.requests[request_id].request.arrival for request_id in given), default=0)
         free_slots = row.free_slots
@@ -110,13 +110,13 @@ class WaitingQueue:
             if (end.reason, end.detail) != (FinishReason.DEADLINE_EXCEEDED, LATE):
                 raise Violation(f"{request_id} was ended by a claim as {end}")
 
-    def _check_row(self, given: Sequence[str], row: ClaimRow, order: ClaimOrder) -> None:
+    def _check_row(self, given: Sequence[str], row: ClaimBounds, order: ClaimOrder) -> None:
         needs = [self._need(self.requests[request_id].request, row, order) for request_id in given]
         total = [sum(dimension) for dimension in zip((0, 0, 0), *needs, strict=True)]
         if not _fits(total, self._room(row, order)):
             raise Violation(f"group {self.caller.group} was given {given}, which need {total} of {row}")
 
-    def _check_patience(self, given: Sequence[str], row: ClaimRow, order: ClaimOrder, *, is_blocked: bool) -> None:
+    def _check_patience(self, given: Sequence[str], row: ClaimBounds, order: ClaimOrder, *, is_blocked: bool) -> None:
         """Check that those whose patience has passed come first, the oldest before the others, and only they reserve.
 
         So none of them starves: whoever the group could hold is claimed, or waits for room that nobody else gets.
@@ -160,10 +160,10 @@ class WaitingQueue:
         ]
         return sorted(found, key=lambda waiting: (waiting.request.submitted_ms, waiting.request.arrival))
 
-    def _room(self, row: ClaimRow, order: ClaimOrder) -> list[int]:
+    def _room(self, row: ClaimBounds, order: ClaimOrder) -> list[int]:
         return [row.most, row.free_slots, order.free_prompt_tokens]
 
-    def _need(self, request: Request, row: ClaimRow, order: ClaimOrder) -> list[int]:
+    def _need(self, request: Request, row: ClaimBounds, order: ClaimOrder) -> list[int]:
         """Return what a request needs of each dimension of the room."""
         return [1, row.slots(request), min(len(request.prompt), order.total_prompt_tokens)]
 
