@@ -3,7 +3,7 @@
 # The rules that are taken away here are methods whose arguments then go unused.
 # ruff: noqa: ARG002
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 
@@ -25,10 +25,10 @@ class PatienceIsForgotten(MemoryPool):
     """Those whose patience has passed compete as all others do."""
 
     def _choose_by_order(
-        self, caller: Caller, epoch: int, order: ClaimOrder, room: ClaimRoom, block_tokens: int
+        self, caller: Caller, epoch: int, order: ClaimOrder, room: ClaimRoom
     ) -> tuple[list[RequestRecord], bool]:
         forgetful = replace(order, rules=replace(order.rules, patience_ms=NEVER_MS))
-        return super()._choose_by_order(caller, epoch, forgetful, room, block_tokens)
+        return super()._choose_by_order(caller, epoch, forgetful, room)
 
 
 class PatienceByClass(OrderedClaim):
@@ -47,9 +47,9 @@ class OldestOfEachClassFirst(MemoryPool):
 
 
 class PatienceAsDeadline(OrderedClaim):
-    def too_late(self, tokens_of: Callable[[str], int]) -> list[str]:
+    def too_late(self) -> list[str]:
         patient, _, _ = self._divide(self.offers())
-        return [*super().too_late(tokens_of), *(item.id for reader in patient for item in reader)]
+        return [*super().too_late(), *(item.id for reader in patient for item in reader)]
 
 
 class PatienceEndsRequests(MemoryPool):
@@ -74,11 +74,11 @@ class KnowsItsOrder(MemoryPool):
     is_by_order = False
 
     def _choose_by_order(
-        self, caller: Caller, epoch: int, order: ClaimOrder, room: ClaimRoom, block_tokens: int
+        self, caller: Caller, epoch: int, order: ClaimOrder, room: ClaimRoom
     ) -> tuple[list[RequestRecord], bool]:
         self.is_by_order = True
         try:
-            return super()._choose_by_order(caller, epoch, order, room, block_tokens)
+            return super()._choose_by_order(caller, epoch, order, room)
         finally:
             self.is_by_order = False
 
@@ -121,7 +121,7 @@ class KeepsEndedRequests(PoolState):
         is_waiting = record.state is OwnershipState.QUEUED
         super().end(record, end)
         if is_waiting:
-            self.waiting.add(record.request, None)
+            self.waiting.add(record.request, None, 0)
 
 
 class IndexIsNotKeptAtEnds(MemoryPool):

@@ -111,19 +111,31 @@ class WaitingQueue:
                 raise Violation(f"{request_id} was ended by a claim as {end}")
 
     def _check_row(self, given: Sequence[str], row: ClaimBounds, order: ClaimOrder) -> None:
-        needs = [self._need(self.requests[request_id].request, row, order) for request_id in given]
-        total = [sum(dimension) for dimension in zip((0, 0, 0), *needs, strict=True)]
-        if not _fits(total, self._room(row, order)):
+        needs = [self._need(self.requests[request_id].request, row) for request_id in given]
+        total = [sum(dimension) for dimension in zip((0, 0), *needs, strict=True)]
+        if not _fits(total, (row.most, row.free_slots)):
             raise Violation(f"group {self.caller.group} was given {given}, which need {total} of {row}")
+        patient = {waiting.request.id for waiting in self._patient(order)}
+        free = order.free_prompt_tokens - sum(self._prompt(each, order) for each in given if each in patient)
+        prompts = sum(self._prompt(request_id, order) for request_id in given if request_id not in patient)
+        # If all that waits has a place, prompts bound nothing.
+        left = sum(waiting.record.end is None for waiting in self.requests.values())
+        if left > row.most and prompts > max(free, 0):
+            raise Violation(f"group {self.caller.group} was given {given}, with {prompts} prompt tokens of {free}")
+
+    def _prompt(self, request_id: str, order: ClaimOrder) -> int:
+        """Return the tokens of the step that a request takes: its prompt, and what it has got before."""
+        record = self.requests[request_id].record
+        return min(len(record.request.prompt) + len(record.log), order.total_prompt_tokens)
 
     def _check_patience(self, given: Sequence[str], row: ClaimBounds, order: ClaimOrder, *, is_blocked: bool) -> None:
         """Check that those whose patience has passed come first, the oldest before the others, and only they reserve.
 
         So none of them starves: whoever the group could hold is claimed, or waits for room that nobody else gets.
         """
-        room, blocker, others = self._room(row, order), None, set(given)
+        room, blocker, others = [row.most, row.free_slots], None, set(given)
         for waiting in self._patient(order):
-            request_id, need = waiting.request.id, self._need(waiting.request, row, order)
+            request_id, need = waiting.request.id, self._need(waiting.request, row)
             is_fitting = _fits(need, room)
             if request_id in others:
                 others.remove(request_id)
@@ -160,12 +172,9 @@ class WaitingQueue:
         ]
         return sorted(found, key=lambda waiting: (waiting.request.submitted_ms, waiting.request.arrival))
 
-    def _room(self, row: ClaimBounds, order: ClaimOrder) -> list[int]:
-        return [row.most, row.free_slots, order.free_prompt_tokens]
-
-    def _need(self, request: Request, row: ClaimBounds, order: ClaimOrder) -> list[int]:
-        """Return what a request needs of each dimension of the room."""
-        return [1, row.slots(request), min(len(request.prompt), order.total_prompt_tokens)]
+    def _need(self, request: Request, row: ClaimBounds) -> list[int]:
+        """Return the places and the slots that a request needs."""
+        return [1, row.slots(request)]
 
 
 def _fits(need: Sequence[int], room: Sequence[int]) -> bool:
