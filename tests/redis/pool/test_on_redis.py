@@ -13,7 +13,7 @@ import pytest
 from orca.core.domain.errors import PoolFull, PoolUnavailable, SettingError, UnknownRequest
 from orca.core.domain.request import FinishReason, SamplingParams
 from orca.pool import codec
-from orca.pool.order.order_rules import ClaimOrder, OrderRules
+from orca.pool.order.order_rules import ClaimOrder, OrderRules, RunEstimates
 from orca.pool.records import OnDisconnect, OwnershipState
 from orca.pool.redis.embedded import EmbeddedRedis
 from orca.pool.redis.keys import NAMED, SINGLE, lua_key_builders
@@ -42,7 +42,12 @@ TYPES = {
     "periods": "zset", "results": "string",
 }  # fmt: skip
 
-BY_DEADLINE = ClaimOrder(rules=OrderRules(), free_prompt_tokens=1, total_prompt_tokens=1)
+BY_DEADLINE = ClaimOrder(
+    rules=OrderRules(),
+    estimates=RunEstimates(step_ms=1.0, least_step_ms=1.0),
+    free_prompt_tokens=1,
+    total_prompt_tokens=1,
+)
 
 
 @pytest.fixture

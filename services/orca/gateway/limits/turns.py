@@ -2,8 +2,8 @@
 
 It is an estimate for admission alone, by the counts of the pool. Where these leave something open, it takes what lets
 the request run sooner. A request that is accepted and late costs little, because a claim ends it. One that is refused
-is lost. So it assumes utility `equal` and eta 1/2, counts `max_tokens` as the length of an output, and leaves
-out run times.
+is lost. The rules and run times of the groups are not known here: it assumes utility `equal` and eta 1/2, and counts
+`max_tokens` as the length of an output.
 """
 
 from bisect import bisect_right

@@ -9,6 +9,7 @@ divide requests in another way.
 """
 
 from enum import StrEnum
+from functools import lru_cache
 from math import frexp
 from typing import NamedTuple
 
@@ -35,11 +36,12 @@ class OrderClass(NamedTuple):
     def __str__(self) -> str:
         return f"{self.priority}/{self.prompt}/{self.output}/{self.kind}"
 
-    @classmethod
-    def from_text(cls, text: str) -> "OrderClass":
-        """Return the class of this name. Raises: ValueError."""
-        priority, prompt, output, kind = text.split("/")
-        return cls(int(priority), int(prompt), int(output), DeadlineKind(kind))
+
+@lru_cache(maxsize=4096)
+def class_named(name: str) -> OrderClass:
+    """Return the class of a name. Raises: ValueError."""
+    priority, prompt, output, kind = name.split("/")
+    return OrderClass(int(priority), int(prompt), int(output), DeadlineKind(kind))
 
 
 def length_class(tokens: int) -> int:

@@ -29,7 +29,7 @@ from orca.pool.contract import check_entry, reserved_bytes
 from orca.pool.latency_bins import LATENCIES, AnswerLatency
 from orca.pool.latency_counts import PeriodLatencies
 from orca.pool.length_bins import age_ms
-from orca.pool.order.order_class import OrderClass, fewest_tokens, whole_priority
+from orca.pool.order.order_class import class_named, fewest_tokens, whole_priority
 from orca.pool.order.order_rules import ClaimOrder
 from orca.pool.order.order_stats import OrderStats
 from orca.pool.records import Claimed, CommitEntry, LogSlice, PeriodLengths, Submission
@@ -318,7 +318,7 @@ def read_order_stats(least_step_ms: bytes, pairs: Sequence[bytes], due: Sequence
     """Build the counts by order of `stats`. Args: pairs: fields and values of the key `classes` in turn."""
     classes = zip(map(bytes.decode, pairs[::2]), map(int, pairs[1::2]), strict=True)
     return OrderStats(
-        classes={OrderClass.from_text(name): count for name, count in classes if name},
+        classes={class_named(name): count for name, count in classes if name},
         due=tuple(due),
         least_step_ms=float(least_step_ms),
     )
