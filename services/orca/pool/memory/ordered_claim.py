@@ -35,6 +35,7 @@ class ClassOffer:
     utility: float
     density: float
     own_ms: float
+    expected_ms: float
 
 
 @dataclass(slots=True, eq=False)
@@ -97,9 +98,12 @@ class OrderedClaim:
     passed: int = 0
 
     def offers(self) -> list[ClassOffer]:
-        """Return the classes with waiting requests, those with the most utility per token first."""
-        order = self.order
-        offers = (ClassOffer(of, order.utility(of), order.density(of), order.estimates.own_ms(of)) for of in self.index)
+        """Return the classes with waiting requests, those with the most utility per cost first."""
+        order, times = self.order, self.order.estimates
+        offers = (
+            ClassOffer(of, order.utility(of), order.density(of), times.own_ms(of), times.expected_ms(of))
+            for of in self.index
+        )
         return sorted(offers, key=lambda offer: (-offer.density, str(offer.of)))
 
     def too_late(self, tokens_of: Callable[[str], int]) -> list[str]:
@@ -112,7 +116,7 @@ class OrderedClaim:
             late = self._late(offer)
             for place in late.places[late.begin : min(late.end, late.begin + left)]:
                 left -= 1
-                request, least_ms = self.find(place.id), offer.own_ms
+                request, least_ms = self.find(place.id), offer.expected_ms
                 if request is not None and drop is Drop.CERTAIN:
                     is_first = offer.of.kind is DeadlineKind.FIRST_TOKEN
                     steps = 1 if is_first else max(1, fewest_tokens(request) - tokens_of(place.id))

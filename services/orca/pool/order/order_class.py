@@ -1,8 +1,8 @@
 """Order classes: waiting requests that an order of claims treats alike, but for their deadlines and ages.
 
 A claim looks at classes and not at all requests. A class has one priority, one range of prompt lengths, one range of
-`max_new_tokens`, and one kind of deadline. So its requests have the same utility and the same expected length, and the
-class is sorted by deadline.
+`max_new_tokens`, one range of the fewest tokens that the output can have, and one kind of deadline. So its requests
+have the same utility and the same expected length, and the class is sorted by deadline.
 
 The pool derives the class from a request's record whenever it queues it. Nothing stores it, so a later release may
 divide requests in another way.
@@ -31,9 +31,10 @@ class OrderClass(NamedTuple):
     prompt: int  # length class of the prompt
     output: int  # length class of max_new_tokens
     kind: DeadlineKind
+    fewest: int = 0  # length class of the fewest tokens of the output: that of `output` if nothing can end it sooner
 
     def __str__(self) -> str:
-        return f"{self.priority}/{self.prompt}/{self.output}/{self.kind}"
+        return f"{self.priority}/{self.prompt}/{self.output}/{self.fewest}/{self.kind}"
 
 
 def length_class(tokens: int) -> int:
@@ -44,8 +45,12 @@ def length_class(tokens: int) -> int:
 
 def middle_of(number: int) -> float:
     """Return the middle of the lengths of a class, in tokens."""
-    low, end = _lower_bound(number), _lower_bound(number + 1)
-    return (low + max(low, end - 1)) / 2
+    return (_lower_bound(number) + longest_of(number)) / 2
+
+
+def longest_of(number: int) -> float:
+    """Return the longest length of a class, in tokens."""
+    return max(_lower_bound(number), _lower_bound(number + 1) - 1)
 
 
 def _lower_bound(number: int) -> float:
@@ -56,7 +61,7 @@ def _lower_bound(number: int) -> float:
 def class_of(request: Request, kind: DeadlineKind) -> OrderClass:
     """Return the class of a request. Args: kind: of the deadline that is in force now."""
     prompt, output = length_class(len(request.prompt)), length_class(request.max_new_tokens)
-    return OrderClass(whole_priority(request), prompt, output, kind)
+    return OrderClass(whole_priority(request), prompt, output, kind, length_class(fewest_tokens(request)))
 
 
 def whole_priority(request: Request) -> int:
@@ -72,7 +77,7 @@ def fewest_tokens(request: Request) -> int:
 
 
 def lua() -> str:
-    """Return `length_class`, `middle_of` and `class_of` for the head of each script."""
+    """Return `length_class`, `middle_of`, `longest_of` and `class_of` for the head of each script."""
     return """\
 local function length_class(tokens)
   local mantissa, exponent = math.frexp(tokens)
@@ -81,14 +86,13 @@ end
 local function lower_bound(number)
   return 2 ^ math.floor(number / 2) * (1 + number % 2 / 2)
 end
-local function middle_of(number)
-  local low, past = lower_bound(number), lower_bound(number + 1)
-  return (low + math.max(low, past - 1)) / 2
-end
+local function longest_of(number) return math.max(lower_bound(number), lower_bound(number + 1) - 1) end
+local function middle_of(number) return (lower_bound(number) + longest_of(number)) / 2 end
 local function class_of(r)
   local kind = 'none'
   if r.deadline then kind = r.deadline_later and r.deadline_later ~= r.deadline and 'first' or 'end' end
   local prompt, output = length_class(tonumber(r.prompt_tokens)), length_class(tonumber(r.max_new))
-  return string.format('%d/%d/%d/%s', r.priority or 0, prompt, output, kind)
+  local fewest = length_class(tonumber(r.fewest or 1))
+  return string.format('%d/%d/%d/%d/%s', r.priority or 0, prompt, output, fewest, kind)
 end
 """
