@@ -1,6 +1,7 @@
 """`orca bench deadlines`: the options, and the runs on simulated stages or on real processes."""
 
 import argparse
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from tempfile import TemporaryDirectory
 from orca.bench import simulate
 from orca.bench.deadlines import compare, fairness, table
 from orca.bench.deadlines.choices import OrderChoice, choices
-from orca.bench.deadlines.engines import OrderedRuns, RealRuns, SimulatedRuns
+from orca.bench.deadlines.engines import OrcaRuns, OrderedRuns, SimulatedRuns
 from orca.bench.deadlines.workload import DeadlineMix
 from orca.bench.options import add_output_options, comma_separated, positive, write_figures, write_json
 from orca.bench.plan.models import add_model_options, check_shapes, chosen_models, report
@@ -23,7 +24,7 @@ HELP = "orders of claims: answers in time at several times the capacity (TCB)"
 
 LOADS = (0.5, 1.0, 1.5, 2.0, 3.0)
 ENGINES = ("real", "simulated")
-REQUESTS = {"real": 300, "simulated": 2_000}
+REQUESTS = {"real": 300, "simulated": 1_000}
 SEEDS = {"real": 3, "simulated": 5}
 FAIRNESS_LOAD = 3.0
 
@@ -44,17 +45,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     etas = "order deadline once for each eta (its default)"
     add("--eta-percents", type=comma_separated(positive(int)), default=(), metavar="N,M", help=etas)
     add("--patience-s", type=positive(int), default=30, metavar="N", help="as in `orca up` (%(default)s)")
-    requests = "requests that arrive at load 1; other loads take the same time (real 300, simulated 2000)"
+    requests = "requests that arrive at load 1; other loads take the same time (real 300, simulated 1000)"
     add("--requests", type=positive(int), metavar="N", help=requests)
     seeds = "runs of each order and load, each with other requests (real 3, simulated 5)"
     add("--seeds", type=positive(int), metavar="N", help=seeds)
-    add("--jobs", type=positive(int), default=1, metavar="N", help="processes that simulate (%(default)s)")
+    jobs = f"processes that simulate (as many as processors: {_processors()})"
+    add("--jobs", type=positive(int), metavar="N", help=jobs)
     waits = "instead: longest waits at 3 times the capacity, with long requests and some without a deadline; simulated"
     add("--fairness", action="store_true", help=waits)
     minutes = "with --fairness: virtual minutes in which requests arrive (%(default)g)"
     add("--minutes", type=positive(float), default=10.0, metavar="N", help=minutes)
     simulate.add_engine_options(parser)
     add_output_options(parser, can_plot=False)
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _order(text: str) -> Order:
@@ -106,7 +112,7 @@ def _refuse_for_real(options: argparse.Namespace) -> None:
     simulate.refuse_engine_options(options)
     if options.fairness:
         raise SettingError("--fairness compares the waits of one request under two orders, so it needs virtual time")
-    if options.jobs > 1:
+    if options.jobs is not None:
         raise SettingError("--jobs is for --engine simulated: real runs must have the machine for themselves")
 
 
@@ -120,11 +126,12 @@ def _compare(
         requests=options.requests or REQUESTS[engine],
         seeds=range(options.seeds or SEEDS[engine]),
     )
+    jobs = (options.jobs or _processors()) if engine == "simulated" else 1
     content, found = {}, []
     with _engines(options, engine, up_options) as engines:
         for each in engines:
             report(f"{each.name}: {len(plan.seeds)} x {len(chosen)} orders x {len(plan.loads)} loads")
-            comparison = compare.compare(each.runs, plan, report, jobs=options.jobs)
+            comparison = compare.compare(each.runs, plan, report, jobs=jobs)
             print(each.name)
             print("\n".join(table.lines(comparison, chosen, plan.loads)))
             content[each.name] = table.to_json(comparison)
@@ -174,8 +181,8 @@ def _simulated(options: argparse.Namespace) -> SimulatedRuns:
     return SimulatedRuns(simulate.simulation(options), options.max_batch_size)
 
 
-def _real(options: argparse.Namespace, model: Path, up_options: Sequence[str]) -> RealRuns:
-    return RealRuns(
+def _real(options: argparse.Namespace, model: Path, up_options: Sequence[str]) -> OrcaRuns:
+    return OrcaRuns(
         model=model,
         vocab_size=load_model_info(model).vocab_size,
         max_batch_size=options.max_batch_size,

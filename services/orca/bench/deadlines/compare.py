@@ -37,7 +37,7 @@ class ComparisonPlan:
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """What an engine can do, measured under order arrival in the round of a seed."""
+    """Capacity and own times of an engine, measured under order arrival in the round of a seed."""
 
     seed: int
     capacity_per_s: float

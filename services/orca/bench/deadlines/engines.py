@@ -40,7 +40,7 @@ class SimulatedRuns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RealRuns:
+class OrcaRuns:
     """`orca up` on this machine: one system for the traces of one call of `run`."""
 
     model: Path
