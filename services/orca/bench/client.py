@@ -57,9 +57,11 @@ async def run_trace(target: LoadTarget, trace: Trace) -> list[RequestOutcome]:
 
 def request_bytes(target: LoadTarget, trace: Trace, request: TraceRequest) -> bytes:
     """Return the bytes of the HTTP call for a request of the trace."""
+    deadline = {} if request.deadline_ms is None else {"deadline_ms": request.deadline_ms}
     return post_bytes(
         target,
         {
+            **deadline,
             "model": target.model,
             "prompt": trace.prompt(request.index, target.vocab_size),
             "max_tokens": request.new_tokens,

@@ -1,6 +1,7 @@
 """`orca bench`: repeats the measurements of the paper, on a running system or on one that it starts itself.
 
     serve         one trace against any OpenAI-compatible server
+    deadlines     orders of claims: answers in time at several times the capacity (TCB)
     overload      several times more load than a running server can serve, from clients that try again
     sweep         median normalised latency against throughput per max batch size (ORCA, Figure 10)
     homogeneous   the same with requests of equal length (Figure 11)
@@ -27,6 +28,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from orca.bench import client, engine, overload, plot, report, simulate
+from orca.bench.deadlines import command as deadlines
 from orca.bench.exegpt import command as exegpt
 from orca.bench.gpu import command as gpu
 from orca.bench.options import (
@@ -115,6 +117,7 @@ def _parser() -> CommandLineParser:
             "peers", help="comparison with Hugging Face transformers, OpenVINO GenAI, vLLM and CTranslate2"
         )
     )
+    deadlines.add_options(actions.add_parser("deadlines", help=deadlines.HELP))
     plan.add_options(actions.add_parser("plan", help=plan.HELP))
     exegpt.add_options(actions.add_parser("exegpt", help=exegpt.HELP))
     _add_host_options(
@@ -623,6 +626,7 @@ ACTIONS: Mapping[str, Callable[[argparse.Namespace, Sequence[str]], int | None]]
     "grammars": _grammars,
     "gpu": gpu.act,
     "peers": _peers,
+    "deadlines": deadlines.act,
     "plan": plan.act,
     "exegpt": exegpt.act,
     "host": _host,

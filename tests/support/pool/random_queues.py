@@ -11,6 +11,8 @@ from orca.scheduler.policy.das import WaitingRequest, das
 
 BLOCK = 16
 
+SAMPLINGS = (SamplingParams(), SamplingParams(ignore_eos=True), SamplingParams(min_tokens=6))
+
 
 @dataclass(frozen=True, slots=True)
 class RandomQueue:
@@ -32,7 +34,7 @@ def random_queue(seed: int, revision: str, *, largest: int = 12) -> RandomQueue:
             revision=revision,
             prompt=(1,) * numbers.choice((1, 3, 16, 40, 90)),
             max_new_tokens=numbers.choice((1, 2, 5, 16, 17, 64)),
-            sampling=SamplingParams(),
+            sampling=numbers.choice(SAMPLINGS),
             # Some deadlines are equal, and so are some classes.
             deadline_ms=numbers.choice(
                 (None, 600_000, 600_000 + numbers.randrange(5), numbers.randrange(10**6, 10**7))
@@ -50,6 +52,7 @@ def random_queue(seed: int, revision: str, *, largest: int = 12) -> RandomQueue:
         estimates=RunEstimates(
             prompt_token_ms=numbers.choice((0.0, 0.37)),
             step_ms=numbers.choice((0.0, 11.3)),
+            prompt_cost=numbers.choice((1.0, 0.05)),
             outputs=numbers.choice(((), ((4, 3.25), (8, 20.5)))),
         ),
         free_prompt_tokens=numbers.randint(1, total),
@@ -78,7 +81,7 @@ def by_das(queue: RandomQueue, stored: Sequence[Request]) -> list[str]:
                     else len(request.prompt),
                 ),
                 utility=order.utility(own),
-                length=order.length(own),
+                length=order.cost(own),
                 deadline=request.submitted_ms + order.rules.patience_ms if deadline is None else deadline,
                 own_time=order.estimates.own_ms(own),
             )

@@ -22,7 +22,12 @@ SHORT, LONG = OrderClass(0, 4, 4, END), OrderClass(0, 4, 16, END)
 NEVER_MS = 10**9
 
 CLASSES = st.builds(
-    OrderClass, st.integers(-8, 8), st.integers(0, 34), st.integers(0, 34), st.sampled_from(DeadlineKind)
+    OrderClass,
+    st.integers(-8, 8),
+    st.integers(0, 34),
+    st.integers(0, 34),
+    st.sampled_from(DeadlineKind),
+    st.integers(0, 34),
 )
 COUNTS = st.dictionaries(CLASSES, st.integers(1, 10**6), max_size=8)
 

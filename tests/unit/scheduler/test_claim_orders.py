@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from orca.core.domain.errors import SettingError
+from orca.core.domain.request import SamplingParams
 from orca.core.domain.step import Claim
 from orca.pool.length_bins import bin_of
-from orca.pool.order.order_class import DeadlineKind, OrderClass, length_class, middle_of, whole_priority
+from orca.pool.order.order_class import DeadlineKind, OrderClass, class_of, length_class, middle_of, whole_priority
 from orca.pool.order.order_rules import ClaimOrder, Drop, Order, OrderRules, RunEstimates, Utility
 from orca.pool.records import ClaimAnswer, LengthCounts, PeriodLengths
 from orca.scheduler.order.claim_orders import ANSWERS_MIN, ClaimOrders, mean_outputs
@@ -63,7 +64,38 @@ def test_expected_tokens_are_at_most_what_the_request_may_have() -> None:
 def test_own_time_reaches_to_what_the_deadline_asks_for() -> None:
     known = RunEstimates(prompt_token_ms=2.0, step_ms=10.0)
     own = [known.own_ms(OrderClass(0, 4, 6, kind)) for kind in DeadlineKind]
-    assert own == [2.0 * 4.5 + 10.0 * 9.5, 2.0 * 4.5 + 10.0, 0.0]
+    assert own == [2.0 * 5 + 10.0 * 9.5, 2.0 * 5 + 10.0, 0.0], "of the longest prompt of the class"
+    expected = [known.expected_ms(OrderClass(0, 4, 6, kind)) for kind in DeadlineKind]
+    assert expected == [2.0 * 4.5 + 10.0 * 9.5, 2.0 * 4.5 + 10.0, 0.0]
+
+
+def test_an_output_that_nothing_can_end_sooner_has_a_known_length() -> None:
+    seen = RunEstimates(step_ms=10.0, outputs=((4, 3.0),))
+    fixed, free = (OrderClass(0, 4, 6, DeadlineKind.END, fewest) for fewest in (6, 0))
+    assert (seen.expected_tokens(free), seen.own_ms(free)) == (3.0, 30.0)
+    assert (seen.expected_tokens(fixed), seen.expected_ms(fixed)) == (9.5, 95.0)
+    assert seen.own_ms(fixed) == 110.0, "of the longest output of the class"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "fewest"),
+    [
+        (SamplingParams(), 1),
+        (SamplingParams(min_tokens=9), 9),
+        (SamplingParams(ignore_eos=True), 20),
+        (SamplingParams(ignore_eos=True, stop=("end",)), 1),
+    ],
+)
+def test_the_class_of_a_request_has_its_fewest_tokens(sampling: SamplingParams, fewest: int) -> None:
+    request = replace(a_request(new=20), sampling=sampling)
+    assert class_of(request, DeadlineKind.NONE).fewest == length_class(fewest)
+
+
+def test_prompts_that_cost_little_do_not_make_a_request_long() -> None:
+    prompt, output = OrderClass(0, 12, 4, DeadlineKind.END), OrderClass(0, 4, 10, DeadlineKind.END)
+    alike, cheap = an_order(RunEstimates()), an_order(RunEstimates(prompt_cost=0.05))
+    assert alike.density(prompt) < alike.density(output)
+    assert cheap.density(prompt) > cheap.density(output)
 
 
 def test_a_heavy_request_does_not_keep_out_light_ones_that_cost_less() -> None:

@@ -5,7 +5,7 @@ contains it is done, because a gateway may read it from then on.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -16,6 +16,7 @@ from orca.core.domain.request import End, FinishReason, Request
 from orca.planner.simulate.outcomes import RequestOutcome, RunReport, summarise
 from orca.planner.workload.trace import GREEDY, Trace, TraceRequest
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.memory.state import PoolClock, PoolState, RequestRecord
 from orca.pool.order.order_rules import OrderRules
 from orca.pool.records import Caller, CommitAnswer, CommitEntry, OnDisconnect, Submission
 from orca.pool.settings import PoolSettings
@@ -137,6 +138,7 @@ class Simulation:
             decoder_prefix=(0,) if self.is_encoder_decoder else (),
             max_new_tokens=trace_request.new_tokens,
             sampling=GREEDY,
+            deadline_ms=trace_request.deadline_ms,
         )
 
 
@@ -151,13 +153,14 @@ class ObservedRequest:
 
 
 class WatchedPool(MemoryPool):
-    """The in-memory pool on the running loop's clock; records when each token became readable."""
+    """The in-memory pool on the running loop's clock; records the times of readable tokens and of ends."""
 
     def __init__(self, requests: int, is_done: asyncio.Event) -> None:
         """Args: is_done: is set when all of so many requests have ended."""
         # A saturated trace arrives as a whole: no bound of a queue applies to it.
         unbounded = PoolSettings(max_queued=requests, max_queued_prompt_tokens=1 << 40, bytes_max=1 << 50)
         super().__init__(virtual_time.VirtualClock(), unbounded)
+        self.state = _WatchedState(virtual_time.VirtualClock(), unbounded, on_end=self._observe_end)
         self.observed: dict[str, ObservedRequest] = {}
         self.is_served = asyncio.Event()  # a formed group has set the revision
         self._is_done = is_done
@@ -180,11 +183,25 @@ class WatchedPool(MemoryPool):
         observed_request = self.observed.setdefault(entry.request_id.rpartition(".")[0], ObservedRequest())
         observed_request.token_s += [now_s] * len(entry.tokens)
         observed_request.token_ids += [token.id for token in entry.tokens]
-        if entry.end is not None:
-            observed_request.end, observed_request.end_s = entry.end, now_s
-            self._unfinished -= 1
-            if not self._unfinished:
-                self._is_done.set()
+
+    def _observe_end(self, parent: str, end: End) -> None:
+        observed_request = self.observed.setdefault(parent, ObservedRequest())
+        observed_request.end, observed_request.end_s = end, asyncio.get_running_loop().time()
+        self._unfinished -= 1
+        if not self._unfinished:
+            self._is_done.set()
+
+
+class _WatchedState(PoolState):
+    """The pool's state; reports each end, also those that no commit brings, such as that of a deadline."""
+
+    def __init__(self, clock: PoolClock, settings: PoolSettings, *, on_end: Callable[[str, End], None]) -> None:
+        super().__init__(clock, settings)
+        self._on_end = on_end
+
+    def end(self, record: RequestRecord, end: End) -> None:
+        super().end(record, end)
+        self._on_end(record.request.parent, end)
 
 
 async def _submit_on_time(pool: WatchedPool, request: Request, due_s: float) -> None:

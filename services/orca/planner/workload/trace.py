@@ -66,6 +66,7 @@ class TraceRequest:
     arrival_s: float  # seconds after the start of the trace
     prompt_tokens: int
     new_tokens: int
+    deadline_ms: int | None = None  # from its arrival; None: it has no deadline
 
     @property
     def max_total_tokens(self) -> int:

@@ -15,8 +15,6 @@ from orca.pool.memory.waiting_index import PlaceRange, WaitingIndex
 from orca.pool.order.order_class import DeadlineKind, OrderClass, fewest_tokens, lower_bound
 from orca.pool.order.order_rules import DROPS_MAX, PASSED_MAX, ROUNDING, ClaimOrder, Drop
 
-_KINDS = tuple(DeadlineKind)
-
 
 @dataclass(slots=True)
 class ClaimRoom:
@@ -38,6 +36,7 @@ class ClassOffer:
     utility: float
     density: float
     own_ms: float
+    expected_ms: float
 
 
 @dataclass(slots=True, eq=False)
@@ -169,10 +168,13 @@ class OrderedClaim:
     waiting: int = 0
 
     def offers(self) -> list[ClassOffer]:
-        """Return the classes with waiting requests, those with the most utility per token first."""
-        order = self.order
-        offers = (ClassOffer(of, order.utility(of), order.density(of), order.estimates.own_ms(of)) for of in self.index)
-        return sorted(offers, key=lambda offer: (-offer.density, *offer.of[:3], _KINDS.index(offer.of.kind)))
+        """Return the classes with waiting requests, those with the most utility per cost first."""
+        order, times = self.order, self.order.estimates
+        offers = (
+            ClassOffer(of, order.utility(of), order.density(of), times.own_ms(of), times.expected_ms(of))
+            for of in self.index
+        )
+        return sorted(offers, key=lambda offer: (-offer.density, *_rank(offer.of)))
 
     def too_late(self) -> list[str]:
         """Return the requests that end now."""
@@ -185,7 +187,7 @@ class OrderedClaim:
             late = self._late(offer)
             for place in late.places[late.begin : min(late.end, late.begin + left)]:
                 left -= 1
-                request, least_ms = self.row.find(place.id), offer.own_ms
+                request, least_ms = self.row.find(place.id), offer.expected_ms
                 if request is not None and drop is Drop.CERTAIN:
                     is_first = offer.of.kind is DeadlineKind.FIRST_TOKEN
                     steps = 1 if is_first else max(1, fewest_tokens(request) - self.row.logged(place.id))
@@ -278,6 +280,11 @@ class OrderedClaim:
             least = (1 - self.order.rules.eta) * (utility / len(useful)) * (1 - ROUNDING)
         found = [reader for reader in in_time if reader.offer.utility >= least]
         return heapq.merge(*found, key=lambda item: item.key)
+
+
+def _rank(of: OrderClass) -> tuple[int, ...]:
+    """Return numbers that order classes of equal density, in Python and in Lua."""
+    return of.priority, of.prompt, of.output, of.fewest, tuple(DeadlineKind).index(of.kind)
 
 
 def _by_density(readers: Iterable[OfferReader]) -> Iterator[Offered]:

@@ -1,8 +1,8 @@
 """Order classes: waiting requests that an order of claims treats alike, but for their deadlines and ages.
 
 A claim looks at classes and not at all requests. A class has one priority, one range of prompt lengths, one range of
-`max_new_tokens`, and one kind of deadline. So its requests have the same utility and the same expected length, and the
-class is sorted by deadline.
+`max_new_tokens`, one range of the fewest tokens that the output can have, and one kind of deadline. So its requests
+have the same utility and the same expected length, and the class is sorted by deadline.
 
 The pool derives the class from a request's record whenever it queues it. Nothing stores it, so a later release may
 divide requests in another way.
@@ -32,16 +32,17 @@ class OrderClass(NamedTuple):
     prompt: int  # length class of the prompt
     output: int  # length class of max_new_tokens
     kind: DeadlineKind
+    fewest: int = 0  # length class of the fewest tokens of the output: that of `output` if nothing can end it sooner
 
     def __str__(self) -> str:
-        return f"{self.priority}/{self.prompt}/{self.output}/{self.kind}"
+        return f"{self.priority}/{self.prompt}/{self.output}/{self.fewest}/{self.kind}"
 
 
 @lru_cache(maxsize=4096)
 def class_named(name: str) -> OrderClass:
     """Return the class of a name. Raises: ValueError."""
-    priority, prompt, output, kind = name.split("/")
-    return OrderClass(int(priority), int(prompt), int(output), DeadlineKind(kind))
+    priority, prompt, output, fewest, kind = name.split("/")
+    return OrderClass(int(priority), int(prompt), int(output), DeadlineKind(kind), int(fewest))
 
 
 def length_class(tokens: int) -> int:
@@ -52,8 +53,12 @@ def length_class(tokens: int) -> int:
 
 def middle_of(number: int) -> float:
     """Return the middle of the lengths of a class, in tokens."""
-    low, end = lower_bound(number), lower_bound(number + 1)
-    return (low + max(low, end - 1)) / 2
+    return (lower_bound(number) + longest_of(number)) / 2
+
+
+def longest_of(number: int) -> float:
+    """Return the longest length of a class, in tokens."""
+    return max(lower_bound(number), lower_bound(number + 1) - 1)
 
 
 def lower_bound(number: int) -> float:
@@ -71,7 +76,8 @@ def class_of(request: Request, kind: DeadlineKind, logged: int = 0) -> OrderClas
     """
     prompt = length_class(len(request.prompt) + logged)
     output = length_class(max(1, request.max_new_tokens - logged))
-    return OrderClass(whole_priority(request), prompt, output, kind)
+    fewest = length_class(max(1, fewest_tokens(request) - logged))
+    return OrderClass(whole_priority(request), prompt, output, kind, fewest)
 
 
 def whole_priority(request: Request) -> int:
@@ -95,7 +101,7 @@ def fewest_tokens(request: Request) -> int:
 
 
 def lua() -> str:
-    """Return `length_class`, `middle_of` and `class_of` for the head of each script."""
+    """Return `length_class`, `middle_of`, `longest_of` and `class_of` for the head of each script."""
     return """\
 local function length_class(tokens)
   local mantissa, exponent = math.frexp(tokens)
@@ -104,14 +110,13 @@ end
 local function lower_bound(number)
   return 2 ^ math.floor(number / 2) * (1 + number % 2 / 2)
 end
-local function middle_of(number)
-  local low, past = lower_bound(number), lower_bound(number + 1)
-  return (low + math.max(low, past - 1)) / 2
-end
+local function longest_of(number) return math.max(lower_bound(number), lower_bound(number + 1) - 1) end
+local function middle_of(number) return (lower_bound(number) + longest_of(number)) / 2 end
 local function class_of(r)
   local kind = 'none'
   if r.deadline then kind = r.deadline_later and r.deadline_later ~= r.deadline and 'first' or 'end' end
   local prompt, output = length_class(r.prompt_tokens + r.logged), length_class(math.max(1, r.max_new - r.logged))
-  return string.format('%d/%d/%d/%s', r.priority or 0, prompt, output, kind)
+  local fewest = length_class(math.max(1, (r.fewest or 1) - r.logged))
+  return string.format('%d/%d/%d/%d/%s', r.priority or 0, prompt, output, fewest, kind)
 end
 """

@@ -13,7 +13,7 @@ from math import ceil, inf
 import orjson
 
 from orca.core.domain.errors import SettingError
-from orca.pool.order.order_class import DeadlineKind, OrderClass, middle_of
+from orca.pool.order.order_class import DeadlineKind, OrderClass, longest_of, middle_of
 
 PASSED_MAX = 1000
 """Most requests that one claim passes over: those that do not fit, are reserved for others, or cannot be read."""
@@ -89,22 +89,36 @@ class RunEstimates:
     prompt_token_ms: float = 0.0  # of a step, for each prompt token in it
     step_ms: float = 0.0  # between two tokens of a request
     least_step_ms: float = 0.0  # the fastest step seen
+    # Cost of a prompt token, in output tokens: many prompt tokens share a step, an output token takes a place in one.
+    prompt_cost: float = 1.0
     # Mean output tokens that the pool has counted, by length class of the prompt.
     outputs: tuple[tuple[int, float], ...] = ()
 
     def expected_tokens(self, of: OrderClass) -> float:
-        """Return the output tokens that requests of a class have on average, at most its `max_new_tokens`.
+        """Return the output tokens that requests of a class have on average.
 
-        It is the place of a learnt predictor.
+        They are at most its `max_new_tokens`, and at least its fewest tokens: an output that nothing can end sooner has
+        a known length. It is the place of a learnt predictor.
         """
-        return min(dict(self.outputs).get(of.prompt, inf), middle_of(of.output))
+        return max(middle_of(of.fewest), min(dict(self.outputs).get(of.prompt, inf), middle_of(of.output)))
 
     def own_ms(self, of: OrderClass) -> float:
-        """Return the run time from the claim to what the deadline asks for; 0 without a deadline."""
+        """Return the run time from the claim to what the deadline asks for; 0 without a deadline.
+
+        It is that of the longest requests of the class, as far as lengths are known. By a mean, half of the requests
+        that are claimed at the end of their start windows would be late.
+        """
+        return self._run_ms(of, longest_of(of.prompt), max(longest_of(of.fewest), self.expected_tokens(of)))
+
+    def expected_ms(self, of: OrderClass) -> float:
+        """Return the same for the mean of the class."""
+        return self._run_ms(of, middle_of(of.prompt), self.expected_tokens(of))
+
+    def _run_ms(self, of: OrderClass, prompt_tokens: float, tokens: float) -> float:
         if of.kind is DeadlineKind.NONE:
             return 0.0
-        steps = 1.0 if of.kind is DeadlineKind.FIRST_TOKEN else self.expected_tokens(of)
-        return self.prompt_token_ms * middle_of(of.prompt) + self.step_ms * steps
+        steps = 1.0 if of.kind is DeadlineKind.FIRST_TOKEN else tokens
+        return self.prompt_token_ms * prompt_tokens + self.step_ms * steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,14 +134,18 @@ class ClaimOrder:
         """Return the tokens that a request of a class is expected to compute: l of the paper."""
         return middle_of(of.prompt) + self.estimates.expected_tokens(of)
 
+    def cost(self, of: OrderClass) -> float:
+        """Return what a request of a class is expected to cost, in output tokens."""
+        return self.estimates.prompt_cost * middle_of(of.prompt) + self.estimates.expected_tokens(of)
+
     def utility(self, of: OrderClass) -> float:
         """Return v of the paper, times the weight."""
         worth = 1.0 if self.rules.utility is Utility.EQUAL else 1.0 / self.length(of)
         return float(2.0**-of.priority) * worth
 
     def density(self, of: OrderClass) -> float:
-        """Return the utility per token, by which a row is filled: a heavy request cannot keep out many light ones."""
-        return self.utility(of) / self.length(of)
+        """Return the utility per cost, by which a row is filled: a heavy request cannot keep out many light ones."""
+        return self.utility(of) / self.cost(of)
 
 
 def lua() -> str:

@@ -148,13 +148,13 @@ def order_arguments(order: ClaimOrder | None) -> list[Argument]:
     if order is None:
         return []
     rules, estimates = order.rules, order.estimates
-    times = estimates.prompt_token_ms, estimates.step_ms, estimates.least_step_ms
+    measured = estimates.prompt_token_ms, estimates.step_ms, estimates.least_step_ms, estimates.prompt_cost
     return [
         repr(rules.utility_share),
         rules.utility.value,
         rules.patience_ms,
         rules.drop.value,
-        *map(repr, times),
+        *map(repr, measured),
         repr(1 - rules.eta),
         order.free_prompt_tokens,
         order.total_prompt_tokens,

@@ -36,6 +36,7 @@ class ClaimOrders:
             prompt_token_ms=self.times.prompt_token_ms,
             step_ms=self.times.token_ms,
             least_step_ms=self.times.least_token_ms,
+            prompt_cost=self.times.prompt_cost,
             outputs=self._outputs,
         )
 

@@ -3,9 +3,9 @@
 --
 -- Requests are claimed in stages:
 --   patience     those without a deadline whose patience has passed, the oldest first; only they reserve a group
---   U            the first p = ceil(eta * s) of the s requests that are the longest prefix by utility per token that fits
+--   U            the first p = ceil(eta * s) of the s requests that are the longest prefix by utility per cost that fits
 --   D            the others with a utility of at least q * mean utility of U, by the end of their start windows
---   rest         all others, by utility per token
+--   rest         all others, by utility per cost
 --   late         those whose start window is over and whose deadline is not, in the order of `rest`
 -- What does not fit is passed over. Ties go by the end of the start window, then by arrival.
 
@@ -17,10 +17,11 @@ local function order_of_claim(from)
   local order = {
     share = tonumber(ARGV[from]), is_by_length = ARGV[from + 1] == 'inverse_length',
     patience_ms = tonumber(ARGV[from + 2]), drop = ARGV[from + 3], prompt_token_ms = tonumber(ARGV[from + 4]),
-    step_ms = tonumber(ARGV[from + 5]), least_step_ms = tonumber(ARGV[from + 6]), q = tonumber(ARGV[from + 7]),
-    free_tokens = tonumber(ARGV[from + 8]), total_tokens = tonumber(ARGV[from + 9]), outputs = {},
+    step_ms = tonumber(ARGV[from + 5]), least_step_ms = tonumber(ARGV[from + 6]),
+    prompt_cost = tonumber(ARGV[from + 7]), q = tonumber(ARGV[from + 8]),
+    free_tokens = tonumber(ARGV[from + 9]), total_tokens = tonumber(ARGV[from + 10]), outputs = {},
   }
-  for i = from + 10, #ARGV, 2 do order.outputs[tonumber(ARGV[i])] = tonumber(ARGV[i + 1]) end
+  for i = from + 11, #ARGV, 2 do order.outputs[tonumber(ARGV[i])] = tonumber(ARGV[i + 1]) end
   return order
 end
 
@@ -41,28 +42,31 @@ end
 
 -- Returns a number that orders classes of equal density, in Python and in Lua.
 local KINDS = { ['end'] = 0, first = 1, none = 2 }
-local function rank_of(priority, prompt, output, kind)
-  return ((priority + 8) * 128 + prompt) * 512 + output * 4 + KINDS[kind]
+local function rank_of(priority, prompt, output, fewest, kind)
+  return (((priority + 8) * 128 + prompt) * 128 + output) * 512 + fewest * 4 + KINDS[kind]
 end
 
--- Returns the classes with waiting requests, those with the most utility per token first.
+-- Returns the classes with waiting requests, those with the most utility per cost first.
 local function classes_of(revision, order)
   local classes = {}
   for _, name in ipairs(call('HKEYS', classes_key(revision))) do
     if name ~= '' then
-      local priority, prompt, output, kind = string.match(name, '^(-?%d+)/(%d+)/(%d+)/(%a+)$')
-      prompt, output = tonumber(prompt), tonumber(output)
-      local expected = math.min(order.outputs[prompt] or math.huge, middle_of(output))
-      local length = middle_of(prompt) + expected
-      local utility = 2 ^ -tonumber(priority) * (order.is_by_length and 1 / length or 1)
-      local own_ms = 0
+      local priority, prompt, output, fewest, kind = string.match(name, '^(-?%d+)/(%d+)/(%d+)/(%d+)/(%a+)$')
+      prompt, output, fewest = tonumber(prompt), tonumber(output), tonumber(fewest)
+      local expected = math.max(middle_of(fewest), math.min(order.outputs[prompt] or math.huge, middle_of(output)))
+      local utility = 2 ^ -tonumber(priority) * (order.is_by_length and 1 / (middle_of(prompt) + expected) or 1)
+      local own_ms, expected_ms = 0, 0
       if kind ~= 'none' then
-        own_ms = order.prompt_token_ms * middle_of(prompt) + order.step_ms * (kind == 'first' and 1 or expected)
+        local longest = math.max(longest_of(fewest), expected)
+        own_ms = order.prompt_token_ms * longest_of(prompt) + order.step_ms * (kind == 'first' and 1 or longest)
+        expected_ms = order.prompt_token_ms * middle_of(prompt) + order.step_ms * (kind == 'first' and 1 or expected)
       end
       classes[#classes + 1] = {
-        name = name, kind = kind, least_tokens = lower_bound(prompt),
-        least_total = lower_bound(prompt) + lower_bound(output), rank = rank_of(priority, prompt, output, kind), key = waiting_class_key(revision, name), utility = utility,
-        density = utility / length, own_ms = own_ms,
+        name = name, kind = kind, key = waiting_class_key(revision, name), utility = utility,
+        density = utility / (order.prompt_cost * middle_of(prompt) + expected), own_ms = own_ms,
+        expected_ms = expected_ms, least_tokens = lower_bound(prompt),
+        least_total = lower_bound(prompt) + lower_bound(output),
+        rank = rank_of(priority, prompt, output, fewest, kind),
       }
     end
   end
@@ -189,7 +193,7 @@ local function drop_late(revision, classes, order)
       left = left - 1
       local r = load(string.match(member, '^%d+ (.*)$'))
       if r and r.state ~= 'queued' then r = nil end
-      local least_ms = class.own_ms
+      local least_ms = class.expected_ms
       if r and order.drop == 'certain' then
         local steps = class.kind == 'first' and 1 or math.max(1, (r.fewest or 1) - call('XLEN', log_key(r.id)))
         least_ms = least_step_ms * steps
