@@ -9,6 +9,7 @@ divide requests in another way.
 """
 
 from enum import StrEnum
+from functools import cache
 from math import frexp
 from typing import NamedTuple
 
@@ -43,11 +44,13 @@ def length_class(tokens: int) -> int:
     return 2 * (exponent - 1) + (mantissa >= 0.75)
 
 
+@cache  # a claim asks for every class, and there are some ten lengths
 def middle_of(number: int) -> float:
     """Return the middle of the lengths of a class, in tokens."""
     return (_lower_bound(number) + longest_of(number)) / 2
 
 
+@cache
 def longest_of(number: int) -> float:
     """Return the longest length of a class, in tokens."""
     return max(_lower_bound(number), _lower_bound(number + 1) - 1)
