@@ -9,7 +9,7 @@ divide requests in another way.
 """
 
 from enum import StrEnum
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import frexp
 from typing import NamedTuple
 
@@ -51,11 +51,13 @@ def length_class(tokens: int) -> int:
     return 2 * (exponent - 1) + (mantissa >= 0.75)
 
 
+@cache  # a claim asks for every class, and there are some ten lengths
 def middle_of(number: int) -> float:
     """Return the middle of the lengths of a class, in tokens."""
     return (lower_bound(number) + longest_of(number)) / 2
 
 
+@cache
 def longest_of(number: int) -> float:
     """Return the longest length of a class, in tokens."""
     return max(lower_bound(number), lower_bound(number + 1) - 1)
