@@ -42,7 +42,7 @@ def test_stats_count_waiting_requests_by_order_class(tmp_path: Path, capsys: pyt
         deployment = asyncio.run(let_wait(redis.url))
         assert main(["pool", "stats", "--pool", redis.url, "--deployment", deployment]) == 0
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert shown["by_order"] == "-2/4/7/none=1 0/4/7/end=2"
+    assert shown["by_order"] == "-2/4/7/0/none=1 0/4/7/0/end=2"
 
 
 async def let_wait(url: str) -> str:
