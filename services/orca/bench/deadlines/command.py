@@ -24,9 +24,11 @@ HELP = "orders of claims: answers in time at several times the capacity (TCB)"
 
 LOADS = (0.5, 1.0, 1.5, 2.0, 3.0)
 ENGINES = ("real", "simulated")
-REQUESTS = {"real": 300, "simulated": 1_000}
+REQUESTS = {"real": 800, "simulated": 3_000}
 SEEDS = {"real": 3, "simulated": 5}
 FAIRNESS_LOAD = 3.0
+FAIRNESS_REQUESTS = 1_000
+"""Requests of the run that measures the capacity."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     etas = "order deadline once for each eta (its default)"
     add("--eta-percents", type=comma_separated(positive(int)), default=(), metavar="N,M", help=etas)
     add("--patience-s", type=positive(int), default=30, metavar="N", help="as in `orca up` (%(default)s)")
-    requests = "requests that arrive at load 1; other loads take the same time (real 300, simulated 1000)"
+    requests = "requests that arrive at load 1; other loads take the same time (real 800, simulated 3000)"
     add("--requests", type=positive(int), metavar="N", help=requests)
     seeds = "runs of each order and load, each with other requests (real 3, simulated 5)"
     add("--seeds", type=positive(int), metavar="N", help=seeds)
@@ -146,7 +148,7 @@ def _fairness(options: argparse.Namespace, chosen: Sequence[OrderChoice]) -> Non
         choices=[choice for choice in chosen if choice.order is not Order.ARRIVAL],
         load=FAIRNESS_LOAD,
         seconds=60 * options.minutes,
-        requests=options.requests or REQUESTS["simulated"],
+        requests=options.requests or FAIRNESS_REQUESTS,
         seed=0,
     )
     waits = fairness.run_fairness(_simulated(options), plan, report)

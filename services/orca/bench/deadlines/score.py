@@ -13,13 +13,14 @@ MISSES = ("late", "refused", "dropped", "deadline")
 """Causes of a miss: the answer ended late, the gateway refused the call, the request ended as too late while it waited,
 or its deadline ended it."""
 
-WARM_UP = 0.2
-"""Share of the time of a run that comes before the requests that count."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlineScore:
-    """The figures of one run. They count the requests whose deadlines lie between the warm-up and the last arrival."""
+    """The figures of one run. They count the requests whose deadlines lie between the warm-up and the last arrival.
+
+    The warm-up is as long as the longest time that a request has until its deadline. An engine that was idle serves
+    everybody in time for so long.
+    """
 
     requests: int  # that count
     goodput_per_s: float  # answers that ended in time, per second
@@ -37,7 +38,7 @@ def score(trace: Trace, outcomes: Sequence[RequestOutcome]) -> DeadlineScore:
     Raises: OrcaError if no deadline lies in the time that counts, or a request failed for another cause than `MISSES`.
     """
     end_s = trace.requests[-1].arrival_s
-    begin_s = WARM_UP * end_s
+    begin_s = max((request.deadline_ms or 0) for request in trace.requests) / 1000
     counted = [
         (request, outcome)
         for request, outcome in zip(trace.requests, outcomes, strict=True)

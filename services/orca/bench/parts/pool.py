@@ -4,12 +4,16 @@ It prints the median time, and the server's own time, of the transitions on the 
 (0, 10,000 and 100,000 by default). It also prints those of commits of 1, 32 and 256 tokens, those of a commit that ends
 a request, and the memory of a waiting request and of a log. The server is the first redis-server that
 `find_redis_server` finds. There is no target.
+
+With `--orders` it measures claims by arrival and by order deadline instead, and the memory of the index of waiting
+requests (ordered_claims.py). By default 1,000, 100,000 and 1,000,000 requests wait then.
 """
 
 import argparse
 import asyncio
 import itertools
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -18,6 +22,8 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from orca.bench.options import add_figures_option, write_figures
+from orca.bench.parts import ordered_claims
 from orca.core.domain.request import End, FinishReason, Request, SamplingParams, Token
 from orca.pool.records import Caller, Claimed, CommitEntry, OnDisconnect, Submission
 from orca.pool.redis.embedded import EmbeddedRedis, find_redis_server
@@ -135,5 +141,16 @@ async def main(levels: list[int]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("levels", type=int, nargs="*", default=[0, 10_000, 100_000], metavar="WAITING")
-    asyncio.run(main(parser.parse_args().levels))
+    parser.add_argument("levels", type=int, nargs="*", metavar="WAITING")
+    parser.add_argument("--orders", action="store_true", help="measure claims by arrival and by order deadline")
+    add_figures_option(parser)
+    options = parser.parse_args()
+    options.words = ["python", "-m", "orca.bench.parts.pool", *sys.argv[1:]]
+    if options.orders:
+        found = ordered_claims.measure(options.levels or ordered_claims.LEVELS)
+        print("\n".join(ordered_claims.lines(found)))
+        write_figures(options, ordered_claims.figures(found))
+    elif options.figures is not None:
+        parser.error("--figures needs --orders")
+    else:
+        asyncio.run(main(options.levels or [0, 10_000, 100_000]))

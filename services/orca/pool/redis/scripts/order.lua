@@ -9,7 +9,8 @@
 --   late         those whose start window is over and whose deadline is not, in the order of `rest`
 -- What does not fit is passed over. Ties go by the end of the start window, then by arrival.
 
-local FIRST_CHUNK, CHUNK = 4, 64 -- requests of a class that are read at once
+-- Most requests that one call reads. The first call for a class reads one, since a claim takes none of most classes.
+local CHUNK = 64
 
 -- Returns the order of a claim; nil if it is that of arrival. Args: from: the first of its arguments.
 local function order_of_claim(from)
@@ -79,7 +80,7 @@ end
 
 local function score_text(number) return string.format('%.17g', number) end
 
--- Reads the requests of a class between two scores, by rising scores, a chunk at a time.
+-- Reads the requests of a class between two scores, by rising scores, twice as many with each call.
 local function reader_of(class, low, high, add_ms)
   return { class = class, low = low, high = high, add_ms = add_ms, items = {}, place = 1 }
 end
@@ -94,11 +95,11 @@ local function head_of(reader)
     elseif reader.is_whole then
       return nil
     else
-      local size = #reader.items == 0 and FIRST_CHUNK or CHUNK
+      local chunk = math.max(1, math.min(CHUNK, #reader.items))
       local found = call(
-        'ZRANGEBYSCORE', reader.class.key, reader.low, reader.high, 'WITHSCORES', 'LIMIT', #reader.items, size
+        'ZRANGEBYSCORE', reader.class.key, reader.low, reader.high, 'WITHSCORES', 'LIMIT', #reader.items, chunk
       )
-      reader.is_whole = #found < 2 * size
+      reader.is_whole = #found < 2 * chunk
       for i = 1, #found, 2 do
         local arrival, id = string.match(found[i], '^(%d+) (.*)$')
         local starts_by = tonumber(found[i + 1]) + reader.add_ms
@@ -328,7 +329,8 @@ local function choose_by_order(revision, order, room, may_reserve)
   for _, reader in ipairs(in_time) do
     if reader.class.utility >= least then urgent[#urgent + 1] = reader end
   end
-  if order.share < 1 then take_all(urgent, by_window) end
+  -- A heap looks at every class, so it is made only where room is left.
+  if order.share < 1 and has_room() then take_all(urgent, by_window) end
   take_all(in_time, by_density)
   take_all(late, by_density)
   return chosen, 0
