@@ -93,6 +93,8 @@ def test_only_keys_that_the_pool_keeps_beyond_all_requests_may_stay() -> None:
     lasting = {
         kind
         for kind, lifetime in rows
-        if lifetime.startswith(("for ever", "while the lease lives", "a day", "a minute", "an hour", "four hours"))
+        if lifetime.startswith(
+            ("for ever", "while the lease lives", "a day", "a minute", "an hour", "four hours", "until its records")
+        )
     }
     assert lasting == LASTING

@@ -21,7 +21,7 @@ classes:<revision>  hash    order class -> its waiting requests; the field '' co
 waiting:<class>     zset    "<arrival> <request>" -> deadline in force, or time of         while queued, if `classes`
                             submission if it has none (wall clock ms); the name of a       has its revision
                             class is "<revision>/<order class>"
-steps:<revision>    hash    least_ms: the fastest step that a group of it has seen         as `classes`
+steps:<revision>    hash    least_ms: the fastest step that a group of it has seen         until its records are gone
 own:<group>         hash    request -> "<claim number> <claim call>"                       while owned
 seat:<group>        hash    holder, epoch, last calls and answers (fields below)           for ever, one per group name
 seats               zset    group -> awake ms at which its seat's lease ends               while the lease lives
