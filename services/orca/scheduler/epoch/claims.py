@@ -65,9 +65,7 @@ class RequestClaimer:
             for claimed in answer.claimed:
                 self._adopt(claimed)
             is_refused = answer.waiting > 0 and len(answer.claimed) < capacity.requests
-            # By now the group may have no place for a request. The slots that were refused count all the same.
-            slots = self._dependencies.policy.free_slots(self._state, self._limits)
-            self._refused = RefusedRoom(slots, self._prompt_room().free) if is_refused and slots else None
+            self._refused = self._refused_room() if is_refused else None
             # Only a request that has reserved the group keeps others out: without one, the next that comes may fit.
             self._may_work_fit = answer.is_by_order and not answer.is_blocked
             self._is_pool_slow = False
@@ -81,7 +79,8 @@ class RequestClaimer:
         while True:
             await self._dependencies.call_pool(lambda pool: pool.wait_for_work(revision, timings.work_s))
             self._has_work.set()
-            self._has_capacity.set()
+            if self._may_work_fit:
+                self.wake()
 
     async def catch_up(self) -> None:
         """Wait for the claim, at most for `claim_s`, if requests that the group could claim are known to wait.
@@ -107,6 +106,14 @@ class RequestClaimer:
             self._has_capacity.clear()
             await self._has_capacity.wait()
         return capacity
+
+    def _refused_room(self) -> RefusedRoom | None:
+        """Return the room that was refused; None if there are no slots.
+
+        By now the group may have no place for a request. The slots that were refused count all the same.
+        """
+        slots = self._dependencies.policy.free_slots(self._state, self._limits)
+        return RefusedRoom(slots, self._prompt_room().free) if slots else None
 
     def _without_new_work(self, refused: RefusedRoom) -> RefusedRoom:
         """Return the room that is not enough: none is known if a request has come since that may fit into it."""

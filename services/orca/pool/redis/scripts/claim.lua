@@ -93,12 +93,12 @@ end
 
 local chosen, blocked
 if order then
-  keep_index(revision)
+  local counts = keep_index(revision)
   local room = {
     requests = most, slots = free, total_slots = total, tokens = order.free_tokens, total_tokens = order.total_tokens,
     block = block,
   }
-  chosen, blocked = choose_by_order(revision, order, room, may_reserve)
+  chosen, blocked = choose_by_order(revision, counts, order, room, may_reserve)
 else
   chosen, blocked = choose_by_arrival()
 end

@@ -27,11 +27,11 @@ local function order_of_claim(from)
 end
 
 -- Builds the index of a revision with the first claim by an order, and again if it does not count what waits: a part that
--- does not know it has queued or claimed something.
+-- does not know it has queued or claimed something. Returns the hash of the classes and their counts, as pairs.
 local function keep_index(revision)
   local counts, indexed = call('HGETALL', classes_key(revision)), 0
   for i = 2, #counts, 2 do indexed = indexed + counts[i] end
-  if #counts > 0 and indexed == call('ZCARD', q_key(revision)) then return end
+  if #counts > 0 and indexed == call('ZCARD', q_key(revision)) then return counts end
   drop_index(revision)
   local unreadable = 0
   for _, id in ipairs(call('ZRANGE', q_key(revision), 0, -1)) do
@@ -39,6 +39,7 @@ local function keep_index(revision)
     if r then put_in_index(r) else unreadable = unreadable + 1 end
   end
   call('HSET', classes_key(revision), '', unreadable)
+  return call('HGETALL', classes_key(revision))
 end
 
 -- Returns a number that orders classes of equal density, in Python and in Lua.
@@ -48,9 +49,11 @@ local function rank_of(priority, prompt, output, fewest, kind)
 end
 
 -- Returns the classes with waiting requests, those with the most utility per cost first.
-local function classes_of(revision, order)
+-- Args: counts: of keep_index.
+local function classes_of(revision, counts, order)
   local classes = {}
-  for _, name in ipairs(call('HKEYS', classes_key(revision))) do
+  for i = 1, #counts, 2 do
+    local name = counts[i]
     if name ~= '' then
       local priority, prompt, output, fewest, kind = string.match(name, '^(-?%d+)/(%d+)/(%d+)/(%d+)/(%a+)$')
       prompt, output, fewest = tonumber(prompt), tonumber(output), tonumber(fewest)
@@ -204,11 +207,12 @@ local function drop_late(revision, classes, order)
   end
 end
 
--- Chooses the requests of a claim. Args: room: requests, slots, total_slots, tokens, total_tokens, block.
+-- Chooses the requests of a claim.
+-- Args: counts: of keep_index; room: requests, slots, total_slots, tokens, total_tokens, block.
 -- Returns them in the order in which they were chosen, and 1 if one that does not fit has reserved the group.
-local function choose_by_order(revision, order, room, may_reserve)
+local function choose_by_order(revision, counts, order, room, may_reserve)
   local chosen, passed = {}, 0
-  local classes = classes_of(revision, order)
+  local classes = classes_of(revision, counts, order)
   drop_late(revision, classes, order)
 
   -- If all that waits has a place, the order decides nothing, so prompts need not fill one step after the other.
@@ -222,7 +226,7 @@ local function choose_by_order(revision, order, room, may_reserve)
   local function is_there(item)
     if item.r == nil then
       local r = load(item.id)
-      if call('HGET', req_key(item.id), 'state') ~= 'queued' then
+      if (r and r.state or call('HGET', req_key(item.id), 'state')) ~= 'queued' then
         take_from_class(revision, item.class.name, item.member)
         r = nil
       end
