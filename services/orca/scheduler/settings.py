@@ -103,7 +103,7 @@ class BatchingSettings:
         choices=tuple(Utility),
     )
     eta_percent: int | None = setting(
-        None, "order deadline only: share of a step that goes by utility alone, 1 to 99 percent; unset is 50", least=1
+        None, "order deadline only: share of a step that goes by utility alone, 1 to 99 percent; unset is 75", least=1
     )
     patience_s: int | None = setting(
         None,

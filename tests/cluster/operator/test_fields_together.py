@@ -196,7 +196,7 @@ def test_a_limit_with_room_for_redis_and_one_beside_an_external_pool_are_accepte
 def test_rules_of_an_order_are_accepted_beside_it(api: DryRun, rules: Json) -> None:
     said = api.create({**DEFAULT, **ordering("Deadline", **rules)})
     assert said.status == 201
-    stated = {"utility": "Equal", "etaPercent": 50, "patienceSeconds": 30, "drop": "Certain"}
+    stated = {"utility": "Equal", "etaPercent": 75, "patienceSeconds": 30, "drop": "Certain"}
     assert said.body["spec"]["scheduler"]["deadline"] == stated | rules
 
 

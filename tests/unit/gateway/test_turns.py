@@ -45,38 +45,38 @@ def ahead(
     ("of", "classes", "expected"),
     [
         (SHORT, {LONG: 1000}, 0),
-        (SHORT, {LONG: 1000, SHORT: 10}, 20),
+        (SHORT, {LONG: 1000, SHORT: 12}, 16),
         (LONG, {LONG: 10, SHORT: 10}, 20),
         (LONG, {LONG: 10, SHORT: 1000}, 1010),
         (LONG._replace(priority=-6), {LONG: 10, SHORT: 1000}, 0),
         (SHORT._replace(priority=4), {LONG: 10, SHORT: 1000}, 1010),
-        (SHORT, {SHORT._replace(kind=NONE): 3, SHORT._replace(kind=FIRST): 2, LONG: 50}, 10),
+        (SHORT, {SHORT._replace(kind=NONE): 3, SHORT._replace(kind=FIRST): 2, LONG: 50}, 7),
     ],
     ids=["short", "equals too", "long", "never more than all", "urgent", "not urgent", "of any kind"],
 )
-def test_those_with_as_much_utility_per_token_are_ahead_and_others_take_half(
+def test_those_with_as_much_utility_per_token_are_ahead_and_others_take_a_quarter(
     of: OrderClass, classes: dict[OrderClass, int], expected: int
 ) -> None:
     assert ahead(of, classes) == expected
 
 
 @pytest.mark.parametrize(
-    ("deadline_ms", "expected"), [(499, 0), (500, 20), (999, 20), (1_000, 60), (60_000, 60), (NEVER_MS, 60)]
+    ("deadline_ms", "expected"), [(499, 0), (500, 40), (999, 40), (1_000, 120), (60_000, 120), (NEVER_MS, 120)]
 )
 def test_a_sooner_deadline_is_another_way_to_the_turn(deadline_ms: int, expected: int) -> None:
     assert ahead(LONG, {SHORT: 1000}, 10, 30, deadline_ms=deadline_ms) == expected
 
 
 def test_running_requests_with_a_deadline_are_not_ahead() -> None:
-    assert ahead(LONG, {SHORT: 1000}, 30, deadline_ms=500, owned=20) == 20
+    assert ahead(LONG, {SHORT: 1000}, 30, deadline_ms=500, owned=20) == 40
     assert ahead(LONG, {SHORT: 1000}, 30, deadline_ms=500, owned=40) == 0
 
 
 def test_requests_without_a_deadline_may_be_ahead_whatever_the_deadline_is() -> None:
-    assert ahead(LONG, {SHORT: 1000, SHORT._replace(kind=NONE): 100}, 0, deadline_ms=500) == 200
+    assert ahead(LONG, {SHORT: 1000, SHORT._replace(kind=NONE): 100}, 0, deadline_ms=500) == 400
 
 
-@pytest.mark.parametrize(("priority", "expected"), [(0, 0), (1, 0), (2, 1000)])
+@pytest.mark.parametrize(("priority", "expected"), [(0, 0), (2, 0), (3, 1000)])
 def test_a_call_with_little_weight_does_not_go_by_its_deadline(priority: int, expected: int) -> None:
     assert ahead(LONG._replace(priority=priority), {SHORT: 1000}, 0, deadline_ms=500) == expected
 

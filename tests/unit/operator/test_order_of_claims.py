@@ -103,7 +103,7 @@ def test_an_edit_of_the_order_replaces_schedulers_and_nothing_else(edit: Json) -
 
 @pytest.mark.parametrize(
     "stated",
-    [{}, {"utility": "Equal", "etaPercent": 50, "patienceSeconds": 30, "drop": "Certain"}],
+    [{}, {"utility": "Equal", "etaPercent": 75, "patienceSeconds": 30, "drop": "Certain"}],
     ids=["empty", "all"],
 )
 def test_defaults_that_are_stated_restart_nothing(stated: Json) -> None:

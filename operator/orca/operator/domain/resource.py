@@ -160,7 +160,7 @@ class DeadlineSpec:
     """The rules of the order Deadline. It may be left out as a whole, so its defaults are those of the CRD."""
 
     utility: str = "Equal"
-    eta_percent: int = 50
+    eta_percent: int = 75
     patience_seconds: int = 30
     drop: str = "Certain"
 

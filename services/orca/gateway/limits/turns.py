@@ -2,8 +2,8 @@
 
 It is an estimate for admission alone, by the counts of the pool. Where these leave something open, it takes what lets
 the request run sooner. A request that is accepted and late costs little, because a claim ends it. One that is refused
-is lost. The rules and run times of the groups are not known here: it assumes utility `equal` and eta 1/2, and counts
-`max_tokens` as the length of an output.
+is lost. The rules and run times of the groups are not known here: it assumes their defaults, and counts `max_tokens` as
+the length of an output.
 """
 
 from bisect import bisect_right
@@ -21,8 +21,8 @@ _ORDER = ClaimOrder(rules=OrderRules(), free_prompt_tokens=1, total_prompt_token
 def requests_ahead(of: OrderClass, deadline_ms: float, stats: PoolStats) -> int:
     """Estimate how many requests are served before one that comes now.
 
-    Half of each step goes by utility per token and half by deadline. So the request has two ways to its turn, and takes
-    the shorter one. While those ahead of it on this way are served, as many others are served on the other one.
+    A share of each step, eta, goes by utility per token, and the rest of it by deadline. So the request has two ways to
+    its turn, and takes the shorter one. While those ahead of it on this way are served, others are served on the other.
 
     Args:
         of: its class.
@@ -41,8 +41,10 @@ def requests_ahead(of: OrderClass, deadline_ms: float, stats: PoolStats) -> int:
     rules = _ORDER.rules
     # A request with less utility than this does not go by its deadline.
     goes_by_deadline = utility * denser >= (1 - rules.eta) * utilities
-    ahead = min(denser, _sooner(deadline_ms, stats)) if goes_by_deadline else denser
-    return min(stats.queued, round(ahead / rules.eta))
+    ahead = denser / rules.eta
+    if goes_by_deadline:
+        ahead = min(ahead, _sooner(deadline_ms, stats) / (1 - rules.eta))
+    return min(stats.queued, round(ahead))
 
 
 def least_run_ms(request: Request, kind: DeadlineKind, least_step_ms: float) -> float:
