@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from orca.bench import main as bench
-from orca.bench.deadlines import table
+from orca.bench.deadlines import admission, table
+from orca.bench.deadlines.admission import admission_score, measure_admission
 from orca.bench.deadlines.choices import OrderChoice, choices
 from orca.bench.deadlines.compare import Comparison, ComparisonPlan, OrderScore, Surveyed, compare
 from orca.bench.deadlines.engines import SimulatedRuns
@@ -234,6 +235,32 @@ def test_waits_stand_beside_their_promises() -> None:
         waits_of(a_trace(requests[0]), DAS, before[:1], [outcome(requests[0], 1.0, error="HTTP 500: no")])
 
 
+def test_verdicts_stand_beside_what_became_of_the_requests() -> None:
+    requests = [TraceRequest(number, float(number), 1, 1, deadline_ms=1_000) for number in range(7)]
+    late = "ended with deadline_exceeded"
+    outcomes = [
+        outcome(requests[0], 0.5),  # due in the warm-up: it has a deadline, but one second counts for nothing
+        outcome(requests[1], 1.5),
+        outcome(requests[2], end_s=3.0, error=late),
+        outcome(requests[3], 3.5),
+        outcome(requests[4], end_s=5.0, error=late),
+        outcome(requests[5], 5.5),
+        outcome(requests[6], 6.5),  # due after the last arrival
+    ]
+    found = admission_score(DAS, 2.0, a_trace(*requests), outcomes, {"r3", "r4", "r6"})
+    assert (found.requests, found.refused, found.refused_in_time, found.accepted_late) == (5, 2, 1, 1)
+    shares = {each.what: each.value for each in admission.figures([found], {"model": "m"})}
+    assert shares == {"Calls that admission refuses": 40, "Refused, but in time": 20, "Accepted, but late": 20}
+
+
+def test_admission_by_arrival_refuses_calls_under_overload_alone() -> None:
+    plan = ComparisonPlan(mix=MIX, choices=[ARRIVAL], loads=[0.5, 3.0], requests=500, seeds=[0])
+    idle, full = measure_admission(small_runs(), plan, print)
+    assert (idle.refused, idle.accepted_late) == (0, 0)
+    assert 0 < full.refused < full.requests
+    assert full.refused_in_time < 0.1 * full.refused
+
+
 def test_the_command_simulates_and_shows_every_order(capsys: pytest.CaptureFixture[str]) -> None:
     words = "deadlines --engine simulated --requests 100 --seeds 1 --loads 2 --orders arrival,deadline --jobs 1"
     assert bench.main([*words.split(), "--max-batch-size", "1", "--stages", "1"]) == 0
@@ -256,7 +283,10 @@ def test_waits_of_patient_requests_are_shown(capsys: pytest.CaptureFixture[str])
     [
         ("--orders deadline,deadline", "--orders names an order twice"),
         ("--orders deadline --eta-percents 100", "eta must be above 0 and below 1"),
-        ("--engine real --fairness", "--fairness compares"),
+        ("--engine real --fairness", "--fairness runs on simulated stages"),
+        ("--engine real --admission", "--admission runs on simulated stages"),
+        ("--minutes 3", "--minutes is for --fairness"),
+        ("--admission --rates 3", "--rates is for --overhead"),
         ("--engine real --jobs 2", "--jobs is for --engine simulated"),
         ("--engine real --slots 64", "--slots is an option of the simulated engine"),
         ("--engine simulated --model DIR", "--model is for --engine real"),

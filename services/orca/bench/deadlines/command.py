@@ -4,12 +4,12 @@ import argparse
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from orca.bench import simulate
-from orca.bench.deadlines import compare, fairness, table
+from orca.bench.deadlines import admission, compare, fairness, overhead, table
 from orca.bench.deadlines.choices import OrderChoice, choices
 from orca.bench.deadlines.engines import OrcaRuns, OrderedRuns, SimulatedRuns
 from orca.bench.deadlines.workload import DeadlineMix
@@ -26,6 +26,12 @@ LOADS = (0.5, 1.0, 1.5, 2.0, 3.0)
 ENGINES = ("real", "simulated")
 REQUESTS = {"real": 800, "simulated": 3_000}
 SEEDS = {"real": 3, "simulated": 5}
+MINUTES = 10.0
+RATES = (50.0, 100.0, 200.0, 400.0, 800.0)
+SECONDS = 30.0
+ONLY_WITH = {"minutes": "fairness", "rates": "overhead", "seconds": "overhead"}
+"""Options that one way to run the bench has alone."""
+
 FAIRNESS_LOAD = 3.0
 FAIRNESS_REQUESTS = 1_000
 """Requests of the run that measures the capacity."""
@@ -34,7 +40,11 @@ FAIRNESS_REQUESTS = 1_000
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
-    add("--engine", choices=ENGINES, help="real starts `orca up` itself (real; with --fairness simulated)")
+    add(
+        "--engine",
+        choices=ENGINES,
+        help="real starts `orca up` itself (real; simulated with --fairness, --admission, --overhead)",
+    )
     add_model_options(parser)
     add("--preset", choices=tuple(PRESETS), default="small", help="lengths of the requests (%(default)s)")
     add("--max-batch-size", type=positive(int), default=16, metavar="N", help="requests in a batch (%(default)s)")
@@ -53,10 +63,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=positive(int), metavar="N", help=seeds)
     jobs = f"processes that simulate (as many as processors: {_processors()})"
     add("--jobs", type=positive(int), metavar="N", help=jobs)
+    instead = parser.add_mutually_exclusive_group()
     waits = "instead: longest waits at 3 times the capacity, with long requests and some without a deadline; simulated"
-    add("--fairness", action="store_true", help=waits)
-    minutes = "with --fairness: virtual minutes in which requests arrive (%(default)g)"
-    add("--minutes", type=positive(float), default=10.0, metavar="N", help=minutes)
+    instead.add_argument("--fairness", action="store_true", help=waits)
+    minutes = "with --fairness: virtual minutes in which requests arrive (10)"
+    add("--minutes", type=positive(float), metavar="N", help=minutes)
+    verdicts = "instead: how often a gateway is wrong that refuses calls for their deadlines; simulated"
+    instead.add_argument("--admission", action="store_true", help=verdicts)
+    ratio = "instead: time of claims in Redis beside the time of steps (TCB, Figure 16); simulated stages in real time"
+    instead.add_argument("--overhead", action="store_true", help=ratio)
+    rates = "with --overhead: arrivals per second (50,100,200,400,800)"
+    add("--rates", type=comma_separated(positive(float)), metavar="X,Y", help=rates)
+    seconds = "with --overhead: seconds of each run (30)"
+    add("--seconds", type=positive(float), metavar="N", help=seconds)
     simulate.add_engine_options(parser)
     add_output_options(parser, can_plot=False)
 
@@ -75,15 +94,19 @@ def _order(text: str) -> Order:
 def act(options: argparse.Namespace, up_options: Sequence[str]) -> int | None:
     """Compare the orders. Raises: SettingError, ModelError, OrcaError."""
     chosen = _choices(options)
-    engine = options.engine or ("simulated" if options.fairness else "real")
+    instead = next((name for name in INSTEAD if getattr(options, name)), None)
+    for option, name in ONLY_WITH.items():
+        if getattr(options, option) is not None and instead != name:
+            raise SettingError(f"--{option} is for --{name}")
+    engine = options.engine or ("real" if instead is None else "simulated")
     if engine == "simulated":
         _refuse_for_simulated(options, up_options)
     else:
-        _refuse_for_real(options)
-    if options.fairness:
-        _fairness(options, chosen)
-    else:
+        _refuse_for_real(options, instead)
+    if instead is None:
         _compare(options, engine, chosen, up_options)
+    else:
+        INSTEAD[instead](options, chosen)
     return None
 
 
@@ -110,10 +133,10 @@ def _refuse_for_simulated(options: argparse.Namespace, up_options: Sequence[str]
         raise SettingError("--model is for --engine real; --simulate names a simulated engine")
 
 
-def _refuse_for_real(options: argparse.Namespace) -> None:
+def _refuse_for_real(options: argparse.Namespace, instead: str | None) -> None:
     simulate.refuse_engine_options(options)
-    if options.fairness:
-        raise SettingError("--fairness compares the waits of one request under two orders, so it needs virtual time")
+    if instead is not None:
+        raise SettingError(f"--{instead} runs on simulated stages: leave --engine out")
     if options.jobs is not None:
         raise SettingError("--jobs is for --engine simulated: real runs must have the machine for themselves")
 
@@ -121,13 +144,7 @@ def _refuse_for_real(options: argparse.Namespace) -> None:
 def _compare(
     options: argparse.Namespace, engine: str, chosen: Sequence[OrderChoice], up_options: Sequence[str]
 ) -> None:
-    plan = compare.ComparisonPlan(
-        mix=_mix(options),
-        choices=chosen,
-        loads=options.loads,
-        requests=options.requests or REQUESTS[engine],
-        seeds=range(options.seeds or SEEDS[engine]),
-    )
+    plan = _plan(options, engine, chosen)
     jobs = (options.jobs or _processors()) if engine == "simulated" else 1
     content, found = {}, []
     with _engines(options, engine, up_options) as engines:
@@ -142,12 +159,41 @@ def _compare(
     write_figures(options, found, device="virtual time" if engine == "simulated" else None)
 
 
+def _plan(options: argparse.Namespace, engine: str, chosen: Sequence[OrderChoice]) -> compare.ComparisonPlan:
+    return compare.ComparisonPlan(
+        mix=_mix(options),
+        choices=chosen,
+        loads=options.loads,
+        requests=options.requests or REQUESTS[engine],
+        seeds=range(options.seeds or SEEDS[engine]),
+    )
+
+
+def _admission(options: argparse.Namespace, chosen: Sequence[OrderChoice]) -> None:
+    scores = admission.measure_admission(_simulated(options), _plan(options, "simulated", chosen), report)
+    print("\n".join(admission.lines(scores)))
+    write_json(options.json, [asdict(each) for each in scores])
+    found = admission.figures(scores, _settings(options, "simulated", _simulated_name(options)))
+    write_figures(options, found, device="virtual time")
+
+
+def _overhead(options: argparse.Namespace, chosen: Sequence[OrderChoice]) -> None:
+    plan = overhead.OverheadPlan(
+        mix=_mix(options), choices=chosen, rates=options.rates or RATES, seconds=options.seconds or SECONDS
+    )
+    found = overhead.measure_overhead(_simulated(options), plan, report)
+    print("\n".join(overhead.lines(found)))
+    write_json(options.json, [asdict(each) for each in found])
+    settings = _settings(options, "simulated", _simulated_name(options)) | {"engine": None}
+    write_figures(options, overhead.figures(found, settings))
+
+
 def _fairness(options: argparse.Namespace, chosen: Sequence[OrderChoice]) -> None:
     plan = fairness.FairnessPlan(
         mix=_mix(options, without_deadline=fairness.WITHOUT_DEADLINE, long=fairness.LONG),
         choices=[choice for choice in chosen if choice.order is not Order.ARRIVAL],
         load=FAIRNESS_LOAD,
-        seconds=60 * options.minutes,
+        seconds=60 * (options.minutes or MINUTES),
         requests=options.requests or FAIRNESS_REQUESTS,
         seed=0,
     )
@@ -212,3 +258,7 @@ def _settings(options: argparse.Namespace, engine: str, model: str) -> dict[str,
         "drop": None if options.drop is Drop.CERTAIN else options.drop.value,
         "patience_s": None if options.patience_s == 30 else options.patience_s,
     }
+
+
+INSTEAD = {"fairness": _fairness, "admission": _admission, "overhead": _overhead}
+"""Runs other than a comparison of orders, by the names of their options."""

@@ -37,15 +37,8 @@ def score(trace: Trace, outcomes: Sequence[RequestOutcome]) -> DeadlineScore:
 
     Raises: OrcaError if no deadline lies in the time that counts, or a request failed for another cause than `MISSES`.
     """
-    end_s = trace.requests[-1].arrival_s
-    begin_s = max((request.deadline_ms or 0) for request in trace.requests) / 1000
-    counted = [
-        (request, outcome)
-        for request, outcome in zip(trace.requests, outcomes, strict=True)
-        if request.deadline_ms is not None and begin_s <= due_s(request) < end_s
-    ]
-    if not counted:
-        raise OrcaError(f"no deadline lies between the seconds {begin_s:.1f} and {end_s:.1f}: use more requests")
+    begin_s, end_s = counted_s(trace)
+    counted = counted_requests(trace, outcomes)
     answers = [outcome for request, outcome in counted if is_in_time(request, outcome)]
     firsts = sorted(outcome.token_s[0] - outcome.arrival_s for _, outcome in counted if outcome.token_s)
     tokens = sum(len(outcome.token_s) for _, outcome in counted)
@@ -61,6 +54,24 @@ def score(trace: Trace, outcomes: Sequence[RequestOutcome]) -> DeadlineScore:
         late_tokens=1 - sum(each.new_tokens for each in answers) / tokens if tokens else 0.0,
         misses=dict(misses),
     )
+
+
+def counted_s(trace: Trace) -> tuple[float, float]:
+    """Return the time that counts: from the end of the warm-up until the last arrival."""
+    return max((request.deadline_ms or 0) for request in trace.requests) / 1000, trace.requests[-1].arrival_s
+
+
+def counted_requests(trace: Trace, outcomes: Sequence[RequestOutcome]) -> list[tuple[TraceRequest, RequestOutcome]]:
+    """Return the requests whose deadlines lie in the time that counts. Raises: OrcaError if there are none."""
+    begin_s, end_s = counted_s(trace)
+    counted = [
+        (request, outcome)
+        for request, outcome in zip(trace.requests, outcomes, strict=True)
+        if request.deadline_ms is not None and begin_s <= due_s(request) < end_s
+    ]
+    if not counted:
+        raise OrcaError(f"no deadline lies between the seconds {begin_s:.1f} and {end_s:.1f}: use more requests")
+    return counted
 
 
 def due_s(request: TraceRequest) -> float:

@@ -5,7 +5,7 @@ contains it is done, because a gateway may read it from then on.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -15,6 +15,7 @@ from orca.core.domain.errors import SettingError
 from orca.core.domain.request import End, FinishReason, Request
 from orca.planner.simulate.outcomes import RequestOutcome, RunReport, summarise
 from orca.planner.workload.trace import GREEDY, Trace, TraceRequest
+from orca.pool.api import RequestPool
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.memory.state import PoolClock, PoolState, RequestRecord
 from orca.pool.order.order_rules import OrderRules
@@ -31,6 +32,9 @@ from orca.scheduler.policy.cycle import CycleControls
 from orca.scheduler.policy.policies import policy_of
 from orca.scheduler.policy.policy import Policy
 from orca.scheduler.policy.request_level import RequestLevelPolicy
+
+OnArrival = Callable[[RequestPool, Request], Awaitable[None]]
+"""Sees the pool and a request that comes now. Its waits are those of the run."""
 
 CALLER = Caller(group="simulated", process="simulated-1", revision="simulated")
 
@@ -62,11 +66,13 @@ class Simulation:
         observer: Observer | None = None,
         stage_times: list[StageTime] | None = None,
         is_over: asyncio.Event | None = None,
+        on_arrival: OnArrival | None = None,
     ) -> list[RequestOutcome]:
         """Run one trace.
 
         Args:
             stage_times: takes the time of each step on each stage.
+            on_arrival: is called before each submission.
             is_over: ends the run when it is set, at the latest when all requests have ended. A request without an end
                 then has an infinite `end_s`, and the tokens that it has got.
         Returns: an outcome per request, in order of arrival.
@@ -91,7 +97,7 @@ class Simulation:
         engine = SimulatedEngine(self.shape, cost=self.cost, host_us=self.host_us)
         engine.stage_times = stage_times
         is_over = is_over or asyncio.Event()
-        return virtual_time.run(self._run(chosen, engine, choices, trace, observer or Observer(), is_over))
+        return virtual_time.run(self._run(chosen, engine, choices, trace, observer or Observer(), is_over, on_arrival))
 
     async def _run(
         self,
@@ -101,6 +107,7 @@ class Simulation:
         trace: Trace,
         observer: Observer,
         is_over: asyncio.Event,
+        on_arrival: OnArrival | None,
     ) -> list[RequestOutcome]:
         pool = WatchedPool(len(trace.requests), is_over)
         orders = None if self.rules is None else ClaimOrders(self.rules)
@@ -121,7 +128,8 @@ class Simulation:
             await pool.is_served.wait()
             start_s = asyncio.get_running_loop().time()
             for request in trace.requests:
-                tasks.create_task(_submit_on_time(pool, self._request(request), start_s + request.arrival_s))
+                due_s = start_s + request.arrival_s
+                tasks.create_task(_submit_on_time(pool, self._request(request), due_s, on_arrival))
             await is_over.wait()
             scheduler.stop()
         return [
@@ -204,9 +212,11 @@ class _WatchedState(PoolState):
         self._on_end(record.request.parent, end)
 
 
-async def _submit_on_time(pool: WatchedPool, request: Request, due_s: float) -> None:
+async def _submit_on_time(pool: WatchedPool, request: Request, due_s: float, on_arrival: OnArrival | None) -> None:
     """Submit a request when it is due, as a gateway would."""
     await asyncio.sleep(due_s - asyncio.get_running_loop().time())
+    if on_arrival is not None:
+        await on_arrival(pool, request)
     await pool.submit(
         Submission(parent=request.parent, requests=(request,), reader="client", on_disconnect=OnDisconnect.KEEP)
     )
