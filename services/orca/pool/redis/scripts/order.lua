@@ -69,7 +69,7 @@ local function classes_of(revision, counts, order)
         name = name, kind = kind, key = waiting_class_key(revision, name), utility = utility,
         density = utility / (order.prompt_cost * middle_of(prompt) + expected), own_ms = own_ms,
         expected_ms = expected_ms, least_tokens = lower_bound(prompt),
-        least_total = lower_bound(prompt) + lower_bound(output),
+        least_total = lower_bound(prompt) + lower_bound(output), most_fewest = longest_of(fewest),
         rank = rank_of(priority, prompt, output, fewest, kind),
       }
     end
@@ -182,27 +182,40 @@ local function shared_least_step(revision, own_ms)
   return own_ms > 0 and known or 0
 end
 
--- Ends what is too late: at most so many requests a claim, those with the soonest deadlines of each class first.
+-- Returns the time before its deadline within which a request of the class may be too late.
+local function late_within_ms(class, order, least_step_ms)
+  if class.kind == 'none' or class.own_ms <= 0 then return 0 end
+  if order.drop == 'expected' then return class.expected_ms end
+  return math.min(class.own_ms, least_step_ms * (class.kind == 'first' and 1 or class.most_fewest))
+end
+
+-- Ends what is too late: a claim looks at a bounded number of requests, those with the soonest deadlines of all classes.
 local function drop_late(revision, classes, order)
   local least_step_ms = shared_least_step(revision, order.least_step_ms)
-  local left = order.drop == 'never' and 0 or DROPS_MAX
+  if order.drop == 'never' then return end
+  local readers = {}
   for _, class in ipairs(classes) do
-    if left <= 0 then return end
-    local late = {}
-    if class.kind ~= 'none' and class.own_ms > 0 then
-      local bound = '(' .. score_text(wall + class.own_ms)
-      late = call('ZRANGEBYSCORE', class.key, '(' .. wall, bound, 'LIMIT', 0, left)
+    local within_ms = late_within_ms(class, order, least_step_ms)
+    if within_ms > 0 then
+      readers[#readers + 1] = reader_of(class, '(' .. wall, '(' .. score_text(wall + within_ms), 0)
     end
-    for _, member in ipairs(late) do
-      left = left - 1
-      local r = load(string.match(member, '^%d+ (.*)$'))
-      if r and r.state ~= 'queued' then r = nil end
-      local least_ms = class.expected_ms
-      if r and order.drop == 'certain' then
-        local steps = class.kind == 'first' and 1 or math.max(1, (r.fewest or 1) - call('XLEN', log_key(r.id)))
-        least_ms = least_step_ms * steps
+  end
+  -- Readers count places, so nothing ends before all have been read.
+  local next_late, found = by_window(readers), {}
+  for i = 1, DROPS_MAX do
+    found[i] = next_late()
+    if not found[i] then break end
+    found[i].is_done = true
+  end
+  for _, item in ipairs(found) do
+    local r = load(item.id)
+    if r and r.state == 'queued' then
+      local least_ms = item.class.expected_ms
+      if order.drop == 'certain' then
+        local steps = math.max(1, (r.fewest or 1) - call('XLEN', log_key(r.id)))
+        least_ms = least_step_ms * (item.class.kind == 'first' and 1 or steps)
       end
-      if r and wall + least_ms > tonumber(r.deadline) then end_request(r, 'deadline_exceeded', LATE) end
+      if wall + least_ms > tonumber(r.deadline) then end_request(r, 'deadline_exceeded', LATE) end
     end
   end
 end
