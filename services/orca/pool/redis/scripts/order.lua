@@ -26,19 +26,35 @@ local function order_of_claim(from)
   return order
 end
 
--- Builds the index of a revision with the first claim by an order, and again if it does not count what waits: a part that
--- does not know it has queued or claimed something. Returns the hash of the classes and their counts, as pairs.
-local function keep_index(revision)
-  local counts, indexed = call('HGETALL', classes_key(revision)), 0
-  for i = 2, #counts, 2 do indexed = indexed + counts[i] end
-  if #counts > 0 and indexed == call('ZCARD', q_key(revision)) then return counts end
-  drop_index(revision)
-  local unreadable = 0
-  for _, id in ipairs(call('ZRANGE', q_key(revision), 0, -1)) do
-    local r = load(id)
+-- Builds the next part of the index of a revision if it is not whole, from the oldest request on. It begins again if the
+-- index does not count what waits: a part that does not know it has queued or claimed something. It also does so if this
+-- release may read what the builder could not.
+-- Args: most: requests that the claim may take; the index gets at least as many.
+-- Returns the hash of the classes and their counts, as pairs.
+local function keep_index(revision, most)
+  local counts, indexed, built = call('HGETALL', classes_key(revision)), 0, ''
+  for i = 1, #counts, 2 do
+    if counts[i] == '' then built = counts[i + 1] else indexed = indexed + counts[i + 1] end
+  end
+  local unreadable, newest, last = string.match(built, '^(%d+) (%d+) (%S+)$')
+  if last == 'inf' then
+    local is_readable_now = unreadable ~= '0' and tonumber(newest) < SCHEMA_NEWEST
+    if indexed + unreadable == call('ZCARD', q_key(revision)) and not is_readable_now then return counts end
+    last = nil
+  end
+  if not last then
+    drop_index(revision)
+    unreadable, newest, last = 0, SCHEMA_NEWEST, 0
+  end
+  local size = math.max(INDEXED_AT_ONCE, most)
+  local found = call('ZRANGEBYSCORE', q_key(revision), '(' .. last, '+inf', 'WITHSCORES', 'LIMIT', 0, size)
+  for i = 1, #found, 2 do
+    local r = load(found[i])
     if r then put_in_index(r) else unreadable = unreadable + 1 end
   end
-  call('HSET', classes_key(revision), '', unreadable)
+  last = #found == 2 * size and found[#found] or 'inf'
+  newest = math.min(newest, SCHEMA_NEWEST)
+  call('HSET', classes_key(revision), '', string.format('%d %d %s', unreadable, newest, last))
   return call('HGETALL', classes_key(revision))
 end
 

@@ -1,8 +1,14 @@
 -- The index of waiting requests by order class (order/order_class.py). Only revisions whose groups claim by an order have
--- one: the first such claim builds it. Then the hash `classes` has the field '', the number of waiting requests that this
--- release could not read then, and every script that queues a request or takes it out of the queue keeps the index.
+-- one: such claims build it, from the oldest request on, a bounded number with each. From the first of them on the hash
+-- `classes` has the field '', and every script that queues a request or takes it out of the queue keeps the index. The
+-- field is "<unreadable> <newest> <arrival>": the number of waiting requests that the builder could not read, the newest
+-- schema number of that release, and the arrival up to which the index is built, 'inf' if it is whole.
 
 local function has_index(revision) return redis.call('HEXISTS', classes_key(revision), '') == 1 end
+
+local function has_whole_index(revision)
+  return string.find(redis.call('HGET', classes_key(revision), '') or '', ' inf$') ~= nil
+end
 
 local function waiting_class_key(revision, class) return waiting_key(revision .. '/' .. class) end
 
@@ -14,10 +20,12 @@ local function place_in_index(r)
   return class_of(r), r.deadline or r.submitted_ms, string.format('%016d %s', r.arrival, r.id)
 end
 
+-- Puts a request at its place; harmless if it is there: a request that came while the index is built is in it before.
 local function put_in_index(r)
   local class, score, member = place_in_index(r)
-  redis.call('ZADD', waiting_class_key(r.revision, class), score, member)
-  redis.call('HINCRBY', classes_key(r.revision), class, 1)
+  if redis.call('ZADD', waiting_class_key(r.revision, class), score, member) == 1 then
+    redis.call('HINCRBY', classes_key(r.revision), class, 1)
+  end
 end
 
 local function add_to_index(r)
