@@ -23,7 +23,7 @@ Check = Callable[..., Awaitable[None]]
 async def check(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Check]:
     """Runs the history of a seed on a twin of a class and on a Redis of each kind."""
     clock = SetClock(tmp_path, request.param)
-    with EmbeddedRedis(tmp_path / "redis", binary=clock.binary) as server:
+    with EmbeddedRedis(tmp_path / "redis", binary=clock.binary, fsync="no") as server:
 
         async def run(
             seed: int, twin_class: type[MemoryPool] = MemoryPool, *, steps: int = STEPS, crowds: int = 0

@@ -67,8 +67,9 @@ class History:
         self.requests: list[str] = []
         self.names = 0
         self.has_targets = self.numbers.random() < 0.2
-        # A new index leaves out what is not readable, and only Redis loses places. So a history has one of the two.
-        self.loses_places = self.numbers.random() < 0.5
+        # Only the index in Redis loses places, and is built again. It equals that of the twin if one claim builds it,
+        # and if nothing is unreadable.
+        self.loses_places = self.numbers.random() < 0.5 and not crowds
 
     async def run(self, steps: int) -> None:
         """Draw steps, then end all that is left. Raises: Difference."""
