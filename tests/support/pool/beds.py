@@ -260,7 +260,7 @@ class RedisBed(Bed):
     async def _recount_index(self, revision: str) -> None:
         """Assert that the index of a revision has exactly its waiting requests, and their deadlines.
 
-        While it is built, it has those up to an arrival, and some of those that came later.
+        While it is built, it has those up to an arrival.
         """
         counts = await self.redis.hgetall(self.keys.named("classes", revision))
         last = float(counts.pop(b"").split()[-1])  # arrival up to which it is built
@@ -273,7 +273,7 @@ class RedisBed(Bed):
         queue = await self.redis.zrange(self.keys.named("q", revision), 0, -1, withscores=True)
         expected: dict[str, float] = {}
         for name, arrival in queue:
-            if arrival > last and name.decode() not in found:
+            if arrival > last:
                 continue
             record = await self.redis.hmget(self.keys.named("req", name.decode()), "deadline", "submitted_ms")
             expected[name.decode()] = float(record[0] or record[1])

@@ -78,6 +78,7 @@ class MemoryPool(RequestPool):
 
     state_class = PoolState
     ordered_claim_class = OrderedClaim
+    indexed_at_once = INDEXED_AT_ONCE
 
     def __init__(self, clock: PoolClock, settings: PoolSettings | None = None, schemas: Schemas = SCHEMAS) -> None:
         self.settings = settings or PoolSettings()
@@ -441,7 +442,7 @@ class MemoryPool(RequestPool):
         Args: most: requests that the claim may take; the index gets at least as many.
         """
         state, queue = self.state, self.state.queue(revision)
-        index, size = state.waiting.of(revision), max(INDEXED_AT_ONCE, most)
+        index, size = state.waiting.of(revision), max(self.indexed_at_once, most)
         if index.is_whole:
             return index
         begin = bisect_right(queue, index.built_to, key=itemgetter(0))

@@ -31,7 +31,9 @@ class WaitingIndex:
     def __init__(self, least_step_ms: float = 0.0) -> None:
         self._classes: dict[OrderClass, list[WaitingPlace]] = {}  # sorted
         self._places: dict[str, tuple[OrderClass, WaitingPlace]] = {}  # by request
-        self.built_to = 0.0  # arrival up to which claims have built it; infinite if it is whole
+        self.built_to = (
+            0.0  # arrival up to which claims have built it, later ones are not in it; infinite if it is whole
+        )
         self.least_step_ms = least_step_ms  # the fastest step that a group of the revision has seen; 0 while none has
 
     def __iter__(self) -> Iterator[OrderClass]:
@@ -52,9 +54,6 @@ class WaitingIndex:
         return self.built_to == inf
 
     def add(self, of: OrderClass, place: WaitingPlace) -> None:
-        """Add a request; harmless if it is there: one that came while the index is built is in it before."""
-        if place.id in self._places:
-            return
         self._places[place.id] = of, place
         insort(self._classes.setdefault(of, []), place)
 
@@ -105,13 +104,14 @@ class WaitingIndexes:
         self.indexes.clear()
 
     def add(self, request: Request, deadline_ms: int | None, logged: int) -> None:
-        """Add a queued request, if its revision has an index.
+        """Add a queued request, if its revision has an index that is built up to its arrival.
 
         Args:
             deadline_ms: the one in force, wall clock.
             logged: tokens that it has from earlier claims.
         """
-        if (index := self.indexes.get(request.revision)) is not None:
+        index = self.indexes.get(request.revision)
+        if index is not None and request.arrival <= index.built_to:
             index.add(*place_of(request, deadline_ms, logged))
 
     def remove(self, request: Request) -> None:

@@ -2,13 +2,17 @@
 -- one: such claims build it, from the oldest request on, a bounded number with each. From the first of them on the hash
 -- `classes` has the field '', and every script that queues a request or takes it out of the queue keeps the index. The
 -- field is "<unreadable> <newest> <arrival>": the number of waiting requests that the builder could not read, the newest
--- schema number of that release, and the arrival up to which the index is built, 'inf' if it is whole.
+-- schema number of that release, and the arrival up to which the index is built, 'inf' if it is whole. What came later is
+-- not in it yet.
 
-local function has_index(revision) return redis.call('HEXISTS', classes_key(revision), '') == 1 end
-
-local function has_whole_index(revision)
-  return string.find(redis.call('HGET', classes_key(revision), '') or '', ' inf$') ~= nil
+-- Returns the arrival up to which the index of a revision is built, nil if it has none.
+local function indexed_to(revision)
+  local arrival = string.match(redis.call('HGET', classes_key(revision), '') or '', ' (%S+)$')
+  return arrival == 'inf' and math.huge or tonumber(arrival)
 end
+
+local function has_index(revision) return indexed_to(revision) ~= nil end
+local function has_whole_index(revision) return indexed_to(revision) == math.huge end
 
 local function waiting_class_key(revision, class) return waiting_key(revision .. '/' .. class) end
 
@@ -20,16 +24,14 @@ local function place_in_index(r)
   return class_of(r), r.deadline or r.submitted_ms, string.format('%016d %s', r.arrival, r.id)
 end
 
--- Puts a request at its place; harmless if it is there: a request that came while the index is built is in it before.
 local function put_in_index(r)
   local class, score, member = place_in_index(r)
-  if redis.call('ZADD', waiting_class_key(r.revision, class), score, member) == 1 then
-    redis.call('HINCRBY', classes_key(r.revision), class, 1)
-  end
+  redis.call('ZADD', waiting_class_key(r.revision, class), score, member)
+  redis.call('HINCRBY', classes_key(r.revision), class, 1)
 end
 
 local function add_to_index(r)
-  if has_index(r.revision) then put_in_index(r) end
+  if tonumber(r.arrival) <= (indexed_to(r.revision) or 0) then put_in_index(r) end
 end
 
 local function take_from_class(revision, class, member)
