@@ -40,6 +40,11 @@ CALL_MS_MAX = 600_000
 
 SUBMITTED_AT_ONCE = 64
 
+ALONE = 10_000
+"""Most requests of calls with one choice, whose memory is measured. The others come as calls of many choices."""
+
+CHOICES = 100
+
 
 @dataclass(frozen=True, slots=True)
 class ClaimTime:
@@ -48,7 +53,7 @@ class ClaimTime:
     order: str
     taken: int
     caller_us: float  # median
-    server_us: float  # mean of the server's own time
+    server_us: float  # mean processor time of the server
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +68,24 @@ class LevelFigures:
     index_bytes: float  # the same for the index
 
 
-def submission(number: int) -> Submission:
-    """Return a request of mixed lengths. Every second one has a deadline, which no run of this bench reaches."""
+def submission(number: int, choices: int = 1) -> Submission:
+    """Return requests of mixed lengths. Every second one has a deadline, which no run of this bench reaches."""
+    parent = f"cmpl-{number:032x}"
+    requests = tuple(_request(parent, choice, number + choice) for choice in range(choices))
+    render = '{"kind":"chat","model":"m","created":1700000000,"stream":true}'
+    return Submission(parent=parent, requests=requests, reader="g1/1", on_disconnect=OnDisconnect.KEEP, render=render)
+
+
+def _request(parent: str, choice: int, number: int) -> Request:
     numbers = Random(number)
-    request = Request(
-        parent=f"cmpl-{number:032x}",
-        choice=0,
+    return Request(
+        parent=parent,
+        choice=choice,
         revision=CALLER.revision,
         prompt=tuple(numbers.choices(range(32_000), k=numbers.randint(16, 128))),
         max_new_tokens=numbers.randint(1, 64),
         sampling=SamplingParams(),
         deadline_ms=None if number % 2 else 10**8 + numbers.randrange(10**8),
-    )
-    render = '{"kind":"chat","model":"m","created":1700000000,"stream":true}'
-    return Submission(
-        parent=request.parent, requests=(request,), reader="g1/1", on_disconnect=OnDisconnect.KEEP, render=render
     )
 
 
@@ -114,10 +122,13 @@ async def _measure_claims(pool: RedisPool, redis: Redis, waiting: int) -> LevelF
         class_of(each.requests[0], DeadlineKind.END if each.requests[0].deadline_ms else DeadlineKind.NONE)
         for each in submissions
     }
-    for start in range(0, waiting, SUBMITTED_AT_ONCE):
-        numbers = range(start, min(start + SUBMITTED_AT_ONCE, waiting))
+    alone = min(waiting, ALONE)
+    for start in range(0, alone, SUBMITTED_AT_ONCE):
+        numbers = range(start, min(start + SUBMITTED_AT_ONCE, alone))
         await asyncio.gather(*(pool.submit(submission(number)) for number in numbers))
     full = await _used_bytes(redis)
+    for start in range(alone, waiting, CHOICES):
+        await pool.submit(submission(start, min(CHOICES, waiting - start)))
     claims = [await _time_claims(pool, redis, calls, "arrival", None, *batch) for batch in BATCHES]
     before, left = await _used_bytes(redis), (await pool.stats()).queued
     build_ms = await _build_index(pool, calls)
@@ -128,7 +139,7 @@ async def _measure_claims(pool: RedisPool, redis: Redis, waiting: int) -> LevelF
         classes=len(classes),
         claims=claims,
         build_ms=build_ms,
-        request_bytes=(full - empty) / waiting,
+        request_bytes=(full - empty) / alone,
         index_bytes=(indexed - before) / (left - len(build_ms)),
     )
 
@@ -152,16 +163,21 @@ async def _time_claims(
     most: int,
     times: int,
 ) -> ClaimTime:
-    await redis.config_resetstat()
-    took_s = []
+    took_s, before_us = [], await _processor_us(redis)
     for _ in range(times):
         start_s = time.perf_counter()
         answer = await pool.claim(CALLER, next(calls), most=most, order=order, **SLOTS)
         took_s.append(time.perf_counter() - start_s)
         assert len(answer.claimed) == most, "a claim found fewer requests than wait"
         assert answer.is_by_order == (order is not None), "the pool claims by another order"
-    evalsha = (await redis.info("commandstats"))["cmdstat_evalsha"]
-    return ClaimTime(name, most, 1e6 * statistics.median(took_s), evalsha["usec_per_call"])
+    server_us = (await _processor_us(redis) - before_us) / times
+    return ClaimTime(name, most, 1e6 * statistics.median(took_s), server_us)
+
+
+async def _processor_us(redis: Redis) -> float:
+    """Return the processor time of the server's main thread so far. It does not count waits for a processor."""
+    found = await redis.info("cpu")
+    return 1e6 * float(found["used_cpu_user_main_thread"] + found["used_cpu_sys_main_thread"])
 
 
 async def _used_bytes(redis: Redis) -> int:
