@@ -143,12 +143,17 @@ class RollingSystem(System):
         output, _ = await process.communicate()
         return output.decode().strip()
 
-    def _start(self, name: str, release: Release, *, has_predecessor: bool = False) -> subprocess.Popen[bytes]:
+    def command(self, name: str, release: Release, *, has_predecessor: bool = False) -> list[str]:
+        """Return the command of a part as a release."""
         command = self.layout.command(name)
         if has_predecessor and name.startswith("scheduler"):
             command.append("--predecessor-exited")
         if release == self.releases.after and name.startswith("scheduler"):
             command += self.order
+        return command
+
+    def _start(self, name: str, release: Release, *, has_predecessor: bool = False) -> subprocess.Popen[bytes]:
+        command = self.command(name, release, has_predecessor=has_predecessor)
         # Parts must not outlive a killed checker.
         leash = [setpriv, "--pdeathsig", "KILL"] if (setpriv := shutil.which("setpriv")) else []
         with self.log_of(name).open("ab") as log:
