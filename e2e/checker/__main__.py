@@ -144,7 +144,8 @@ def _system(arguments: argparse.Namespace, folder: Path, model_type: str) -> Sys
             for release in (releases.before, releases.after):
                 release.check_model(model_type)
             print(f"from {before}, schemas {releases.before.schemas}, to {after.revision}, {after.schemas}", flush=True)
-            return partial(RollingSystem, releases=releases)
+            order = ("--order", arguments.order, "--drop", "never") if arguments.order else ()
+            return partial(RollingSystem, releases=releases, order=order)
     return System
 
 
@@ -213,6 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--after", metavar="REV", help="git revision of the new release (the working tree)")
     add("--kills", type=int, default=1, metavar="N", help="kills per gateway and group that changes (%(default)s)")
     add("--no-rollback", action="store_true", help="upgrade only")
+    add("--order", metavar="ORDER", help="order of claims of the new release's schedulers (arrival)")
     for command in (kills, freezes, points, leavers, soak, partitions, releases):
         _add_run(command)
     again = commands.add_parser("judge", help="judge a stored history")

@@ -55,11 +55,21 @@ class RollingSystem(System):
     """
 
     def __init__(
-        self, folder: Path, flags: Sequence[str], *, releases: Releases, environment: dict[str, str] | None = None
+        self,
+        folder: Path,
+        flags: Sequence[str],
+        *,
+        releases: Releases,
+        order: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
     ) -> None:
-        """Args: flags: `--model DIR --dtype float32`; other options of `orca up` have no effect here."""
+        """Args:
+        flags: `--model DIR --dtype float32`; other options of `orca up` have no effect here.
+        order: options of the new release's schedulers.
+        """
         super().__init__(folder, flags, environment=environment)
         self.releases = releases
+        self.order = order
         self.layout = Layout(Path(model_of(flags)), folder)
         # A new pool has the newest number of the first release that calls it.
         self.takes_grammars = releases.before.schemas[1] >= SCHEMA_OF_GRAMMARS
@@ -133,10 +143,17 @@ class RollingSystem(System):
         output, _ = await process.communicate()
         return output.decode().strip()
 
-    def _start(self, name: str, release: Release, *, has_predecessor: bool = False) -> subprocess.Popen[bytes]:
+    def command(self, name: str, release: Release, *, has_predecessor: bool = False) -> list[str]:
+        """Return the command of a part as a release."""
         command = self.layout.command(name)
         if has_predecessor and name.startswith("scheduler"):
             command.append("--predecessor-exited")
+        if release == self.releases.after and name.startswith("scheduler"):
+            command += self.order
+        return command
+
+    def _start(self, name: str, release: Release, *, has_predecessor: bool = False) -> subprocess.Popen[bytes]:
+        command = self.command(name, release, has_predecessor=has_predecessor)
         # Parts must not outlive a killed checker.
         leash = [setpriv, "--pdeathsig", "KILL"] if (setpriv := shutil.which("setpriv")) else []
         with self.log_of(name).open("ab") as log:

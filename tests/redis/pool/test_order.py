@@ -7,8 +7,19 @@ import pytest
 
 from orca.core.domain.request import End, FinishReason, SamplingParams
 from orca.pool.order.order_class import length_class
-from orca.pool.order.order_rules import LATE, ClaimOrder, Drop, Order, OrderRules, RunEstimates, Utility
+from orca.pool.order.order_rules import (
+    DROPS_MAX,
+    INDEXED_AT_ONCE,
+    LATE,
+    ClaimOrder,
+    Drop,
+    Order,
+    OrderRules,
+    RunEstimates,
+    Utility,
+)
 from orca.pool.records import OwnershipState
+from orca.pool.redis.pool import RedisPool
 from orca.pool.schemas import Schemas
 from support.pool.beds import REVISION, Bed, RedisBed, Scheduler, entry, submission
 
@@ -258,6 +269,56 @@ async def test_an_index_that_has_missed_something_is_built_again(redis_bed: Redi
     assert await names(scheduler, most=1, order=by()) == ["b"]
     assert await names(scheduler, order=by()) == []
     assert await names(scheduler, order=by()) == ["a"], "what was gone has left the index, so its count was wrong"
+
+
+async def test_claims_build_the_index_in_steps_from_the_oldest_on(bed: Bed) -> None:
+    (scheduler,) = await seated(bed)
+    await bed.pool.submit(submission("old", n=INDEXED_AT_ONCE, max_new_tokens=64))
+    await bed.pool.submit(submission("short", max_new_tokens=12))
+    assert await names(scheduler, most=1, order=by()) == ["old"], "the index has the oldest"
+    await bed.pool.submit(submission("shorter", max_new_tokens=4))
+    assert await names(scheduler, most=3, order=by()) == ["shorter", "short", "old"]
+
+
+async def test_counts_of_what_waits_are_published_when_the_index_is_whole(bed: Bed) -> None:
+    (scheduler,) = await seated(bed)
+    await bed.pool.submit(submission("a", n=INDEXED_AT_ONCE + 1))
+    await scheduler.ask(most=0, order=by())
+    assert (await bed.pool.stats()).by_order is None
+    await scheduler.ask(most=0, order=by())
+    assert sum((await bed.pool.stats()).by_order.classes.values()) == INDEXED_AT_ONCE + 1
+
+
+async def test_a_newer_release_claims_what_the_builder_of_the_index_could_not_read(redis_bed: RedisBed) -> None:
+    (scheduler,) = await seated(redis_bed)
+    await redis_bed.pool.submit(submission("newer"))
+    await redis_bed.pool.submit(submission("known"))
+    await redis_bed.set_record_schema("newer", 4)
+    assert await names(scheduler, order=by()) == ["known"]
+    redis_bed.pool = RedisPool(redis_bed.url, redis_bed.deployment, redis_bed.settings, Schemas(2, 4))
+    try:
+        assert await names(scheduler, order=by()) == ["newer"]
+    finally:
+        await redis_bed.pool.close()
+
+
+async def test_no_class_keeps_another_from_ending_what_is_too_late(bed: Bed) -> None:
+    (scheduler,) = await seated(bed)
+    # More short ones than a claim looks at: they may be late, but not for certain.
+    await bed.pool.submit(submission("short", n=DROPS_MAX + 1, max_new_tokens=16, deadline_ms=4_000))
+    await bed.pool.submit(submission("late", max_new_tokens=64, sampling=ENDLESS, deadline_ms=5_000))
+    await scheduler.ask(most=0, order=by(estimates=SLOW))
+    assert (await bed.pool.status("late.0")).end == End(FinishReason.DEADLINE_EXCEEDED, 0, detail=LATE)
+    assert (await bed.pool.status("short.0")).state is OwnershipState.QUEUED
+
+
+async def test_the_soonest_deadlines_of_all_classes_end_first(bed: Bed) -> None:
+    (scheduler,) = await seated(bed)
+    await bed.pool.submit(submission("many", n=DROPS_MAX, max_new_tokens=64, sampling=ENDLESS, deadline_ms=5_000))
+    await bed.pool.submit(submission("sooner", max_new_tokens=128, sampling=ENDLESS, deadline_ms=4_000))
+    answer = await scheduler.ask(most=0, order=by(estimates=SLOW))
+    assert answer.waiting == 1
+    assert (await bed.pool.status("sooner.0")).state is OwnershipState.ENDED
 
 
 async def test_no_deadline_and_no_estimate_drop_nothing(bed: Bed) -> None:

@@ -1,5 +1,7 @@
 """The order of a claim is that of DAS (scheduler/policy/das.py) on random queues, in the twin and in each Redis."""
 
+import asyncio
+
 import pytest
 
 from orca.pool.records import Submission
@@ -10,9 +12,8 @@ from support.pool.random_queues import BLOCK, by_das, random_queue
 async def claimed_by_order(bed: Bed, scheduler: Scheduler, seed: int) -> tuple[list[str], list[str]]:
     """Return what a claim takes from a random queue, and what DAS takes. The queue is empty afterwards."""
     queue = random_queue(seed, REVISION)
-    stored = []
-    for request in queue.requests:
-        stored += await bed.pool.submit(Submission(parent=request.parent, requests=(request,), reader="reader"))
+    submissions = [Submission(parent=each.parent, requests=(each,), reader="reader") for each in queue.requests]
+    stored = [each for accepted in await asyncio.gather(*map(bed.pool.submit, submissions)) for each in accepted]
     answer = await bed.pool.claim(
         scheduler.caller,
         scheduler.next_call(),
@@ -22,8 +23,7 @@ async def claimed_by_order(bed: Bed, scheduler: Scheduler, seed: int) -> tuple[l
         most=queue.most,
         order=queue.order,
     )
-    for request in queue.requests:
-        await bed.pool.forget(request.parent)
+    await asyncio.gather(*(bed.pool.forget(request.parent) for request in queue.requests))
     return [claimed.request.id for claimed in answer.claimed], by_das(queue, stored)
 
 

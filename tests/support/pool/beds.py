@@ -258,19 +258,23 @@ class RedisBed(Bed):
             await self._recount_index(key.decode().rpartition(":")[2])
 
     async def _recount_index(self, revision: str) -> None:
-        """Assert that the index of a revision has exactly its waiting requests, and their deadlines."""
+        """Assert that the index of a revision has exactly its waiting requests, and their deadlines.
+
+        While it is built, it has those up to an arrival.
+        """
         counts = await self.redis.hgetall(self.keys.named("classes", revision))
-        del counts[b""]
+        last = float(counts.pop(b"").split()[-1])  # arrival up to which it is built
         found: dict[str, float] = {}
         for of, count in counts.items():
-            places = await self.redis.zrange(
-                self.keys.named("waiting", f"{revision}/{of.decode()}"), 0, -1, withscores=True
-            )
+            waiting = self.keys.named("waiting", f"{revision}/{of.decode()}")
+            places = await self.redis.zrange(waiting, 0, -1, withscores=True)
             assert len(places) == int(count), of
             found |= {member.decode().partition(" ")[2]: score for member, score in places}
-        queue = await self.redis.zrange(self.keys.named("q", revision), 0, -1)
+        queue = await self.redis.zrange(self.keys.named("q", revision), 0, -1, withscores=True)
         expected: dict[str, float] = {}
-        for name in queue:
+        for name, arrival in queue:
+            if arrival > last:
+                continue
             record = await self.redis.hmget(self.keys.named("req", name.decode()), "deadline", "submitted_ms")
             expected[name.decode()] = float(record[0] or record[1])
         assert found == expected

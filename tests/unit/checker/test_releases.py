@@ -19,6 +19,7 @@ from checker.rules.verdict import judge, table
 from checker.systems.checkouts import Release, Releases
 from checker.systems.layout import GROUPS, PARTS, Layout, parts_of
 from checker.systems.ports import free_ports
+from checker.systems.rolling import RollingSystem
 from support.checker.history_builders import good_call, good_history
 
 
@@ -34,6 +35,17 @@ def test_a_part_keeps_its_address_and_gets_those_of_its_group(tmp_path: Path) ->
         stages = ",".join(layout.addresses[f"worker-{group}.{stage}"] for stage in (0, 1))
         assert stages in layout.command(f"scheduler-{group}")
         assert layout.addresses[f"worker-{group}.1"] in layout.command(f"worker-{group}.1")
+
+
+def test_only_schedulers_of_the_new_release_claim_by_an_order(tmp_path: Path) -> None:
+    releases = Releases(Release("one", tmp_path, (1, 2)), Release("two", tmp_path, (2, 3)))
+    order = ("--order", "deadline")
+    system = RollingSystem(tmp_path, ("--model", str(tmp_path)), releases=releases, order=order)
+    commands = {
+        (part, each): system.command(part, each) for part in PARTS for each in (releases.before, releases.after)
+    }
+    ordered = [key for key, command in commands.items() if command[-2:] == list(order)]
+    assert ordered == [(f"scheduler-{group}", releases.after) for group in GROUPS]
 
 
 def test_ports_differ_and_are_free() -> None:

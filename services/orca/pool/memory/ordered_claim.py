@@ -7,12 +7,12 @@ classes, and at the requests that come first in them.
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from math import ceil, inf
 
 from orca.core.domain.request import Request, slots_needed
 from orca.pool.memory.waiting_index import PlaceRange, WaitingIndex
-from orca.pool.order.order_class import DeadlineKind, OrderClass, fewest_tokens, lower_bound
+from orca.pool.order.order_class import DeadlineKind, OrderClass, fewest_tokens, longest_of, lower_bound
 from orca.pool.order.order_rules import DROPS_MAX, PASSED_MAX, ROUNDING, ClaimOrder, Drop
 
 
@@ -177,24 +177,31 @@ class OrderedClaim:
         return sorted(offers, key=lambda offer: (-offer.density, *_rank(offer.of)))
 
     def too_late(self) -> list[str]:
-        """Return the requests that end now."""
-        drop, found = self.order.rules.drop, []
+        """Return the requests that end now, of a bounded number with the soonest deadlines of all classes."""
         least_step_ms = self.index.shared_least_step(self.order.estimates.least_step_ms)
-        left = 0 if drop is Drop.NEVER else DROPS_MAX
-        for offer in self.offers():
-            if offer.of.kind is DeadlineKind.NONE or not offer.own_ms:
-                continue
-            late = self._late(offer)
-            for place in late.places[late.begin : min(late.end, late.begin + left)]:
-                left -= 1
-                request, least_ms = self.row.find(place.id), offer.expected_ms
-                if request is not None and drop is Drop.CERTAIN:
-                    is_first = offer.of.kind is DeadlineKind.FIRST_TOKEN
-                    steps = 1 if is_first else max(1, fewest_tokens(request) - self.row.logged(place.id))
-                    least_ms = least_step_ms * steps
-                if request is not None and self.now_ms + least_ms > place.score:
-                    found.append(place.id)
-        return found
+        if self.order.rules.drop is Drop.NEVER:
+            return []
+        near = [OfferReader(offer, self._near_deadline(offer, least_step_ms), 0) for offer in self.offers()]
+        soonest = heapq.merge(*near, key=lambda item: item.key)
+        return [item.id for item in islice(soonest, DROPS_MAX) if self._is_too_late(item, least_step_ms)]
+
+    def _near_deadline(self, offer: ClassOffer, least_step_ms: float) -> PlaceRange:
+        """Return the requests of a class that may be too late: some of those whose deadlines come soon."""
+        within_ms = 0.0
+        if offer.of.kind is not DeadlineKind.NONE and offer.own_ms > 0:
+            is_first = offer.of.kind is DeadlineKind.FIRST_TOKEN
+            within_ms = min(offer.own_ms, least_step_ms * (1 if is_first else longest_of(offer.of.fewest)))
+            if self.order.rules.drop is Drop.EXPECTED:
+                within_ms = offer.expected_ms
+        return self.index.between(offer.of, self.now_ms, self.now_ms + within_ms, is_low_in=False, is_high_in=False)
+
+    def _is_too_late(self, item: Offered, least_step_ms: float) -> bool:
+        """Return true if a request would miss its deadline if it started now. Its key begins with the deadline here."""
+        request, least_ms = self.row.find(item.id), item.offer.expected_ms
+        if request is not None and self.order.rules.drop is Drop.CERTAIN:
+            is_first = item.offer.of.kind is DeadlineKind.FIRST_TOKEN
+            least_ms = least_step_ms * (1 if is_first else max(1, fewest_tokens(request) - self.row.logged(item.id)))
+        return request is not None and self.now_ms + least_ms > item.starts_by
 
     def choose(self) -> tuple[list[str], bool]:
         """Return the chosen requests in their order, and true if one that does not fit has reserved the group."""

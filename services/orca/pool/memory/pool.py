@@ -5,9 +5,12 @@ is one whole transition, as a script is in Redis, and its steps have the order o
 waits, except `wait_for_work`. The records that the transitions change are in state.py.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from math import inf
+from operator import itemgetter
 
 from orca.core.domain.errors import NeverFits, UnknownRequest
 from orca.core.domain.request import End, FinishReason, Request
@@ -34,7 +37,8 @@ from orca.pool.latency_bins import AnswerLatency, latencies_us
 from orca.pool.latency_counts import LatencyCounts
 from orca.pool.memory.ordered_claim import ClaimRoom, ClaimRow, OrderedClaim
 from orca.pool.memory.state import ParentRecord, PoolClock, PoolState, RequestRecord, Seat
-from orca.pool.order.order_rules import LATE, ClaimOrder
+from orca.pool.memory.waiting_index import WaitingIndex, place_of
+from orca.pool.order.order_rules import INDEXED_AT_ONCE, LATE, PASSED_MAX, ClaimOrder
 from orca.pool.order.order_stats import DUE_MS, OrderStats
 from orca.pool.poison import FAILURES_MAX
 from orca.pool.records import (
@@ -60,6 +64,9 @@ from orca.pool.records import (
 from orca.pool.schemas import SCHEMA_OF_ORDERS, SCHEMAS, Schemas, schema_least
 from orca.pool.settings import PoolSettings
 
+WALKED_AT_ONCE = 64
+"""Requests after which a claim in order of arrival counts those that it has passed over."""
+
 
 class MemoryPool(RequestPool):
     """The pool of one deployment in this process.
@@ -71,6 +78,7 @@ class MemoryPool(RequestPool):
 
     state_class = PoolState
     ordered_claim_class = OrderedClaim
+    indexed_at_once = INDEXED_AT_ONCE
 
     def __init__(self, clock: PoolClock, settings: PoolSettings | None = None, schemas: Schemas = SCHEMAS) -> None:
         self.settings = settings or PoolSettings()
@@ -295,7 +303,7 @@ class MemoryPool(RequestPool):
         failed, poisoned = [], []
         for request_id, claim in blamed.items():
             record = self.state.own.get(group, {}).get(request_id)
-            if record is None or not self._is_owner(record, claim) or not record.is_on_trial:
+            if record is None or not self._may_change(record, claim) or not record.is_on_trial:
                 continue
             record.failures, record.is_on_trial = record.failures + 1, False
             if record.failures < FAILURES_MAX:
@@ -389,8 +397,9 @@ class MemoryPool(RequestPool):
     ) -> tuple[list[RequestRecord], bool]:
         """Return the oldest that fit, and true if one that does not fit now is reserved for the caller's group."""
         chosen: list[RequestRecord] = []
-        for _, request_id in self.state.queue(caller.revision):
-            if len(chosen) >= most:
+        for place, (_, request_id) in enumerate(self.state.queue(caller.revision)):
+            has_passed_over = place % WALKED_AT_ONCE == 0 and place - len(chosen) > PASSED_MAX
+            if len(chosen) >= most or has_passed_over:
                 break
             record = self.state.records[request_id]
             if not self._is_claimable(record):
@@ -415,7 +424,7 @@ class MemoryPool(RequestPool):
 
         claim = self.ordered_claim_class(
             order=order,
-            index=self.state.waiting.of(caller.revision, self._waiting(caller.revision)),
+            index=self._kept_index(caller.revision, room.requests),
             now_ms=self.state.wall,
             row=ClaimRow(room=room, find=find, logged=lambda request_id: len(records[request_id].log)),
             may_reserve=lambda request_id: self._may_reserve(records[request_id], epoch, caller.group),
@@ -427,12 +436,23 @@ class MemoryPool(RequestPool):
         chosen, is_blocked = claim.choose()
         return [records[request_id] for request_id in chosen], is_blocked
 
-    def _waiting(self, revision: str) -> Iterator[tuple[Request, int | None, int]]:
-        """Yield the waiting requests that this release can read, with deadlines in force and lengths of logs."""
-        for _, request_id in self.state.queue(revision):
-            record = self.state.records[request_id]
-            if self.state.is_readable(record):
-                yield record.request, self.state.deadlines.get(request_id), len(record.log)
+    def _kept_index(self, revision: str, most: int) -> WaitingIndex:
+        """Return the index of a revision. If it is not whole, build its next part, from the oldest request on.
+
+        Args: most: requests that the claim may take; the index gets at least as many.
+        """
+        state, queue = self.state, self.state.queue(revision)
+        index, size = state.waiting.of(revision), max(self.indexed_at_once, most)
+        if index.is_whole:
+            return index
+        begin = bisect_right(queue, index.built_to, key=itemgetter(0))
+        part = queue[begin : begin + size]
+        for _, request_id in part:
+            record = state.records[request_id]
+            if state.is_readable(record):
+                index.add(*place_of(record.request, state.deadlines.get(request_id), len(record.log)))
+        index.built_to = part[-1][0] if len(part) == size else inf
+        return index
 
     def _may_reserve(self, record: RequestRecord, epoch: int, group: str) -> bool:
         """Reserve a request that does not fit for a group, unless it is reserved for another one."""
@@ -506,6 +526,10 @@ class MemoryPool(RequestPool):
         is_equal = (record.number, record.call) == (claim.number, claim.call)
         return is_equal and record.state is not OwnershipState.QUEUED
 
+    def _may_change(self, record: RequestRecord, claim: Claim) -> bool:
+        """Return true if this release can read the record, and the claim owns it."""
+        return self.state.is_readable(record) and self._is_owner(record, claim)
+
     def _is_next(self, record: RequestRecord, entry: CommitEntry) -> bool:
         return entry.index == len(record.log)
 
@@ -551,7 +575,7 @@ class MemoryPool(RequestPool):
         self.state.begin()
         for request_id, claim in claims.items():
             record = self.state.records.get(request_id)
-            if record is not None and record.state is OwnershipState.OWNED and self._is_owner(record, claim):
+            if record is not None and record.state is OwnershipState.OWNED and self._may_change(record, claim):
                 self.state.take_back(record)
 
     # everybody: the sweep
@@ -649,7 +673,7 @@ class MemoryPool(RequestPool):
         if all(number in schemas for schemas in (state.schemas, *living)):
             state.schema = number
             if number < SCHEMA_OF_ORDERS:
-                state.waiting.indexes.clear()  # releases before it do not keep them
+                state.waiting.drop()  # releases before it do not keep them
         return state.schema
 
     async def set_revision(self, revision: str, generation: int) -> str:
@@ -780,7 +804,7 @@ def _order_stats(state: PoolState, in_force: Sequence[str]) -> OrderStats | None
     """Return the counts by order. Args: in_force: the groups of the current revision with a living seat."""
     steps = [state.seats[group].order_step_ms for group in in_force]
     index = state.waiting.indexes.get(state.revision or "")
-    if index is None or all(step is None for step in steps):
+    if index is None or not index.is_whole or all(step is None for step in steps):
         return None
     return OrderStats(
         classes=index.counts,

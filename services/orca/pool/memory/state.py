@@ -177,11 +177,12 @@ class PoolState:
         assert queued | owned <= self.records.keys()
         assert all(queue == sorted(queue) for queue in self.queues.values())
         for revision, index in self.waiting.indexes.items():
-            waiting = [self.records[request_id] for _, request_id in self.queue(revision)]
+            queue = [request_id for arrival, request_id in self.queue(revision) if arrival <= index.built_to]
+            waiting = [self.records[request_id] for request_id in queue]
             readable = [(each.request, len(each.log)) for each in waiting if self.is_readable(each)]
             places = {each.id: place_of(each, self.deadlines.get(each.id), logged) for each, logged in readable}
             assert places.items() <= index.places.items(), revision
-            assert index.places.keys() <= {each.request.id for each in waiting}, revision
+            assert index.places.keys() <= set(queue), revision
         assert self.queued_prompt_tokens == sum(len(self.records[i].request.prompt) for i in queued)
         assert self.bytes_reserved == sum(record.bytes for record in self.records.values())
         for name, parent in self.parents.items():

@@ -1,7 +1,8 @@
 """The index of waiting requests by order class, in memory; it is the twin of redis/scripts/waiting_index.lua."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from orca.core.domain.request import Request
@@ -27,10 +28,13 @@ class PlaceRange(NamedTuple):
 class WaitingIndex:
     """The waiting requests of one revision. Only revisions whose groups claim by an order have one."""
 
-    def __init__(self) -> None:
+    def __init__(self, least_step_ms: float = 0.0) -> None:
         self._classes: dict[OrderClass, list[WaitingPlace]] = {}  # sorted
         self._places: dict[str, tuple[OrderClass, WaitingPlace]] = {}  # by request
-        self.least_step_ms = 0.0  # the fastest step that a group of the revision has seen; 0 while none has
+        self.built_to = (
+            0.0  # arrival up to which claims have built it, later ones are not in it; infinite if it is whole
+        )
+        self.least_step_ms = least_step_ms  # the fastest step that a group of the revision has seen; 0 while none has
 
     def __iter__(self) -> Iterator[OrderClass]:
         return iter(self._classes)
@@ -44,6 +48,10 @@ class WaitingIndex:
     def counts(self) -> dict[OrderClass, int]:
         """Return the number of requests of each class."""
         return {of: len(places) for of, places in self._classes.items()}
+
+    @property
+    def is_whole(self) -> bool:
+        return self.built_to == inf
 
     def add(self, of: OrderClass, place: WaitingPlace) -> None:
         self._places[place.id] = of, place
@@ -82,26 +90,28 @@ class WaitingIndexes:
 
     def __init__(self) -> None:
         self.indexes: dict[str, WaitingIndex] = {}  # by revision
+        self._least_steps_ms: dict[str, float] = {}  # by revision, of indexes that were dropped
 
-    def of(self, revision: str, waiting: Iterable[tuple[Request, int | None, int]]) -> WaitingIndex:
-        """Return the index of a revision; the first claim by an order builds it.
-
-        Args: waiting: the requests that wait then, as `add` takes them.
-        """
+    def of(self, revision: str) -> WaitingIndex:
+        """Return the index of a revision, an empty one with its first claim by an order."""
         if revision not in self.indexes:
-            self.indexes[revision] = WaitingIndex()
-            for each in waiting:
-                self.add(*each)
+            self.indexes[revision] = WaitingIndex(self._least_steps_ms.get(revision, 0.0))
         return self.indexes[revision]
 
+    def drop(self) -> None:
+        """Drop all indexes: not every part keeps them. The fastest steps stay true."""
+        self._least_steps_ms |= {revision: index.least_step_ms for revision, index in self.indexes.items()}
+        self.indexes.clear()
+
     def add(self, request: Request, deadline_ms: int | None, logged: int) -> None:
-        """Add a queued request, if its revision has an index.
+        """Add a queued request, if its revision has an index that is built up to its arrival.
 
         Args:
             deadline_ms: the one in force, wall clock.
             logged: tokens that it has from earlier claims.
         """
-        if (index := self.indexes.get(request.revision)) is not None:
+        index = self.indexes.get(request.revision)
+        if index is not None and request.arrival <= index.built_to:
             index.add(*place_of(request, deadline_ms, logged))
 
     def remove(self, request: Request) -> None:

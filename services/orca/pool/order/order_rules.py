@@ -21,6 +21,9 @@ PASSED_MAX = 1000
 DROPS_MAX = 100
 """Most requests of which one claim asks whether they are too late."""
 
+INDEXED_AT_ONCE = 256
+"""Waiting requests that one claim puts into an index that is not whole: some ten milliseconds of Redis."""
+
 ROUNDING = 1e-9
 """Difference below which a number counts as equal to its bound, in Python and in Lua."""
 
@@ -153,4 +156,5 @@ class ClaimOrder:
 def lua() -> str:
     """Return the constants for the head of each script."""
     bounds = f"local PASSED_MAX, DROPS_MAX, ROUNDING = {PASSED_MAX}, {DROPS_MAX}, {ROUNDING!r}\n"
-    return f"{bounds}local LATE = [==[{orjson.dumps(LATE).decode()}]==]\n"
+    index = f"local INDEXED_AT_ONCE = {INDEXED_AT_ONCE}\n"
+    return f"{bounds}{index}local LATE = [==[{orjson.dumps(LATE).decode()}]==]\n"

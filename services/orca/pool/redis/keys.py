@@ -16,8 +16,8 @@ req:<id>            hash    a request's state (fields below)                    
 body:<id>           string  the constant part of a request: prompt, sampling (codec.py)    until retention
 log:<id>            stream  token i at id (i+1)-0, then the end at (count+1)-0 (codec.py)  first token until retention
 q:<revision>        zset    queued request -> arrival number                               while queued
-classes:<revision>  hash    order class -> its waiting requests; the field '' counts the   until its records are gone,
-                            unreadable ones while the index is kept (waiting_index.lua)    if groups claim by an order
+classes:<revision>  hash    order class -> its waiting requests; the field '' says, while  until its records are gone,
+                            the index is kept, how far it is built (waiting_index.lua)     if groups claim by an order
 waiting:<class>     zset    "<arrival> <request>" -> deadline in force, or time of         while queued, if `classes`
                             submission if it has none (wall clock ms); the name of a       has its revision
                             class is "<revision>/<order class>"

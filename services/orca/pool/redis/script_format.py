@@ -316,9 +316,9 @@ def _bin(text: str, most: int) -> int:
 
 def read_order_stats(least_step_ms: bytes, pairs: Sequence[bytes], due: Sequence[int]) -> OrderStats:
     """Build the counts by order of `stats`. Args: pairs: fields and values of the key `classes` in turn."""
-    classes = zip(map(bytes.decode, pairs[::2]), map(int, pairs[1::2]), strict=True)
+    classes = zip(map(bytes.decode, pairs[::2]), pairs[1::2], strict=True)
     return OrderStats(
-        classes={class_named(name): count for name, count in classes if name},
+        classes={class_named(name): int(count) for name, count in classes if name},
         due=tuple(due),
         least_step_ms=float(least_step_ms),
     )

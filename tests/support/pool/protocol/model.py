@@ -43,6 +43,9 @@ RETIRE_MS = 10_000
 NEXT_REVISION = "r2"
 DEADLINES = ("deadline_ms", "first_token_deadline_ms")
 
+INDEXED_AT_ONCE = 2
+"""Waiting requests that a claim puts into an index that is not whole, in every second walk: few wait in a walk."""
+
 
 class Simulation:
     """Everything there is, one random source, and the promises."""
@@ -61,6 +64,8 @@ class Simulation:
         self.time = 0  # what really passed; the wall clock may jump
         self.jumps = 0
         self.pool = pool_class(self.clock, PoolSettings(retire_ms=RETIRE_MS))
+        if seed % 2:
+            self.pool.indexed_at_once = INDEXED_AT_ONCE
         self.network: list[Message] = []
         self.replies: list[tuple[Message, Any]] = []
         self.tags = itertools.count()

@@ -7,13 +7,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 
-from orca.core.domain.request import End
+from orca.core.domain.request import End, Request
 from orca.pool.memory.ordered_claim import ClaimRoom, ClassOffer, OfferReader, OrderedClaim
 from orca.pool.memory.pool import MemoryPool
-from orca.pool.memory.state import PoolState, RequestRecord
-from orca.pool.memory.waiting_index import PlaceRange
+from orca.pool.memory.state import PoolClock, PoolState, RequestRecord
+from orca.pool.memory.waiting_index import PlaceRange, WaitingIndex, WaitingIndexes, place_of
 from orca.pool.order.order_rules import ClaimOrder
 from orca.pool.records import Caller, OwnershipState
+from orca.pool.schemas import SCHEMAS, Schemas
+from orca.pool.settings import PoolSettings
 from support.pool.protocol.rules import MarksOutliveSeats
 
 NEVER_MS = 10**12
@@ -164,6 +166,46 @@ class TakenBackStarve(MemoryPool):
     state_class = LeavesTakenBackAside
 
 
+class BuildsNothing(WaitingIndexes):
+    """Takes an index for whole that has only what comes from now on."""
+
+    def of(self, revision: str) -> WaitingIndex:
+        index = super().of(revision)
+        index.built_to = inf
+        return index
+
+
+class TakesNewIndexesForWhole(PoolState):
+    def __init__(self, clock: PoolClock, settings: PoolSettings, schemas: Schemas = SCHEMAS) -> None:
+        super().__init__(clock, settings, schemas)
+        self.waiting = BuildsNothing()
+
+    def check(self) -> None:
+        pass
+
+
+class OlderThanTheIndexStarve(MemoryPool):
+    state_class = TakesNewIndexesForWhole
+
+
+class IndexesAtOnce(WaitingIndexes):
+    def add(self, request: Request, deadline_ms: int | None, logged: int) -> None:
+        if (index := self.indexes.get(request.revision)) is not None and request.id not in index.places:
+            index.add(*place_of(request, deadline_ms, logged))
+
+
+class KeepsWhatComesAtOnce(PoolState):
+    def __init__(self, clock: PoolClock, settings: PoolSettings, schemas: Schemas = SCHEMAS) -> None:
+        super().__init__(clock, settings, schemas)
+        self.waiting = IndexesAtOnce()
+
+
+class YoungerGoFirstWhileTheIndexIsBuilt(MemoryPool):
+    """A request that comes while the index is built is in it before older ones."""
+
+    state_class = KeepsWhatComesAtOnce
+
+
 ORDER_RULES = [
     PatienceIsForgotten,
     OldestOfEachClassFirst,
@@ -178,4 +220,6 @@ ORDER_RULES = [
     EndedRequestsAreClaimed,
     IndexIsNotKeptAtTakeBacks,
     TakenBackStarve,
+    OlderThanTheIndexStarve,
+    YoungerGoFirstWhileTheIndexIsBuilt,
 ]

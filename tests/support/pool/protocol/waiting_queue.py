@@ -163,12 +163,17 @@ class WaitingQueue:
                 raise Violation(f"{request_id} has the mark {waiting.record.mark} and not {wanted}")
 
     def _patient(self, order: ClaimOrder) -> list[Waiting]:
-        """Return those without a deadline whose patience has passed, in the order in which it has."""
+        """Return those without a deadline whose patience has passed, in the order in which it has.
+
+        While the index is built, a claim does not know what came later than its part.
+        """
+        built_to = self.simulation.pool.state.waiting.of(self.caller.revision).built_to
         since = self.simulation.clock.wall - order.rules.patience_ms
         found = [
             waiting
             for waiting in self.requests.values()
             if waiting.is_readable and waiting.deadline is None and waiting.request.submitted_ms <= since
+            if waiting.request.arrival <= built_to
         ]
         return sorted(found, key=lambda waiting: (waiting.request.submitted_ms, waiting.request.arrival))
 

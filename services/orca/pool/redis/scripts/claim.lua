@@ -93,7 +93,7 @@ end
 
 local chosen, blocked
 if order then
-  local counts = keep_index(revision)
+  local counts = keep_index(revision, most)
   local room = {
     requests = most, slots = free, total_slots = total, tokens = order.free_tokens, total_tokens = order.total_tokens,
     block = block,

@@ -26,19 +26,35 @@ local function order_of_claim(from)
   return order
 end
 
--- Builds the index of a revision with the first claim by an order, and again if it does not count what waits: a part that
--- does not know it has queued or claimed something. Returns the hash of the classes and their counts, as pairs.
-local function keep_index(revision)
-  local counts, indexed = call('HGETALL', classes_key(revision)), 0
-  for i = 2, #counts, 2 do indexed = indexed + counts[i] end
-  if #counts > 0 and indexed == call('ZCARD', q_key(revision)) then return counts end
-  drop_index(revision)
-  local unreadable = 0
-  for _, id in ipairs(call('ZRANGE', q_key(revision), 0, -1)) do
-    local r = load(id)
+-- Builds the next part of the index of a revision if it is not whole, from the oldest request on. It begins again if the
+-- index does not count what waits: a part that does not know it has queued or claimed something. It also does so if this
+-- release may read what the builder could not.
+-- Args: most: requests that the claim may take; the index gets at least as many.
+-- Returns the hash of the classes and their counts, as pairs.
+local function keep_index(revision, most)
+  local counts, indexed, built = call('HGETALL', classes_key(revision)), 0, ''
+  for i = 1, #counts, 2 do
+    if counts[i] == '' then built = counts[i + 1] else indexed = indexed + counts[i + 1] end
+  end
+  local unreadable, newest, last = string.match(built, '^(%d+) (%d+) (%S+)$')
+  if last == 'inf' then
+    local is_readable_now = unreadable ~= '0' and tonumber(newest) < SCHEMA_NEWEST
+    if indexed + unreadable == call('ZCARD', q_key(revision)) and not is_readable_now then return counts end
+    last = nil
+  end
+  if not last then
+    drop_index(revision)
+    unreadable, newest, last = 0, SCHEMA_NEWEST, 0
+  end
+  local size = math.max(INDEXED_AT_ONCE, most)
+  local found = call('ZRANGEBYSCORE', q_key(revision), '(' .. last, '+inf', 'WITHSCORES', 'LIMIT', 0, size)
+  for i = 1, #found, 2 do
+    local r = load(found[i])
     if r then put_in_index(r) else unreadable = unreadable + 1 end
   end
-  call('HSET', classes_key(revision), '', unreadable)
+  last = #found == 2 * size and found[#found] or 'inf'
+  newest = math.min(newest, SCHEMA_NEWEST)
+  call('HSET', classes_key(revision), '', string.format('%d %d %s', unreadable, newest, last))
   return call('HGETALL', classes_key(revision))
 end
 
@@ -69,7 +85,7 @@ local function classes_of(revision, counts, order)
         name = name, kind = kind, key = waiting_class_key(revision, name), utility = utility,
         density = utility / (order.prompt_cost * middle_of(prompt) + expected), own_ms = own_ms,
         expected_ms = expected_ms, least_tokens = lower_bound(prompt),
-        least_total = lower_bound(prompt) + lower_bound(output),
+        least_total = lower_bound(prompt) + lower_bound(output), most_fewest = longest_of(fewest),
         rank = rank_of(priority, prompt, output, fewest, kind),
       }
     end
@@ -182,27 +198,40 @@ local function shared_least_step(revision, own_ms)
   return own_ms > 0 and known or 0
 end
 
--- Ends what is too late: at most so many requests a claim, those with the soonest deadlines of each class first.
+-- Returns the time before its deadline within which a request of the class may be too late.
+local function late_within_ms(class, order, least_step_ms)
+  if class.kind == 'none' or class.own_ms <= 0 then return 0 end
+  if order.drop == 'expected' then return class.expected_ms end
+  return math.min(class.own_ms, least_step_ms * (class.kind == 'first' and 1 or class.most_fewest))
+end
+
+-- Ends what is too late: a claim looks at a bounded number of requests, those with the soonest deadlines of all classes.
 local function drop_late(revision, classes, order)
   local least_step_ms = shared_least_step(revision, order.least_step_ms)
-  local left = order.drop == 'never' and 0 or DROPS_MAX
+  if order.drop == 'never' then return end
+  local readers = {}
   for _, class in ipairs(classes) do
-    if left <= 0 then return end
-    local late = {}
-    if class.kind ~= 'none' and class.own_ms > 0 then
-      local bound = '(' .. score_text(wall + class.own_ms)
-      late = call('ZRANGEBYSCORE', class.key, '(' .. wall, bound, 'LIMIT', 0, left)
+    local within_ms = late_within_ms(class, order, least_step_ms)
+    if within_ms > 0 then
+      readers[#readers + 1] = reader_of(class, '(' .. wall, '(' .. score_text(wall + within_ms), 0)
     end
-    for _, member in ipairs(late) do
-      left = left - 1
-      local r = load(string.match(member, '^%d+ (.*)$'))
-      if r and r.state ~= 'queued' then r = nil end
-      local least_ms = class.expected_ms
-      if r and order.drop == 'certain' then
-        local steps = class.kind == 'first' and 1 or math.max(1, (r.fewest or 1) - call('XLEN', log_key(r.id)))
-        least_ms = least_step_ms * steps
+  end
+  -- Readers count places, so nothing ends before all have been read.
+  local next_late, found = by_window(readers), {}
+  for i = 1, DROPS_MAX do
+    found[i] = next_late()
+    if not found[i] then break end
+    found[i].is_done = true
+  end
+  for _, item in ipairs(found) do
+    local r = load(item.id)
+    if r and r.state == 'queued' then
+      local least_ms = item.class.expected_ms
+      if order.drop == 'certain' then
+        local steps = math.max(1, (r.fewest or 1) - call('XLEN', log_key(r.id)))
+        least_ms = least_step_ms * (item.class.kind == 'first' and 1 or steps)
       end
-      if r and wall + least_ms > tonumber(r.deadline) then end_request(r, 'deadline_exceeded', LATE) end
+      if wall + least_ms > tonumber(r.deadline) then end_request(r, 'deadline_exceeded', LATE) end
     end
   end
 end

@@ -3,7 +3,8 @@
 --         are formed, revisions that were replaced and may have records, requests of those that have not ended, fewest
 --         slots that a formed group of the current revision has for one request, or '', groups of the current revision
 --         with a living seat, tokens of a KV block of the current revision or '', counts by order}.
--- The counts by order are '' unless a group of the current revision claims by another order than arrival. Otherwise
+-- The counts by order are '' unless a group of the current revision claims by another order than arrival, and has built
+-- the index. Otherwise
 -- {fastest step in ms, order classes and counts as pairs, requests with a deadline within each of DUE_MS}.
 begin(false)
 local meta = call('HGETALL', META)
@@ -39,7 +40,7 @@ local function counts_by_order(steps)
     are_known = are_known and step and step > 0
     is_by_order = is_by_order or step
   end
-  if not is_by_order or not has_index(revision) then return '' end
+  if not is_by_order or not has_whole_index(revision) then return '' end
   local least_ms = are_known and call('HGET', steps_key(revision), 'least_ms') or '0'
   local classes, due = call('HGETALL', classes_key(revision)), {}
   for i, within in ipairs(DUE_MS) do due[i] = call('ZCOUNT', DEADLINES, '(' .. wall, wall + within) end

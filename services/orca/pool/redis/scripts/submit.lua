@@ -62,7 +62,7 @@ local function set_deadlines(id, to_end, to_first_token)
   if to_first_token then call('HSET', req_key(id), 'deadline_later', to_end and wall + to_end or '') end
 end
 
-local arrival, is_indexed = tonumber(meta[4] or 0), has_index(revision)
+local arrival, is_indexed = tonumber(meta[4] or 0), has_whole_index(revision)
 for i, request in ipairs(requests) do
   local id = parent .. '.' .. (i - 1)
   call(

@@ -1,8 +1,18 @@
 -- The index of waiting requests by order class (order/order_class.py). Only revisions whose groups claim by an order have
--- one: the first such claim builds it. Then the hash `classes` has the field '', the number of waiting requests that this
--- release could not read then, and every script that queues a request or takes it out of the queue keeps the index.
+-- one: such claims build it, from the oldest request on, a bounded number with each. From the first of them on the hash
+-- `classes` has the field '', and every script that queues a request or takes it out of the queue keeps the index. The
+-- field is "<unreadable> <newest> <arrival>": the number of waiting requests that the builder could not read, the newest
+-- schema number of that release, and the arrival up to which the index is built, 'inf' if it is whole. What came later is
+-- not in it yet.
 
-local function has_index(revision) return redis.call('HEXISTS', classes_key(revision), '') == 1 end
+-- Returns the arrival up to which the index of a revision is built, nil if it has none.
+local function indexed_to(revision)
+  local arrival = string.match(redis.call('HGET', classes_key(revision), '') or '', ' (%S+)$')
+  return arrival == 'inf' and math.huge or tonumber(arrival)
+end
+
+local function has_index(revision) return indexed_to(revision) ~= nil end
+local function has_whole_index(revision) return indexed_to(revision) == math.huge end
 
 local function waiting_class_key(revision, class) return waiting_key(revision .. '/' .. class) end
 
@@ -21,7 +31,7 @@ local function put_in_index(r)
 end
 
 local function add_to_index(r)
-  if has_index(r.revision) then put_in_index(r) end
+  if tonumber(r.arrival) <= (indexed_to(r.revision) or 0) then put_in_index(r) end
 end
 
 local function take_from_class(revision, class, member)
