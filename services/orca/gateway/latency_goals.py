@@ -11,6 +11,9 @@ it. The gap between two single tokens (ITL) is another goal: no client has a hea
 Goals are soft: a request is judged by them, and its state, the log, spans and metrics report the judgement. They end
 nothing. They never change an answer's bytes, which must be the same from any gateway.
 
+Where groups claim by another order than arrival, a soft ttft goal also orders claims, while it can be met (pool/order).
+A tpot goal alone does not, since it does not say when a request must start.
+
 With the setting `slo_enforce` they become deadlines of the pool, which ends a request as `deadline_exceeded`:
 
 - with a ttft goal, if the request has no token by then;
@@ -69,6 +72,11 @@ class LatencyGoals:
     def first_token_deadline_ms(self) -> int | None:
         """The deadline for the first token of each request, from its submission."""
         return math.ceil(self.ttft_ms) if self.is_enforced and self.ttft_ms is not None else None
+
+    @property
+    def first_token_goal_ms(self) -> int | None:
+        """The time from the submission of each request in which its first token should come; None if it must."""
+        return None if self.is_enforced or self.ttft_ms is None else math.ceil(self.ttft_ms)
 
     def deadline_ms(self, asked_ms: int | None, max_new_tokens: int) -> int | None:
         """Return the sooner of the call's own deadline and the limit of both goals, from submission."""
@@ -192,8 +200,9 @@ def header_parameters() -> list[dict[str, Any]]:
     """Return the headers in the form of an OpenAPI document."""
     number = {"type": "number", "exclusiveMinimum": 0, "maximum": MS_MAX}
     soft = "A soft goal: it is judged and counted, and ends nothing unless the deployment enforces it."
+    order = "With `--order deadline`, claims also go by it, while it can be met."
     texts = {
-        TTFT_HEADER: f"Milliseconds until the first token of each choice. {soft}",
+        TTFT_HEADER: f"Milliseconds until the first token of each choice. {soft} {order}",
         TPOT_HEADER: f"Mean milliseconds for each token after the first. {soft}",
     }
     texts |= {other: f"Another name of `{name}`." for name, other in OTHER_NAMES.items()}

@@ -182,7 +182,7 @@ class GatewaySettings:
         256 << 10, "most bytes of text of /tokenize, unless the limit for prompts is higher", least=1
     )
     slo_enforce: bool = setting(
-        False, "end requests that miss the latency goals of their x-slo headers; otherwise goals are only counted"
+        False, "end requests that miss the latency goals of their x-slo headers; otherwise goals end nothing"
     )
     round_seconds: float = setting(
         0.5, "seconds between two rounds of renewing reader entries and sweeping the pool", least=0.001

@@ -15,7 +15,7 @@ from typing import Any
 from orca.core.domain.request import SCHEMA, Request, SamplingParams
 from orca.pool.records import Submission
 
-SCHEMA_3_FIELDS = ("decoder_prefix", "weight", "cache_salt", "key_hash", "head_hash")
+SCHEMA_3_FIELDS = ("decoder_prefix", "weight", "first_token_goal_ms", "cache_salt", "key_hash", "head_hash")
 """Fields of a request that no release before schema 3 knows: they are stored by name, and only where they are set."""
 
 SCHEMA_3_SAMPLING = ("grammar", "allowed_token_ids", "forbidden_token_ids", "forbidden_sequences")
@@ -26,6 +26,9 @@ SCHEMA_OF_TARGETS = 3
 
 SCHEMA_OF_WEIGHTS = 3
 """The first schema that can store the weight of a request, which is made from its priority."""
+
+SCHEMA_OF_GOALS = 3
+"""The first schema that can store the goal for the first token of a request."""
 
 SCHEMA_OF_FORMATS = 3
 """The first schema whose gateways may know the formats of a rendering."""

@@ -321,6 +321,142 @@ async def test_the_soonest_deadlines_of_all_classes_end_first(bed: Bed) -> None:
     assert (await bed.pool.status("sooner.0")).state is OwnershipState.ENDED
 
 
+@pytest.mark.parametrize("order", [Order.EDF, Order.DEADLINE])
+async def test_a_goal_for_the_first_token_is_a_soft_deadline(bed: Bed, order: Order) -> None:
+    (scheduler,) = await seated(bed)
+    await bed.pool.submit(submission("none"))
+    await bed.pool.submit(submission("deadline", deadline_ms=15_000))
+    await bed.pool.submit(submission("loose", first_token_goal_ms=20_000))
+    await bed.pool.submit(submission("tight", first_token_goal_ms=10_000))
+    assert await names(scheduler, order=by(order)) == ["tight", "deadline", "loose", "none"]
+
+
+async def test_a_goal_counts_as_the_lower_bound_of_its_class(bed: Bed) -> None:
+    (scheduler,) = await seated(bed)
+    await bed.pool.submit(submission("a", first_token_goal_ms=12_287))  # 8192 ms, as all from there on
+    await bed.pool.submit(submission("b", first_token_goal_ms=8_192))
+    await bed.pool.submit(submission("c", first_token_goal_ms=12_288))  # 1.5 times as long
+    await bed.pool.submit(submission("d", deadline_ms=11_000))
+    assert await names(scheduler, order=by(Order.EDF)) == ["a", "b", "d", "c"]
+
+
+async def test_a_goal_is_reached_after_a_step(bed: Bed) -> None:
+    (scheduler,) = await seated(bed)
+    await bed.pool.submit(submission("end", max_new_tokens=12, deadline_ms=25_000))  # 11 s of its own
+    await bed.pool.submit(submission("first", max_new_tokens=12, first_token_goal_ms=16_384))
+    await bed.pool.submit(submission("sooner", max_new_tokens=12, first_token_goal_ms=12_288))
+    order = by(Order.EDF, estimates=SLOW, drop=Drop.NEVER)
+    assert await names(scheduler, order=order) == ["sooner", "end", "first"]
+
+
+async def test_a_goal_that_cannot_be_met_any_more_decides_nothing(bed: Bed) -> None:
+    (scheduler,) = await seated(bed)
+    await bed.pool.submit(submission("none"))
+    await bed.pool.submit(submission("passed", first_token_goal_ms=4_096))
+    await bed.pool.submit(submission("too_short", first_token_goal_ms=900))
+    await bed.age_requests(3_500)  # a step of a second would end too late for the second one
+    await bed.pool.submit(submission("young", first_token_goal_ms=25_000))
+    order = by(Order.EDF, estimates=SLOW)
+    assert await names(scheduler, order=order) == ["young", "none", "passed", "too_short"]
+
+
+async def test_a_goal_beyond_patience_does_not_lengthen_it(bed: Bed) -> None:
+    (scheduler,) = await seated(bed)
+    await bed.pool.submit(submission("none"))
+    await bed.pool.submit(submission("day", first_token_goal_ms=86_400_000))
+    await bed.pool.submit(submission("deadline", deadline_ms=PATIENCE_MS + 60_000))
+    assert await names(scheduler, order=by(Order.EDF)) == ["none", "day", "deadline"]
+
+
+async def test_after_their_patience_the_oldest_go_first_whatever_their_goals_are(bed: Bed) -> None:
+    (scheduler,) = await seated(bed)
+    await bed.pool.submit(submission("passed", first_token_goal_ms=2_000))
+    await bed.pool.submit(submission("none"))
+    await bed.pool.submit(submission("loose", first_token_goal_ms=86_400_000))
+    await bed.age_requests(PATIENCE_MS)
+    await bed.pool.submit(submission("urgent", max_new_tokens=1, first_token_goal_ms=2_000))
+    await bed.pool.submit(submission("deadline", max_new_tokens=1, deadline_ms=2_000))
+    assert await names(scheduler, most=3, order=by()) == ["passed", "none", "loose"]
+
+
+async def test_a_request_with_a_goal_reserves_the_group_after_its_patience(bed: Bed) -> None:
+    (scheduler,) = await seated(bed)
+    await bed.pool.submit(submission("large", max_new_tokens=60, first_token_goal_ms=20_000))
+    await bed.age_requests(PATIENCE_MS)
+    await bed.pool.submit(submission("small"))
+    answer = await scheduler.ask(free_slots=32, order=by())
+    assert (answer.claimed, answer.is_blocked) == ((), True)
+
+
+async def test_a_deadline_decides_alone(bed: Bed) -> None:
+    (scheduler,) = await seated(bed)
+    await bed.pool.submit(submission("end", deadline_ms=25_000, first_token_goal_ms=2_000))
+    await bed.pool.submit(submission("first", first_token_deadline_ms=20_000, first_token_goal_ms=2_000))
+    await bed.pool.submit(submission("goal", first_token_goal_ms=16_384))
+    assert await names(scheduler, order=by(Order.EDF)) == ["goal", "first", "end"]
+
+
+@pytest.mark.parametrize("drop", Drop)
+async def test_a_goal_ends_nothing_and_is_never_late(bed: Bed, drop: Drop) -> None:
+    (scheduler,) = await seated(bed)
+    await bed.pool.submit(submission("late", max_new_tokens=12, deadline_ms=5_000, sampling=SamplingParams()))
+    await bed.pool.submit(submission("missed", max_new_tokens=12, first_token_goal_ms=1))
+    order = by(Order.EDF, estimates=SLOW, drop=drop)
+    expected = ["missed"] if drop is Drop.EXPECTED else ["missed", "late"]
+    assert await names(scheduler, order=order) == expected
+    await bed.recount()
+
+
+async def test_after_the_first_token_its_goal_decides_nothing(bed: Bed) -> None:
+    (scheduler,) = await seated(bed)
+    await bed.pool.submit(submission("begun", first_token_goal_ms=4_096))
+    (taken,) = (await scheduler.ask(order=by())).claimed
+    await bed.pool.commit([entry(taken, 0, 7)])
+    await bed.pool.give_back({taken.request.id: taken.claim})
+    await bed.pool.submit(submission("goal", first_token_goal_ms=16_384))
+    assert await names(scheduler, most=1, order=by(Order.EDF)) == ["goal"]
+    await bed.recount()
+    await bed.pool.cancel("begun")
+    assert await names(scheduler, order=by()) == []
+
+
+async def test_a_request_with_a_goal_that_came_back_has_it_again(bed: Bed) -> None:
+    (scheduler,) = await seated(bed)
+    await bed.pool.submit(submission("none"))
+    await bed.pool.submit(submission("goal", first_token_goal_ms=4_096))
+    taken = (await scheduler.ask(most=1, order=by(Order.EDF))).claimed
+    await bed.pool.give_back({each.request.id: each.claim for each in taken})
+    assert await names(scheduler, order=by(Order.EDF)) == ["goal", "none"]
+
+
+async def test_in_the_order_of_arrival_a_goal_decides_nothing(bed: Bed) -> None:
+    (scheduler,) = await seated(bed)
+    await bed.pool.submit(submission("none"))
+    await bed.pool.submit(submission("goal", first_token_goal_ms=2_000))
+    assert await names(scheduler) == ["none", "goal"]
+
+
+@pytest.mark.parametrize("name", [b"0/4/7/0/end/25/3", b"0/4/7/0/soon", b"0/4/7", b"0/4/7/0/none7", b"0/4/7/0/none/"])
+async def test_an_index_with_classes_of_another_release_is_built_again(redis_bed: RedisBed, name: bytes) -> None:
+    (scheduler,) = await seated(redis_bed)
+    await redis_bed.pool.submit(submission("a"))
+    await redis_bed.pool.submit(submission("b", first_token_goal_ms=4_096))
+    await scheduler.ask(most=0, order=by())
+    classes = redis_bed.keys.named("classes", REVISION)
+    (of,) = [name for name in await redis_bed.redis.hgetall(classes) if name.endswith(b"none")]
+    waiting = redis_bed.keys.named("waiting", f"{REVISION}/")
+    await redis_bed.redis.rename(waiting + of.decode(), waiting + name.decode())
+    await redis_bed.redis.hdel(classes, of)
+    await redis_bed.redis.hset(classes, name, 1)
+    stats = (await redis_bed.pool.stats()).by_order
+    assert stats is not None
+    assert [str(known) for known in stats.classes] == [f"{of.decode()}/24"], "others are left out"
+    assert await names(scheduler, most=1, order=by(Order.EDF)) == ["b"]
+    await redis_bed.recount()
+    assert await names(scheduler, order=by(Order.EDF)) == ["a"]
+    assert not await redis_bed.redis.exists(waiting + name.decode())
+
+
 async def test_no_deadline_and_no_estimate_drop_nothing(bed: Bed) -> None:
     (scheduler,) = await seated(bed)
     await bed.pool.submit(submission("a", sampling=ENDLESS, max_new_tokens=64))

@@ -38,9 +38,9 @@ async def least_step_ms(bed: Bed) -> float | None:
     return None if found is None else found.least_step_ms
 
 
-def a_class(kind: DeadlineKind, *, priority: int = 0, max_new_tokens: int = 12) -> OrderClass:
+def a_class(kind: DeadlineKind, *, priority: int = 0, max_new_tokens: int = 12, goal: int = 0) -> OrderClass:
     """Return the class of requests that the beds submit."""
-    return OrderClass(priority, length_class(4), length_class(max_new_tokens), kind)
+    return OrderClass(priority, length_class(4), length_class(max_new_tokens), kind, goal=goal)
 
 
 async def test_waiting_requests_are_counted_by_class(bed: Bed) -> None:
@@ -58,6 +58,18 @@ async def test_waiting_requests_are_counted_by_class(bed: Bed) -> None:
     found = await by_order(bed)
     assert found is not None
     assert found.classes == {a_class(END): 3}
+
+
+async def test_goals_for_first_tokens_are_counted_by_class_and_are_no_deadlines(bed: Bed) -> None:
+    (scheduler,) = await seated(bed)
+    await bed.pool.submit(submission("a", n=2, first_token_goal_ms=1_100))
+    await scheduler.ask(most=0, order=order())
+    await bed.pool.submit(submission("b", first_token_goal_ms=1_200))
+    await bed.pool.submit(submission("c", first_token_goal_ms=1_600))
+    found = await by_order(bed)
+    assert found is not None
+    assert found.classes == {a_class(NONE, goal=20): 3, a_class(NONE, goal=21): 1}
+    assert found.due == (0,) * len(DUE_MS)
 
 
 async def test_deadlines_are_counted_by_time_also_of_running_requests(bed: Bed) -> None:

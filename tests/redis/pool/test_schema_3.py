@@ -13,6 +13,7 @@ from support.pool.beds import REVISION, Bed, RedisBed, Scheduler, started, submi
 FIELDS = {
     "decoder_prefix": (0, 250_004),
     "weight": 0.25,
+    "first_token_goal_ms": 4_000,
     "cache_salt": "a b",
     "key_hash": "6f1e",
     "head_hash": "aa07",

@@ -15,6 +15,7 @@ from orca.core.domain.request import End, FinishReason, Request, SamplingParams,
 from orca.core.domain.step import Claim
 from orca.pool.api import RequestPool
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.order.order_class import class_named
 from orca.pool.order.order_rules import ClaimOrder
 from orca.pool.records import (
     Caller,
@@ -197,8 +198,8 @@ class RedisBed(Bed):
 
     async def _move_index(self, kinds: tuple[str, ...], ms: int) -> None:
         """Let the scores of waiting requests with these kinds of deadlines be lower."""
-        for kind in kinds:
-            async for key in self.redis.scan_iter(self.keys.named("waiting", f"*/{kind}")):
+        async for key in self.redis.scan_iter(self.keys.named("waiting", "*")):
+            if class_named(key.decode().rpartition(":")[2].partition("/")[2]).kind in kinds:
                 for member in await self.redis.zrange(key, 0, -1):
                     await self.redis.zincrby(key, -ms, member)
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from random import Random
 
 from orca.core.domain.request import Request, SamplingParams
-from orca.pool.order.order_class import DeadlineKind, class_of
+from orca.pool.order.order_class import DeadlineKind, OrderClass, class_of, lower_bound
 from orca.pool.order.order_rules import ClaimOrder, Drop, OrderRules, RunEstimates, Utility
 from orca.scheduler.policy.das import WaitingRequest, das
 
-BLOCK = 16
+BLOCK, PATIENCE_MS = 16, 600_000
 
 SAMPLINGS = (SamplingParams(), SamplingParams(ignore_eos=True), SamplingParams(min_tokens=6))
 
@@ -27,6 +27,9 @@ class RandomQueue:
 def random_queue(seed: int, revision: str, *, largest: int = 12) -> RandomQueue:
     """Draw a queue in which every request is in time, and a row that takes some of it."""
     numbers = Random(seed)
+    step_ms = numbers.choice((0.0, 11.3))
+    # Those that cannot be met are shorter than a step: time passes until the claim.
+    goals = (None, None, 300_000, 400_000, 900_000) + ((1, 7) if step_ms else ())
     requests = tuple(
         Request(
             parent=f"q{seed}x{number}",
@@ -41,17 +44,21 @@ def random_queue(seed: int, revision: str, *, largest: int = 12) -> RandomQueue:
             ),
             first_token_deadline_ms=numbers.choice((None, None, numbers.randrange(10**6, 10**7))),
             weight=numbers.choice((None, None, 2.0, 0.5, 4.0)),
+            first_token_goal_ms=numbers.choice(goals),
         )
         for number in range(numbers.randint(0, largest))
     )
     total = numbers.choice((30, 64, 512))
     order = ClaimOrder(
         rules=OrderRules(
-            utility=numbers.choice(tuple(Utility)), eta=numbers.choice((0.1, 0.28, 0.5, 0.9)), drop=Drop.NEVER
+            utility=numbers.choice(tuple(Utility)),
+            eta=numbers.choice((0.1, 0.28, 0.5, 0.9)),
+            patience_ms=PATIENCE_MS,
+            drop=Drop.NEVER,
         ),
         estimates=RunEstimates(
             prompt_token_ms=numbers.choice((0.0, 0.37)),
-            step_ms=numbers.choice((0.0, 11.3)),
+            step_ms=step_ms,
             prompt_cost=numbers.choice((1.0, 0.05)),
             outputs=numbers.choice(((), ((4, 3.25), (8, 20.5)))),
         ),
@@ -82,11 +89,17 @@ def by_das(queue: RandomQueue, stored: Sequence[Request]) -> list[str]:
                 ),
                 utility=order.utility(own),
                 length=order.cost(own),
-                deadline=request.submitted_ms + order.rules.patience_ms if deadline is None else deadline,
-                own_time=order.estimates.own_ms(own),
+                deadline=request.submitted_ms + _window_ms(own, order) if deadline is None else deadline,
+                own_time=0 if deadline is None else order.estimates.own_ms(own),
             )
         )
     # If all that waits has a place, prompts need not fill one step after the other.
     row = queue.most, queue.slots, order.free_prompt_tokens if len(stored) > queue.most else 10**9
     (filled,) = das(waiting, [row], eta=order.rules.eta, q=1 - order.rules.eta)
     return [names[request.arrival] for request in filled.chosen]
+
+
+def _window_ms(of: OrderClass, order: ClaimOrder) -> float:
+    """Return the start window of a request without a deadline: that of its goal if it can be met, or its patience."""
+    goal_ms = lower_bound(of.goal) - order.estimates.own_ms(of) if of.goal else PATIENCE_MS
+    return goal_ms if 0 <= goal_ms < PATIENCE_MS else PATIENCE_MS

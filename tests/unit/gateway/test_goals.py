@@ -21,10 +21,11 @@ from orca.gateway.latency_goals import (
 from orca.gateway.metrics import GatewayMetrics
 from orca.gateway.render.render import RenderOptions
 from orca.gateway.settings import GatewaySettings
+from orca.pool.order.order_class import DeadlineKind, OrderClass
 from orca.pool.records import OwnershipState, RequestStatus
 from support.gateway.gateway_rig import MODEL, WORDS, Rig, error_of, make_request, rig, until
 from support.gateway.gateway_server import served
-from support.gateway.overloads import observed
+from support.gateway.overloads import by_order, observed
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BODY = {"prompt": "the fox", "max_tokens": 50, "messages": [{"role": "user", "content": "the fox"}]}
@@ -196,6 +197,55 @@ async def test_missed_goals_end_no_request_and_change_no_byte(stream: bool) -> N
         assert one.pool.state.records[f"{request_id}.0"].request.deadline_wall_ms is None
         metrics = one.app.state.gateway.metrics
         await until(lambda: counted(metrics) == {("ttft", "missed"): 1, ("tpot", "missed"): 1})
+
+
+@pytest.mark.parametrize(
+    ("headers", "goal_ms"),
+    [
+        ({"x-slo-ttft-ms": "250"}, 250),
+        ({"x-llm-d-slo-ttft-ms": "250.2", "x-slo-tpot-ms": "9"}, 251),
+        ({"x-slo-ttft-ms": "0.001"}, 1),
+        ({"x-slo-tpot-ms": "9"}, None),
+        ({}, None),
+    ],
+    ids=["ttft", "both", "least", "tpot", "none"],
+)
+async def test_a_soft_goal_for_the_first_token_is_stored_to_order_claims(
+    headers: dict[str, str], goal_ms: int | None
+) -> None:
+    async with rig(schedules=False) as one:
+        await post(one, headers, n=2, background=True)
+        found = [record.request for record in one.pool.state.records.values()]
+        assert [request.first_token_goal_ms for request in found] == [goal_ms] * 2
+        assert {request.first_deadline_wall_ms for request in found} == {None}
+
+
+async def test_an_enforced_goal_is_a_deadline_and_orders_claims_as_one() -> None:
+    async with rig(settings=ENFORCING, schedules=False) as one:
+        await post(one, LOOSE, background=True)
+        [record] = one.pool.state.records.values()
+        assert (record.request.first_token_goal_ms, record.request.first_token_deadline_ms) == (None, 600_000)
+
+
+@pytest.mark.parametrize("known", [2, 3])
+async def test_a_goal_refuses_no_call_before_the_schema_that_stores_it(known: int) -> None:
+    """The gateway may learn late that an older schema is in force again."""
+    async with rig(schedules=False) as one:
+        await one.pool.set_schema(2)
+        one.app.state.gateway.models.schema = known
+        answer = await post(one, LOOSE, background=True)
+        assert answer.status_code == 202, answer.text
+        [record] = one.pool.state.records.values()
+        assert record.request.first_token_goal_ms is None
+        document = await state(one, answer.json()["id"])
+        assert document["slo"] == {"ttft_ms": 600_000, "tpot_ms": 600_000.5, "enforced": False}
+
+
+async def test_a_goal_that_nobody_can_meet_is_not_refused_under_an_order() -> None:
+    waiting = by_order({OrderClass(0, 2, 6, DeadlineKind.END): 100}, 100, least_step_ms=100.0)
+    async with rig(schedules=False) as one:
+        one.app.state.gateway.overload = await observed(seconds=10, queued=100, ends_per_second=1, by_order=waiting)
+        assert (await post(one, TIGHT, background=True)).status_code == 202
 
 
 async def test_a_call_without_goals_is_timed_and_not_counted() -> None:

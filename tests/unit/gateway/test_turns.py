@@ -28,6 +28,7 @@ CLASSES = st.builds(
     st.integers(0, 34),
     st.sampled_from(DeadlineKind),
     st.integers(0, 34),
+    st.integers(0, 62),
 )
 COUNTS = st.dictionaries(CLASSES, st.integers(1, 10**6), max_size=8)
 
@@ -74,6 +75,12 @@ def test_running_requests_with_a_deadline_are_not_ahead() -> None:
 
 def test_requests_without_a_deadline_may_be_ahead_whatever_the_deadline_is() -> None:
     assert ahead(LONG, {SHORT: 1000, SHORT._replace(kind=NONE): 100}, 0, deadline_ms=500) == 400
+
+
+def test_goals_for_first_tokens_change_nothing_for_a_deadline() -> None:
+    with_goals = {SHORT._replace(kind=NONE, goal=goal): 50 for goal in (1, 62)}
+    assert ahead(LONG, {SHORT: 1000, **with_goals}, 0, deadline_ms=500) == 400
+    assert ahead(SHORT, {LONG: 50, **with_goals}) == 133, "those with as much utility per token"
 
 
 @pytest.mark.parametrize(("priority", "expected"), [(0, 0), (2, 0), (3, 1000)])

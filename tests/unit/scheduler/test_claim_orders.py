@@ -9,7 +9,15 @@ from orca.core.domain.errors import SettingError
 from orca.core.domain.request import SamplingParams
 from orca.core.domain.step import Claim
 from orca.pool.length_bins import bin_of
-from orca.pool.order.order_class import DeadlineKind, OrderClass, class_of, length_class, middle_of, whole_priority
+from orca.pool.order.order_class import (
+    DeadlineKind,
+    OrderClass,
+    class_named,
+    class_of,
+    length_class,
+    middle_of,
+    whole_priority,
+)
 from orca.pool.order.order_rules import ClaimOrder, Drop, Order, OrderRules, RunEstimates, Utility
 from orca.pool.records import ClaimAnswer, LengthCounts, PeriodLengths
 from orca.scheduler.order.claim_orders import ANSWERS_MIN, ClaimOrders, mean_outputs
@@ -67,6 +75,47 @@ def test_own_time_reaches_to_what_the_deadline_asks_for() -> None:
     assert own == [2.0 * 5 + 10.0 * 9.5, 2.0 * 5 + 10.0, 0.0], "of the longest prompt of the class"
     expected = [known.expected_ms(OrderClass(0, 4, 6, kind)) for kind in DeadlineKind]
     assert expected == [2.0 * 4.5 + 10.0 * 9.5, 2.0 * 4.5 + 10.0, 0.0]
+
+
+def test_a_goal_for_the_first_token_makes_classes_of_its_own() -> None:
+    goals = (None, 1, 2, 1_000, 1_023, 1_024, 1_535, 1_536, 2**31)
+    found = [class_of(replace(a_request(), first_token_goal_ms=ms), DeadlineKind.NONE).goal for ms in goals]
+    assert found == [0, 1, 2, 19, 19, 20, 20, 21, 62], "1.5 x 2^9 is 768, the bound of class 19"
+    request = replace(a_request(), first_token_goal_ms=1_000)
+    assert class_of(request, DeadlineKind.NONE, logged=1).goal == 0, "it has its first token"
+    assert [class_of(request, kind).goal for kind in (DeadlineKind.END, DeadlineKind.FIRST_TOKEN)] == [0, 0]
+
+
+def test_a_class_has_the_name_that_it_is_found_by() -> None:
+    for kind in DeadlineKind:
+        of = OrderClass(-2, 4, 7, kind, 3)
+        assert (str(of), class_named(str(of))) == (f"-2/4/7/3/{kind.value}", of)
+    with_goal = OrderClass(8, 4, 7, DeadlineKind.NONE, 0, 20)
+    assert (str(with_goal), class_named(str(with_goal))) == ("8/4/7/0/none/20", with_goal)
+
+
+@pytest.mark.parametrize("name", ["", "0/4/7/0", "0/4/7/0/soon", "0/4/7/0/none/", "0/4/7/0/none/20/1", "a/4/7/0/end"])
+def test_a_name_of_another_release_is_no_class(name: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        class_named(name)
+
+
+@pytest.mark.parametrize(
+    ("goal", "window_ms"),
+    [
+        (0, 30_000.0),
+        (20, 1_024.0 - 20.0),  # own time: five prompt tokens of 2 ms, and one step
+        (5, 6.0 - 20.0),
+        (29, 24_576.0 - 20.0),
+        (30, 30_000.0),
+    ],
+    ids=["none", "goal", "too short", "long", "longer than patience"],
+)
+def test_the_window_of_a_class_without_a_deadline_ends_with_its_goal_or_its_patience(
+    goal: int, window_ms: float
+) -> None:
+    order = an_order(RunEstimates(prompt_token_ms=2.0, step_ms=10.0))
+    assert order.window_ms(OrderClass(0, 4, 6, DeadlineKind.NONE, 0, goal)) == window_ms
 
 
 def test_an_output_that_nothing_can_end_sooner_has_a_known_length() -> None:

@@ -61,6 +61,20 @@ async def test_a_step_is_filled_with_prompts_in_the_order_of_the_claim() -> None
     assert began(simulation) == ["B", "C", "D", "A"]
 
 
+@virtually
+async def test_a_goal_for_the_first_token_orders_waiting_requests_and_ends_none() -> None:
+    simulation = a_loop(OrderRules(drop=Drop.EXPECTED), places=1)
+    simulation.start(simulation.groups["g0"])
+    await simulation.submit(a_request("first", new=60))
+    await tokens_at_least(simulation, "first.0", 40)
+    for name, goal_ms in (("none", None), ("missed", 10), ("loose", 20_000), ("tight", 10_000)):
+        await simulation.submit(replace(a_request(name, new=3), first_token_goal_ms=goal_ms))
+    await simulation.finish()
+    assert began(simulation) == ["first", "tight", "loose", "none", "missed"]
+    for name in ("tight", "loose", "none", "missed"):
+        assert (await simulation.pool.status(f"{name}.0")).end == End(FinishReason.LENGTH, 3)
+
+
 @pytest.mark.parametrize("prefetch", [0, 1])
 @virtually
 async def test_a_request_that_is_too_late_ends_before_its_deadline(prefetch: int) -> None:
@@ -111,14 +125,19 @@ async def _waits(requests: list[tuple[float, Request]], rules: OrderRules | None
 
 
 def overload(seed: int, places: int) -> list[tuple[float, Request]]:
-    """Draw requests at some three times the capacity; one in ten has no deadline, one in twenty is long."""
+    """Draw requests at some three times the capacity; one in ten has no deadline, one in twenty is long.
+
+    Half of those without a deadline have a goal for their first token, which may be too short, or longer than patience.
+    """
     numbers = random.Random(seed)
     now_s, drawn = 0.0, []
     for number in range(120):
         new = numbers.choice((60, *range(1, 20)))
         now_s += numbers.expovariate(3 * places / (10 * STEP_US / 1e6))
         deadline_ms = None if numbers.random() < 0.1 else numbers.randint(300, 8_000)
-        drawn.append((now_s, replace(a_request(f"r{number}", new=new, ignore_eos=True), deadline_ms=deadline_ms)))
+        goal_ms = None if number % 2 else (5, 150, 800, 5_000)[number // 2 % 4]
+        request = replace(a_request(f"r{number}", new=new, ignore_eos=True), deadline_ms=deadline_ms)
+        drawn.append((now_s, replace(request, first_token_goal_ms=goal_ms)))
     return drawn
 
 

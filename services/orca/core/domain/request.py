@@ -118,6 +118,8 @@ class Request:
     # Tokens with which the target of an encoder-decoder model begins, its start token first. Empty for other models.
     decoder_prefix: tuple[int, ...] = ()
     weight: float | None = None  # of the request's utility, > 0: 2^-priority (core.priority); None is 1
+    # From `submitted_ms`; the first token should come by then. It orders claims and ends nothing; None: no goal.
+    first_token_goal_ms: int | None = None
 
     # Reserved: the pool stores these fields, and nothing reads or writes them yet.
     cache_salt: str | None = None  # requests share blocks of a common prefix only if their salts are equal

@@ -30,7 +30,7 @@ from orca.gateway.render.shown_text import TextFlag
 from orca.gateway.responses.bodies import ResponseChat
 from orca.gateway.settings import GatewaySettings
 from orca.pool.records import OnDisconnect, Submission
-from orca.pool.schemas import SCHEMA_OF_FORMATS, SCHEMA_OF_WEIGHTS
+from orca.pool.schemas import SCHEMA_OF_FORMATS, SCHEMA_OF_GOALS, SCHEMA_OF_WEIGHTS
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of max_tokens for completions."""
@@ -207,6 +207,7 @@ def submission(
     seed = context.seed if body.seed is None else body.seed
     limits = [max_new_tokens(body, len(prompt), tokens, model, settings, promised) for prompt in tokens.prompts]
     weight = _weight(body, context)
+    goal_ms = _first_token_goal_ms(context)
     # Shared by all choices of a prompt, which may be long.
     shared_prompts = [tuple(prompt) for prompt in tokens.prompts]
     requests = [
@@ -223,6 +224,7 @@ def submission(
             traceparent=context.traceparent,
             decoder_prefix=tokens.target,
             weight=weight,
+            first_token_goal_ms=goal_ms,
         )
         for i, prompt in enumerate(shared_prompts)
         for choice in range(choices)
@@ -250,6 +252,11 @@ def _weight(body: GenerationBody, context: CallContext) -> float | None:
         # The bound of a key waits for the schema: a client that asks for nothing new is not refused.
         return None
     return weight_of(context.call.priority(body.priority))
+
+
+def _first_token_goal_ms(context: CallContext) -> int | None:
+    """Return the goal that orders claims. Below its schema no claim goes by one, so nothing is lost without it."""
+    return None if context.schema < SCHEMA_OF_GOALS else context.call.goals.first_token_goal_ms
 
 
 def _newer_names(options: RenderOptions) -> tuple[str, ...]:

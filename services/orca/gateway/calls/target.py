@@ -16,6 +16,7 @@ from orca.gateway.errors import UNAVAILABLE, ApiError, unsupported
 from orca.gateway.formats.tables import ReasoningFormat
 from orca.gateway.formats.tools import CallTools
 from orca.gateway.grammars.fields import NamedGrammar
+from orca.gateway.latency_goals import TTFT_HEADER
 from orca.gateway.models.models import ServedModel
 from orca.pool.schemas import SCHEMA_OF_TARGETS
 
@@ -101,7 +102,7 @@ def needs_newer_schema(error: NotStoredYet, model: ServedModel, tokens: CallToke
     """Return the error for a call that the pool cannot store yet: no call to an encoder-decoder model can change it."""
     if model.info.encoder_decoder is None:
         # The client knows the fields that these were made from.
-        made_from = {**FIELDS, "weight": "priority"}
+        made_from = {**FIELDS, "weight": "priority", "first_token_goal_ms": TTFT_HEADER}
         if tokens.grammar is not None:
             made_from["grammar"] = tokens.grammar.param
         names = dict.fromkeys(made_from.get(name, name) for name in error.names)

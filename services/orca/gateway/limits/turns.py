@@ -56,7 +56,10 @@ def least_run_ms(request: Request, kind: DeadlineKind, least_step_ms: float) -> 
 
 
 def _sooner(deadline_ms: float, stats: PoolStats) -> int:
-    """Count the waiting requests with a sooner deadline, and those without one: after their patience they go first."""
+    """Count the waiting requests with a sooner deadline, and those without one, whatever their goals are.
+
+    After their patience they go first, and no goal makes them go later than that.
+    """
     assert stats.by_order is not None
     within = bisect_right(DUE_MS, deadline_ms)
     due = stats.by_order.due[within - 1] if within else 0

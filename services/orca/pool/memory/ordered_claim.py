@@ -37,6 +37,7 @@ class ClassOffer:
     density: float
     own_ms: float
     expected_ms: float
+    window_ms: float  # from submission to the end of the start window; only of a class without a deadline
 
 
 @dataclass(slots=True, eq=False)
@@ -171,7 +172,14 @@ class OrderedClaim:
         """Return the classes with waiting requests, those with the most utility per cost first."""
         order, times = self.order, self.order.estimates
         offers = (
-            ClassOffer(of, order.utility(of), order.density(of), times.own_ms(of), times.expected_ms(of))
+            ClassOffer(
+                of,
+                utility=order.utility(of),
+                density=order.density(of),
+                own_ms=times.own_ms(of),
+                expected_ms=times.expected_ms(of),
+                window_ms=order.window_ms(of),
+            )
             for of in self.index
         )
         return sorted(offers, key=lambda offer: (-offer.density, *_rank(offer.of)))
@@ -243,17 +251,32 @@ class OrderedClaim:
         patient, in_time, late = [], [], []
         for offer in offers:
             if offer.of.kind is DeadlineKind.NONE:
-                wait_ms = self.order.rules.patience_ms
-                passed_at = self.now_ms - wait_ms
-                old = self.index.between(offer.of, -inf, passed_at, is_low_in=True, is_high_in=True)
-                new = self.index.between(offer.of, passed_at, inf, is_low_in=False, is_high_in=True)
-                patient.append(OfferReader(offer, old, wait_ms))
-                in_time.append(OfferReader(offer, new, wait_ms))
+                old, young, hopeful = self._without_deadline(offer)
+                patient.append(old)
+                in_time += [young, hopeful]
             else:
                 new = self.index.between(offer.of, self._begin(offer), inf, is_low_in=True, is_high_in=True)
                 in_time.append(OfferReader(offer, new, -offer.own_ms))
                 late.append(OfferReader(offer, self._late(offer), -offer.own_ms))
         return patient, in_time, late
+
+    def _without_deadline(self, offer: ClassOffer) -> tuple[OfferReader, OfferReader, OfferReader]:
+        """Return readers of a class: patience has passed; patience decides; a goal decides and can still be met."""
+        patience_ms = self.order.rules.patience_ms
+        passed_at, goal_from = self.now_ms - patience_ms, self._goal_from(offer)
+        old = self.index.between(offer.of, -inf, passed_at, is_low_in=True, is_high_in=True)
+        young = self.index.between(offer.of, passed_at, goal_from, is_low_in=False, is_high_in=False)
+        hopeful = self.index.between(offer.of, goal_from, inf, is_low_in=True, is_high_in=True)
+        return (
+            OfferReader(offer, old, patience_ms),
+            OfferReader(offer, young, patience_ms),
+            OfferReader(offer, hopeful, offer.window_ms),
+        )
+
+    def _goal_from(self, offer: ClassOffer) -> float:
+        """Return the soonest submission whose goal is still met if it starts now; infinite if patience ends sooner."""
+        is_goal_sooner = offer.window_ms < self.order.rules.patience_ms
+        return self.now_ms - offer.window_ms if is_goal_sooner else inf
 
     def _begin(self, offer: ClassOffer) -> float:
         """Return the soonest deadline of a class that is still met if the request starts now."""
@@ -291,7 +314,7 @@ class OrderedClaim:
 
 def _rank(of: OrderClass) -> tuple[int, ...]:
     """Return numbers that order classes of equal density, in Python and in Lua."""
-    return of.priority, of.prompt, of.output, of.fewest, tuple(DeadlineKind).index(of.kind)
+    return of.priority, of.prompt, of.output, of.fewest, tuple(DeadlineKind).index(of.kind), of.goal
 
 
 def _by_density(readers: Iterable[OfferReader]) -> Iterator[Offered]:

@@ -4,6 +4,10 @@ A claim looks at classes and not at all requests. A class has one priority, one 
 `max_new_tokens`, one range of the fewest tokens that the output can have, and one kind of deadline. So its requests
 have the same utility and the same expected length, and the class is sorted by deadline.
 
+A class without a deadline is sorted by the time of submission. It may have one range of goals for the first token. The
+goal counts as the lower bound of this range, at most a third sooner than the request has it. So the order by submission
+is also the order by goal, and no request moves when its goal has passed.
+
 The pool derives the class from a request's record whenever it queues it. Nothing stores it, so a later release may
 divide requests in another way.
 """
@@ -33,20 +37,23 @@ class OrderClass(NamedTuple):
     output: int  # length class of max_new_tokens
     kind: DeadlineKind
     fewest: int = 0  # length class of the fewest tokens of the output: that of `output` if nothing can end it sooner
+    goal: int = 0  # length class of the goal for the first token, in ms; 0 for none. Only without a deadline
 
     def __str__(self) -> str:
-        return f"{self.priority}/{self.prompt}/{self.output}/{self.fewest}/{self.kind}"
+        goal = f"/{self.goal}" if self.goal else ""
+        return f"{self.priority}/{self.prompt}/{self.output}/{self.fewest}/{self.kind}{goal}"
 
 
 @lru_cache(maxsize=4096)
 def class_named(name: str) -> OrderClass:
     """Return the class of a name. Raises: ValueError."""
-    priority, prompt, output, fewest, kind = name.split("/")
-    return OrderClass(int(priority), int(prompt), int(output), DeadlineKind(kind), int(fewest))
+    parts = name.split("/")
+    priority, prompt, output, fewest, kind, goal = parts if len(parts) > 5 else (*parts, "0")
+    return OrderClass(int(priority), int(prompt), int(output), DeadlineKind(kind), int(fewest), int(goal))
 
 
 def length_class(tokens: int) -> int:
-    """Return the class of a length, 1 or more tokens. The lower bounds of classes are 2^i and 1.5 x 2^i."""
+    """Return the class of a length: 1 or more tokens, or milliseconds. Lower bounds are 2^i and 1.5 x 2^i."""
     mantissa, exponent = frexp(tokens)
     return 2 * (exponent - 1) + (mantissa >= 0.75)
 
@@ -64,7 +71,7 @@ def longest_of(number: int) -> float:
 
 
 def lower_bound(number: int) -> float:
-    """Return the shortest length of a class, in tokens."""
+    """Return the shortest length of a class, in tokens or milliseconds."""
     octave, is_upper = divmod(number, 2)
     return float(2.0**octave * (1 + is_upper / 2))
 
@@ -79,7 +86,15 @@ def class_of(request: Request, kind: DeadlineKind, logged: int = 0) -> OrderClas
     prompt = length_class(len(request.prompt) + logged)
     output = length_class(max(1, request.max_new_tokens - logged))
     fewest = length_class(max(1, fewest_tokens(request) - logged))
-    return OrderClass(whole_priority(request), prompt, output, kind, fewest)
+    return OrderClass(whole_priority(request), prompt, output, kind, fewest, _goal_of(request, kind, logged))
+
+
+def _goal_of(request: Request, kind: DeadlineKind, logged: int) -> int:
+    """Return the class of the goal for the first token. A deadline counts alone, and so does a token that is there."""
+    goal_ms = request.first_token_goal_ms
+    if kind is not DeadlineKind.NONE or logged or goal_ms is None:
+        return 0
+    return max(1, length_class(goal_ms))  # 1 ms has the length class 0
 
 
 def whole_priority(request: Request) -> int:
@@ -103,7 +118,7 @@ def fewest_tokens(request: Request) -> int:
 
 
 def lua() -> str:
-    """Return `length_class`, `middle_of`, `longest_of` and `class_of` for the head of each script."""
+    """Return `length_class`, `lower_bound`, `middle_of`, `longest_of`, `class_of` and `class_named` for each script."""
     return """\
 local function length_class(tokens)
   local mantissa, exponent = math.frexp(tokens)
@@ -115,10 +130,22 @@ end
 local function longest_of(number) return math.max(lower_bound(number), lower_bound(number + 1) - 1) end
 local function middle_of(number) return (lower_bound(number) + longest_of(number)) / 2 end
 local function class_of(r)
-  local kind = 'none'
-  if r.deadline then kind = r.deadline_later and r.deadline_later ~= r.deadline and 'first' or 'end' end
+  local kind, goal = 'none', ''
+  if r.deadline then
+    kind = r.deadline_later and r.deadline_later ~= r.deadline and 'first' or 'end'
+  elseif r.goal and r.logged == 0 then
+    goal = '/' .. math.max(1, length_class(tonumber(r.goal)))
+  end
   local prompt, output = length_class(r.prompt_tokens + r.logged), length_class(math.max(1, r.max_new - r.logged))
   local fewest = length_class(math.max(1, (r.fewest or 1) - r.logged))
-  return string.format('%d/%d/%d/%d/%s', r.priority or 0, prompt, output, fewest, kind)
+  return string.format('%d/%d/%d/%d/%s%s', r.priority or 0, prompt, output, fewest, kind, goal)
+end
+local KINDS = { ['end'] = 0, first = 1, none = 2 }
+-- Returns priority, prompt, output, fewest, kind and goal of a class; nil for a name that this release does not give.
+local function class_named(name)
+  local priority, prompt, output, fewest, kind, rest = string.match(name, '^(-?%d+)/(%d+)/(%d+)/(%d+)/(%a+)(.*)$')
+  local goal = rest == '' and 0 or tonumber(string.match(rest or '', '^/(%d+)$'))
+  if not (KINDS[kind] and goal) then return nil end
+  return tonumber(priority), tonumber(prompt), tonumber(output), tonumber(fewest), kind, goal
 end
 """

@@ -13,7 +13,7 @@ from math import ceil, inf
 import orjson
 
 from orca.core.domain.errors import SettingError
-from orca.pool.order.order_class import DeadlineKind, OrderClass, longest_of, middle_of
+from orca.pool.order.order_class import DeadlineKind, OrderClass, longest_of, lower_bound, middle_of
 
 PASSED_MAX = 1000
 """Most requests that one claim passes over: those that do not fit, are reserved for others, or cannot be read."""
@@ -108,7 +108,7 @@ class RunEstimates:
         return max(middle_of(of.fewest), min(dict(self.outputs).get(of.prompt, inf), middle_of(of.output)))
 
     def own_ms(self, of: OrderClass) -> float:
-        """Return the run time from the claim to what the deadline asks for; 0 without a deadline.
+        """Return the run time from the claim to what the deadline or the goal asks for; 0 without either.
 
         It is that of the longest requests of the class, as far as lengths are known. By a mean, half of the requests
         that are claimed at the end of their start windows would be late.
@@ -120,9 +120,9 @@ class RunEstimates:
         return self._run_ms(of, middle_of(of.prompt), self.expected_tokens(of))
 
     def _run_ms(self, of: OrderClass, prompt_tokens: float, tokens: float) -> float:
-        if of.kind is DeadlineKind.NONE:
+        if of.kind is DeadlineKind.NONE and not of.goal:
             return 0.0
-        steps = 1.0 if of.kind is DeadlineKind.FIRST_TOKEN else tokens
+        steps = tokens if of.kind is DeadlineKind.END else 1.0
         return self.prompt_token_ms * prompt_tokens + self.step_ms * steps
 
 
@@ -134,6 +134,14 @@ class ClaimOrder:
     estimates: RunEstimates = field(default_factory=RunEstimates)
     free_prompt_tokens: int
     total_prompt_tokens: int  # of an empty row: a longer prompt takes all of it
+
+    def window_ms(self, of: OrderClass) -> float:
+        """Return the start window of a class without a deadline, from submission: that of its goal or its patience.
+
+        The sooner one counts. The window of a goal may be below 0: the own time alone is longer than the goal.
+        """
+        patience_ms = float(self.rules.patience_ms)
+        return min(patience_ms, lower_bound(of.goal) - self.estimates.own_ms(of)) if of.goal else patience_ms
 
     def length(self, of: OrderClass) -> float:
         """Return the tokens that a request of a class is expected to compute: l of the paper."""

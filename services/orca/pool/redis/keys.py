@@ -62,8 +62,9 @@ news                channel hints, one a line: "<id> <entries>" per log that gre
     for none), number and call (claim; call is empty while queued and unchanged by the end), group and process (owner),
     first_claimed_ms, first_step_ms, first_token_ms and ended_ms (wall clock; absent before; the first step is known
     with the first token, if that came under the first claim), mark ("<epoch> <group>" of the seat that it is reserved
-    for), priority (absent means 0), fewest (tokens that its output has at least, absent means 1), trial (1 from a claim
-    to its first commit, otherwise empty) and failures (in a row; both in poison.py, absent means none).
+    for), priority (absent means 0), fewest (tokens that its output has at least, absent means 1), goal (ms from
+    submission in which its first token should come, absent means no goal), trial (1 from a claim to its first commit,
+    otherwise empty) and failures (in a row; both in poison.py, absent means none).
 - par: schema, choices (how many requests), left (not ended yet), on_disconnect, owner, digest,
     conversation (only where a later call may go on from it).
 - seat: holder (process, empty when free), epoch, revision, last_call (highest call number of the holder); answers to

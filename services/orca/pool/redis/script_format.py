@@ -29,7 +29,7 @@ from orca.pool.contract import check_entry, reserved_bytes
 from orca.pool.latency_bins import LATENCIES, AnswerLatency
 from orca.pool.latency_counts import PeriodLatencies
 from orca.pool.length_bins import age_ms
-from orca.pool.order.order_class import class_named, fewest_tokens, whole_priority
+from orca.pool.order.order_class import OrderClass, class_named, fewest_tokens, whole_priority
 from orca.pool.order.order_rules import ClaimOrder
 from orca.pool.order.order_stats import OrderStats
 from orca.pool.records import Claimed, CommitEntry, LogSlice, PeriodLengths, Submission
@@ -84,6 +84,7 @@ class RequestArguments(NamedTuple):
     first_token_deadline_ms: int | str  # empty if there is none
     priority: int | str  # empty if it is 0
     fewest: int | str  # tokens of the shortest output, empty if it is 1
+    goal: int | str  # ms from submission in which the first token should come, empty if there is none
 
 
 def submit_arguments(submission: Submission, settings: PoolSettings) -> list[Argument]:
@@ -128,6 +129,7 @@ def _request_arguments(request: Request, body: bytes, size: int, schema: int) ->
         first_token_deadline_ms="" if first_token_deadline_ms is None else first_token_deadline_ms,
         priority=whole_priority(request) or "",
         fewest=least if (least := fewest_tokens(request)) > 1 else "",
+        goal="" if request.first_token_goal_ms is None else request.first_token_goal_ms,
         body=body,
     )
 
@@ -315,13 +317,26 @@ def _bin(text: str, most: int) -> int:
 
 
 def read_order_stats(least_step_ms: bytes, pairs: Sequence[bytes], due: Sequence[int]) -> OrderStats:
-    """Build the counts by order of `stats`. Args: pairs: fields and values of the key `classes` in turn."""
+    """Build the counts by order of `stats`.
+
+    Classes that only another release knows are left out: the next claim of this release builds the index again.
+    Args: pairs: fields and values of the key `classes` in turn.
+    """
     classes = zip(map(bytes.decode, pairs[::2]), pairs[1::2], strict=True)
+    named = ((_known_class(name), count) for name, count in classes)
     return OrderStats(
-        classes={class_named(name): int(count) for name, count in classes if name},
+        classes={of: int(count) for of, count in named if of is not None},
         due=tuple(due),
         least_step_ms=float(least_step_ms),
     )
+
+
+def _known_class(name: str) -> OrderClass | None:
+    """Return the class of a name; None for a name that this release does not give."""
+    try:
+        return class_named(name)
+    except ValueError:
+        return None
 
 
 def newer_records(meta: Mapping[str, Any]) -> int:

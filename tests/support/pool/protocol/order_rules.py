@@ -58,6 +58,17 @@ class PatienceEndsRequests(MemoryPool):
     ordered_claim_class = PatienceAsDeadline
 
 
+class GoalsNeverPass(OrderedClaim):
+    def _goal_from(self, offer: ClassOffer) -> float:
+        return self.now_ms - self.order.rules.patience_ms + 1
+
+
+class PassedGoalsOrderClaims(MemoryPool):
+    """A goal decides until the patience has passed, whether it can still be met or not."""
+
+    ordered_claim_class = GoalsNeverPass
+
+
 class OneStage(OrderedClaim):
     def _divide(self, offers: Iterable[ClassOffer]) -> Divided:
         patient, in_time, late = super()._divide(offers)
@@ -210,6 +221,7 @@ ORDER_RULES = [
     PatienceIsForgotten,
     OldestOfEachClassFirst,
     PatienceEndsRequests,
+    PassedGoalsOrderClaims,
     EachRequestReserves,
     OrdersReserveNothing,
     OrdersIgnoreMarks,

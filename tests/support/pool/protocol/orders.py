@@ -58,16 +58,19 @@ def _draw_estimates(random: Random) -> RunEstimates:
 
 
 def draw_fields(random: Random, token: int, large_prompt: int, schema: int) -> dict[str, Any]:
-    """Draw deadlines, weight and prompt of a request; most have no deadline, and one of six has a large prompt.
+    """Draw deadlines, goal, weight and prompt of a request; most have no deadline, and one of six has a large prompt.
 
     Args:
         token: of the prompt.
-        schema: the number in force, which may have no weights.
+        schema: the number in force, which may have no weights and no goals.
     """
     weight = random.choice((None, None, 0.25, 4.0))
+    # Without a draw of its own, which would make other walks of all seeds.
+    goal_ms = (None, 300, 1_200, 10_000)[token % 4]
     return {
         "prompt": (token,) * random.choice((1, 3, 3, 6, 6, large_prompt)),
         "deadline_ms": random.choice((500, 3_000, 60_000)) if random.random() < 0.2 else None,
         "first_token_deadline_ms": random.choice((500, 3_000, 10_000)) if random.random() < 0.2 else None,
         "weight": weight if schema >= SCHEMA_OF_ORDERS else None,
+        "first_token_goal_ms": goal_ms if schema >= SCHEMA_OF_ORDERS else None,
     }

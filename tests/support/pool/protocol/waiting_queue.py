@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from orca.core.domain.request import FinishReason, Request, slots_needed
 from orca.pool.memory.state import RequestRecord
-from orca.pool.order.order_rules import LATE, ClaimOrder, Drop
+from orca.pool.order.order_class import DeadlineKind, class_of, length_class, lower_bound
+from orca.pool.order.order_rules import LATE, ClaimOrder, Drop, Order
 from orca.pool.records import Caller, ClaimAnswer, OwnershipState
 from support.pool.protocol.stages import Violation
 
@@ -71,6 +72,7 @@ class WaitingQueue:
         else:
             self._check_row(given, row, order)
             self._check_patience(given, row, order, is_blocked=answer.is_blocked)
+            self._check_windows(given, order)
 
     def _is_living(self, waiting: Waiting) -> bool:
         is_over = waiting.deadline is not None and waiting.deadline <= self.simulation.clock.wall
@@ -153,6 +155,33 @@ class WaitingQueue:
             raise Violation(f"group {self.caller.group} is reserved for {blocker} and was told {is_blocked}")
         self._check_marks(blocker)
 
+    def _check_windows(self, given: Sequence[str], order: ClaimOrder) -> None:
+        """Check that nobody whose start window is over goes before somebody whose window is open.
+
+        Under `edf` those with an open window go by its end. A goal that cannot be met any more decides nothing.
+        """
+        now_ms, patient = self.simulation.clock.wall, {waiting.request.id for waiting in self._patient(order)}
+        ends = [self._window_end(self.requests[name], order) for name in given if name not in patient]
+        are_late = [end < now_ms for end in ends]
+        if are_late != sorted(are_late):
+            raise Violation(f"group {self.caller.group} was given {list(given)}, and some of the first ones are late")
+        open_until = [end for end in ends if end >= now_ms]
+        if order.rules.order is Order.EDF and open_until != sorted(open_until):
+            raise Violation(f"{list(given)} were claimed by edf, and their windows end at {open_until}")
+
+    def _window_end(self, waiting: Waiting, order: ClaimOrder) -> float:
+        """Return the end of a start window, on the wall clock."""
+        request, logged = waiting.request, len(waiting.record.log)
+        of = class_of(request, _kind(waiting), logged)
+        own_ms = order.estimates.own_ms(of)
+        if waiting.deadline is not None:
+            return waiting.deadline - own_ms
+        patience_end = request.submitted_ms + order.rules.patience_ms
+        if request.first_token_goal_ms is None or logged:
+            return patience_end
+        goal_end = request.submitted_ms + (lower_bound(length_class(request.first_token_goal_ms)) - own_ms)
+        return min(goal_end, patience_end) if goal_end >= self.simulation.clock.wall else patience_end
+
     def _check_marks(self, blocker: str | None) -> None:
         """Check that the claim has reserved its group for `blocker` and for no other request."""
         group = self.caller.group
@@ -184,6 +213,13 @@ class WaitingQueue:
 
 def _fits(need: Sequence[int], room: Sequence[int]) -> bool:
     return all(needed <= free for needed, free in zip(need, room, strict=True))
+
+
+def _kind(waiting: Waiting) -> DeadlineKind:
+    if waiting.deadline is None:
+        return DeadlineKind.NONE
+    is_of_end = waiting.deadline == waiting.request.deadline_wall_ms
+    return DeadlineKind.END if is_of_end else DeadlineKind.FIRST_TOKEN
 
 
 def _deadline(record: RequestRecord) -> int | None:

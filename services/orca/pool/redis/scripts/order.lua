@@ -8,6 +8,9 @@
 --   rest         all others, by utility per cost
 --   late         those whose start window is over and whose deadline is not, in the order of `rest`
 -- What does not fit is passed over. Ties go by the end of the start window, then by arrival.
+--
+-- The start window of a request without a deadline ends with its patience. With a goal for its first token it ends
+-- sooner, until the goal cannot be met any more. Then patience decides again: a goal makes no request late.
 
 -- Most requests that one call reads. The first call for a class reads one, since a claim takes none of most classes.
 local CHUNK = 64
@@ -27,22 +30,26 @@ local function order_of_claim(from)
 end
 
 -- Builds the next part of the index of a revision if it is not whole, from the oldest request on. It begins again if the
--- index does not count what waits: a part that does not know it has queued or claimed something. It also does so if this
--- release may read what the builder could not.
+-- index does not count what waits, or has names of classes that this release does not give: a part of another release has
+-- queued or claimed something. It also does so if this release may read what the builder could not.
 -- Args: most: requests that the claim may take; the index gets at least as many.
 -- Returns the hash of the classes and their counts, as pairs.
 local function keep_index(revision, most)
-  local counts, indexed, built = call('HGETALL', classes_key(revision)), 0, ''
+  local counts, indexed, built, is_known = call('HGETALL', classes_key(revision)), 0, '', true
   for i = 1, #counts, 2 do
-    if counts[i] == '' then built = counts[i + 1] else indexed = indexed + counts[i + 1] end
+    if counts[i] == '' then
+      built = counts[i + 1]
+    else
+      indexed, is_known = indexed + counts[i + 1], is_known and class_named(counts[i]) ~= nil
+    end
   end
   local unreadable, newest, last = string.match(built, '^(%d+) (%d+) (%S+)$')
   if last == 'inf' then
     local is_readable_now = unreadable ~= '0' and tonumber(newest) < SCHEMA_NEWEST
-    if indexed + unreadable == call('ZCARD', q_key(revision)) and not is_readable_now then return counts end
+    if is_known and indexed + unreadable == call('ZCARD', q_key(revision)) and not is_readable_now then return counts end
     last = nil
   end
-  if not last then
+  if not (last and is_known) then
     drop_index(revision)
     unreadable, newest, last = 0, SCHEMA_NEWEST, 0
   end
@@ -59,9 +66,8 @@ local function keep_index(revision, most)
 end
 
 -- Returns a number that orders classes of equal density, in Python and in Lua.
-local KINDS = { ['end'] = 0, first = 1, none = 2 }
-local function rank_of(priority, prompt, output, fewest, kind)
-  return (((priority + 8) * 128 + prompt) * 128 + output) * 512 + fewest * 4 + KINDS[kind]
+local function rank_of(priority, prompt, output, fewest, kind, goal)
+  return ((((priority + 8) * 128 + prompt) * 128 + output) * 512 + fewest * 4 + KINDS[kind]) * 128 + goal
 end
 
 -- Returns the classes with waiting requests, those with the most utility per cost first.
@@ -71,22 +77,22 @@ local function classes_of(revision, counts, order)
   for i = 1, #counts, 2 do
     local name = counts[i]
     if name ~= '' then
-      local priority, prompt, output, fewest, kind = string.match(name, '^(-?%d+)/(%d+)/(%d+)/(%d+)/(%a+)$')
-      prompt, output, fewest = tonumber(prompt), tonumber(output), tonumber(fewest)
+      local priority, prompt, output, fewest, kind, goal = class_named(name)
       local expected = math.max(middle_of(fewest), math.min(order.outputs[prompt] or math.huge, middle_of(output)))
-      local utility = 2 ^ -tonumber(priority) * (order.is_by_length and 1 / (middle_of(prompt) + expected) or 1)
+      local utility = 2 ^ -priority * (order.is_by_length and 1 / (middle_of(prompt) + expected) or 1)
       local own_ms, expected_ms = 0, 0
-      if kind ~= 'none' then
+      if kind ~= 'none' or goal > 0 then
         local longest = math.max(longest_of(fewest), expected)
-        own_ms = order.prompt_token_ms * longest_of(prompt) + order.step_ms * (kind == 'first' and 1 or longest)
-        expected_ms = order.prompt_token_ms * middle_of(prompt) + order.step_ms * (kind == 'first' and 1 or expected)
+        own_ms = order.prompt_token_ms * longest_of(prompt) + order.step_ms * (kind == 'end' and longest or 1)
+        expected_ms = order.prompt_token_ms * middle_of(prompt) + order.step_ms * (kind == 'end' and expected or 1)
       end
       classes[#classes + 1] = {
         name = name, kind = kind, key = waiting_class_key(revision, name), utility = utility,
         density = utility / (order.prompt_cost * middle_of(prompt) + expected), own_ms = own_ms,
-        expected_ms = expected_ms, least_tokens = lower_bound(prompt),
-        least_total = lower_bound(prompt) + lower_bound(output), most_fewest = longest_of(fewest),
-        rank = rank_of(priority, prompt, output, fewest, kind),
+        expected_ms = expected_ms, window_ms = goal > 0 and lower_bound(goal) - own_ms or math.huge,
+        least_tokens = lower_bound(prompt), least_total = lower_bound(prompt) + lower_bound(output),
+        most_fewest = longest_of(fewest),
+        rank = rank_of(priority, prompt, output, fewest, kind, goal),
       }
     end
   end
@@ -305,13 +311,18 @@ local function choose_by_order(revision, counts, order, room, may_reserve)
     end
   end
 
-  -- A reader of each class for each of: patience has passed; in time; late.
+  -- Readers of each class for each of: patience has passed; in time; late.
   local patient, in_time, late = {}, {}, {}
   for _, class in ipairs(classes) do
     if class.kind == 'none' then
       local passed_at = score_text(wall - order.patience_ms)
       patient[#patient + 1] = reader_of(class, '-inf', passed_at, order.patience_ms)
-      in_time[#in_time + 1] = reader_of(class, '(' .. passed_at, '+inf', order.patience_ms)
+      local goal_from = '+inf'
+      if class.window_ms < order.patience_ms then
+        goal_from = score_text(wall - class.window_ms)
+        in_time[#in_time + 1] = reader_of(class, goal_from, '+inf', class.window_ms)
+      end
+      in_time[#in_time + 1] = reader_of(class, '(' .. passed_at, '(' .. goal_from, order.patience_ms)
     else
       local from = score_text(wall + class.own_ms)
       in_time[#in_time + 1] = reader_of(class, from, '+inf', -class.own_ms)

@@ -64,7 +64,7 @@ local function parent_of(id) return string.match(id, '^(.*)%.%d+$') end
 local FIELDS = {
   'schema', 'state', 'revision', 'arrival', 'prompt_tokens', 'max_new', 'bytes', 'token_bytes', 'deadline',
   'number', 'call', 'group', 'need', 'source', 'mark', 'trial', 'failures', 'submitted_ms', 'deadline_later', 'priority',
-  'fewest',
+  'fewest', 'goal',
 }
 -- Returns the record of a request, or nil if there is none that this release can read.
 local function load(id)

@@ -71,7 +71,7 @@ for i, request in ipairs(requests) do
     'arrival', arrival + i, 'submitted_ms', wall, 'need', request.need, 'prompt_tokens', request.prompt_tokens,
     'max_new', request.max_new, 'bytes', request.reserved, 'token_bytes', request.token_bytes
   )
-  for _, field in ipairs({ 'source', 'priority', 'fewest' }) do
+  for _, field in ipairs({ 'source', 'priority', 'fewest', 'goal' }) do
     if request[field] ~= '' then call('HSET', req_key(id), field, request[field]) end
   end
   call('SET', body_key(id), request.body)
