@@ -5,9 +5,11 @@ is one whole transition, as a script is in Redis, and its steps have the order o
 waits, except `wait_for_work`. The records that the transitions change are in state.py.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from math import floor
 
 from orca.core.domain.errors import NeverFits, UnknownRequest
 from orca.core.domain.request import End, FinishReason, Request
@@ -34,6 +36,7 @@ from orca.pool.latency_bins import AnswerLatency, latencies_us
 from orca.pool.latency_counts import LatencyCounts
 from orca.pool.memory.ordered_claim import ClaimRoom, ClaimRow, OrderedClaim
 from orca.pool.memory.state import ParentRecord, PoolClock, PoolState, RequestRecord, Seat
+from orca.pool.order.deadline_counts import DeadlineCounts
 from orca.pool.order.order_rules import LATE, ClaimOrder
 from orca.pool.order.order_stats import DUE_MS, OrderStats
 from orca.pool.poison import FAILURES_MAX
@@ -200,9 +203,17 @@ class MemoryPool(RequestPool):
             tokens=len(record.log),
             end=record.end,
             first_claimed_ms=record.first_claimed_ms,
+            starts_by_ms=record.starts_by_ms,
+            older_waiting=self._older_waiting(record),
             first_token_ms=record.first_token_ms,
             ended_ms=record.ended_ms,
         )
+
+    def _older_waiting(self, record: RequestRecord) -> int | None:
+        if record.state is not OwnershipState.QUEUED:
+            return None
+        request = record.request
+        return bisect_left(self.state.queue(request.revision), (request.arrival, request.id))
 
     async def cancel(self, parent: str) -> None:
         self.state.begin()
@@ -378,6 +389,7 @@ class MemoryPool(RequestPool):
                 claim=Claim(number, f"{caller.process}/{call}"),
                 log=tuple(state.records[request_id].log),
                 is_alone=state.records[request_id].is_alone,
+                slack_ms=_slack_ms(state.records[request_id], number),
             )
             for request_id, number in given
             if request_id in state.records
@@ -425,7 +437,14 @@ class MemoryPool(RequestPool):
             self.state.end(record, End(FinishReason.DEADLINE_EXCEEDED, len(record.log), detail=LATE))
         claim.waiting = len(self.state.queue(caller.revision))
         chosen, is_blocked = claim.choose()
-        return [records[request_id] for request_id in chosen], is_blocked
+        for item in chosen:
+            self._note_window(records[item.id], item.starts_by)
+        return [records[item.id] for item in chosen], is_blocked
+
+    def _note_window(self, record: RequestRecord, starts_by: float) -> None:
+        """Record the end of the start window, as the first claim sees it."""
+        if record.first_claimed_ms is None:
+            record.starts_by_ms = floor(starts_by)
 
     def _waiting(self, revision: str) -> Iterator[tuple[Request, int | None, int]]:
         """Yield the waiting requests that this release can read, with deadlines in force and lengths of logs."""
@@ -571,6 +590,7 @@ class MemoryPool(RequestPool):
         state.forgotten = {parent: at for parent, at in state.forgotten.items() if at > since}
         state.lengths.drop_old(state.awake)
         state.latencies.drop_old(state.awake)
+        state.outcomes.drop_old(state.awake)
         for request_id in state.deadlines.due(state.wall):
             if state.is_readable(state.records[request_id]):
                 state.end_now(state.records[request_id], FinishReason.DEADLINE_EXCEEDED)
@@ -716,6 +736,9 @@ class MemoryPool(RequestPool):
     async def latencies(self, revision: str) -> LatencyCounts:
         return self.state.latencies.of(revision, self.state.awake)
 
+    async def deadline_counts(self, revision: str) -> DeadlineCounts:
+        return self.state.outcomes.of(revision, self.state.awake)
+
     async def keep_result(self, key: str, result: bytes) -> None:
         check_result(key, result)
         self.state.begin()
@@ -761,6 +784,13 @@ class MemoryPool(RequestPool):
             newer_records=sum(record.schema > state.schema for record in state.records.values()),
             by_order=_order_stats(state, in_force),
         )
+
+
+def _slack_ms(record: RequestRecord, number: int) -> int | None:
+    """Return the time from a claim to the end of the start window; None unless it is the first one, and by an order."""
+    if number != 1 or record.starts_by_ms is None or record.first_claimed_ms is None:
+        return None
+    return record.starts_by_ms - record.first_claimed_ms
 
 
 def _promised_need(state: PoolState, request: Request) -> int:

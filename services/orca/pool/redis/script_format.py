@@ -29,6 +29,7 @@ from orca.pool.contract import check_entry, reserved_bytes
 from orca.pool.latency_bins import LATENCIES, AnswerLatency
 from orca.pool.latency_counts import PeriodLatencies
 from orca.pool.length_bins import age_ms
+from orca.pool.order.deadline_counts import DeadlineCounts, PeriodDeadlines
 from orca.pool.order.order_class import class_named, fewest_tokens, whole_priority
 from orca.pool.order.order_rules import ClaimOrder
 from orca.pool.order.order_stats import OrderStats
@@ -46,7 +47,7 @@ NEVER_FITS = orjson.dumps(NeverFits.WORDS)
 DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, struct.error)
 """Errors of reading damaged bytes. Nothing of ours writes them, but a Redis may be restored, moved or edited."""
 
-_CLAIMED_HEAD = ("number", "arrival", "submitted_ms", "is_alone", "body")
+_CLAIMED_HEAD = ("number", "arrival", "submitted_ms", "is_alone", "slack_ms", "body")
 
 
 class ParentArguments(NamedTuple):
@@ -214,7 +215,7 @@ def read_all_claimed(items: Iterable[list[Any]], claim_call: str) -> tuple[tuple
 
 
 def _read_claimed(name: str, item: list[Any], claim_call: str) -> Claimed:
-    number, arrival, submitted_ms, is_alone, body, *tokens = item
+    number, arrival, submitted_ms, is_alone, slack_ms, body, *tokens = item
     request = read_request(body, arrival, submitted_ms)
     if request.id != name:
         raise ValueError(f"its body is that of {request.id}")
@@ -223,6 +224,7 @@ def _read_claimed(name: str, item: list[Any], claim_call: str) -> Claimed:
         claim=Claim(int(number), claim_call),
         log=tuple(map(codec.unpack_token, tokens)),
         is_alone=bool(is_alone),
+        slack_ms=None if slack_ms == b"" else int(slack_ms),
     )
 
 
@@ -312,6 +314,22 @@ def _bin(text: str, most: int) -> int:
     if not 0 <= number <= most:
         raise ValueError(f"there is no bin {number}")
     return number
+
+
+def read_deadline_counts(awake_ms: int, *found: Any) -> DeadlineCounts:
+    """Build the counts of deadlines.
+
+    Args: found: number, requests in time and late ones of each period in turn.
+    Raises: PoolUnavailable: they are no counts.
+    """
+    periods = zip(found[::3], found[1::3], found[2::3], strict=True)
+    return DeadlineCounts(awake_ms=awake_ms, periods=tuple(_read_deadlines(*period) for period in periods))
+
+
+def _read_deadlines(period: int, in_time: bytes, late: bytes) -> PeriodDeadlines:
+    with _counts_of(period):
+        counts = _read_counts((b"in_time", in_time, b"late", late))
+        return PeriodDeadlines(period=period, in_time=counts["in_time"], late=counts["late"])
 
 
 def read_order_stats(least_step_ms: bytes, pairs: Sequence[bytes], due: Sequence[int]) -> OrderStats:
