@@ -381,7 +381,7 @@ class MemoryPool(RequestPool):
             seat.last_call = seat.claim_call = call
             given = tuple((record.request.id, record.number) for record in chosen)
             seat.claim_answer = given, len(state.queue(caller.revision)), is_blocked, order is not None
-            seat.order_step_ms = None if order is None else order.estimates.least_step_ms
+            seat.order = order
         given, waiting, is_blocked, is_by_order = seat.claim_answer
         claimed = tuple(
             Claimed(
@@ -808,14 +808,17 @@ def unfinished(state: PoolState, revision: str) -> list[RequestRecord]:
 
 def _order_stats(state: PoolState, in_force: Sequence[str]) -> OrderStats | None:
     """Return the counts by order. Args: in_force: the groups of the current revision with a living seat."""
-    steps = [state.seats[group].order_step_ms for group in in_force]
+    orders = [state.seats[group].order for group in in_force]
+    by_order = [order for order in orders if order is not None]
     index = state.waiting.indexes.get(state.revision or "")
-    if index is None or all(step is None for step in steps):
+    if index is None or not by_order:
         return None
+    are_known = all(order is not None and order.estimates.least_step_ms for order in orders)
     return OrderStats(
         classes=index.counts,
         due=tuple(state.deadlines.count_between(state.wall, state.wall + ms) for ms in DUE_MS),
-        least_step_ms=index.least_step_ms if all(steps) else 0.0,
+        least_step_ms=index.least_step_ms if are_known else 0.0,
+        order=by_order[0],
     )
 
 

@@ -19,6 +19,7 @@ from orca.pool.memory.latencies import CountedLatencies
 from orca.pool.memory.lengths import CountedLengths
 from orca.pool.memory.waiting_index import WaitingIndexes, place_of
 from orca.pool.order.deadline_outcome import is_in_time
+from orca.pool.order.order_rules import ClaimOrder
 from orca.pool.records import OwnershipState, Submission
 from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
@@ -81,8 +82,7 @@ class Seat:
     claim_answer: tuple[tuple[tuple[str, int], ...], int, bool, bool] = ((), 0, False, False)
     is_formed: bool = False  # the holder's last heartbeat reported that the group serves
     offered_slots: int | None = None  # the most that one request may need in the group, by the holder's last heartbeat
-    # Fastest step, ms, 0 if unknown, as of the last claim; None if that was by arrival.
-    order_step_ms: float | None = None
+    order: ClaimOrder | None = None  # of the last claim; None if that was by arrival
 
 
 @dataclass(slots=True)

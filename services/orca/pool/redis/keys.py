@@ -74,7 +74,7 @@ news                channel hints, one a line: "<id> <entries>" per log that gre
     <id> <number> ..."); unformed (the holder, while it reports that the group does not serve); lasting_offer ("<holder>
     <slots>": the most that one request may need, while the holder reports it; otherwise empty); by_order ("<holder>
     <milliseconds of its fastest step, 0 if unknown>" if its last claim was by another order than arrival; otherwise
-    empty).
+    empty), order ("<holder> <arguments of that claim>", see script_format.order_arguments; otherwise empty).
 - lengths: "<prompt bin>,<output bin>" -> answers that ended by `stop` or `length`; cut (those of them that ended by
     `length`; absent means none). The name of a period is "<revision>:<number>". It has one meaning, because the
     number has only digits and stands behind the last colon.

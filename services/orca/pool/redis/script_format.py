@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from orca.core.domain.errors import NeverFits, PoolUnavailable
+from orca.core.domain.errors import NeverFits, PoolUnavailable, SettingError
 from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.core.domain.step import Claim
 from orca.pool import codec, latency_bins, length_bins
@@ -31,7 +31,7 @@ from orca.pool.latency_counts import PeriodLatencies
 from orca.pool.length_bins import age_ms
 from orca.pool.order.deadline_counts import DeadlineCounts, PeriodDeadlines
 from orca.pool.order.order_class import class_named, fewest_tokens, whole_priority
-from orca.pool.order.order_rules import ClaimOrder
+from orca.pool.order.order_rules import ClaimOrder, Drop, Order, OrderRules, RunEstimates, Utility
 from orca.pool.order.order_stats import OrderStats
 from orca.pool.records import Claimed, CommitEntry, LogSlice, PeriodLengths, Submission
 from orca.pool.schemas import schema_least
@@ -161,6 +161,40 @@ def order_arguments(order: ClaimOrder | None) -> list[Argument]:
         order.total_prompt_tokens,
         *(argument for number, mean in estimates.outputs for argument in (number, repr(mean))),
     ]
+
+
+def read_order(arguments: bytes) -> ClaimOrder | None:
+    """Build the order of a claim from its arguments in one string (`order_arguments`).
+
+    Returns: None for an empty one, and for one of a release with other rules, which may run beside this one.
+    """
+    try:
+        return _read_order(*arguments.decode().split()) if arguments else None
+    except (ValueError, TypeError, SettingError):
+        return None
+
+
+def _read_order(share: str, utility: str, patience_ms: str, drop: str, *rest: str) -> ClaimOrder:
+    """Args: as `order_arguments` returns them. Raises: ValueError, SettingError."""
+    prompt_token_ms, step_ms, least_step_ms, prompt_cost, q, free, total, *outputs = map(float, rest)
+    return ClaimOrder(
+        rules=OrderRules(
+            order={0.0: Order.EDF, 1.0: Order.SJF}.get(float(share), Order.DEADLINE),
+            utility=Utility(utility),
+            eta=1 - q,
+            patience_ms=int(patience_ms),
+            drop=Drop(drop),
+        ),
+        estimates=RunEstimates(
+            prompt_token_ms=prompt_token_ms,
+            step_ms=step_ms,
+            least_step_ms=least_step_ms,
+            prompt_cost=prompt_cost,
+            outputs=tuple((int(number), mean) for number, mean in zip(outputs[::2], outputs[1::2], strict=True)),
+        ),
+        free_prompt_tokens=int(free),
+        total_prompt_tokens=int(total),
+    )
 
 
 def claim_arguments(claims: Mapping[str, Claim]) -> list[str | int]:
@@ -332,13 +366,17 @@ def _read_deadlines(period: int, in_time: bytes, late: bytes) -> PeriodDeadlines
         return PeriodDeadlines(period=period, in_time=counts["in_time"], late=counts["late"])
 
 
-def read_order_stats(least_step_ms: bytes, pairs: Sequence[bytes], due: Sequence[int]) -> OrderStats:
-    """Build the counts by order of `stats`. Args: pairs: fields and values of the key `classes` in turn."""
+def read_order_stats(least_step_ms: bytes, pairs: Sequence[bytes], due: Sequence[int], order: bytes) -> OrderStats:
+    """Build the counts by order of `stats`.
+
+    Args: pairs: fields and values of the key `classes` in turn; order: arguments of a claim, see `read_order`.
+    """
     classes = zip(map(bytes.decode, pairs[::2]), map(int, pairs[1::2]), strict=True)
     return OrderStats(
         classes={class_named(name): count for name, count in classes if name},
         due=tuple(due),
         least_step_ms=float(least_step_ms),
+        order=read_order(order),
     )
 
 

@@ -118,7 +118,8 @@ for _, r in ipairs(chosen) do
 end
 call(
   'HSET', seat_key(group), 'last_call', number, 'claim_call', number, 'claim_answer', table.concat(stored, ' '),
-  'by_order', order and process .. ' ' .. ARGV[15] or ''
+  'by_order', order and process .. ' ' .. ARGV[15] or '',
+  'order', order and process .. ' ' .. table.concat(ARGV, ' ', 9) or ''
 )
 publish()
 return answer
