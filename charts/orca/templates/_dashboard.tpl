@@ -12,13 +12,20 @@
       "expr" (replace "$of" $chosen $query)
       "legendFormat" $legend) }}
 {{- end }}
+{{- $defaults := dict "unit" $panel.unit }}
+{{- if not $panel.signed }}
+{{- $_ := set $defaults "min" 0 }}
+{{- end }}
+{{- if $panel.stacked }}
+{{- $_ := set $defaults "custom" (dict "stacking" (dict "mode" "normal" "group" "A") "fillOpacity" 30) }}
+{{- end }}
 {{- $panels = append $panels (dict
       "id" (add1 $index)
       "type" "timeseries"
       "title" $panel.title
       "datasource" $source
       "gridPos" (dict "x" (mul 8 (mod $index 3)) "y" (mul 7 (div $index 3)) "w" 8 "h" 7)
-      "fieldConfig" (dict "defaults" (dict "unit" $panel.unit "min" 0) "overrides" list)
+      "fieldConfig" (dict "defaults" $defaults "overrides" list)
       "targets" $targets) }}
 {{- end }}
 {{- $variables := list

@@ -14,7 +14,7 @@ PREFIX = "orca:{local}:"
 LASTING = frozenset(
     {
         *("meta", "seat", "seats", "closed_at", "parts", "promises", "blocks", "forgotten"),
-        *("lengths", "latencies", "periods", "results", "classes", "steps"),
+        *("lengths", "latencies", "outcomes", "periods", "results", "classes", "steps"),
     }
 )
 """Kinds of keys that outlive all requests, some of them for a minute."""

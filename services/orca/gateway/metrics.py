@@ -10,6 +10,7 @@ from orca.core.metrics.renamed import MetricNames, VllmNames
 from orca.core.metrics.vllm_names import Exporter
 from orca.core.process.settings import DEFAULT_METRIC_NAMES
 from orca.gateway.latency_goals import Goal, GoalOutcome
+from orca.pool.order.deadline_outcome import DeadlineOutcome
 from orca.pool.records import PoolStats
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -17,6 +18,9 @@ _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 _CHOICES = (1, 2, 5, 10, 20, 50, 100)
+
+REFUSED = "refused"
+"""The outcome of a deadline that could not be met when the call came, beside those of DeadlineOutcome."""
 
 ENGINE = "0"
 """vLLM's label `engine` of a gateway's metrics. Behind one address clients see one engine."""
@@ -113,6 +117,20 @@ class GatewayMetrics:
         for goal, outcome in itertools.product(Goal, GoalOutcome):
             # Created at the start, so that a rate shows the first miss.
             self._goals.labels(model, goal, outcome)
+        self._deadlines = counter(
+            "orca_request_deadlines",
+            "Requests that had a deadline, by its outcome; goodput is the rate of in_time. Requests without a deadline,"
+            " cancelled and failed ones count in none. The outcome refused counts calls.",
+            *("model_name", "outcome"),
+        )
+        for name in (*DeadlineOutcome, REFUSED):
+            # Created at the start, so that a rate shows the first one.
+            self._deadlines.labels(model, name)
+        self._utility = counter(
+            "orca_request_utility",
+            "Weights of the requests that were in time, 2^-priority each. Requests without a deadline count nothing.",
+            "model_name",
+        ).labels(model)
         self._http = counter(
             "orca_http_requests",
             "Answered HTTP requests. Those refused before method and route were known have `none` for both.",
@@ -144,6 +162,16 @@ class GatewayMetrics:
 
     def count_goal(self, goal: Goal, outcome: GoalOutcome) -> None:
         self._goals.labels(self._model, goal, outcome).inc()
+
+    def count_deadline(self, outcome: DeadlineOutcome, weight: float) -> None:
+        """Count the outcome of a request. Args: weight: of the request's utility."""
+        self._deadlines.labels(self._model, outcome).inc()
+        if outcome is DeadlineOutcome.IN_TIME:
+            self._utility.inc(weight)
+
+    def count_refused_deadline(self) -> None:
+        """Count a call that was refused because its deadline cannot be met."""
+        self._deadlines.labels(self._model, REFUSED).inc()
 
     def count_http(self, method: str, route: str, status: int) -> None:
         self._http.labels(method, route, str(status)).inc()

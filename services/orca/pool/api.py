@@ -17,6 +17,7 @@ nothing before them. A scheduler notices that at its next heartbeat or commit, a
     cancel, forget, attach, renew, detach, read, read_many, status, log_news    gateway
     sweep                       gateway and scheduler, twice a second
     lengths, latencies                                  whoever plans for the answers
+    deadline_counts                                     operator
     set_revision, promise_slots, stats                  scheduler, gateway, operator
     state_block_tokens                                  scheduler
     set_promise, larger_requests, result                operator
@@ -32,6 +33,7 @@ from orca.core.domain.request import Request
 from orca.core.domain.step import Claim
 from orca.pool.hints import LogNews
 from orca.pool.latency_counts import LatencyCounts
+from orca.pool.order.deadline_counts import DeadlineCounts
 from orca.pool.order.order_rules import ClaimOrder
 from orca.pool.records import (
     NOBODY_BLAMED,
@@ -306,6 +308,13 @@ class RequestPool(Protocol):
 
     async def latencies(self, revision: str) -> LatencyCounts:
         """Return how long the answers of `revision` took in the last four hours: those that `lengths` counts, too."""
+        ...
+
+    async def deadline_counts(self, revision: str) -> DeadlineCounts:
+        """Return how many requests of `revision` that had a deadline were in time in the last four hours.
+
+        The script that ends such a request counts it, once. Ends from outside other than by a deadline are not counted.
+        """
         ...
 
     async def keep_result(self, key: str, result: bytes) -> None:

@@ -88,6 +88,8 @@ class Claimed:
     claim: Claim
     log: tuple[Token, ...]
     is_alone: bool = False  # it failed before: until its first commit no other request may share a step with it
+    # From this claim to the end of the start window; None unless it is the first claim, and by another order.
+    slack_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +143,10 @@ class RequestStatus:
     first_token_ms: int | None  # wall clock of the commit of token 0, None before
     # Wall clock of the end, None before. An end that came with the last token has the time of that commit.
     ended_ms: int | None
+    # Wall clock of the end of its start window, or of its patience, as its first claim saw it. None before that claim,
+    # and if that was by arrival.
+    starts_by_ms: int | None = None
+    older_waiting: int | None = None  # requests in its queue that came before it; None unless it waits
 
     @classmethod
     def queued(cls, request: Request) -> "RequestStatus":

@@ -21,6 +21,7 @@ from orca.scheduler.observer import IterationRecord, Observer, SchedulerLoad
 from orca.scheduler.request_phases import RequestPhases
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+_SLACK_SECONDS = (-80, -40, -20, -10, -5, -2.5, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
 _STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
 
@@ -89,6 +90,12 @@ class SchedulerMetrics(Observer):
         self._poisoned = counter("orca_requests_poisoned", "Requests ended because they break every group.")
         self._isolated = counter("orca_requests_isolated", "Claims that had to run alone because of earlier failures.")
         self._queue = histogram("orca_request_queue_time_seconds", "From submit to the first claim.", _SECONDS)
+        self._slack = histogram(
+            "orca_request_claim_slack_seconds",
+            "From the first claim of a request with a deadline to the end of its start window; below 0 the claim was"
+            " too late. Not known where claims go by arrival.",
+            _SLACK_SECONDS,
+        )
         self._tokens = histogram("orca_iteration_tokens", "Tokens in a step (selective batching).", _STEP_TOKENS)
         text = "Source tokens in a step of an encoder-decoder model; 0 for a step without a source."
         self._source_tokens = histogram("orca_iteration_source_tokens", text, (0, *_STEP_TOKENS))
@@ -153,9 +160,11 @@ class SchedulerMetrics(Observer):
         self._cache.clear()
         self._phases.broke(epoch, reason)
 
-    def claimed(self, request: Request, logged: int) -> None:
+    def claimed(self, request: Request, logged: int, slack_ms: int | None = None) -> None:
         if not logged:
             self._queue.observe(max(0, self._wall_ms() - request.submitted_ms) / 1e3)
+        if slack_ms is not None and request.first_deadline_wall_ms is not None:
+            self._slack.observe(slack_ms / 1e3)
 
     def isolated(self, request: Request) -> None:  # noqa: ARG002 - an observer's shape
         self._isolated.inc()

@@ -97,8 +97,11 @@ class Observer:
     def stood_by(self) -> None:
         """Another process holds the seat that this one wants to enter, and so the group."""
 
-    def claimed(self, request: Request, logged: int) -> None:
-        """A request was claimed, with `logged` tokens of earlier claims."""
+    def claimed(self, request: Request, logged: int, slack_ms: int | None = None) -> None:
+        """A request was claimed, with `logged` tokens of earlier claims.
+
+        Args: slack_ms: until the end of its start window; None unless it is its first claim, and by another order.
+        """
 
     def isolated(self, request: Request) -> None:
         """A request was claimed that must run alone, because engines failed while they ran it."""
@@ -165,9 +168,9 @@ class Observers(Observer):
         for observer in self._observers:
             observer.stood_by()
 
-    def claimed(self, request: Request, logged: int) -> None:
+    def claimed(self, request: Request, logged: int, slack_ms: int | None = None) -> None:
         for observer in self._observers:
-            observer.claimed(request, logged)
+            observer.claimed(request, logged, slack_ms)
 
     def isolated(self, request: Request) -> None:
         for observer in self._observers:

@@ -167,6 +167,15 @@ def test_the_queries_of_a_panel_have_distinct_letters() -> None:
 
 
 @needs_helm
+def test_parts_of_a_whole_are_stacked_and_only_signed_values_may_be_below_zero() -> None:
+    for panel, source in zip(dashboard()["panels"], PANELS, strict=True):
+        defaults = panel["fieldConfig"]["defaults"]
+        assert ("min" in defaults) != source.get("signed", False), source["title"]
+        stacking = defaults.get("custom", {}).get("stacking", {"mode": "none"})
+        assert (stacking["mode"] == "normal") == source.get("stacked", False), source["title"]
+
+
+@needs_helm
 def test_grafana_finds_the_dashboard_by_its_label() -> None:
     values = {"monitoring": {"dashboard": {"enabled": True, "labels": {"team": "serving"}}}}
     assert the("ConfigMap", EVERYTHING)["metadata"]["labels"]["grafana_dashboard"] == "1"

@@ -17,6 +17,7 @@ from support.operator.clusters import FakeCluster
 from support.operator.deployments import deployment
 from support.operator.followed_shop import GOAL, notes
 from support.operator.pool_client import PoolClient
+from support.waiting import until
 
 LIMIT_S = 30.0
 
@@ -57,6 +58,25 @@ async def test_a_schema_number_of_the_release_before_is_seen(redis_login: dict[s
     for number, older in ((2, 2), (3, None)):
         assert await asyncio.to_thread(pool.do, lambda one, number=number: one.set_schema(number)) == number
         assert (await poll_pool(EXTERNAL, login, None)).older_schema == older
+
+
+async def test_requests_with_a_deadline_are_counted_for_the_model_in_force(
+    redis_login: dict[str, str], tmp_path: Path
+) -> None:
+    pool, login = PoolClient(redis_login, "ns", tmp_path), secret(**redis_login)
+
+    def begin() -> None:
+        pool.form("r1", 7, slots=64)
+        pool.submit("late", "r1", deadline_ms=1)
+
+    await asyncio.to_thread(begin)
+
+    async def is_counted() -> bool:
+        await asyncio.to_thread(pool.do, lambda one: one.sweep())
+        found = (await poll_pool(EXTERNAL, login, None)).deadlines
+        return found is not None and (found.requests, found.in_time_percent) == (1, 0)
+
+    await until(is_counted, limit_s=LIMIT_S)
 
 
 async def test_results_and_counted_answers_are_read_only_if_asked(redis_login: dict[str, str], tmp_path: Path) -> None:

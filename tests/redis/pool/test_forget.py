@@ -65,7 +65,7 @@ async def test_no_key_names_a_forgotten_parent(redis_bed: RedisBed, state: str) 
         assert await redis_bed.redis.zcard(redis_bed.keys.single(index)) == 0, index
     left = [key.decode() async for key in redis_bed.redis.scan_iter(redis_bed.keys.prefix + "*:*")]
     kinds = {key.removeprefix(redis_bed.keys.prefix).partition(":")[0] for key in left}
-    assert kinds <= {"seat", "lengths", "latencies"}
+    assert kinds <= {"seat", "lengths", "latencies", "outcomes"}
 
 
 async def test_what_its_owner_sends_is_harmless(bed: Bed) -> None:

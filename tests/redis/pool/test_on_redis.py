@@ -39,6 +39,7 @@ TYPES = {
     "seats": "zset", "closed_at": "zset", "watch": "zset",
     "deadlines": "zset", "ended": "zset", "retired": "zset", "promises": "hash", "blocks": "hash",
     "parts": "zset", "replaced": "zset", "forgotten": "zset", "lengths": "hash", "latencies": "hash",
+    "outcomes": "hash",
     "periods": "zset", "results": "string",
 }  # fmt: skip
 
@@ -64,7 +65,7 @@ async def everything(bed: RedisBed) -> dict[bytes, Any]:
 
 
 async def test_keys_and_types_are_those_of_the_table(redis_bed: RedisBed) -> None:
-    scheduler, owned = await started(redis_bed, "a")
+    scheduler, owned = await started(redis_bed, "a", deadline_ms=2**42)
     await redis_bed.pool.submit(submission("b", deadline_ms=2**42))
     await redis_bed.pool.commit([entry(owned["a.0"], 0, 5, end=FinishReason.STOP)])
     await redis_bed.pool.promise_slots("r2", 100)
@@ -140,6 +141,7 @@ FREEING: dict[str, Callable[[RedisBed, Scheduler, Any], Any]] = {
     "sweep": lambda bed, _s, _o: bed.pool.sweep(),
     "lengths": lambda bed, _s, _o: bed.pool.lengths(REVISION),
     "latencies": lambda bed, _s, _o: bed.pool.latencies(REVISION),
+    "deadline_counts": lambda bed, _s, _o: bed.pool.deadline_counts(REVISION),
     "result": lambda bed, _s, _o: bed.pool.result("job"),
     "stats": lambda bed, _s, _o: bed.pool.stats(),
     "set_promise": lambda bed, _s, _o: bed.pool.set_promise(REVISION, 32, expected=64),

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from orca.pool.order.order_class import DeadlineKind, OrderClass, length_class
-from orca.pool.order.order_rules import ClaimOrder, OrderRules, RunEstimates
+from orca.pool.order.order_rules import ClaimOrder, Drop, Order, OrderRules, RunEstimates, Utility
 from orca.pool.order.order_stats import DUE_MS, OrderStats
 from orca.pool.schemas import Schemas
-from support.pool.beds import REVISION, Bed, Scheduler, submission
+from support.pool.beds import REVISION, Bed, RedisBed, Scheduler, submission
 
 END, FIRST, NONE = DeadlineKind.END, DeadlineKind.FIRST_TOKEN, DeadlineKind.NONE
 
@@ -156,3 +156,35 @@ async def test_there_are_no_counts_under_an_older_schema(make_bed: Any) -> None:
     assert await by_order(bed) is None
     await scheduler.ask(most=0, order=order())
     assert await by_order(bed) is None
+
+
+@pytest.mark.parametrize("order", list(Order)[1:])
+async def test_the_rules_and_estimates_of_the_first_group_are_told(bed: Bed, order: Order) -> None:
+    first, second, by_arrival = await seated(bed, "h", "i", "g")
+    await by_arrival.ask(most=0)
+    for step_ms, scheduler in ((1.5, second), (2.5, first), (3.25, first)):
+        rules = OrderRules(order=order, utility=Utility.INVERSE_LENGTH, eta=0.25, patience_ms=7000, drop=Drop.NEVER)
+        estimates = RunEstimates(
+            prompt_token_ms=0.125, step_ms=step_ms, least_step_ms=1.25, prompt_cost=0.5, outputs=((4, 3.5), (6, 9.0))
+        )
+        claim = ClaimOrder(rules=rules, estimates=estimates, free_prompt_tokens=3, total_prompt_tokens=512)
+        await scheduler.ask(most=0, order=claim)
+    found = await by_order(bed)
+    assert found is not None
+    assert found.order == claim
+    await first.ask(most=0)
+    found = await by_order(bed)
+    assert found is not None
+    assert found.order is not None
+    assert found.order.estimates.step_ms == 1.5, "the first group claims by arrival now"
+
+
+@pytest.mark.parametrize("arguments", ["", "0.5 equal 7000", "0.5 another_utility 7000 never 1 1 1 1 0.5 1 1"])
+async def test_rules_of_another_release_are_not_told(redis_bed: RedisBed, arguments: str) -> None:
+    (scheduler,) = await seated(redis_bed)
+    await scheduler.ask(most=0, order=order())
+    seat = redis_bed.keys.named("seat", scheduler.caller.group)
+    await redis_bed.redis.hset(seat, "order", f"{scheduler.caller.process} {arguments}")
+    found = await by_order(redis_bed)
+    assert found is not None
+    assert found.order is None

@@ -26,6 +26,7 @@ from orca.gateway.models.models import Models, ServedModel
 from orca.gateway.settings import GatewaySettings
 from orca.pool.api import RequestPool
 from orca.pool.memory.pool import MemoryPool
+from orca.pool.order.order_rules import ClaimOrder
 from orca.pool.records import Caller, Claimed, CommitAnswer, CommitEntry
 from orca.pool.settings import PoolSettings
 from orca.scheduler.policy.finish import FinishDetector
@@ -110,6 +111,7 @@ class FakeScheduler:
     detail: str | None = None  # why a request is refused, with the reason REFUSED
     tokens_per_turn: int = 1
     batch_size_max: int = 10**6
+    order: ClaimOrder | None = None  # of its claims; None is that of arrival
     turn_seconds: float = 0.0  # between two turns
     tokenizer: Tokenizer | None = None  # None: the tiny one
     eos_ids: tuple[int, ...] | None = None  # None: that of the tiny one
@@ -135,6 +137,7 @@ class FakeScheduler:
                 total_slots=10**6,
                 block_tokens=16,
                 most=self.batch_size_max - len(self.running),
+                order=self.order,
             )
             for claimed in given.claimed:
                 self.running[claimed.request.id] = (claimed, *self._script(claimed.request))

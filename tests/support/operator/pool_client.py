@@ -58,8 +58,8 @@ class PoolClient:
 
         self.do(say)
 
-    def submit(self, parent: str, revision: str, need: int = 2) -> None:
-        """A request that keeps waiting. Args: need: slots, two at least."""
+    def submit(self, parent: str, revision: str, need: int = 2, deadline_ms: int | None = None) -> None:
+        """A request that keeps waiting, until its deadline if it has one. Args: need: slots, two at least."""
         request = Request(
             parent=parent,
             choice=0,
@@ -67,6 +67,7 @@ class PoolClient:
             prompt=(1,),
             max_new_tokens=need - 1,
             sampling=SamplingParams(),
+            deadline_ms=deadline_ms,
         )
         wanted = Submission(parent=parent, requests=(request,), reader="test", on_disconnect=OnDisconnect.KEEP)
         self.do(lambda pool: pool.submit(wanted))

@@ -38,6 +38,7 @@ from support.waiting import PATIENT_POOL, until
 
 REVISION = "r1"
 SETTINGS = PATIENT_POOL
+_RECORD_TIMES = ("submitted_ms", "first_claimed_ms", "starts_by_ms", "first_step_ms", "first_token_ms", "ended_ms")
 UNREAD_MS = SETTINGS.reader_lease_ms + SETTINGS.resume_grace_ms  # awake, until what nobody reads is cancelled
 
 
@@ -206,7 +207,7 @@ class RedisBed(Bed):
     async def age_requests(self, ms: int) -> None:
         # Nobody can move Redis' own clock, so the times move.
         async for record in self.redis.scan_iter(self.keys.named("req", "*")):
-            for name in ("submitted_ms", "first_claimed_ms", "first_step_ms", "first_token_ms", "ended_ms"):
+            for name in _RECORD_TIMES:
                 if await self.redis.hexists(record, name):
                     await self.redis.hincrby(record, name, -ms)
         await self._move_index(("none",), ms)

@@ -12,6 +12,8 @@ from orca.operator.domain.observation import PoolStatus
 from orca.operator.domain.resource import Json
 from orca.operator.plan import status
 from orca.operator.plan.plan import ReconcilePlan, make_plan
+from orca.pool.length_bins import PERIOD_MS
+from orca.pool.order.deadline_counts import DeadlineCounts, PeriodDeadlines
 from support.operator.clusters import FakeCluster
 from support.operator.deployments import deployment
 
@@ -198,6 +200,38 @@ def test_counts_of_the_pool_are_shown() -> None:
     cluster = cluster_of()
     cluster.pool = PoolStatus(queued=3, running=2, oldest_wait_ms=4999)
     assert told(cluster)["requests"] == {"queued": 3, "running": 2, "oldestWaitSeconds": 4}
+
+
+def counted(in_time: int, late: int, *, age: int = 0) -> DeadlineCounts:
+    """Return the counts of a pool in its eleventh period. Args: age: in periods."""
+    period = PeriodDeadlines(period=10 - age, in_time=in_time, late=late)
+    return DeadlineCounts(awake_ms=10 * PERIOD_MS + 1, periods=(period,))
+
+
+def test_the_share_of_requests_in_time_is_that_of_the_last_hour() -> None:
+    cluster = cluster_of()
+    cluster.pool = PoolStatus(deadlines=counted(199, 1, age=5))
+    assert told(cluster)["deadlines"] == {"inTimePercent": 99, "requests": 200, "windowMinutes": 60}
+    for nothing in (None, counted(199, 1, age=6), DeadlineCounts(awake_ms=1, periods=())):
+        cluster.pool = PoolStatus(deadlines=nothing)
+        assert "deadlines" not in told(cluster)
+
+
+@pytest.mark.parametrize(
+    ("order", "older", "reason"),
+    [("Deadline", 2, "ClaimsByArrival"), ("Deadline", None, "Formed"), ("Arrival", 2, "Formed")],
+)
+def test_an_order_that_an_older_schema_keeps_from_its_effect_is_reported(
+    order: str, older: int | None, reason: str
+) -> None:
+    cluster = cluster_of(scheduler={"order": order})
+    cluster.pool = PoolStatus(older_schema=older)
+    found = told(cluster)
+    assert condition(found, "SchedulerReady") == ("True", reason)
+    assert condition(found, "Ready") == ("True", "Serving")
+    [message] = [each["message"] for each in found["conditions"] if each["type"] == "SchedulerReady"]
+    says = "claims go by arrival and not by order Deadline: schema 2 of the release before is in force in the pool"
+    assert (says in message) == (reason == "ClaimsByArrival")
 
 
 def test_times_change_only_with_the_condition() -> None:

@@ -5,7 +5,7 @@ import pytest
 from orca.core.domain.errors import PoolUnavailable
 from orca.pool.latency_bins import BIN_MAX, AnswerLatency
 from orca.pool.length_bins import COUNT_MAX
-from orca.pool.redis.script_format import read_latencies, read_lengths
+from orca.pool.redis.script_format import read_deadline_counts, read_latencies, read_lengths
 
 
 def test_counts_are_read() -> None:
@@ -42,3 +42,15 @@ def test_latencies_that_cannot_be_are_refused(fields: list[bytes]) -> None:
 def test_lengths_that_cannot_be_are_refused(fields: list[bytes]) -> None:
     with pytest.raises(PoolUnavailable, match=r"what the pool has counted in period 3 cannot be read: "):
         read_lengths(3, 0, fields)
+
+
+def test_counts_of_deadlines_are_read() -> None:
+    found = read_deadline_counts(7, 3, b"2", b"1", 1, b"0", b"4")
+    assert [(each.period, each.in_time, each.late) for each in found.periods] == [(3, 2, 1), (1, 0, 4)]
+    assert (found.awake_ms, read_deadline_counts(7).periods) == (7, ())
+
+
+@pytest.mark.parametrize("count", [b"-1", b"x", b"1.5", b"%d" % (COUNT_MAX + 1)])
+def test_counts_of_deadlines_that_cannot_be_are_refused(count: bytes) -> None:
+    with pytest.raises(PoolUnavailable, match=r"what the pool has counted in period 3 cannot be read: "):
+        read_deadline_counts(7, 3, b"2", count)

@@ -1,6 +1,7 @@
 """The scheduler's metrics after known work."""
 
 import asyncio
+from dataclasses import replace
 
 from orca.core.domain.engine import EngineShape
 from orca.pool.records import CommitAnswer
@@ -111,3 +112,17 @@ def test_an_unformed_group_uses_nothing_and_reports_its_age() -> None:
         for name in ("orca_kv_cache_usage_perc", "orca_group_unformed_seconds")
     ]
     assert values == [0, 12.5]
+
+
+def test_the_slack_of_first_claims_is_that_of_requests_with_a_deadline() -> None:
+    metrics = SchedulerMetrics("g0", wall_ms=lambda: 0)
+    due = replace(a_request("A"), deadline_ms=1000)
+    for request, slack_ms in ((due, 700), (due, -300), (due, 0), (due, None), (a_request("B"), 900)):
+        Observers((metrics,)).claimed(request, 0, slack_ms)
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"orca_request_claim_slack_seconds_{name}", {"group": "g0", **labels})
+
+    # The format has no sum of values that may be negative.
+    assert (value("count"), value("sum")) == (3, None)
+    assert [value("bucket", le=bound) for bound in ("-0.5", "-0.25", "0.0", "0.5", "1.0")] == [0, 1, 2, 2, 3]

@@ -189,6 +189,7 @@ async def _read_status(pool: RequestPool, larger_than: int | None) -> PoolStatus
         smallest_larger_request=larger.smallest,
         largest_request=larger.largest,
         older_schema=stats.schema if stats.schema < SCHEMAS.newest else None,
+        deadlines=None if stats.revision is None else await pool.deadline_counts(stats.revision),
     )
 
 

@@ -19,6 +19,7 @@ from orca.operator.domain.resource import DeploymentSpec, Json, OrcaDeployment, 
 from orca.operator.domain.slo.following import FollowRecord
 from orca.operator.domain.slo.planned import PlannedService
 from orca.pool.latency_counts import LatencyCounts
+from orca.pool.order.deadline_counts import DeadlineCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,7 @@ class PoolStatus:
     counted_answers: int | None = None
     # Latencies of the answers of the model in force; None if not asked, or if no model is in force.
     latencies: LatencyCounts | None = None
+    deadlines: DeadlineCounts | None = None  # of the model in force; None if no model is in force
     # Results of Jobs by their keys, as far as they were asked for and are there.
     results: Mapping[str, bytes] = field(default_factory=dict)
     problem: str | None = None  # None if the pool answered

@@ -30,7 +30,7 @@ from orca.operator.domain.objects import (
     timestamp,
     unready_s,
 )
-from orca.operator.domain.observation import Observation
+from orca.operator.domain.observation import Observation, PoolStatus
 from orca.operator.domain.problems import Problem
 from orca.operator.domain.resource import Json
 from orca.operator.plan import model_fetch, pauses, pool_memory, reach
@@ -40,6 +40,7 @@ from orca.operator.plan.slo.conditions import check_problem, slo_conditions
 from orca.operator.plan.slo.device_loan import DEVICES_LENT, lent_groups
 from orca.operator.plan.slo.plan_status import plan_status, with_young_figures
 from orca.operator.render import pool
+from orca.pool.schemas import SCHEMA_OF_ORDERS
 
 MESSAGE_MAX = 1024
 
@@ -92,7 +93,21 @@ def make_status(
     if counts.problem is None:
         wait_s = counts.oldest_wait_ms // 1000
         result["requests"] = {"queued": counts.queued, "running": counts.running, "oldestWaitSeconds": wait_s}
+        result |= _deadlines(counts)
     return with_young_figures(result, before, observation.now_s)
+
+
+DEADLINES_WINDOW_MS = 3_600_000
+"""Awake time of the pool over which the status has the share of requests in time."""
+
+
+def _deadlines(counts: PoolStatus) -> Json:
+    """Return the field `deadlines` of the status; empty if no request with a deadline has ended in the window."""
+    found = None if counts.deadlines is None else counts.deadlines.newest(DEADLINES_WINDOW_MS)
+    if found is None or found.in_time_percent is None:
+        return {}
+    minutes = DEADLINES_WINDOW_MS // 60_000
+    return {"deadlines": {"inTimePercent": found.in_time_percent, "requests": found.requests, "windowMinutes": minutes}}
 
 
 def _one_pod_per_group(deployment: str) -> str:
@@ -260,7 +275,19 @@ def _schedulers(observation: Observation, plan: ReconcilePlan, certificate: Prob
     if len(changed) < desired:
         message = f"{len(changed)} of {desired} schedulers are up to date"
         return _missing(observation, name, pods, "SchedulersChanging", message, makers=makers)
-    return Condition(name, True, "Formed", f"{len(formed)} groups are formed")
+    message = f"{len(formed)} groups are formed"
+    if (schema := _schema_without_orders(observation)) is not None:
+        why = f"schema {schema} of the release before is in force in the pool"
+        message = f"{message}; claims go by arrival and not by order Deadline: {why} (orca pool schema)"
+        return Condition(name, True, CLAIMS_BY_ARRIVAL, message)
+    return Condition(name, True, "Formed", message)
+
+
+def _schema_without_orders(observation: Observation) -> int | None:
+    """Return the schema number in force if it keeps the order Deadline from its effect."""
+    older = observation.pool.older_schema
+    is_known = older is None or older >= SCHEMA_OF_ORDERS
+    return None if is_known or observation.spec.scheduler.order != "Deadline" else older
 
 
 def _what_models_wait_for(observation: Observation) -> str:
@@ -366,6 +393,7 @@ GATEWAYS_AT_ZERO = "GatewaysAtZero"
 VOLUME_STAYS = "VolumeCannotGrow"
 POOL_MOVED = "PoolMoved"
 SLOTS_ARE_NEEDED = "SlotsAreNeeded"
+CLAIMS_BY_ARRIVAL = "ClaimsByArrival"
 GATEWAYS_LEARN = "GatewaysLearnModel"
 OLD_MODEL_DRAINS = "OldModelDrains"
 _ON_THE_WAY = frozenset(

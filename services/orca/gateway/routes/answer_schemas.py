@@ -163,6 +163,21 @@ class DeletedResponse(AnswerSchema):
     deleted: Literal[True]
 
 
+class RequestTurn(AnswerSchema):
+    """The turn of a request that waits, estimated from the latest counts of the pool."""
+
+    order: Literal["arrival", "deadline", "edf", "sjf"] | None = Field(
+        description="Order of claims in force; null while no group claims."
+    )
+    reason: Literal["no_group", "by_arrival", "in_window", "window_over", "no_deadline", "patience_passed"] = Field(
+        description="`no_group`: no group serves. `by_arrival`: those that came before it go first. `in_window`: it can"
+        " still be in time, and utility and deadlines decide. `window_over`: it cannot, so all that can go first."
+        " `no_deadline`: it has none, and utility decides until its patience has passed. `patience_passed`: it goes"
+        " first."
+    )
+    ahead: int = Field(description="Estimate of the requests that are claimed before it.")
+
+
 class ChoiceState(AnswerSchema):
     index: int
     status: Literal["queued", "running", "ended"]
@@ -176,6 +191,17 @@ class ChoiceState(AnswerSchema):
     tpot_ms: float | None = Field(description="Mean milliseconds for each token after the first.")
     slo: dict[Literal["ttft", "tpot"], Literal["met", "missed"] | None] = Field(
         description="The outcome for each goal of the call; null while it is undecided."
+    )
+    first_claimed_unix_ms: int | None = Field(description="Its first claim by a group; null before.")
+    start_window_ends_unix_ms: int | None = Field(
+        description="The time by which it must start to meet its deadline; without one, the end of its patience. After"
+        " the first claim it is as that claim saw it. Null where claims go by arrival."
+    )
+    deadline_outcome: Literal["in_time", "dropped", "started_late", "ran_slow"] | None = Field(
+        description="Null without a deadline, before the end, and for ends that say nothing about deadlines."
+    )
+    waiting: RequestTurn | None = Field(
+        description="Why it waits; null if it does not, in the answer that accepts a call, and while it is not known."
     )
 
 

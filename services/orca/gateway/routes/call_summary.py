@@ -1,4 +1,4 @@
-"""Reports on a call when its connection is over: the outcome of its goals, and its span."""
+"""Reports on a call when its connection is over: the outcomes of its goals and deadlines, and its span."""
 
 import asyncio
 import logging
@@ -11,6 +11,7 @@ from orca.gateway.answer.delivery import AcceptedCall
 from orca.gateway.answer.tracing import CallSpan
 from orca.gateway.gateway import Gateway
 from orca.gateway.latency_goals import Goal, judge, summary
+from orca.pool.order.deadline_outcome import deadline_outcome
 from orca.pool.records import RequestStatus
 
 log = logging.getLogger(__name__)
@@ -19,21 +20,26 @@ log = logging.getLogger(__name__)
 def summarize_call(
     gateway: Gateway, accepted: AcceptedCall, ends: Mapping[str, End], span: CallSpan | None = None
 ) -> None:
-    """Judge the goals that this connection decides, and export the call's span, in the background.
+    """Judge the goals and the deadlines that this connection decides, and export the call's span, in the background.
 
     Args: ends: those that were sent, by request; a client that left has not seen them all.
     """
     traced = span if span is not None and span.span is not None else None
-    if traced is None and not accepted.options.goals.named:
+    if traced is None and not accepted.options.goals.named and not _have_deadlines(accepted):
         return
     gateway.finish(_summarize(gateway, accepted, dict(ends), traced))
+
+
+def _have_deadlines(accepted: AcceptedCall) -> bool:
+    """Return whether the requests of a call have deadlines: all of them have, or none."""
+    return accepted.requests[0].first_deadline_wall_ms is not None
 
 
 async def _summarize(gateway: Gateway, accepted: AcceptedCall, ends: Mapping[str, End], span: CallSpan | None) -> None:
     """Read from the pool when requests were claimed, had their first token and ended, and report it."""
     waited_ms = (time.perf_counter() - accepted.timing.started) * 1000
     goals = accepted.options.goals
-    requests = accepted.requests if goals.named else accepted.requests[:1]
+    requests = accepted.requests if goals.named or _have_deadlines(accepted) else accepted.requests[:1]
     try:
         found = await asyncio.gather(*(gateway.pool.status(request.id) for request in requests))
     except OrcaError as error:
@@ -42,6 +48,7 @@ async def _summarize(gateway: Gateway, accepted: AcceptedCall, ends: Mapping[str
     statuses = {status.request.id: status for status in found}
     for status in statuses.values():
         _count_goals(gateway, accepted, ends, status, waited_ms)
+        _count_deadline(gateway, accepted, ends, status)
     fields = summary(goals, statuses)
     if fields:
         log.info("goals judged", extra={"request_id": accepted.parent, **fields})
@@ -72,3 +79,11 @@ def _count_goals(
     for goal, outcome in judge(accepted.options.goals, status, waited_ms).items():
         if is_decided_here[goal]:
             gateway.metrics.count_goal(goal, outcome)
+
+
+def _count_deadline(gateway: Gateway, accepted: AcceptedCall, ends: Mapping[str, End], status: RequestStatus) -> None:
+    """Count the outcome of a deadline once: by the connection that saw the end."""
+    request = status.request
+    outcome = deadline_outcome(status)
+    if outcome is not None and request.id in ends and request.id not in accepted.ended_before:
+        gateway.metrics.count_deadline(outcome, 1.0 if request.weight is None else request.weight)

@@ -5,9 +5,10 @@ load, and calls/accept.py and calls/call_grammar.py check the body. Then calls/s
 answer/delivery.py answers, and routes/call_summary.py reports when the connection is over.
 """
 
+import contextlib
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -28,6 +29,7 @@ from orca.gateway.calls.opened_call import OpenedCall
 from orca.gateway.calls.submit import Encode, EncodedPrompts, encode_for_current, submit_to_current
 from orca.gateway.calls.target import CallTokens, begin_targets, other_ids
 from orca.gateway.calls.token_limits import token_limits
+from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
 from orca.gateway.http.receive import CallBudget, UnreadBody, receive_body
 from orca.gateway.models.models import ServedModel
@@ -72,8 +74,20 @@ async def check_call(gateway: Gateway, call: OpenedCall, body: CompletionBody | 
     """Check the priority, the deadline and the name of the model. Raises: ApiError, OrcaError."""
     await check_priority(gateway, call.key, body.priority, call.keyed_name)
     priority = call.priority(body.priority)
-    await check_deadlines(gateway, body.deadline_ms, call.goals, priority, call.keyed_name)
+    with _counting_unreachable(gateway):
+        await check_deadlines(gateway, body.deadline_ms, call.goals, priority, call.keyed_name)
     gateway.models.check_name(body.model)
+
+
+@contextlib.contextmanager
+def _counting_unreachable(gateway: Gateway) -> Iterator[None]:
+    """Count the call if it is refused because its deadline cannot be met."""
+    try:
+        yield
+    except ApiError as error:
+        if error.code == "deadline_unreachable":
+            gateway.metrics.count_refused_deadline()
+        raise
 
 
 async def _encode_prompts(gateway: Gateway, body: CompletionBody, model: ServedModel) -> CallTokens:
@@ -116,7 +130,8 @@ async def generate(
         await take_rest_from_rate(gateway, call.key, call.keyed_name, prompts=prompts, choices=body.n or 1)
     span = gateway.tracing.start(f"POST {call.path}", call.traceparent)
     try:
-        return await _accept(gateway, call, body, encoded, span, id_prefix=id_prefix)
+        with _counting_unreachable(gateway):
+            return await _accept(gateway, call, body, encoded, span, id_prefix=id_prefix)
     except BaseException as error:
         gateway.tracing.fail(span, error)
         raise
@@ -207,7 +222,7 @@ async def _answer_in_background(
         body = await render_response(request, options, (), None, render_model, status="queued")
         return Response(body, headers={"x-request-id": stored.parent}, media_type="application/json")
     if wanted.digest:
-        document = await describe(gateway.pool, render_model, stored)
+        document = await describe(gateway, render_model, stored)
     else:
         document = await describe_new(render_model, stored)
     applied = {"preference-applied": "respond-async"} if call.prefers_async else {}

@@ -12,9 +12,13 @@ from orca.core.domain.errors import UnknownRequest
 from orca.core.domain.request import Request
 from orca.core.priority import DEFAULT_PRIORITY, priority_of
 from orca.gateway.answer.offload import write_text
+from orca.gateway.gateway import Gateway
 from orca.gateway.latency_goals import LatencyGoals, judge, latency_of
+from orca.gateway.limits.backlog import POLL_SECONDS
 from orca.gateway.render.render import RenderModel, RenderOptions
+from orca.gateway.routes.waiting_turn import WaitingTurn, waiting_turn
 from orca.pool.api import RequestPool
+from orca.pool.order.deadline_outcome import deadline_outcome
 from orca.pool.records import LogSlice, OwnershipState, Parent, RequestStatus
 
 _STATUS = {OwnershipState.QUEUED: "queued", OwnershipState.OWNED: "running", OwnershipState.ENDED: "ended"}
@@ -38,24 +42,32 @@ async def read_logs(pool: RequestPool, requests: Sequence[Request]) -> dict[str,
     return logs
 
 
-async def describe(pool: RequestPool, render_model: RenderModel | None, parent: Parent) -> dict[str, Any]:
+async def describe(gateway: Gateway, render_model: RenderModel | None, parent: Parent) -> dict[str, Any]:
     """Describe a parent.
 
     Args: render_model: None if this gateway does not have the parent's model; then the texts are null.
     Raises: UnknownRequest, PoolUnavailable.
     """
     # The logs are read last and decide: a request may end in between.
-    statuses = await asyncio.gather(*(pool.status(request.id) for request in parent.requests))
-    return await _document(parent, statuses, await read_logs(pool, parent.requests), render_model)
+    statuses = await asyncio.gather(*(gateway.pool.status(request.id) for request in parent.requests))
+    is_waiting = any(status.older_waiting is not None for status in statuses)
+    stats = await gateway.overload.backlog.counts(POLL_SECONDS) if is_waiting else None
+    turns = {status.request.id: waiting_turn(status, stats, gateway.clock_ms()) for status in statuses}
+    return await _document(parent, statuses, await read_logs(gateway.pool, parent.requests), render_model, turns)
 
 
 async def describe_new(render_model: RenderModel, parent: Parent) -> dict[str, Any]:
     """Describe a parent that was stored just now."""
-    return await _document(parent, [RequestStatus.queued(request) for request in parent.requests], {}, render_model)
+    statuses = [RequestStatus.queued(request) for request in parent.requests]
+    return await _document(parent, statuses, {}, render_model, {})
 
 
 async def _document(
-    parent: Parent, statuses: Sequence[RequestStatus], logs: Mapping[str, LogSlice], render_model: RenderModel | None
+    parent: Parent,
+    statuses: Sequence[RequestStatus],
+    logs: Mapping[str, LogSlice],
+    render_model: RenderModel | None,
+    turns: Mapping[str, WaitingTurn | None],
 ) -> dict[str, Any]:
     options = RenderOptions.from_json(parent.render)
     goals, choices = options.goals, []
@@ -66,7 +78,7 @@ async def _document(
             if render_model is None
             else await write_text(status.request, options, log.tokens, log.end, render_model)
         )
-        choices.append(_choice(status, log, text, goals))
+        choices.append(_choice(status, log, text, goals, turns.get(status.request.id)))
     found = {choice["status"] for choice in choices}
     path, priority = f"/v1/requests/{parent.parent}", priority_of(parent.requests[0].weight)
     return {
@@ -84,8 +96,11 @@ async def _document(
     }
 
 
-def _choice(status: RequestStatus, log: LogSlice, text: str | None, goals: LatencyGoals) -> dict[str, Any]:
+def _choice(
+    status: RequestStatus, log: LogSlice, text: str | None, goals: LatencyGoals, turn: WaitingTurn | None
+) -> dict[str, Any]:
     latency, outcomes = latency_of(status), judge(goals, status)
+    turn = None if log.end else turn
     return {
         "index": status.request.choice,
         "status": _STATUS[OwnershipState.ENDED if log.end else status.state],
@@ -96,6 +111,10 @@ def _choice(status: RequestStatus, log: LogSlice, text: str | None, goals: Laten
         "ttft_ms": latency.ttft_ms,
         "tpot_ms": latency.tpot_ms,
         "slo": {goal.value: outcomes.get(goal) for goal in goals.named},
+        "first_claimed_unix_ms": status.first_claimed_ms,
+        "start_window_ends_unix_ms": (turn and turn.starts_by_ms) or status.starts_by_ms,
+        "deadline_outcome": deadline_outcome(status),
+        "waiting": turn and {"order": turn.order, "reason": turn.reason, "ahead": turn.ahead},
     }
 
 

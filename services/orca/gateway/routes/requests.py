@@ -82,7 +82,7 @@ async def state(gateway: Gateway, call: OpenedCall, request_id: str) -> Response
     """Serve GET /v1/requests/{id}: its state and its text so far. Raises: OrcaError."""
     parent = await _shown_parent(gateway, call, request_id)
     render_model = gateway.models.require(parent.requests[0].revision).render_model
-    return state_answer(await describe(gateway.pool, render_model, parent), 200)
+    return state_answer(await describe(gateway, render_model, parent), 200)
 
 
 async def cancel(gateway: Gateway, call: OpenedCall, request_id: str) -> Response:
@@ -95,7 +95,7 @@ async def cancel(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
     log.info("request cancelled by its client", extra={"request_id": request_id})
     model = gateway.models.find(parent.requests[0].revision)
     render_model = None if model is None else model.render_model
-    return state_answer(await describe(gateway.pool, render_model, parent), 200)
+    return state_answer(await describe(gateway, render_model, parent), 200)
 
 
 async def result(gateway: Gateway, call: OpenedCall, request_id: str) -> Response:
@@ -108,7 +108,7 @@ async def result(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
     logs = await read_logs(gateway.pool, parent.requests)
     ended = [(log.tokens, log.end) for request in parent.requests if (log := logs.get(request.id)) and log.end]
     if len(ended) < len(parent.requests):
-        document = await describe(gateway.pool, render_model, parent)
+        document = await describe(gateway, render_model, parent)
         return state_answer(document, 202, {"retry-after": "1"})
     for _, end in ended:
         if (failure := end_error(end)) is not None:

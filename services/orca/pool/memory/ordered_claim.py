@@ -211,7 +211,7 @@ class OrderedClaim:
             least_ms = least_step_ms * (1 if is_first else max(1, fewest_tokens(request) - self.row.logged(item.id)))
         return request is not None and self.now_ms + least_ms > item.starts_by
 
-    def choose(self) -> tuple[list[str], bool]:
+    def choose(self) -> tuple[list[Offered], bool]:
         """Return the chosen requests in their order, and true if one that does not fit has reserved the group."""
         patient, in_time, late = self._divide(self.offers())
         if self.waiting <= self.row.room.requests:
@@ -219,14 +219,14 @@ class OrderedClaim:
             self.row.room.tokens = self.row.room.total_tokens = inf
         chosen, is_blocked = self._patient(patient)
         if is_blocked:
-            return [item.id for item in chosen], True
+            return chosen, True
         useful = self._useful(in_time)
         chosen += useful
         if self.order.rules.utility_share < 1:
             chosen += self.row.take_all(self._urgent(in_time, useful))
         chosen += self.row.take_all(_by_density(in_time))
         chosen += self.row.take_all(_by_density(late))
-        return [item.id for item in chosen], False
+        return chosen, False
 
     def _patient(self, readers: Sequence[OfferReader]) -> tuple[list[Offered], bool]:
         """Return those whose patience has passed, and true if one that does not fit has reserved the group.

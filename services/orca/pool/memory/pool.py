@@ -5,11 +5,11 @@ is one whole transition, as a script is in Redis, and its steps have the order o
 waits, except `wait_for_work`. The records that the transitions change are in state.py.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from math import inf
+from math import floor, inf
 from operator import itemgetter
 
 from orca.core.domain.errors import NeverFits, UnknownRequest
@@ -38,6 +38,7 @@ from orca.pool.latency_counts import LatencyCounts
 from orca.pool.memory.ordered_claim import ClaimRoom, ClaimRow, OrderedClaim
 from orca.pool.memory.state import ParentRecord, PoolClock, PoolState, RequestRecord, Seat
 from orca.pool.memory.waiting_index import WaitingIndex, place_of
+from orca.pool.order.deadline_counts import DeadlineCounts
 from orca.pool.order.order_rules import INDEXED_AT_ONCE, LATE, PASSED_MAX, ClaimOrder
 from orca.pool.order.order_stats import DUE_MS, OrderStats
 from orca.pool.poison import FAILURES_MAX
@@ -208,9 +209,17 @@ class MemoryPool(RequestPool):
             tokens=len(record.log),
             end=record.end,
             first_claimed_ms=record.first_claimed_ms,
+            starts_by_ms=record.starts_by_ms,
+            older_waiting=self._older_waiting(record),
             first_token_ms=record.first_token_ms,
             ended_ms=record.ended_ms,
         )
+
+    def _older_waiting(self, record: RequestRecord) -> int | None:
+        if record.state is not OwnershipState.QUEUED:
+            return None
+        request = record.request
+        return bisect_left(self.state.queue(request.revision), (request.arrival, request.id))
 
     async def cancel(self, parent: str) -> None:
         self.state.begin()
@@ -378,7 +387,7 @@ class MemoryPool(RequestPool):
             seat.last_call = seat.claim_call = call
             given = tuple((record.request.id, record.number) for record in chosen)
             seat.claim_answer = given, len(state.queue(caller.revision)), is_blocked, order is not None
-            seat.order_step_ms = None if order is None else order.estimates.least_step_ms
+            seat.order = order
         given, waiting, is_blocked, is_by_order = seat.claim_answer
         claimed = tuple(
             Claimed(
@@ -386,6 +395,7 @@ class MemoryPool(RequestPool):
                 claim=Claim(number, f"{caller.process}/{call}"),
                 log=tuple(state.records[request_id].log),
                 is_alone=state.records[request_id].is_alone,
+                slack_ms=_slack_ms(state.records[request_id], number),
             )
             for request_id, number in given
             if request_id in state.records
@@ -434,7 +444,14 @@ class MemoryPool(RequestPool):
             self.state.end(record, End(FinishReason.DEADLINE_EXCEEDED, len(record.log), detail=LATE))
         claim.waiting = len(self.state.queue(caller.revision))
         chosen, is_blocked = claim.choose()
-        return [records[request_id] for request_id in chosen], is_blocked
+        for item in chosen:
+            self._note_window(records[item.id], item.starts_by)
+        return [records[item.id] for item in chosen], is_blocked
+
+    def _note_window(self, record: RequestRecord, starts_by: float) -> None:
+        """Record the end of the start window, as the first claim sees it."""
+        if record.first_claimed_ms is None:
+            record.starts_by_ms = floor(starts_by)
 
     def _kept_index(self, revision: str, most: int) -> WaitingIndex:
         """Return the index of a revision. If it is not whole, build its next part, from the oldest request on.
@@ -595,6 +612,7 @@ class MemoryPool(RequestPool):
         state.forgotten = {parent: at for parent, at in state.forgotten.items() if at > since}
         state.lengths.drop_old(state.awake)
         state.latencies.drop_old(state.awake)
+        state.outcomes.drop_old(state.awake)
         for request_id in state.deadlines.due(state.wall):
             if state.is_readable(state.records[request_id]):
                 state.end_now(state.records[request_id], FinishReason.DEADLINE_EXCEEDED)
@@ -740,6 +758,9 @@ class MemoryPool(RequestPool):
     async def latencies(self, revision: str) -> LatencyCounts:
         return self.state.latencies.of(revision, self.state.awake)
 
+    async def deadline_counts(self, revision: str) -> DeadlineCounts:
+        return self.state.outcomes.of(revision, self.state.awake)
+
     async def keep_result(self, key: str, result: bytes) -> None:
         check_result(key, result)
         self.state.begin()
@@ -787,6 +808,13 @@ class MemoryPool(RequestPool):
         )
 
 
+def _slack_ms(record: RequestRecord, number: int) -> int | None:
+    """Return the time from a claim to the end of the start window; None unless it is the first one, and by an order."""
+    if number != 1 or record.starts_by_ms is None or record.first_claimed_ms is None:
+        return None
+    return record.starts_by_ms - record.first_claimed_ms
+
+
 def _promised_need(state: PoolState, request: Request) -> int:
     """Return what a promise is compared with: the tokens of the only block table, or the slots of both."""
     if len(request.table_tokens) == 1:
@@ -802,14 +830,17 @@ def unfinished(state: PoolState, revision: str) -> list[RequestRecord]:
 
 def _order_stats(state: PoolState, in_force: Sequence[str]) -> OrderStats | None:
     """Return the counts by order. Args: in_force: the groups of the current revision with a living seat."""
-    steps = [state.seats[group].order_step_ms for group in in_force]
+    orders = [state.seats[group].order for group in in_force]
+    by_order = [order for order in orders if order is not None]
     index = state.waiting.indexes.get(state.revision or "")
-    if index is None or not index.is_whole or all(step is None for step in steps):
+    if index is None or not index.is_whole or not by_order:
         return None
+    are_known = all(order is not None and order.estimates.least_step_ms for order in orders)
     return OrderStats(
         classes=index.counts,
         due=tuple(state.deadlines.count_between(state.wall, state.wall + ms) for ms in DUE_MS),
-        least_step_ms=index.least_step_ms if all(steps) else 0.0,
+        least_step_ms=index.least_step_ms if are_known else 0.0,
+        order=by_order[0],
     )
 
 

@@ -14,9 +14,12 @@ from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.pool import poison
 from orca.pool.contract import WANTED_FOR_MS
 from orca.pool.hints import Hints
+from orca.pool.memory.deadlines import CountedDeadlines
 from orca.pool.memory.latencies import CountedLatencies
 from orca.pool.memory.lengths import CountedLengths
 from orca.pool.memory.waiting_index import WaitingIndexes, place_of
+from orca.pool.order.deadline_outcome import is_in_time
+from orca.pool.order.order_rules import ClaimOrder
 from orca.pool.records import OwnershipState, Submission
 from orca.pool.schemas import SCHEMAS, Schemas
 from orca.pool.settings import PoolSettings
@@ -44,6 +47,7 @@ class RequestRecord:
     group: str = ""
     process: str = ""
     first_claimed_ms: int | None = None
+    starts_by_ms: int | None = None  # end of its start window, as its first claim saw it
     first_step_ms: int | None = None  # known with the first token, if that came under the first claim
     first_token_ms: int | None = None
     ended_ms: int | None = None
@@ -78,8 +82,7 @@ class Seat:
     claim_answer: tuple[tuple[tuple[str, int], ...], int, bool, bool] = ((), 0, False, False)
     is_formed: bool = False  # the holder's last heartbeat reported that the group serves
     offered_slots: int | None = None  # the most that one request may need in the group, by the holder's last heartbeat
-    # Fastest step, ms, 0 if unknown, as of the last claim; None if that was by arrival.
-    order_step_ms: float | None = None
+    order: ClaimOrder | None = None  # of the last claim; None if that was by arrival
 
 
 @dataclass(slots=True)
@@ -161,6 +164,7 @@ class PoolState:
         self.retired = DueTimes()  # revision -> awake ms at which its requests end
         self.lengths = CountedLengths()
         self.latencies = CountedLatencies()
+        self.outcomes = CountedDeadlines()
         self.results: dict[str, tuple[int, bytes]] = {}  # key of a Job -> wall clock ms until which it is kept, result
         self.hints = Hints(poll_s=math.inf)
 
@@ -227,6 +231,8 @@ class PoolState:
         record.writers.append(record.number)
         record.group = record.process = ""
         self.deadlines.drop(record.request.id)
+        in_time = is_in_time(record.request, end, first_token_ms=record.first_token_ms, ended_ms=self.wall)
+        self.outcomes.count(record.request.revision, self.awake, in_time=in_time)
         unused = (record.request.max_new_tokens - len(record.log)) * record.token_bytes
         record.bytes -= unused
         self.bytes_reserved -= unused

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orca.pool.order.order_class import OrderClass
+from orca.pool.order.order_rules import ClaimOrder
 
 DUE_MS = tuple(500 * 2**octave for octave in range(12))
 """Times from now within which deadlines are counted: half a second to 17 minutes."""
@@ -18,6 +19,9 @@ class OrderStats:
     # The fastest step that any group of the revision has seen. 0 while one of its groups has not seen enough steps: it
     # may be faster.
     least_step_ms: float
+    # The last claim by an order of the first such group by name, for its rules and estimates. None while all of these
+    # groups are of the release before.
+    order: ClaimOrder | None = None
 
 
 def lua() -> str:

@@ -43,6 +43,7 @@ lengths:<period>    hash    lengths of the answers that ended in a period (field
                                                                                            if a release that knows it
                                                                                            sweeps
 latencies:<period>  hash    latencies of the same answers (fields below)                   four hours, as lengths
+outcomes:<period>   hash    requests with a deadline that ended in a period (fields below) four hours, as lengths
 periods             zset    period with such hashes -> awake ms at which all go            four hours, as its hashes
 results:<key>       string  result of a Job of the operator; opaque here                   an hour of Redis' clock
                                                                                            (contract.py)
@@ -61,10 +62,12 @@ news                channel hints, one a line: "<id> <entries>" per log that gre
     deadline_later (only while it has no token and the first token changes its deadline: the later deadline, or empty
     for none), number and call (claim; call is empty while queued and unchanged by the end), group and process (owner),
     first_claimed_ms, first_step_ms, first_token_ms and ended_ms (wall clock; absent before; the first step is known
-    with the first token, if that came under the first claim), mark ("<epoch> <group>" of the seat that it is reserved
-    for), priority (absent means 0), fewest (tokens that its output has at least, absent means 1), goal (ms from
-    submission in which its first token should come, absent means no goal), trial (1 from a claim to its first commit,
-    otherwise empty) and failures (in a row; both in poison.py, absent means none).
+    with the first token, if that came under the first claim), starts_by_ms (the end of its start window or patience, by
+    the wall clock, as its first claim saw it; absent if that was by arrival), first_in_time (1 or 0: the first token
+    met its deadline; absent before it, and without such a deadline), mark ("<epoch> <group>" of the seat that it is
+    reserved for), priority (absent means 0), fewest (tokens that its output has at least, absent means 1), goal (ms
+    from submission in which its first token should come, absent means no goal), trial (1 from a claim to its first
+    commit, otherwise empty) and failures (in a row; both in poison.py, absent means none).
 - par: schema, choices (how many requests), left (not ended yet), on_disconnect, owner, digest,
     conversation (only where a later call may go on from it).
 - seat: holder (process, empty when free), epoch, revision, last_call (highest call number of the holder); answers to
@@ -72,12 +75,14 @@ news                channel hints, one a line: "<id> <entries>" per log that gre
     <id> <number> ..."); unformed (the holder, while it reports that the group does not serve); lasting_offer ("<holder>
     <slots>": the most that one request may need, while the holder reports it; otherwise empty); by_order ("<holder>
     <milliseconds of its fastest step, 0 if unknown>" if its last claim was by another order than arrival; otherwise
-    empty).
+    empty), order ("<holder> <arguments of that claim>", see script_format.order_arguments; otherwise empty).
 - lengths: "<prompt bin>,<output bin>" -> answers that ended by `stop` or `length`; cut (those of them that ended by
     `length`; absent means none). The name of a period is "<revision>:<number>". It has one meaning, because the
     number has only digits and stands behind the last colon.
 - latencies: "<latency>,<bin>" -> the same answers, where a latency has its place in `latency_bins.LATENCIES`; first_ms
     (awake ms at which the first answer of the period ended). The name of a period is that of `lengths`.
+- outcomes: in_time, late (requests that had a deadline; deadline_outcome.py has the rule). The name of a period is that
+    of `lengths`.
 
 Memory was measured on Redis 6.2.14 and 7.0.15 (orca.bench.parts.pool). A waiting request with a prompt of 64 tokens
 uses 1.7 KB in all its keys. A log uses 0.5 KB plus its last node (1 KiB in the embedded server, 4 KiB by default). A
@@ -111,6 +116,7 @@ NAMED = (
     "seat",
     "lengths",
     "latencies",
+    "outcomes",
     "results",
 )
 SINGLE = (

@@ -30,6 +30,7 @@ from orca.pool.contract import (
 from orca.pool.hints import Hints, LogNews
 from orca.pool.latency_counts import LatencyCounts
 from orca.pool.length_bins import kept_periods
+from orca.pool.order.deadline_counts import DeadlineCounts
 from orca.pool.order.order_rules import ClaimOrder
 from orca.pool.records import (
     NOBODY_BLAMED,
@@ -69,7 +70,7 @@ _COMMIT_ANSWERS = {
 }
 _SWEEP_MOST = 100  # due items of each kind in one script: some milliseconds of Redis
 _SWEEP_CALLS_MAX = 40
-_TIMES = ("first_claimed_ms", "first_token_ms", "ended_ms")  # fields of a record, wall clock, absent before
+_TIMES = ("first_claimed_ms", "starts_by_ms", "first_token_ms", "ended_ms")  # fields of a record, absent before
 
 
 async def open_redis_pool(url: str, deployment: str, settings: PoolSettings) -> "RedisPool":
@@ -210,7 +211,7 @@ class RedisPool(RequestPool):
     async def status(self, request_id: str) -> RequestStatus:
         fields = ("state", "process", "number", "call", "arrival", "submitted_ms", *_TIMES)
         reply = await self._link.run("status", request_id, *fields, durability=Durability.SURVIVES_KILL)
-        record, body, length, last = reply
+        record, body, length, last, older = reply
         if record[0] is None or body is None:
             raise UnknownRequest(request_id)
         entry = dict(zip(last[::2], last[1::2], strict=True))
@@ -224,6 +225,7 @@ class RedisPool(RequestPool):
             claim=Claim(int(record[2]), record[3].decode()) if is_owned else None,
             tokens=length if end is None else end.count,
             end=end,
+            older_waiting=None if older == b"" else int(older),
             **{name: None if ms is None else int(ms) for name, ms in zip(_TIMES, record[6:], strict=True)},
         )
 
@@ -419,6 +421,10 @@ class RedisPool(RequestPool):
         awake_ms, _ = await fields_of("")
         found = [(period, (await fields_of(period))[1]) for period in kept_periods(awake_ms)]
         return awake_ms, [(period, fields) for period, fields in found if fields]
+
+    async def deadline_counts(self, revision: str) -> DeadlineCounts:
+        reply = await self._link.run("deadline_counts", revision, purpose=CallPurpose.READING)
+        return script_format.read_deadline_counts(*reply)
 
     async def keep_result(self, key: str, result: bytes) -> None:
         check_result(key, result)

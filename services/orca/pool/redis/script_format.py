@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from orca.core.domain.errors import NeverFits, PoolUnavailable
+from orca.core.domain.errors import NeverFits, PoolUnavailable, SettingError
 from orca.core.domain.request import End, FinishReason, Request, Token
 from orca.core.domain.step import Claim
 from orca.pool import codec, latency_bins, length_bins
@@ -29,8 +29,9 @@ from orca.pool.contract import check_entry, reserved_bytes
 from orca.pool.latency_bins import LATENCIES, AnswerLatency
 from orca.pool.latency_counts import PeriodLatencies
 from orca.pool.length_bins import age_ms
+from orca.pool.order.deadline_counts import DeadlineCounts, PeriodDeadlines
 from orca.pool.order.order_class import OrderClass, class_named, fewest_tokens, whole_priority
-from orca.pool.order.order_rules import ClaimOrder
+from orca.pool.order.order_rules import ClaimOrder, Drop, Order, OrderRules, RunEstimates, Utility
 from orca.pool.order.order_stats import OrderStats
 from orca.pool.records import Claimed, CommitEntry, LogSlice, PeriodLengths, Submission
 from orca.pool.schemas import schema_least
@@ -46,7 +47,7 @@ NEVER_FITS = orjson.dumps(NeverFits.WORDS)
 DAMAGE = (ValueError, TypeError, KeyError, IndexError, AttributeError, struct.error)
 """Errors of reading damaged bytes. Nothing of ours writes them, but a Redis may be restored, moved or edited."""
 
-_CLAIMED_HEAD = ("number", "arrival", "submitted_ms", "is_alone", "body")
+_CLAIMED_HEAD = ("number", "arrival", "submitted_ms", "is_alone", "slack_ms", "body")
 
 
 class ParentArguments(NamedTuple):
@@ -164,6 +165,40 @@ def order_arguments(order: ClaimOrder | None) -> list[Argument]:
     ]
 
 
+def read_order(arguments: bytes) -> ClaimOrder | None:
+    """Build the order of a claim from its arguments in one string (`order_arguments`).
+
+    Returns: None for an empty one, and for one of a release with other rules, which may run beside this one.
+    """
+    try:
+        return _read_order(*arguments.decode().split()) if arguments else None
+    except (ValueError, TypeError, SettingError):
+        return None
+
+
+def _read_order(share: str, utility: str, patience_ms: str, drop: str, *rest: str) -> ClaimOrder:
+    """Args: as `order_arguments` returns them. Raises: ValueError, SettingError."""
+    prompt_token_ms, step_ms, least_step_ms, prompt_cost, q, free, total, *outputs = map(float, rest)
+    return ClaimOrder(
+        rules=OrderRules(
+            order={0.0: Order.EDF, 1.0: Order.SJF}.get(float(share), Order.DEADLINE),
+            utility=Utility(utility),
+            eta=1 - q,
+            patience_ms=int(patience_ms),
+            drop=Drop(drop),
+        ),
+        estimates=RunEstimates(
+            prompt_token_ms=prompt_token_ms,
+            step_ms=step_ms,
+            least_step_ms=least_step_ms,
+            prompt_cost=prompt_cost,
+            outputs=tuple((int(number), mean) for number, mean in zip(outputs[::2], outputs[1::2], strict=True)),
+        ),
+        free_prompt_tokens=int(free),
+        total_prompt_tokens=int(total),
+    )
+
+
 def claim_arguments(claims: Mapping[str, Claim]) -> list[str | int]:
     """Return three arguments for each claim: request, number and call."""
     return [argument for request_id, claim in claims.items() for argument in (request_id, claim.number, claim.call)]
@@ -216,7 +251,7 @@ def read_all_claimed(items: Iterable[list[Any]], claim_call: str) -> tuple[tuple
 
 
 def _read_claimed(name: str, item: list[Any], claim_call: str) -> Claimed:
-    number, arrival, submitted_ms, is_alone, body, *tokens = item
+    number, arrival, submitted_ms, is_alone, slack_ms, body, *tokens = item
     request = read_request(body, arrival, submitted_ms)
     if request.id != name:
         raise ValueError(f"its body is that of {request.id}")
@@ -225,6 +260,7 @@ def _read_claimed(name: str, item: list[Any], claim_call: str) -> Claimed:
         claim=Claim(int(number), claim_call),
         log=tuple(map(codec.unpack_token, tokens)),
         is_alone=bool(is_alone),
+        slack_ms=None if slack_ms == b"" else int(slack_ms),
     )
 
 
@@ -316,11 +352,27 @@ def _bin(text: str, most: int) -> int:
     return number
 
 
-def read_order_stats(least_step_ms: bytes, pairs: Sequence[bytes], due: Sequence[int]) -> OrderStats:
+def read_deadline_counts(awake_ms: int, *found: Any) -> DeadlineCounts:
+    """Build the counts of deadlines.
+
+    Args: found: number, requests in time and late ones of each period in turn.
+    Raises: PoolUnavailable: they are no counts.
+    """
+    periods = zip(found[::3], found[1::3], found[2::3], strict=True)
+    return DeadlineCounts(awake_ms=awake_ms, periods=tuple(_read_deadlines(*period) for period in periods))
+
+
+def _read_deadlines(period: int, in_time: bytes, late: bytes) -> PeriodDeadlines:
+    with _counts_of(period):
+        counts = _read_counts((b"in_time", in_time, b"late", late))
+        return PeriodDeadlines(period=period, in_time=counts["in_time"], late=counts["late"])
+
+
+def read_order_stats(least_step_ms: bytes, pairs: Sequence[bytes], due: Sequence[int], order: bytes) -> OrderStats:
     """Build the counts by order of `stats`.
 
     Classes that only another release knows are left out: the next claim of this release builds the index again.
-    Args: pairs: fields and values of the key `classes` in turn.
+    Args: pairs: fields and values of the key `classes` in turn; order: arguments of a claim, see `read_order`.
     """
     classes = zip(map(bytes.decode, pairs[::2]), pairs[1::2], strict=True)
     named = ((_known_class(name), count) for name, count in classes)
@@ -328,6 +380,7 @@ def read_order_stats(least_step_ms: bytes, pairs: Sequence[bytes], due: Sequence
         classes={of: int(count) for of, count in named if of is not None},
         due=tuple(due),
         least_step_ms=float(least_step_ms),
+        order=read_order(order),
     )
 
 

@@ -67,7 +67,7 @@ class OwnedRequests:
         )
         self._owned[request.id] = entry
         self._detectors[entry] = detector
-        dependencies.observer.claimed(request, len(claimed.log))
+        dependencies.observer.claimed(request, len(claimed.log), claimed.slack_ms)
         if claimed.is_alone:
             dependencies.observer.isolated(request)
         log.info("request claimed", extra=self._fields(entry) | {"logged": len(claimed.log)})

@@ -2,8 +2,9 @@
 -- ARGV: group, process, revision, call, free_slots, total_slots, block_tokens, most, and for another order the
 --       arguments of script_format.order_arguments.
 -- Answers {'claimed', blocked 0|1, waiting, by another order 0|1, then per request
---             {request, number, arrival, submitted_ms, alone 0|1, body, token, ...}},
+--             {request, number, arrival, submitted_ms, alone 0|1, slack_ms, body, token, ...}},
 --         {'lost'}, {'closed'} or {'stale'}.
+-- slack_ms: from this claim to the end of the start window; '' unless it is the first claim, and by another order.
 begin(true)
 local group, process, revision, number = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local free, total, block, most = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
@@ -12,10 +13,11 @@ local order = schema >= SCHEMA_OF_ORDERS and order_of_claim(9) or nil
 
 -- Returns a request's part of the answer; nil if the record has gone since (a repeated call long after).
 local function describe(id, claim_number)
-  local record = call('HMGET', req_key(id), 'arrival', 'submitted_ms', 'failures')
+  local record = call('HMGET', req_key(id), 'arrival', 'submitted_ms', 'failures', 'starts_by_ms', 'first_claimed_ms')
   if not record[1] then return nil end
   local alone = is_alone(tonumber(record[3] or 0)) and 1 or 0
-  local answer = { id, claim_number, record[1], record[2], alone, call('GET', body_key(id)) }
+  local slack_ms = claim_number == 1 and record[4] and record[4] - record[5] or ''
+  local answer = { id, claim_number, record[1], record[2], alone, slack_ms, call('GET', body_key(id)) }
   for _, log_entry in ipairs(call('XRANGE', log_key(id), '-', '+')) do
     if log_entry[2][1] == 'token' then answer[#answer + 1] = log_entry[2][2] end
   end
@@ -51,7 +53,8 @@ local function own(r)
     'HSET', req_key(r.id), 'state', 'owned', 'number', r.number, 'call', claim_call, 'group', group, 'process', process,
     'trial', 1
   )
-  call('HSETNX', req_key(r.id), 'first_claimed_ms', wall)
+  local is_first = call('HSETNX', req_key(r.id), 'first_claimed_ms', wall) == 1
+  if is_first and r.starts_by then call('HSET', req_key(r.id), 'starts_by_ms', math.floor(r.starts_by)) end
   if r.mark then call('HDEL', req_key(r.id), 'mark') end
   call('ZREM', q_key(revision), r.id)
   call('HSET', own_key(group), r.id, r.number .. ' ' .. claim_call)
@@ -115,7 +118,8 @@ for _, r in ipairs(chosen) do
 end
 call(
   'HSET', seat_key(group), 'last_call', number, 'claim_call', number, 'claim_answer', table.concat(stored, ' '),
-  'by_order', order and process .. ' ' .. ARGV[15] or ''
+  'by_order', order and process .. ' ' .. ARGV[15] or '',
+  'order', order and process .. ' ' .. table.concat(ARGV, ' ', 9) or ''
 )
 publish()
 return answer

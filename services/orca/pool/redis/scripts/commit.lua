@@ -20,13 +20,15 @@ local function is_there(id, index, tokens, reason, stop)
 end
 
 -- Records the time of token 0, and that of the first step if this is the first claim: an earlier one may have had a step
--- without a token. From now on the deadline of the end is in force.
+-- without a token. From now on the deadline of the end is in force, and the other one has been met or not.
 local function note_first_token(id, number, waited_ms)
   call('HSET', req_key(id), 'first_token_ms', wall)
   local claimed = waited_ms and number == '1' and tonumber(call('HGET', req_key(id), 'first_claimed_ms'))
   if claimed then call('HSET', req_key(id), 'first_step_ms', claimed + waited_ms) end
-  local later = call('HGET', req_key(id), 'deadline_later')
+  local found = call('HMGET', req_key(id), 'deadline', 'deadline_later')
+  local deadline, later = found[1], found[2]
   if not later then return end
+  call('HSET', req_key(id), 'first_in_time', deadline and wall > tonumber(deadline) and 0 or 1)
   call('HDEL', req_key(id), 'deadline_later', 'deadline')
   if later == '' then
     call('ZREM', DEADLINES, id)

@@ -268,6 +268,7 @@ local function choose_by_order(revision, counts, order, room, may_reserve)
       item.r = r and not is_expired(r) and r or false
       if item.r then
         place_in_index(r)
+        r.starts_by = item.starts_by
         item.slots = slots_of(r.need, r.source, room.block)
         item.tokens = math.min(r.prompt_tokens + r.logged, room.total_tokens)
       end

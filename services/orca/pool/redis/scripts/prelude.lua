@@ -133,6 +133,20 @@ local function append_end(log, number, position, reason, stop)
   call('XADD', log, position .. '-0', 'end', reason, 'count', position - 1, 'stop', stop, 'claim', number)
 end
 
+-- Counts a request that had a deadline, in time or late (order/deadline_outcome.py). Ends from outside say nothing.
+local function count_deadline(r, reason)
+  local is_whole = OWN_ENDS[reason]
+  if not is_whole and reason ~= 'deadline_exceeded' then return end
+  local first_in_time = call('HGET', req_key(r.id), 'first_in_time')
+  if not r.deadline and not first_in_time then return end
+  local is_late = not is_whole or first_in_time == '0' or (r.deadline and wall > tonumber(r.deadline))
+  local period = math.floor(awake / PERIOD_MS)
+  local name = r.revision .. ':' .. period
+  if call('HINCRBY', outcomes_key(name), is_late and 'late' or 'in_time', 1) == 1 then
+    call('ZADD', PERIODS, (period + PERIODS_KEPT) * PERIOD_MS, name)
+  end
+end
+
 -- END: write the log's last entry, leave queue and group, and release the bytes that it will not use. Number and call
 -- stay, so that a repetition of the commit that brought the end is recognised.
 local function end_request(r, reason, stop)
@@ -149,6 +163,7 @@ local function end_request(r, reason, stop)
     count('owned', -1)
   end
   if r.deadline then call('ZREM', DEADLINES, r.id) end
+  count_deadline(r, reason)
   local unused = (r.max_new - length) * r.token_bytes
   call(
     'HSET', req_key(r.id), 'state', 'ended', 'group', '', 'process', '', 'bytes', r.bytes - unused, 'ended_ms', wall

@@ -5,7 +5,8 @@
 --         with a living seat, tokens of a KV block of the current revision or '', counts by order}.
 -- The counts by order are '' unless a group of the current revision claims by another order than arrival, and has built
 -- the index. Otherwise
--- {fastest step in ms, order classes and counts as pairs, requests with a deadline within each of DUE_MS}.
+-- {fastest step in ms, order classes and counts as pairs, requests with a deadline within each of DUE_MS, the arguments
+-- of the last claim of the first of these groups by name, in one string, or '' if none of them is of this release}.
 begin(false)
 local meta = call('HGETALL', META)
 local revision = call('HGET', META, 'revision')
@@ -33,8 +34,8 @@ for _, name in ipairs(revisions) do
   if submitted and submitted < (oldest or math.huge) then oldest = submitted end
 end
 -- Returns the counts by order. Args: steps: for each group in force its fastest step in ms, false if its last claim was
--- by arrival.
-local function counts_by_order(steps)
+-- by arrival; arguments: of a claim by an order.
+local function counts_by_order(steps, arguments)
   local are_known, is_by_order = true, false
   for _, step in ipairs(steps) do
     are_known = are_known and step and step > 0
@@ -44,19 +45,22 @@ local function counts_by_order(steps)
   local least_ms = are_known and call('HGET', steps_key(revision), 'least_ms') or '0'
   local classes, due = call('HGETALL', classes_key(revision)), {}
   for i, within in ipairs(DUE_MS) do due[i] = call('ZCOUNT', DEADLINES, '(' .. wall, wall + within) end
-  return { least_ms, classes, due }
+  return { least_ms, classes, due, arguments }
 end
 
 local groups, formed, in_force, steps = call('ZRANGEBYSCORE', SEATS, '(' .. awake, '+inf'), {}, {}, {}
 local offered, is_reported = math.huge, true
+local orderly, arguments -- the first group that claims by an order, and the arguments of its last claim
 for _, group in ipairs(groups) do
   -- A holder of an earlier release does not report this, and serves most of the time. The field `offer` of an earlier
   -- release is not used: it also counts memory that was free, which the group may not have when it forms again.
-  local seat = call('HMGET', seat_key(group), 'holder', 'unformed', 'revision', 'lasting_offer', 'by_order')
+  local seat = call('HMGET', seat_key(group), 'holder', 'unformed', 'revision', 'lasting_offer', 'by_order', 'order')
   if seat[3] == revision then
     in_force[#in_force + 1] = group
     local claimer, step_ms = string.match(seat[5] or '', '^(.*) (%S+)$')
     steps[#steps + 1] = claimer == seat[1] and tonumber(step_ms) or false
+    local orderer, found = string.match(seat[6] or '', '^(%S+) (.*)$')
+    if orderer == seat[1] and (not orderly or group < orderly) then orderly, arguments = group, found end
   end
   if seat[1] ~= seat[2] then
     formed[#formed + 1] = group
@@ -70,5 +74,5 @@ end
 if not is_reported or offered == math.huge then offered = '' end
 return {
   meta, wall, promise, oldest or '', groups, formed, replaced, unfinished, offered, in_force, block_tokens,
-  counts_by_order(steps),
+  counts_by_order(steps, arguments or ''),
 }

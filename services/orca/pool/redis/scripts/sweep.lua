@@ -78,9 +78,9 @@ call('ZREMRANGEBYSCORE', CLOSED_AT, '-inf', awake - ARGV[8])
 -- So are the names of parents that were forgotten on demand.
 call('ZREMRANGEBYSCORE', FORGOTTEN, '-inf', awake - ARGV[9])
 
--- So are counts of lengths and latencies, a period at a time.
+-- So are counts of lengths, latencies and deadlines, a period at a time.
 for _, name in ipairs(due(PERIODS, awake)) do
-  call('UNLINK', lengths_key(name), latencies_key(name))
+  call('UNLINK', lengths_key(name), latencies_key(name), outcomes_key(name))
   call('ZREM', PERIODS, name)
 end
 

@@ -1,0 +1,30 @@
+"""The start window of a waiting request, as a claim sees it."""
+
+from orca.core.domain.request import Request
+from orca.pool.order.order_class import DeadlineKind, OrderClass, class_of
+from orca.pool.order.order_rules import ClaimOrder
+
+
+def waiting_class(request: Request, tokens: int) -> OrderClass:
+    """Return the order class of a waiting request. Args: tokens: that it has from earlier claims."""
+    deadline_ms = deadline_in_force(request, tokens)
+    if deadline_ms is None:
+        return class_of(request, DeadlineKind.NONE, tokens)
+    is_of_end = deadline_ms == request.deadline_wall_ms
+    return class_of(request, DeadlineKind.END if is_of_end else DeadlineKind.FIRST_TOKEN, tokens)
+
+
+def deadline_in_force(request: Request, tokens: int) -> int | None:
+    """Return the deadline of a request that has so many tokens, by the pool's wall clock; None if it has none."""
+    return request.deadline_wall_ms if tokens else request.first_deadline_wall_ms
+
+
+def starts_by_ms(request: Request, tokens: int, order: ClaimOrder) -> float:
+    """Return the end of the start window of a waiting request, or of its patience; wall clock of the pool.
+
+    Args: order: of a claim that comes now. Later estimates move the window.
+    """
+    deadline_ms = deadline_in_force(request, tokens)
+    if deadline_ms is None:
+        return request.submitted_ms + order.rules.patience_ms
+    return deadline_ms - order.estimates.own_ms(waiting_class(request, tokens))

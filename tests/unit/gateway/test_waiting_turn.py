@@ -1,0 +1,104 @@
+"""The turn of a waiting request, from a status and counts of the pool."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orca.core.domain.request import Request
+from orca.gateway.routes.waiting_turn import WaitingTurn, WaitReason, waiting_turn
+from orca.pool.order.order_class import DeadlineKind, OrderClass, length_class
+from orca.pool.order.order_rules import ClaimOrder, Order, OrderRules, RunEstimates
+from orca.pool.order.order_stats import DUE_MS, OrderStats
+from orca.pool.order.start_window import starts_by_ms, waiting_class
+from orca.pool.records import PoolStats, RequestStatus
+from support.gateway.gateway_rig import MODEL, make_request
+from support.gateway.scripted_pool import stats
+
+NOW_MS = 1_700_000_000_000
+PATIENCE_MS = 30_000
+ORDER = ClaimOrder(
+    rules=OrderRules(order=Order.DEADLINE, patience_ms=PATIENCE_MS),
+    estimates=RunEstimates(step_ms=10.0),
+    free_prompt_tokens=1,
+    total_prompt_tokens=1,
+)
+OWN_MS = ORDER.estimates.own_ms(OrderClass(0, length_class(1), length_class(50), DeadlineKind.END))
+
+
+def a_request(age_ms: int = 0, **changes: Any) -> Request:
+    return replace(make_request(), submitted_ms=NOW_MS - age_ms, **changes)
+
+
+def counts(order: ClaimOrder | None = ORDER, *, queued: int = 10, **fields: Any) -> PoolStats:
+    """Return counts with a formed group. Args: order: None where claims go by arrival."""
+    classes = {OrderClass(0, 0, 0, DeadlineKind.END): queued}
+    told = (
+        None
+        if order is None
+        else OrderStats(classes=classes, due=(queued,) * len(DUE_MS), least_step_ms=0.0, order=order)
+    )
+    groups = {"groups_formed": ("g",), "groups_in_force": ("g",), "revision": MODEL.revision}
+    return stats(queued=queued, by_order=told, **{**groups, **fields})
+
+
+def turn(request: Request, told: PoolStats | None, *, older: int | None = 4, tokens: int = 0) -> WaitingTurn | None:
+    status = replace(RequestStatus.queued(request), older_waiting=older, tokens=tokens)
+    return waiting_turn(status, told, NOW_MS)
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason", "ahead"),
+    [
+        (a_request(deadline_ms=60_000), WaitReason.IN_WINDOW, 9),
+        (a_request(deadline_ms=60_000, weight=2.0**8), WaitReason.IN_WINDOW, 0),
+        (a_request(deadline_ms=int(OWN_MS) - 1), WaitReason.WINDOW_OVER, 9),
+        (a_request(), WaitReason.NO_DEADLINE, 9),
+        (a_request(PATIENCE_MS - 1), WaitReason.NO_DEADLINE, 0),
+        (a_request(PATIENCE_MS), WaitReason.PATIENCE_PASSED, 4),
+    ],
+    ids=["in window", "urgent", "window over", "no deadline", "patience lasts", "patience passed"],
+)
+def test_the_reason_follows_from_window_and_patience(request_: Request, reason: WaitReason, ahead: int) -> None:
+    found = turn(request_, counts())
+    assert found is not None
+    assert (found.order, found.reason, found.ahead) == (Order.DEADLINE, reason, ahead)
+    assert found.starts_by_ms == int(starts_by_ms(request_, 0, ORDER))
+
+
+def test_by_arrival_the_older_ones_are_ahead() -> None:
+    found = turn(a_request(deadline_ms=60_000), counts(None))
+    assert found == WaitingTurn(Order.ARRIVAL, WaitReason.BY_ARRIVAL, 4, None)
+
+
+def test_without_a_formed_group_that_is_the_reason() -> None:
+    assert turn(a_request(), counts(None, groups_formed=())) == WaitingTurn(None, WaitReason.NO_GROUP, 4, None)
+    found = turn(a_request(), counts(groups_formed=("old",)))
+    assert found is not None
+    assert (found.order, found.reason) == (Order.DEADLINE, WaitReason.NO_GROUP)
+
+
+def test_nothing_is_said_where_nothing_is_known() -> None:
+    assert turn(a_request(), counts(), older=None) is None, "it does not wait"
+    assert turn(a_request(), None) is None
+    assert turn(a_request(), counts(revision="newer")) is None
+    by_order = counts().by_order
+    assert by_order is not None
+    assert turn(a_request(), replace(counts(), by_order=replace(by_order, order=None))) is None
+
+
+def test_nobody_is_ahead_of_the_only_one_that_waits() -> None:
+    for request in (a_request(deadline_ms=60_000), a_request(deadline_ms=1), a_request(), a_request(PATIENCE_MS)):
+        found = turn(request, counts(queued=1), older=0)
+        assert found is not None
+        assert found.ahead == 0
+
+
+def test_a_request_with_tokens_has_the_deadline_of_its_end() -> None:
+    request = a_request(deadline_ms=60_000, first_token_deadline_ms=1_000)
+    assert waiting_class(request, 0).kind is DeadlineKind.FIRST_TOKEN
+    assert starts_by_ms(request, 0, ORDER) == NOW_MS + 1_000 - 10.0
+    left = waiting_class(request, 20)
+    assert (left.kind, left.output) == (DeadlineKind.END, length_class(30))
+    assert starts_by_ms(request, 20, ORDER) == NOW_MS + 60_000 - ORDER.estimates.own_ms(left)
+    assert waiting_class(replace(request, deadline_ms=None), 20).kind is DeadlineKind.NONE
