@@ -58,7 +58,7 @@ async def test_short_answers_go_first_by_utility_and_the_next_by_deadline(bed: B
     await bed.pool.submit(submission("sooner", max_new_tokens=16, deadline_ms=80_000))
     await bed.pool.submit(submission("short", max_new_tokens=4, deadline_ms=99_000))
     # The prefix by utility has short, sooner and later. U has two of these, and D goes by deadline alone.
-    assert await names(scheduler, most=3, order=by()) == ["short", "sooner", "long"]
+    assert await names(scheduler, most=3, order=by(eta=0.5)) == ["short", "sooner", "long"]
 
 
 async def test_earliest_deadline_first_and_shortest_job_first(bed: Bed) -> None:
@@ -94,7 +94,7 @@ async def test_a_request_with_too_little_utility_waits_for_those_with_more(bed: 
     for number in range(4):
         await bed.pool.submit(submission(f"r{number}", deadline_ms=90_000 + number))
     # q times the mean utility of U is 1/2: D has no request of utility 1/4, however soon its deadline is.
-    assert await names(scheduler, most=4, order=by()) == ["r0", "r1", "r2", "r3"]
+    assert await names(scheduler, most=4, order=by(eta=0.5)) == ["r0", "r1", "r2", "r3"]
 
 
 async def test_inverse_lengths_are_utilities_too(bed: Bed) -> None:

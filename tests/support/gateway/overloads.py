@@ -3,6 +3,7 @@
 from orca.gateway.limits.overload import Overload
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.order.order_class import OrderClass
+from orca.pool.order.order_rules import ClaimOrder
 from orca.pool.order.order_stats import DUE_MS, OrderStats
 from support.gateway.scripted_pool import ScriptedPool, stats
 
@@ -21,10 +22,15 @@ def overload_of(pool: MemoryPool, clock: Clock | None = None) -> Overload:
     return Overload(pool, clock or Clock(), connections_max=100)
 
 
-def by_order(classes: dict[OrderClass, int], *due: int, least_step_ms: float = 0.0) -> OrderStats:
-    """Return counts by order. Args: due: requests with a deadline within each of the first DUE_MS, then no more."""
+def by_order(
+    classes: dict[OrderClass, int], *due: int, least_step_ms: float = 0.0, order: ClaimOrder | None = None
+) -> OrderStats:
+    """Return counts by order.
+
+    Args: due: requests with a deadline within each of the first DUE_MS, then no more; order: None if no claim is known.
+    """
     counts = (*due, *(due[-1:] or (0,)) * (len(DUE_MS) - len(due)))
-    return OrderStats(classes=classes, due=counts, least_step_ms=least_step_ms)
+    return OrderStats(classes=classes, due=counts, least_step_ms=least_step_ms, order=order)
 
 
 async def observed(

@@ -13,6 +13,7 @@ from orca.gateway.limits.overload import Overload
 from orca.gateway.limits.turns import least_run_ms, requests_ahead
 from orca.gateway.settings import GatewaySettings
 from orca.pool.order.order_class import DeadlineKind, OrderClass
+from orca.pool.order.order_rules import ClaimOrder, Order, OrderRules, RunEstimates, Utility
 from support.gateway.gateway_rig import Rig, error_of, make_request, rig
 from support.gateway.overloads import by_order, observed
 from support.gateway.scripted_pool import stats
@@ -86,6 +87,32 @@ def test_goals_for_first_tokens_change_nothing_for_a_deadline() -> None:
 @pytest.mark.parametrize(("priority", "expected"), [(0, 0), (2, 0), (3, 1000)])
 def test_a_call_with_little_weight_does_not_go_by_its_deadline(priority: int, expected: int) -> None:
     assert ahead(LONG._replace(priority=priority), {SHORT: 1000}, 0, deadline_ms=500) == expected
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        (OrderRules(), 40),
+        (OrderRules(eta=0.5), 20),
+        (OrderRules(eta=0.02), 10),
+        (OrderRules(order=Order.EDF), 10),
+        (OrderRules(order=Order.SJF), 1000),
+        (OrderRules(utility=Utility.INVERSE_LENGTH), 1000),  # it is worth too little for its deadline to count
+    ],
+)
+def test_the_rules_of_the_groups_decide_the_way_to_a_turn(rules: OrderRules, expected: int) -> None:
+    order = ClaimOrder(rules=rules, free_prompt_tokens=1, total_prompt_tokens=1)
+    told = stats(queued=1000, by_order=by_order({SHORT: 1000}, 10, order=order))
+    assert requests_ahead(LONG, 500, told) == expected
+
+
+def test_the_expected_lengths_of_the_groups_count() -> None:
+    short_answers = RunEstimates(outputs=((LONG.prompt, 2.0),))
+    order = ClaimOrder(rules=OrderRules(), estimates=short_answers, free_prompt_tokens=1, total_prompt_tokens=1)
+    classes = {SHORT._replace(prompt=8): 100}
+    assert requests_ahead(LONG, NEVER_MS, stats(queued=100, by_order=by_order(classes, 100))) == 100
+    told = stats(queued=100, by_order=by_order(classes, 100, order=order))
+    assert requests_ahead(LONG, NEVER_MS, told) == 0, "its answer will be short, so it goes first"
 
 
 @given(CLASSES, COUNTS, st.integers(1, 10**7), st.integers(0, 10**6))

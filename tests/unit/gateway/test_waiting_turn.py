@@ -63,7 +63,7 @@ def test_the_reason_follows_from_window_and_patience(request_: Request, reason: 
     found = turn(request_, counts())
     assert found is not None
     assert (found.order, found.reason, found.ahead) == (Order.DEADLINE, reason, ahead)
-    assert found.starts_by_ms == int(starts_by_ms(request_, 0, ORDER))
+    assert found.starts_by_ms == int(starts_by_ms(request_, 0, ORDER, NOW_MS))
 
 
 def test_by_arrival_the_older_ones_are_ahead() -> None:
@@ -97,8 +97,27 @@ def test_nobody_is_ahead_of_the_only_one_that_waits() -> None:
 def test_a_request_with_tokens_has_the_deadline_of_its_end() -> None:
     request = a_request(deadline_ms=60_000, first_token_deadline_ms=1_000)
     assert waiting_class(request, 0).kind is DeadlineKind.FIRST_TOKEN
-    assert starts_by_ms(request, 0, ORDER) == NOW_MS + 1_000 - 10.0
+    assert starts_by_ms(request, 0, ORDER, NOW_MS) == NOW_MS + 1_000 - 10.0
     left = waiting_class(request, 20)
     assert (left.kind, left.output) == (DeadlineKind.END, length_class(30))
-    assert starts_by_ms(request, 20, ORDER) == NOW_MS + 60_000 - ORDER.estimates.own_ms(left)
+    assert starts_by_ms(request, 20, ORDER, NOW_MS) == NOW_MS + 60_000 - ORDER.estimates.own_ms(left)
     assert waiting_class(replace(request, deadline_ms=None), 20).kind is DeadlineKind.NONE
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "goal_ms", "window_ms"),
+    [
+        (0, 4_096, 4_086),
+        (4_086, 4_096, 4_086),
+        (4_087, 4_096, PATIENCE_MS),
+        (0, 65_536, PATIENCE_MS),
+        (0, 9, PATIENCE_MS),
+    ],
+    ids=["open", "its last moment", "over", "beyond patience", "shorter than a step"],
+)
+def test_a_soft_goal_is_the_window_while_it_can_be_met(age_ms: int, goal_ms: int, window_ms: int) -> None:
+    request = a_request(age_ms, first_token_goal_ms=goal_ms)
+    assert starts_by_ms(request, 0, ORDER, NOW_MS) == NOW_MS - age_ms + window_ms
+    found = turn(request, counts())
+    assert found is not None
+    assert found.reason is WaitReason.NO_DEADLINE

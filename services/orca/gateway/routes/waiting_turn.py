@@ -20,7 +20,7 @@ class WaitReason(StrEnum):
     BY_ARRIVAL = "by_arrival"  # those that came before it go first
     IN_WINDOW = "in_window"  # it can still meet its deadline: utility and deadline decide
     WINDOW_OVER = "window_over"  # it cannot meet its deadline any more: all that can goes first
-    NO_DEADLINE = "no_deadline"  # utility decides until its patience has passed
+    NO_DEADLINE = "no_deadline"  # utility and its soft goal, if it has one, decide until its patience has passed
     PATIENCE_PASSED = "patience_passed"  # only those of them that came before it go first
 
 
@@ -50,19 +50,22 @@ def waiting_turn(status: RequestStatus, stats: PoolStats | None, now_ms: int) ->
     order = stats.by_order.order
     if order is None:
         return None
-    starts_by = starts_by_ms(status.request, status.tokens, order)
-    reason, ahead = _by_order(status, stats, order, starts_by - now_ms)
+    starts_by = starts_by_ms(status.request, status.tokens, order, now_ms)
+    reason, ahead = _by_order(status, stats, order, starts_by, now_ms)
     return WaitingTurn(order.rules.order, reason if is_served else WaitReason.NO_GROUP, ahead, int(starts_by))
 
 
-def _by_order(status: RequestStatus, stats: PoolStats, order: ClaimOrder, slack_ms: float) -> tuple[WaitReason, int]:
-    """Return the reason, and the requests ahead. Args: slack_ms: until the end of the start window or patience."""
+def _by_order(
+    status: RequestStatus, stats: PoolStats, order: ClaimOrder, starts_by: float, now_ms: int
+) -> tuple[WaitReason, int]:
+    """Return the reason, and the requests ahead. Args: starts_by: end of the start window or patience."""
     of, others = waiting_class(status.request, status.tokens), max(0, stats.queued - 1)
-    has_deadline = of.kind is not DeadlineKind.NONE
-    if slack_ms < 0 and has_deadline:
+    reason = WaitReason.IN_WINDOW
+    if of.kind is DeadlineKind.NONE:
+        reason = WaitReason.NO_DEADLINE
+        if now_ms >= status.request.submitted_ms + order.rules.patience_ms:
+            return WaitReason.PATIENCE_PASSED, min(others, status.older_waiting or 0)
+    elif now_ms > starts_by:
         return WaitReason.WINDOW_OVER, others
-    if slack_ms <= 0 and not has_deadline:
-        return WaitReason.PATIENCE_PASSED, min(others, status.older_waiting or 0)
-    deadline_ms = slack_ms + order.estimates.own_ms(of)
-    reason = WaitReason.IN_WINDOW if has_deadline else WaitReason.NO_DEADLINE
+    deadline_ms = starts_by - now_ms + order.estimates.own_ms(of)
     return reason, min(others, requests_ahead(of, deadline_ms, stats))

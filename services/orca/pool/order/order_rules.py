@@ -61,8 +61,8 @@ class OrderRules:
 
     order: Order = Order.DEADLINE
     utility: Utility = Utility.EQUAL
-    # Share of a row that goes by utility alone, in (0, 1); q of the paper is 1 - eta. The paper leaves it open. The default
-    # has the most goodput from 1.5 times the capacity on (docs/benchmarks/deadlines.md).
+    # Share of a row that goes by utility alone, in (0, 1); q of the paper is 1 - eta. The paper leaves it open. By the
+    # default, order deadline has as much goodput under overload as any order (docs/benchmarks/deadlines.md).
     eta: float = 0.75
     patience_ms: int = 30_000  # after which a request without a deadline goes first, the oldest before others
     drop: Drop = Drop.CERTAIN

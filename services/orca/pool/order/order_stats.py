@@ -2,15 +2,28 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 from orca.pool.order.order_class import OrderClass
-from orca.pool.order.order_rules import ClaimOrder
+from orca.pool.order.order_rules import ClaimOrder, OrderRules
 
 DUE_MS = tuple(500 * 2**octave for octave in range(12))
 """Times from now within which deadlines are counted: half a second to 17 minutes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+ASSUMED_ORDER = ClaimOrder(rules=OrderRules(), free_prompt_tokens=1, total_prompt_tokens=1)
+"""The order of groups of which no claim is known: default rules, and `max_tokens` as the length of an output."""
+
+
+class ClassWorth(NamedTuple):
+    """The worth of a class to an order of claims."""
+
+    utility: float
+    density: float  # utility per cost
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for its cache
 class OrderStats:
     """The requests of the current revision that wait for claims by another order than arrival."""
 
@@ -22,6 +35,20 @@ class OrderStats:
     # The last claim by an order of the first such group by name, for its rules and estimates. None while all of these
     # groups are of the release before.
     order: ClaimOrder | None = None
+
+    @property
+    def assumed(self) -> ClaimOrder:
+        """The order that estimates go by."""
+        return self.order or ASSUMED_ORDER
+
+    @cached_property  # every call to a gateway asks for it
+    def worths(self) -> tuple[tuple[ClassWorth, int], ...]:
+        """The worth of each class, and its waiting requests."""
+        return tuple((self.worth_of(of), count) for of, count in self.classes.items())
+
+    def worth_of(self, of: OrderClass) -> ClassWorth:
+        """Return the worth of a class, whether any request of it waits or not."""
+        return ClassWorth(self.assumed.utility(of), self.assumed.density(of))
 
 
 def lua() -> str:

@@ -19,12 +19,13 @@ def deadline_in_force(request: Request, tokens: int) -> int | None:
     return request.deadline_wall_ms if tokens else request.first_deadline_wall_ms
 
 
-def starts_by_ms(request: Request, tokens: int, order: ClaimOrder) -> float:
+def starts_by_ms(request: Request, tokens: int, order: ClaimOrder, now_ms: int) -> float:
     """Return the end of the start window of a waiting request, or of its patience; wall clock of the pool.
 
-    Args: order: of a claim that comes now. Later estimates move the window.
+    A soft goal counts while the window that it gives is open. Args: order: of a claim at `now_ms`.
     """
-    deadline_ms = deadline_in_force(request, tokens)
-    if deadline_ms is None:
-        return request.submitted_ms + order.rules.patience_ms
-    return deadline_ms - order.estimates.own_ms(waiting_class(request, tokens))
+    of, deadline_ms = waiting_class(request, tokens), deadline_in_force(request, tokens)
+    if deadline_ms is not None:
+        return deadline_ms - order.estimates.own_ms(of)
+    by_goal_ms = request.submitted_ms + order.window_ms(of)
+    return by_goal_ms if by_goal_ms >= now_ms else request.submitted_ms + order.rules.patience_ms
