@@ -74,7 +74,7 @@ class ClaimOverhead:
         return sum(self.claim_us) / 1_000 / (self.steps * self.step_ms)
 
 
-class StepTimes(Observer):
+class TotalStepTime(Observer):
     """Adds up the times of steps, from submit to return."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ async def _measure(runs: SimulatedRuns, choice: OrderChoice, rate: float, trace:
             await pool.set_revision(CALLER.revision, 1)
             await redis.config_set("slowlog-max-len", CALLS_MAX)
             await redis.config_set("slowlog-log-slower-than", 0)
-            times = StepTimes()
+            times = TotalStepTime()
             scheduler = _scheduler(runs, choice, pool, times)
             running = asyncio.create_task(scheduler.run())
             await _submit_all(pool, trace)
@@ -130,7 +130,7 @@ async def _measure(runs: SimulatedRuns, choice: OrderChoice, rate: float, trace:
     )
 
 
-def _scheduler(runs: SimulatedRuns, choice: OrderChoice, pool: RedisPool, times: StepTimes) -> GroupScheduler:
+def _scheduler(runs: SimulatedRuns, choice: OrderChoice, pool: RedisPool, times: TotalStepTime) -> GroupScheduler:
     simulation = replace(runs.simulation, rules=choice.rules)
     orders = None if simulation.rules is None else ClaimOrders(simulation.rules)
     return GroupScheduler(

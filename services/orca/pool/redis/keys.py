@@ -43,7 +43,7 @@ lengths:<period>    hash    lengths of the answers that ended in a period (field
                                                                                            if a release that knows it
                                                                                            sweeps
 latencies:<period>  hash    latencies of the same answers (fields below)                   four hours, as lengths
-outcomes:<period>   hash    requests with a deadline that ended in a period (fields below) four hours, as lengths
+outcomes:<period>   hash    deadlines of the requests that ended in it (fields below)      four hours, as lengths
 periods             zset    period with such hashes -> awake ms at which all go            four hours, as its hashes
 results:<key>       string  result of a Job of the operator; opaque here                   an hour of Redis' clock
                                                                                            (contract.py)

@@ -242,23 +242,18 @@ local function drop_late(revision, classes, order)
   end
 end
 
--- Chooses the requests of a claim.
--- Args: counts: of keep_index; room: requests, slots, total_slots, tokens, total_tokens, block.
--- Returns them in the order in which they were chosen, and 1 if one that does not fit has reserved the group.
-local function choose_by_order(revision, counts, order, room, may_reserve)
-  local chosen, passed = {}, 0
-  local classes = classes_of(revision, counts, order)
-  drop_late(revision, classes, order)
+-- Returns a row that is being filled: its methods take requests, and `chosen` has what was taken.
+-- Args: room: requests, slots, total_slots, tokens, total_tokens, block. What is taken makes it smaller.
+local function row_of(revision, room)
+  local row, passed = { chosen = {} }, 0
 
-  -- If all that waits has a place, the order decides nothing, so prompts need not fill one step after the other.
-  if call('ZCARD', q_key(revision)) <= room.requests then
-    room.tokens, room.total_tokens = math.huge, math.huge
-  end
-
-  local function has_room() return room.requests > 0 and room.slots > 0 and room.tokens > 0 and passed <= PASSED_MAX end
+  function row.has_places() return room.requests > 0 and room.slots > 0 and passed <= PASSED_MAX end
+  function row.has_room() return row.has_places() and room.tokens > 0 end
+  function row.has_slots(item) return item.slots <= room.slots end
+  function row.may_fit_later(item) return item.slots <= room.total_slots end
 
   -- Returns true if this release can read the request, it waits, and its deadline has not passed.
-  local function is_there(item)
+  function row.is_there(item)
     if item.r == nil then
       local r = load(item.id)
       if (r and r.state or call('HGET', req_key(item.id), 'state')) ~= 'queued' then
@@ -277,42 +272,49 @@ local function choose_by_order(revision, counts, order, room, may_reserve)
   end
 
   -- Returns true if no request of the class fits, so that a claim does not read them one by one.
-  local function is_closed(class)
+  function row.is_closed(class)
     return math.min(class.least_tokens, room.total_tokens) > room.tokens
       or slots_of(class.least_total, nil, room.block) > room.slots
   end
 
-  local function fits(item)
-    return is_there(item) and room.requests > 0 and item.slots <= room.slots and item.tokens <= room.tokens
+  function row.fits(item)
+    return row.is_there(item) and room.requests > 0 and row.has_slots(item) and item.tokens <= room.tokens
   end
 
-  local function take(item, sign)
+  -- Gives a request its room. Args: sign: -1 gives the room back.
+  function row.take(item, sign)
     room.requests = room.requests - sign
     room.slots, room.tokens = room.slots - sign * item.slots, room.tokens - sign * item.tokens
     item.is_done = sign == 1
   end
 
-  local function pass(item)
+  function row.choose(item) row.chosen[#row.chosen + 1] = item.r end
+
+  function row.pass_over(item)
     item.is_done = true
     passed = passed + 1
   end
 
-  -- Room only shrinks here, so a class of which nothing fits stays closed.
-  local function take_all(readers, in_order)
-    local next_item = in_order(readers, is_closed)
-    while has_room() do
+  -- Takes what fits and passes over the rest. Room only shrinks here, so a class of which nothing fits stays closed.
+  function row.take_all(readers, in_order)
+    local next_item = in_order(readers, row.is_closed)
+    while row.has_room() do
       local item = next_item()
       if not item then return end
-      if fits(item) then
-        take(item, 1)
-        chosen[#chosen + 1] = item.r
+      if row.fits(item) then
+        row.take(item, 1)
+        row.choose(item)
       else
-        pass(item)
+        row.pass_over(item)
       end
     end
   end
 
-  -- Readers of each class for each of: patience has passed; in time; late.
+  return row
+end
+
+-- Returns readers of the classes: of requests whose patience has passed, of those in time, and of late ones.
+local function divide(classes, order)
   local patient, in_time, late = {}, {}, {}
   for _, class in ipairs(classes) do
     if class.kind == 'none' then
@@ -330,53 +332,78 @@ local function choose_by_order(revision, counts, order, room, may_reserve)
       late[#late + 1] = reader_of(class, '(' .. wall, '(' .. from, -class.own_ms)
     end
   end
+  return patient, in_time, late
+end
 
-  local next_patient = by_window(patient)
-  while room.requests > 0 and room.slots > 0 and passed <= PASSED_MAX do
-    local item = next_patient()
+-- Takes those whose patience has passed. Their prompts may be more than the step has room for: nobody waits longer
+-- because steps are filled evenly. Returns true if one that does not fit has reserved the group.
+local function take_patient(row, patient, may_reserve)
+  local next_item = by_window(patient)
+  while row.has_places() do
+    local item = next_item()
     if not item then break end
-    -- Prompts of these may be more than the step has room for: nobody waits longer because steps are filled evenly.
-    if is_there(item) and item.slots <= room.slots then
-      take(item, 1)
-      chosen[#chosen + 1] = item.r
-    elseif is_there(item) and item.slots <= room.total_slots and may_reserve(item.r) then
-      return chosen, 1
+    if row.is_there(item) and row.has_slots(item) then
+      row.take(item, 1)
+      row.choose(item)
+    elseif row.is_there(item) and row.may_fit_later(item) and may_reserve(item.r) then
+      return true
     else
-      pass(item)
+      row.pass_over(item)
     end
   end
+  return false
+end
 
-  local next_useful, prefix = by_density(in_time), {}
-  while has_room() do
-    local item = next_useful()
+-- Takes U: a share of the longest prefix by density that fits. Returns the utility that a request of D has at least.
+local function take_useful(row, in_time, order)
+  local next_item, prefix = by_density(in_time), {}
+  while row.has_room() do
+    local item = next_item()
     if not item then break end
-    if fits(item) then
-      take(item, 1)
+    if row.fits(item) then
+      row.take(item, 1)
       prefix[#prefix + 1] = item
-    elseif is_there(item) then
+    elseif row.is_there(item) then
       break
     else
-      pass(item)
+      row.pass_over(item)
     end
   end
   local useful, utility = 0, 0
   if order.share > 0 and #prefix > 0 then useful = math.max(1, math.ceil(order.share * #prefix - ROUNDING)) end
   for i, item in ipairs(prefix) do
     if i <= useful then
-      chosen[#chosen + 1] = item.r
+      row.choose(item)
       utility = utility + item.class.utility
     else
-      take(item, -1)
+      row.take(item, -1)
     end
   end
+  return useful > 0 and order.q * (utility / useful) * (1 - ROUNDING) or 0
+end
 
-  local least, urgent = useful > 0 and order.q * (utility / useful) * (1 - ROUNDING) or 0, {}
-  for _, reader in ipairs(in_time) do
-    if reader.class.utility >= least then urgent[#urgent + 1] = reader end
+-- Chooses the requests of a claim.
+-- Args: counts: of keep_index; room: of row_of.
+-- Returns them in the order in which they were chosen, and 1 if one that does not fit has reserved the group.
+local function choose_by_order(revision, counts, order, room, may_reserve)
+  local classes = classes_of(revision, counts, order)
+  drop_late(revision, classes, order)
+  -- If all that waits has a place, the order decides nothing, so prompts need not fill one step after the other.
+  if call('ZCARD', q_key(revision)) <= room.requests then
+    room.tokens, room.total_tokens = math.huge, math.huge
   end
+
+  local row, patient, in_time, late = row_of(revision, room), divide(classes, order)
+  if take_patient(row, patient, may_reserve) then return row.chosen, 1 end
+  local least, urgent = take_useful(row, in_time, order), {}
   -- A heap looks at every class, so it is made only where room is left.
-  if order.share < 1 and has_room() then take_all(urgent, by_window) end
-  take_all(in_time, by_density)
-  take_all(late, by_density)
-  return chosen, 0
+  if order.share < 1 and row.has_room() then
+    for _, reader in ipairs(in_time) do
+      if reader.class.utility >= least then urgent[#urgent + 1] = reader end
+    end
+    row.take_all(urgent, by_window)
+  end
+  row.take_all(in_time, by_density)
+  row.take_all(late, by_density)
+  return row.chosen, 0
 end
