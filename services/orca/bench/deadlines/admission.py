@@ -1,4 +1,4 @@
-"""How often admission is wrong: calls that a gateway would refuse for their deadlines and that are met all the same.
+"""Wrong verdicts of admission: calls that a gateway would refuse for their deadlines, and what becomes of them.
 
 Every request runs, and a gateway's rules judge it when it arrives (gateway/limits/overload.py). So each verdict stands
 beside what became of the request. The queue is that of a gateway that refuses nothing.
