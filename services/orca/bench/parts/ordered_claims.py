@@ -36,7 +36,10 @@ ORDER = ClaimOrder(
 )
 SLOTS: dict[str, Any] = {"free_slots": 10**9, "total_slots": 10**9, "block_tokens": 16}
 CALL_MS_MAX = 600_000
-"""Time for one call, and lease of the group, which sends no heartbeats meanwhile."""
+"""Time for one call."""
+
+LEASE_MS = 100 * CALL_MS_MAX
+"""Lease of the group, which sends no heartbeats."""
 
 SUBMITTED_AT_ONCE = 64
 
@@ -99,7 +102,7 @@ async def _measure_level(waiting: int) -> LevelFigures:
         max_queued=10**8,
         max_queued_prompt_tokens=10**12,
         bytes_max=10**12,
-        seat_lease_ms=CALL_MS_MAX,
+        seat_lease_ms=LEASE_MS,
         call_timeout_ms=CALL_MS_MAX,
     )
     with tempfile.TemporaryDirectory(prefix="orca-pool-") as folder, EmbeddedRedis(Path(folder)) as server:
