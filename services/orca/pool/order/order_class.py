@@ -124,8 +124,10 @@ local function length_class(tokens)
   local mantissa, exponent = math.frexp(tokens)
   return 2 * (exponent - 1) + (mantissa >= 0.75 and 1 or 0)
 end
+local lower_bounds = {}  -- a claim asks for the same numbers again and again
 local function lower_bound(number)
-  return 2 ^ math.floor(number / 2) * (1 + number % 2 / 2)
+  lower_bounds[number] = lower_bounds[number] or 2 ^ math.floor(number / 2) * (1 + number % 2 / 2)
+  return lower_bounds[number]
 end
 local function longest_of(number) return math.max(lower_bound(number), lower_bound(number + 1) - 1) end
 local function middle_of(number) return (lower_bound(number) + longest_of(number)) / 2 end

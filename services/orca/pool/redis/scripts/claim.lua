@@ -96,12 +96,12 @@ end
 
 local chosen, blocked
 if order then
-  local counts = keep_index(revision, most)
+  local classes = keep_index(revision, most)
   local room = {
     requests = most, slots = free, total_slots = total, tokens = order.free_tokens, total_tokens = order.total_tokens,
     block = block,
   }
-  chosen, blocked = choose_by_order(revision, counts, order, room, may_reserve)
+  chosen, blocked = choose_by_order(revision, classes, order, room, may_reserve)
 else
   chosen, blocked = choose_by_arrival()
 end

@@ -29,24 +29,38 @@ local function order_of_claim(from)
   return order
 end
 
+-- Returns the classes of the index of a revision, the number of waiting requests in it, how far it is built ('' for no
+-- index), and true if this release gives the names of all its classes.
+local function read_classes(revision)
+  local pairs_of, classes, indexed, built, is_known = call('HGETALL', classes_key(revision)), {}, 0, '', true
+  for i = 1, #pairs_of, 2 do
+    local name, count = pairs_of[i], pairs_of[i + 1]
+    if name == '' then
+      built = count
+    else
+      indexed = indexed + count
+      local priority, prompt, output, fewest, kind, goal = class_named(name)
+      is_known = is_known and priority ~= nil
+      classes[#classes + 1] = {
+        name = name, priority = priority, prompt = prompt, output = output, fewest = fewest, kind = kind, goal = goal,
+      }
+    end
+  end
+  return classes, indexed, built, is_known
+end
+
 -- Builds the next part of the index of a revision if it is not whole, from the oldest request on. It begins again if the
 -- index does not count what waits, or has names of classes that this release does not give: a part of another release has
 -- queued or claimed something. It also does so if this release may read what the builder could not.
 -- Args: most: requests that the claim may take; the index gets at least as many.
--- Returns the hash of the classes and their counts, as pairs.
+-- Returns the classes.
 local function keep_index(revision, most)
-  local counts, indexed, built, is_known = call('HGETALL', classes_key(revision)), 0, '', true
-  for i = 1, #counts, 2 do
-    if counts[i] == '' then
-      built = counts[i + 1]
-    else
-      indexed, is_known = indexed + counts[i + 1], is_known and class_named(counts[i]) ~= nil
-    end
-  end
+  local classes, indexed, built, is_known = read_classes(revision)
   local unreadable, newest, last = string.match(built, '^(%d+) (%d+) (%S+)$')
   if last == 'inf' then
     local is_readable_now = unreadable ~= '0' and tonumber(newest) < SCHEMA_NEWEST
-    if is_known and indexed + unreadable == call('ZCARD', q_key(revision)) and not is_readable_now then return counts end
+    local is_counted = indexed + unreadable == call('ZCARD', q_key(revision))
+    if is_known and is_counted and not is_readable_now then return classes end
     last = nil
   end
   if not (last and is_known) then
@@ -62,52 +76,72 @@ local function keep_index(revision, most)
   last = #found == 2 * size and found[#found] or 'inf'
   newest = math.min(newest, SCHEMA_NEWEST)
   call('HSET', classes_key(revision), '', string.format('%d %d %s', unreadable, newest, last))
-  return call('HGETALL', classes_key(revision))
+  return (read_classes(revision))
 end
 
 -- Returns a number that orders classes of equal density, in Python and in Lua.
-local function rank_of(priority, prompt, output, fewest, kind, goal)
-  return ((((priority + 8) * 128 + prompt) * 128 + output) * 512 + fewest * 4 + KINDS[kind]) * 128 + goal
+local function rank_of(class)
+  local lengths = ((class.priority + 8) * 128 + class.prompt) * 128 + class.output
+  return (lengths * 512 + class.fewest * 4 + KINDS[class.kind]) * 128 + class.goal
 end
 
--- Returns the classes with waiting requests, those with the most utility per cost first.
--- Args: counts: of keep_index.
-local function classes_of(revision, counts, order)
-  local classes = {}
-  for i = 1, #counts, 2 do
-    local name = counts[i]
-    if name ~= '' then
-      local priority, prompt, output, fewest, kind, goal = class_named(name)
-      local expected = math.max(middle_of(fewest), math.min(order.outputs[prompt] or math.huge, middle_of(output)))
-      local utility = 2 ^ -priority * (order.is_by_length and 1 / (middle_of(prompt) + expected) or 1)
-      local own_ms, expected_ms = 0, 0
-      if kind ~= 'none' or goal > 0 then
-        local longest = math.max(longest_of(fewest), expected)
-        own_ms = order.prompt_token_ms * longest_of(prompt) + order.step_ms * (kind == 'end' and longest or 1)
-        expected_ms = order.prompt_token_ms * middle_of(prompt) + order.step_ms * (kind == 'end' and expected or 1)
-      end
-      classes[#classes + 1] = {
-        name = name, kind = kind, key = waiting_class_key(revision, name), utility = utility,
-        density = utility / (order.prompt_cost * middle_of(prompt) + expected), own_ms = own_ms,
-        expected_ms = expected_ms, window_ms = goal > 0 and lower_bound(goal) - own_ms or math.huge,
-        least_tokens = lower_bound(prompt), least_total = lower_bound(prompt) + lower_bound(output),
-        most_fewest = longest_of(fewest),
-        rank = rank_of(priority, prompt, output, fewest, kind, goal),
-      }
+-- Puts the classes in order, those with the most utility per cost first, with what the order makes of each.
+local function weigh(classes, order)
+  for _, class in ipairs(classes) do
+    local prompt, output, fewest = middle_of(class.prompt), middle_of(class.output), middle_of(class.fewest)
+    local expected = math.max(fewest, math.min(order.outputs[class.prompt] or math.huge, output))
+    class.utility = 2 ^ -class.priority * (order.is_by_length and 1 / (prompt + expected) or 1)
+    class.density = class.utility / (order.prompt_cost * prompt + expected)
+    class.own_ms, class.expected_ms, class.window_ms = 0, 0, math.huge
+    if class.kind ~= 'none' or class.goal > 0 then
+      local longest = math.max(longest_of(class.fewest), expected)
+      local is_end = class.kind == 'end'
+      class.own_ms = order.prompt_token_ms * longest_of(class.prompt) + order.step_ms * (is_end and longest or 1)
+      class.expected_ms = order.prompt_token_ms * prompt + order.step_ms * (is_end and expected or 1)
+      if class.goal > 0 then class.window_ms = lower_bound(class.goal) - class.own_ms end
     end
+    class.rank = rank_of(class)
   end
   table.sort(classes, function(a, b)
     if a.density ~= b.density then return a.density > b.density end
     return a.rank < b.rank
   end)
-  return classes
 end
 
-local function score_text(number) return string.format('%.17g', number) end
+-- Returns a score as text that Redis reads as the same number, with a bracket if the range is without it.
+local function bound_text(score, is_in) return string.format(is_in and '%.17g' or '(%.17g', score) end
+
+-- Returns the member of a class with the lowest score, and this score, infinite if there is none. Most readers need no
+-- more than this, and a claim has several readers of each class.
+local function first_of(revision, class)
+  if not class.first_score then
+    local found = call('ZRANGE', waiting_class_key(revision, class.name), 0, 0, 'WITHSCORES')
+    class.first_member, class.first_score = found[1], tonumber(found[2] or math.huge)
+  end
+  return class.first_member, class.first_score
+end
+
+local function add_item(reader, member, score)
+  local arrival, id = string.match(member, '^(%d+) (.*)$')
+  reader.items[#reader.items + 1] = {
+    id = id, member = member, arrival = tonumber(arrival), starts_by = score + reader.add_ms, class = reader.class,
+  }
+end
 
 -- Reads the requests of a class between two scores, by rising scores, twice as many with each call.
-local function reader_of(class, low, high, add_ms)
-  return { class = class, low = low, high = high, add_ms = add_ms, items = {}, place = 1 }
+-- Args: add_ms: from a score to the end of the start window.
+local function reader_of(revision, class, low, is_low_in, high, is_high_in, add_ms)
+  local reader = {
+    key = waiting_class_key(revision, class.name), class = class, add_ms = add_ms, items = {}, place = 1,
+    low = low, is_low_in = is_low_in, high = high, is_high_in = is_high_in,
+  }
+  local member, score = first_of(revision, class)
+  if score > high or score == high and not (is_high_in and member) then
+    reader.is_whole = true
+  elseif score > low or score == low and is_low_in then
+    add_item(reader, member, score)
+  end
+  return reader
 end
 
 -- Returns the first request of a reader that is neither chosen nor passed over; nil at its end.
@@ -121,16 +155,10 @@ local function head_of(reader)
       return nil
     else
       local chunk = math.max(1, math.min(CHUNK, #reader.items))
-      local found = call(
-        'ZRANGEBYSCORE', reader.class.key, reader.low, reader.high, 'WITHSCORES', 'LIMIT', #reader.items, chunk
-      )
+      local low, high = bound_text(reader.low, reader.is_low_in), bound_text(reader.high, reader.is_high_in)
+      local found = call('ZRANGEBYSCORE', reader.key, low, high, 'WITHSCORES', 'LIMIT', #reader.items, chunk)
       reader.is_whole = #found < 2 * chunk
-      for i = 1, #found, 2 do
-        local arrival, id = string.match(found[i], '^(%d+) (.*)$')
-        local starts_by = tonumber(found[i + 1]) + reader.add_ms
-        reader.items[#reader.items + 1] =
-          { id = id, member = found[i], arrival = tonumber(arrival), starts_by = starts_by, class = reader.class }
-      end
+      for i = 1, #found, 2 do add_item(reader, found[i], tonumber(found[i + 1])) end
     end
   end
 end
@@ -198,7 +226,7 @@ end
 local function shared_least_step(revision, own_ms)
   local known = tonumber(call('HGET', steps_key(revision), 'least_ms'))
   if own_ms > 0 and (not known or own_ms < known) then
-    call('HSET', steps_key(revision), 'least_ms', score_text(own_ms))
+    call('HSET', steps_key(revision), 'least_ms', bound_text(own_ms, true))
     known = own_ms
   end
   return own_ms > 0 and known or 0
@@ -208,7 +236,7 @@ end
 local function late_within_ms(class, order, least_step_ms)
   if class.kind == 'none' or class.own_ms <= 0 then return 0 end
   if order.drop == 'expected' then return class.expected_ms end
-  return math.min(class.own_ms, least_step_ms * (class.kind == 'first' and 1 or class.most_fewest))
+  return math.min(class.own_ms, least_step_ms * (class.kind == 'first' and 1 or longest_of(class.fewest)))
 end
 
 -- Ends what is too late: a claim looks at a bounded number of requests, those with the soonest deadlines of all classes.
@@ -219,7 +247,7 @@ local function drop_late(revision, classes, order)
   for _, class in ipairs(classes) do
     local within_ms = late_within_ms(class, order, least_step_ms)
     if within_ms > 0 then
-      readers[#readers + 1] = reader_of(class, '(' .. wall, '(' .. score_text(wall + within_ms), 0)
+      readers[#readers + 1] = reader_of(revision, class, wall, false, wall + within_ms, false, 0)
     end
   end
   -- Readers count places, so nothing ends before all have been read.
@@ -237,7 +265,10 @@ local function drop_late(revision, classes, order)
         local steps = math.max(1, (r.fewest or 1) - call('XLEN', log_key(r.id)))
         least_ms = least_step_ms * (item.class.kind == 'first' and 1 or steps)
       end
-      if wall + least_ms > tonumber(r.deadline) then end_request(r, 'deadline_exceeded', LATE) end
+      if wall + least_ms > tonumber(r.deadline) then
+        end_request(r, 'deadline_exceeded', LATE)
+        item.class.first_score = nil
+      end
     end
   end
 end
@@ -273,8 +304,8 @@ local function row_of(revision, room)
 
   -- Returns true if no request of the class fits, so that a claim does not read them one by one.
   function row.is_closed(class)
-    return math.min(class.least_tokens, room.total_tokens) > room.tokens
-      or slots_of(class.least_total, nil, room.block) > room.slots
+    local prompt, output = lower_bound(class.prompt), lower_bound(class.output)
+    return math.min(prompt, room.total_tokens) > room.tokens or slots_of(prompt + output, nil, room.block) > room.slots
   end
 
   function row.fits(item)
@@ -314,22 +345,22 @@ local function row_of(revision, room)
 end
 
 -- Returns readers of the classes: of requests whose patience has passed, of those in time, and of late ones.
-local function divide(classes, order)
+local function divide(revision, classes, order)
   local patient, in_time, late = {}, {}, {}
   for _, class in ipairs(classes) do
+    local function add(readers, ...) readers[#readers + 1] = reader_of(revision, class, ...) end
     if class.kind == 'none' then
-      local passed_at = score_text(wall - order.patience_ms)
-      patient[#patient + 1] = reader_of(class, '-inf', passed_at, order.patience_ms)
-      local goal_from = '+inf'
+      local passed_at, goal_from = wall - order.patience_ms, math.huge
+      add(patient, -math.huge, true, passed_at, true, order.patience_ms)
       if class.window_ms < order.patience_ms then
-        goal_from = score_text(wall - class.window_ms)
-        in_time[#in_time + 1] = reader_of(class, goal_from, '+inf', class.window_ms)
+        goal_from = wall - class.window_ms
+        add(in_time, goal_from, true, math.huge, true, class.window_ms)
       end
-      in_time[#in_time + 1] = reader_of(class, '(' .. passed_at, '(' .. goal_from, order.patience_ms)
+      add(in_time, passed_at, false, goal_from, false, order.patience_ms)
     else
-      local from = score_text(wall + class.own_ms)
-      in_time[#in_time + 1] = reader_of(class, from, '+inf', -class.own_ms)
-      late[#late + 1] = reader_of(class, '(' .. wall, '(' .. from, -class.own_ms)
+      local from = wall + class.own_ms
+      add(in_time, from, true, math.huge, true, -class.own_ms)
+      add(late, wall, false, from, false, -class.own_ms)
     end
   end
   return patient, in_time, late
@@ -383,17 +414,17 @@ local function take_useful(row, in_time, order)
 end
 
 -- Chooses the requests of a claim.
--- Args: counts: of keep_index; room: of row_of.
+-- Args: classes: of keep_index; room: of row_of.
 -- Returns them in the order in which they were chosen, and 1 if one that does not fit has reserved the group.
-local function choose_by_order(revision, counts, order, room, may_reserve)
-  local classes = classes_of(revision, counts, order)
+local function choose_by_order(revision, classes, order, room, may_reserve)
+  weigh(classes, order)
   drop_late(revision, classes, order)
   -- If all that waits has a place, the order decides nothing, so prompts need not fill one step after the other.
   if call('ZCARD', q_key(revision)) <= room.requests then
     room.tokens, room.total_tokens = math.huge, math.huge
   end
 
-  local row, patient, in_time, late = row_of(revision, room), divide(classes, order)
+  local row, patient, in_time, late = row_of(revision, room), divide(revision, classes, order)
   if take_patient(row, patient, may_reserve) then return row.chosen, 1 end
   local least, urgent = take_useful(row, in_time, order), {}
   -- A heap looks at every class, so it is made only where room is left.
