@@ -286,6 +286,7 @@ def drawn_request(numbers: Random, parent: str, choice: int, has_target: bool) -
         deadline_ms=numbers.choice((None, None, *soon_ms)),
         first_token_deadline_ms=numbers.choice((None, None, None, *soon_ms[:2])),
         weight=numbers.choice((None, None, None, 2.0, 0.5, 4.0, 256.0, 2.0**-8)),
+        first_token_goal_ms=numbers.choice((None, None, 3, *soon_ms)),
         decoder_prefix=(1, 2) if has_target else (),
     )
 
@@ -298,7 +299,7 @@ def drawn_order(numbers: Random) -> ClaimOrder:
         rules=OrderRules(
             order=numbers.choice(ORDERS),
             utility=numbers.choice(tuple(Utility)),
-            eta=numbers.choice((0.1, 0.28, 0.5, 0.9)),
+            eta=numbers.choice((0.1, 0.28, 0.5, OrderRules().eta, 0.9)),
             patience_ms=numbers.choice((1_000, 30_000)),
             drop=numbers.choice(tuple(Drop)),
         ),

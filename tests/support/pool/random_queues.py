@@ -52,7 +52,7 @@ def random_queue(seed: int, revision: str, *, largest: int = 12) -> RandomQueue:
     order = ClaimOrder(
         rules=OrderRules(
             utility=numbers.choice(tuple(Utility)),
-            eta=numbers.choice((0.1, 0.28, 0.5, 0.9)),
+            eta=numbers.choice((0.1, 0.28, 0.5, OrderRules().eta, 0.9)),
             patience_ms=PATIENCE_MS,
             drop=Drop.NEVER,
         ),

@@ -82,7 +82,10 @@ def _count_goals(
 
 
 def _count_deadline(gateway: Gateway, accepted: AcceptedCall, ends: Mapping[str, End], status: RequestStatus) -> None:
-    """Count the outcome of a deadline once: by the connection that saw the end."""
+    """Count the outcome of a deadline by each connection that saw the end and has not begun after it.
+
+    A call that is repeated under its idempotency key counts again, as its usage does.
+    """
     request = status.request
     outcome = deadline_outcome(status)
     if outcome is not None and request.id in ends and request.id not in accepted.ended_before:

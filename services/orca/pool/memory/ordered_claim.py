@@ -288,6 +288,8 @@ class OrderedClaim:
     def _useful(self, in_time: Sequence[OfferReader]) -> list[Offered]:
         """Return U: a share of the longest prefix by density that fits."""
         prefix: list[Offered] = []
+        if not self.order.rules.utility_share:
+            return prefix
         for item in self.row.while_room(_by_density(in_time)):
             if self.row.fits(item):
                 self.row.take(item)

@@ -183,7 +183,7 @@ def _read_order(share: str, utility: str, patience_ms: str, drop: str, *rest: st
         rules=OrderRules(
             order={0.0: Order.EDF, 1.0: Order.SJF}.get(float(share), Order.DEADLINE),
             utility=Utility(utility),
-            eta=1 - q,
+            eta=round(1 - q, 9),  # it is not sent itself: q of a share such as 0.1 is not exact
             patience_ms=int(patience_ms),
             drop=Drop(drop),
         ),

@@ -275,8 +275,8 @@ end
 
 -- Returns a row that is being filled: its methods take requests, and `chosen` has what was taken.
 -- Args: room: requests, slots, total_slots, tokens, total_tokens, block. What is taken makes it smaller.
-local function row_of(revision, room)
-  local row, passed = { chosen = {} }, 0
+local function row_of(room)
+  local row, passed = { chosen = {}, stale = {} }, 0
 
   function row.has_places() return room.requests > 0 and room.slots > 0 and passed <= PASSED_MAX end
   function row.has_room() return row.has_places() and room.tokens > 0 end
@@ -288,7 +288,7 @@ local function row_of(revision, room)
     if item.r == nil then
       local r = load(item.id)
       if (r and r.state or call('HGET', req_key(item.id), 'state')) ~= 'queued' then
-        take_from_class(revision, item.class.name, item.member)
+        row.stale[#row.stale + 1] = item  -- readers count places, so it stays there until the end of the claim
         r = nil
       end
       item.r = r and not is_expired(r) and r or false
@@ -387,6 +387,7 @@ end
 
 -- Takes U: a share of the longest prefix by density that fits. Returns the utility that a request of D has at least.
 local function take_useful(row, in_time, order)
+  if order.share == 0 then return 0 end
   local next_item, prefix = by_density(in_time), {}
   while row.has_room() do
     local item = next_item()
@@ -401,7 +402,7 @@ local function take_useful(row, in_time, order)
     end
   end
   local useful, utility = 0, 0
-  if order.share > 0 and #prefix > 0 then useful = math.max(1, math.ceil(order.share * #prefix - ROUNDING)) end
+  if #prefix > 0 then useful = math.max(1, math.ceil(order.share * #prefix - ROUNDING)) end
   for i, item in ipairs(prefix) do
     if i <= useful then
       row.choose(item)
@@ -411,6 +412,23 @@ local function take_useful(row, in_time, order)
     end
   end
   return useful > 0 and order.q * (utility / useful) * (1 - ROUNDING) or 0
+end
+
+-- Fills a row. Returns 1 if a request that does not fit has reserved the group, otherwise 0.
+local function fill(row, revision, classes, order, may_reserve)
+  local patient, in_time, late = divide(revision, classes, order)
+  if take_patient(row, patient, may_reserve) then return 1 end
+  local least, urgent = take_useful(row, in_time, order), {}
+  -- A heap looks at every class, so it is made only where room is left.
+  if order.share < 1 and row.has_room() then
+    for _, reader in ipairs(in_time) do
+      if reader.class.utility >= least then urgent[#urgent + 1] = reader end
+    end
+    row.take_all(urgent, by_window)
+  end
+  row.take_all(in_time, by_density)
+  row.take_all(late, by_density)
+  return 0
 end
 
 -- Chooses the requests of a claim.
@@ -423,18 +441,8 @@ local function choose_by_order(revision, classes, order, room, may_reserve)
   if call('ZCARD', q_key(revision)) <= room.requests then
     room.tokens, room.total_tokens = math.huge, math.huge
   end
-
-  local row, patient, in_time, late = row_of(revision, room), divide(revision, classes, order)
-  if take_patient(row, patient, may_reserve) then return row.chosen, 1 end
-  local least, urgent = take_useful(row, in_time, order), {}
-  -- A heap looks at every class, so it is made only where room is left.
-  if order.share < 1 and row.has_room() then
-    for _, reader in ipairs(in_time) do
-      if reader.class.utility >= least then urgent[#urgent + 1] = reader end
-    end
-    row.take_all(urgent, by_window)
-  end
-  row.take_all(in_time, by_density)
-  row.take_all(late, by_density)
-  return row.chosen, 0
+  local row = row_of(room)
+  local blocked = fill(row, revision, classes, order, may_reserve)
+  for _, item in ipairs(row.stale) do take_from_class(revision, item.class.name, item.member) end
+  return row.chosen, blocked
 end

@@ -24,10 +24,11 @@ local function place_in_index(r)
   return class_of(r), r.deadline or r.submitted_ms, string.format('%016d %s', r.arrival, r.id)
 end
 
+-- Adds a request; harmless if it is there, as its count is not raised then.
 local function put_in_index(r)
   local class, score, member = place_in_index(r)
-  redis.call('ZADD', waiting_class_key(r.revision, class), score, member)
-  redis.call('HINCRBY', classes_key(r.revision), class, 1)
+  local added = redis.call('ZADD', waiting_class_key(r.revision, class), score, member)
+  if added == 1 then redis.call('HINCRBY', classes_key(r.revision), class, 1) end
 end
 
 local function add_to_index(r)
