@@ -25,7 +25,7 @@ from orca.core.transport.tls_files import (
     tls_key_setting,
     tls_server_name_setting,
 )
-from orca.pool.order.order_rules import Drop, Order, OrderRules, Utility
+from orca.pool.order.order_rules import PATIENCE_MAX_S, Drop, Order, OrderRules, Utility
 from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.cycle import DEFAULT_THRESHOLD_PERCENT, CycleControls
 from orca.scheduler.policy.policies import POLICIES, policy_of
@@ -176,6 +176,7 @@ class BatchingSettings:
         is_das = self.order == Order.DEADLINE
         require(is_das or self.eta_percent is None, self, "eta_percent", "for this order: only for deadline")
         require((self.eta_percent or 1) <= 99, self, "eta_percent", "99 or less")
+        require((self.patience_s or 1) <= PATIENCE_MAX_S, self, "patience_s", f"{PATIENCE_MAX_S} or less")
 
     def _check_cycle(self) -> None:
         is_rra = self.policy == "rra"

@@ -21,6 +21,7 @@ from support.gateway.scripted_pool import stats
 END, FIRST, NONE = DeadlineKind.END, DeadlineKind.FIRST_TOKEN, DeadlineKind.NONE
 SHORT, LONG = OrderClass(0, 4, 4, END), OrderClass(0, 4, 16, END)
 NEVER_MS = 10**9
+PATIENCE_MS = OrderRules().patience_ms
 
 CLASSES = st.builds(
     OrderClass,
@@ -34,12 +35,10 @@ CLASSES = st.builds(
 COUNTS = st.dictionaries(CLASSES, st.integers(1, 10**6), max_size=8)
 
 
-def ahead(
-    of: OrderClass, classes: dict[OrderClass, int], *due: int, deadline_ms: int = NEVER_MS, owned: int = 0
-) -> int:
+def ahead(of: OrderClass, classes: dict[OrderClass, int], *due: int, deadline_ms: int = NEVER_MS, **counts: int) -> int:
     """Return the requests ahead of one. Args: due: of `by_order`; without any, all waiting requests are due soon."""
     queued = sum(classes.values())
-    told = stats(queued=queued, owned=owned, by_order=by_order(classes, *(due or (queued,))))
+    told = stats(queued=queued, by_order=by_order(classes, *(due or (queued,))), **counts)
     return requests_ahead(of, deadline_ms, told)
 
 
@@ -74,13 +73,16 @@ def test_running_requests_with_a_deadline_are_not_ahead() -> None:
     assert ahead(LONG, {SHORT: 1000}, 30, deadline_ms=500, owned=40) == 0
 
 
-def test_requests_without_a_deadline_may_be_ahead_whatever_the_deadline_is() -> None:
-    assert ahead(LONG, {SHORT: 1000, SHORT._replace(kind=NONE): 100}, 0, deadline_ms=500) == 400
+@pytest.mark.parametrize(("oldest_wait_ms", "expected"), [(0, 0), (PATIENCE_MS - 501, 0), (PATIENCE_MS - 500, 400)])
+def test_requests_without_a_deadline_are_ahead_if_their_patience_ends_first(oldest_wait_ms: int, expected: int) -> None:
+    classes = {SHORT: 1000, SHORT._replace(kind=NONE): 100}
+    assert ahead(LONG, classes, 0, deadline_ms=500, oldest_wait_ms=oldest_wait_ms) == expected
 
 
 def test_goals_for_first_tokens_change_nothing_for_a_deadline() -> None:
     with_goals = {SHORT._replace(kind=NONE, goal=goal): 50 for goal in (1, 62)}
-    assert ahead(LONG, {SHORT: 1000, **with_goals}, 0, deadline_ms=500) == 400
+    assert ahead(LONG, {SHORT: 1000, **with_goals}, 0, deadline_ms=500) == 0
+    assert ahead(LONG, {SHORT: 1000, **with_goals}, 0, deadline_ms=500, oldest_wait_ms=PATIENCE_MS) == 400
     assert ahead(SHORT, {LONG: 50, **with_goals}) == 133, "those with as much utility per token"
 
 

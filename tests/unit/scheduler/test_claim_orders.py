@@ -209,6 +209,7 @@ def test_settings_of_an_order_become_its_rules() -> None:
         (["--eta-percent", "50"], "--eta-percent: 50 is not for this order"),
         (["--order", "edf", "--eta-percent", "50"], "--eta-percent: 50 is not for this order"),
         (["--order", "deadline", "--eta-percent", "0"], "--eta-percent: 0 is not 1 or more"),
+        (["--order", "edf", "--patience-s", "2147483648"], "--patience-s: 2147483648 is not 2147483647 or less"),
         (["--order", "deadline", "--eta-percent", "100"], "--eta-percent: 100 is not 99 or less"),
         (["--order", "deadline", "--patience-s", "0"], "--patience-s: 0 is not 1 or more"),
         (["--order", "deadline", "--drop", "all"], "--drop: 'all' is not one of"),
@@ -226,7 +227,8 @@ def test_a_mistake_in_an_order_is_named(flags: list[str], named: str) -> None:
         ({"order": Order.ARRIVAL}, "order arrival has no rules"),
         ({"eta": 0.0}, "eta must be above 0 and below 1, not 0"),
         ({"eta": 1.0}, "eta must be above 0 and below 1, not 1"),
-        ({"patience_ms": 999}, "patience must be at least 1 second, not 0.999"),
+        ({"patience_ms": 999}, "patience must be 1 to 2147483647 seconds, not 0.999"),
+        ({"patience_ms": 2**31 * 1000}, "patience must be 1 to 2147483647 seconds, not 2.14748e"),
     ],
 )
 def test_rules_that_make_no_sense_are_refused(rules: dict[str, object], named: str) -> None:

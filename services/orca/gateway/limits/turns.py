@@ -52,13 +52,16 @@ def least_run_ms(request: Request, kind: DeadlineKind, least_step_ms: float) -> 
 
 
 def _sooner(deadline_ms: float, stats: PoolStats) -> int:
-    """Count the waiting requests with a sooner deadline, and those without one, whatever their goals are.
+    """Count the waiting requests with a sooner deadline.
 
-    After their patience they go first, and no goal makes them go later than that.
+    Those without one count as well, whatever their goals are, if the patience of the oldest request ends before the
+    deadline: they go first then.
     """
     assert stats.by_order is not None
     within = bisect_right(DUE_MS, deadline_ms)
     due = stats.by_order.due[within - 1] if within else 0
-    patient = sum(count for of, count in stats.by_order.classes.items() if of.kind is DeadlineKind.NONE)
+    patient, patience_ms = 0, stats.by_order.assumed.rules.patience_ms
+    if stats.oldest_wait_ms + deadline_ms >= patience_ms:
+        patient = sum(count for of, count in stats.by_order.classes.items() if of.kind is DeadlineKind.NONE)
     # The counts by deadline include running requests. These may all have one that is sooner.
     return patient + max(0, due - stats.owned)

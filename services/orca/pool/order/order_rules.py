@@ -24,6 +24,9 @@ DROPS_MAX = 100
 INDEXED_AT_ONCE = 256
 """Waiting requests that one claim puts into an index that is not whole: some ten milliseconds of Redis."""
 
+PATIENCE_MAX_S = 2**31 - 1
+"""Longest patience, as in the resource. It is far below the times that Lua and Python write in different ways."""
+
 ROUNDING = 1e-9
 """Difference below which a number counts as equal to its bound, in Python and in Lua."""
 
@@ -73,8 +76,8 @@ class OrderRules:
             raise SettingError("order arrival has no rules: claim without them")
         if not 0 < self.eta < 1:
             raise SettingError(f"eta must be above 0 and below 1, not {self.eta:g}")
-        if self.patience_ms < 1000:
-            raise SettingError(f"patience must be at least 1 second, not {self.patience_ms / 1000:g}")
+        if not 1 <= self.patience_ms / 1000 <= PATIENCE_MAX_S:
+            raise SettingError(f"patience must be 1 to {PATIENCE_MAX_S} seconds, not {self.patience_ms / 1000:g}")
 
     def useful(self, prefix: int) -> int:
         """Return p: the requests of a prefix of so many that go by utility. Any share of any prefix has one."""
