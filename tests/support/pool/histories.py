@@ -209,7 +209,8 @@ class History:
 
     async def give_back(self) -> None:
         names = self.numbers.sample(sorted(self.running), min(len(self.running), 3))
-        await self.pair.call("give_back", {name: self.running.pop(name).claimed.claim for name in names})
+        if names:
+            await self.pair.call("give_back", {name: self.running.pop(name).claimed.claim for name in names})
 
     async def cancel(self) -> None:
         if self.requests:
