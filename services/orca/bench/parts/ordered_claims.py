@@ -16,7 +16,6 @@ from redis.asyncio import Redis
 from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
 from orca.core.domain.request import Request, SamplingParams
-from orca.pool.order.order_class import DeadlineKind, class_of
 from orca.pool.order.order_rules import ClaimOrder, OrderRules, RunEstimates
 from orca.pool.records import Caller, OnDisconnect, Submission
 from orca.pool.redis.embedded import EmbeddedRedis
@@ -25,8 +24,10 @@ from orca.pool.settings import PoolSettings
 
 CALLER = Caller(group="g", process="p", revision="r")
 LEVELS = (1_000, 100_000, 1_000_000)
-BATCHES = ((1, 100), (16, 20))
-"""Requests that a claim takes at most, and claims of this size."""
+BATCHES = ((1, 20), (16, 3))
+"""Requests that a claim takes at most, and claims of this size until requests are added, so that as many wait."""
+
+ROUNDS = 3
 
 ORDER = ClaimOrder(
     rules=OrderRules(),
@@ -116,76 +117,83 @@ async def _measure_level(waiting: int) -> LevelFigures:
 
 
 async def _measure_claims(pool: RedisPool, redis: Redis, waiting: int) -> LevelFigures:
-    calls = itertools.count(2)
     await pool.set_revision(CALLER.revision, 1)
     await pool.enter(CALLER, 1, reported_epoch=0)
-    empty = await _used_bytes(redis)
-    submissions = [submission(number) for number in range(min(waiting, 1_000))]
-    classes = {
-        class_of(each.requests[0], DeadlineKind.END if each.requests[0].deadline_ms else DeadlineKind.NONE)
-        for each in submissions
-    }
     alone = min(waiting, ALONE)
+    level = WaitingLevel(pool, redis, waiting, itertools.count(2), itertools.count(alone, CHOICES))
+    empty = await level.used_bytes()
     for start in range(0, alone, SUBMITTED_AT_ONCE):
         numbers = range(start, min(start + SUBMITTED_AT_ONCE, alone))
         await asyncio.gather(*(pool.submit(submission(number)) for number in numbers))
-    full = await _used_bytes(redis)
-    for start in range(alone, waiting, CHOICES):
-        await pool.submit(submission(start, min(CHOICES, waiting - start)))
-    claims = [await _time_claims(pool, redis, calls, "arrival", None, *batch) for batch in BATCHES]
-    before, left = await _used_bytes(redis), (await pool.stats()).queued
-    build_ms = await _build_index(pool, calls)
-    indexed = await _used_bytes(redis)
-    claims += [await _time_claims(pool, redis, calls, "deadline", ORDER, *batch) for batch in BATCHES]
+    full = await level.used_bytes()
+    claims = [await level.time_claims("arrival", None, *batch) for batch in BATCHES]
+    await level.fill()
+    before = await level.used_bytes()
+    build_ms = await level.build_index()
+    indexed = await level.used_bytes()
+    claims += [await level.time_claims("deadline", ORDER, *batch) for batch in BATCHES]
+    stats = await pool.stats()
+    assert stats.by_order is not None, "the index is whole"
     return LevelFigures(
         waiting=waiting,
-        classes=len(classes),
+        classes=len(stats.by_order.classes),
         claims=claims,
         build_ms=build_ms,
         request_bytes=(full - empty) / alone,
-        index_bytes=(indexed - before) / (left - len(build_ms)),
+        index_bytes=(indexed - before) / (waiting - len(build_ms)),
     )
 
 
-async def _build_index(pool: RedisPool, calls: "itertools.count[int]") -> list[float]:
-    """Claim requests until the index is whole. Returns: the time of each claim, in ms."""
-    took_ms = []
-    while (await pool.stats()).by_order is None:
-        start_s = time.perf_counter()
-        await pool.claim(CALLER, next(calls), most=1, order=ORDER, **SLOTS)
-        took_ms.append(1_000 * (time.perf_counter() - start_s))
-    return took_ms
+@dataclass(frozen=True, slots=True)
+class WaitingLevel:
+    """A server on which so many requests wait."""
 
+    pool: RedisPool
+    redis: Redis
+    waiting: int
+    calls: "itertools.count[int]"
+    numbers: "itertools.count[int]"  # of the requests that it still gets
 
-async def _time_claims(
-    pool: RedisPool,
-    redis: Redis,
-    calls: "itertools.count[int]",
-    name: str,
-    order: ClaimOrder | None,
-    most: int,
-    times: int,
-) -> ClaimTime:
-    took_s, before_us = [], await _processor_us(redis)
-    for _ in range(times):
+    async def fill(self) -> None:
+        """Submit requests until as many wait again."""
+        while (missing := self.waiting - (await self.pool.stats()).queued) > 0:
+            await self.pool.submit(submission(next(self.numbers), min(CHOICES, missing)))
+
+    async def claim(self, most: int, order: ClaimOrder | None) -> float:
+        """Claim requests. Returns: the time of the call, in s."""
         start_s = time.perf_counter()
-        answer = await pool.claim(CALLER, next(calls), most=most, order=order, **SLOTS)
-        took_s.append(time.perf_counter() - start_s)
+        answer = await self.pool.claim(CALLER, next(self.calls), most=most, order=order, **SLOTS)
+        took_s = time.perf_counter() - start_s
         assert len(answer.claimed) == most, "a claim found fewer requests than wait"
         assert answer.is_by_order == (order is not None), "the pool claims by another order"
-    server_us = (await _processor_us(redis) - before_us) / times
-    return ClaimTime(name, most, 1e6 * statistics.median(took_s), server_us)
+        return took_s
 
+    async def time_claims(self, name: str, order: ClaimOrder | None, most: int, times: int) -> ClaimTime:
+        """Time some claims, several times, while as many requests wait."""
+        took_s: list[float] = []
+        server_us = 0.0
+        for _ in range(ROUNDS):
+            await self.fill()
+            before_us = await self._processor_us()
+            took_s += [await self.claim(most, order) for _ in range(times)]
+            server_us += await self._processor_us() - before_us
+        return ClaimTime(name, most, 1e6 * statistics.median(took_s), server_us / len(took_s))
 
-async def _processor_us(redis: Redis) -> float:
-    """Return the processor time of the server's main thread so far. It does not count waits for a processor."""
-    found = await redis.info("cpu")
-    return 1e6 * float(found["used_cpu_user_main_thread"] + found["used_cpu_sys_main_thread"])
+    async def build_index(self) -> list[float]:
+        """Claim requests until the index is whole. Returns: the time of each claim, in ms."""
+        took_ms = []
+        while (await self.pool.stats()).by_order is None:
+            took_ms.append(1_000 * await self.claim(1, ORDER))
+        return took_ms
 
+    async def used_bytes(self) -> int:
+        """Return the memory of the data alone: buffers of connections and of the append-only file come and go."""
+        return int((await self.redis.info("memory"))["used_memory_dataset"])
 
-async def _used_bytes(redis: Redis) -> int:
-    """Return the memory of the data alone: buffers of connections and of the append-only file come and go."""
-    return int((await redis.info("memory"))["used_memory_dataset"])
+    async def _processor_us(self) -> float:
+        """Return the processor time of the server's main thread so far. It does not count waits for a processor."""
+        found = await self.redis.info("cpu")
+        return 1e6 * float(found["used_cpu_user_main_thread"] + found["used_cpu_sys_main_thread"])
 
 
 def lines(found: Sequence[LevelFigures]) -> list[str]:
