@@ -182,7 +182,7 @@ class OrderedClaim:
             )
             for of in self.index
         )
-        return sorted(offers, key=lambda offer: (-offer.density, *_rank(offer.of)))
+        return sorted(offers, key=lambda offer: -offer.density)
 
     def too_late(self) -> list[str]:
         """Return the requests that end now, of a bounded number with the soonest deadlines of all classes."""
@@ -312,11 +312,6 @@ class OrderedClaim:
             least = (1 - self.order.rules.eta) * (utility / len(useful)) * (1 - ROUNDING)
         found = [reader for reader in in_time if reader.offer.utility >= least]
         return heapq.merge(*found, key=lambda item: item.key)
-
-
-def _rank(of: OrderClass) -> tuple[int, ...]:
-    """Return numbers that order classes of equal density, in Python and in Lua."""
-    return of.priority, of.prompt, of.output, of.fewest, tuple(DeadlineKind).index(of.kind), of.goal
 
 
 def _by_density(readers: Iterable[OfferReader]) -> Iterator[Offered]:

@@ -142,7 +142,7 @@ local function class_of(r)
   local fewest = length_class(math.max(1, (r.fewest or 1) - r.logged))
   return string.format('%d/%d/%d/%d/%s%s', r.priority or 0, prompt, output, fewest, kind, goal)
 end
-local KINDS = { ['end'] = 0, first = 1, none = 2 }
+local KINDS = { ['end'] = true, first = true, none = true }
 -- Returns priority, prompt, output, fewest, kind and goal of a class; nil for a name that this release does not give.
 local function class_named(name)
   local priority, prompt, output, fewest, kind, rest = string.match(name, '^(-?%d+)/(%d+)/(%d+)/(%d+)/(%a+)(.*)$')

@@ -79,12 +79,6 @@ local function keep_index(revision, most)
   return (read_classes(revision))
 end
 
--- Returns a number that orders classes of equal density, in Python and in Lua.
-local function rank_of(class)
-  local lengths = ((class.priority + 8) * 128 + class.prompt) * 128 + class.output
-  return (lengths * 512 + class.fewest * 4 + KINDS[class.kind]) * 128 + class.goal
-end
-
 -- Puts the classes in order, those with the most utility per cost first, with what the order makes of each.
 local function weigh(classes, order)
   for _, class in ipairs(classes) do
@@ -100,12 +94,8 @@ local function weigh(classes, order)
       class.expected_ms = order.prompt_token_ms * prompt + order.step_ms * (is_end and expected or 1)
       if class.goal > 0 then class.window_ms = lower_bound(class.goal) - class.own_ms end
     end
-    class.rank = rank_of(class)
   end
-  table.sort(classes, function(a, b)
-    if a.density ~= b.density then return a.density > b.density end
-    return a.rank < b.rank
-  end)
+  table.sort(classes, function(a, b) return a.density > b.density end)
 end
 
 -- Returns a score as text that Redis reads as the same number, with a bracket if the range is without it.
