@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from orca.bench.deadlines.choices import OrderChoice
-from orca.bench.deadlines.compare import ComparisonPlan, Report, survey
+from orca.bench.deadlines.compare import ComparisonPlan, Report, survey, trace_at
 from orca.bench.deadlines.engines import SimulatedRuns
 from orca.bench.deadlines.score import counted_requests, is_in_time
-from orca.bench.deadlines.workload import deadline_trace
 from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
 from orca.core.domain.request import Request
@@ -72,8 +71,7 @@ def measure_admission(runs: SimulatedRuns, plan: ComparisonPlan, report: Report)
         for choice in plan.choices:
             simulation = replace(runs.simulation, rules=choice.rules)
             for load in plan.loads:
-                rate, requests = load * surveyed.capacity_per_s, max(1, round(plan.requests * load))
-                trace = deadline_trace(plan.mix, surveyed.own, requests=requests, rate=rate, seed=seed)
+                trace = trace_at(plan, surveyed, load)
                 probe = AdmissionProbe()
                 outcomes = simulation.run("iteration", runs.max_batch_size, trace, on_arrival=probe.judge)
                 found.append(admission_score(choice, load, trace, outcomes, probe.refused))

@@ -16,6 +16,7 @@ from orca.bench.deadlines.workload import (
     saturated_trace,
     solo_traces,
 )
+from orca.planner.workload.trace import Trace
 from orca.pool.order.order_rules import Order
 
 SOLO_REPEATS = 3
@@ -96,21 +97,23 @@ def survey(runs: OrderedRuns, mix: DeadlineMix, *, requests: int, seed: int) -> 
     return Surveyed(seed, capacity_per_s(whole), own)
 
 
+def trace_at(plan: ComparisonPlan, found: Surveyed, load: float) -> Trace:
+    """Return the requests of the round of a seed at a load."""
+    return deadline_trace(
+        plan.mix,
+        found.own,
+        requests=max(1, round(plan.requests * load)),
+        rate=load * found.capacity_per_s,
+        seed=found.seed,
+    )
+
+
 def measure(
     runs: OrderedRuns, plan: ComparisonPlan, found: Surveyed, choice: OrderChoice, loads: Iterable[float]
 ) -> list[OrderScore]:
     """Run one order at some loads in the round of a seed. Raises: OrcaError."""
     chosen = list(loads)
-    traces = [
-        deadline_trace(
-            plan.mix,
-            found.own,
-            requests=max(1, round(plan.requests * load)),
-            rate=load * found.capacity_per_s,
-            seed=found.seed,
-        )
-        for load in chosen
-    ]
+    traces = [trace_at(plan, found, load) for load in chosen]
     outcomes = runs.run(choice, traces)
     return [
         OrderScore(choice, load, found.seed, score(trace, each))
