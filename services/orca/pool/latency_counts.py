@@ -8,7 +8,7 @@ from math import inf
 import orjson
 
 from orca.pool.latency_bins import BIN_MAX, AnswerLatency, middle_s
-from orca.pool.length_bins import COUNT_MAX, PERIOD_MS, age_ms, period_of
+from orca.pool.length_bins import COUNT_MAX, PERIOD_MS, age_ms, first_of_window, period_of
 
 RATE_WINDOW_MS = 2 * PERIOD_MS
 """Awake time over which readers take the throughput by default: ten to twenty minutes, in whole periods."""
@@ -111,7 +111,7 @@ class LatencyCounts:
 
         Args: window_ms: awake time, rounded up to whole periods, the one that runs now included.
         """
-        first = self.awake_ms // PERIOD_MS - -(-window_ms // PERIOD_MS) + 1
+        first = first_of_window(self.awake_ms, window_ms)
         newest = [period for period in self.periods if period.period >= first]
         if not newest:
             return 0.0

@@ -57,6 +57,11 @@ def kept_periods(awake_ms: int) -> range:
     return range(newest, max(-1, newest - PERIODS_KEPT), -1)
 
 
+def first_of_window(awake_ms: int, window_ms: int) -> int:
+    """Return the oldest of the newest periods that make up a window. Args: window_ms: rounded up to whole periods."""
+    return period_of(awake_ms) - -(-window_ms // PERIOD_MS) + 1
+
+
 def age_ms(period: int, awake_ms: int) -> int:
     """Return the awake time since the middle of a period, 0 before it."""
     return max(0, awake_ms - period * PERIOD_MS - PERIOD_MS // 2)

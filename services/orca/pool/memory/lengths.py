@@ -4,7 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from orca.core.domain.request import End, FinishReason
-from orca.pool.length_bins import OWN_ENDS, age_ms, bin_of, kept_periods, period_of
+from orca.pool.length_bins import OWN_ENDS, age_ms, bin_of
+from orca.pool.memory.periods import CountedPeriods
 from orca.pool.records import Cell, LengthCounts, PeriodLengths
 
 
@@ -20,29 +21,23 @@ class CountedLengths:
     """The counts of all revisions, by period."""
 
     def __init__(self) -> None:
-        self._periods: dict[tuple[str, int], CountedPeriod] = {}
+        self.periods = CountedPeriods[CountedPeriod](lambda _awake_ms: CountedPeriod())
 
     @property
     def answers(self) -> int:
-        return sum(counted.cells.total() for counted in self._periods.values())
+        return sum(counted.cells.total() for counted in self.periods)
 
     def count(self, revision: str, prompt_tokens: int, end: End, awake_ms: int) -> None:
         """Count an answer if it ended by itself."""
         if end.reason in OWN_ENDS:
-            counted = self._periods.setdefault((revision, period_of(awake_ms)), CountedPeriod())
+            counted = self.periods.running(revision, awake_ms)
             counted.cells[bin_of(prompt_tokens), bin_of(end.count)] += 1
             counted.cut += end.reason is FinishReason.LENGTH
 
-    def drop_old(self, awake_ms: int) -> None:
-        kept = kept_periods(awake_ms)
-        self._periods = {name: counted for name, counted in self._periods.items() if name[1] in kept}
-
     def of(self, revision: str, awake_ms: int) -> LengthCounts:
-        found = [(period, self._periods.get((revision, period))) for period in kept_periods(awake_ms)]
         return LengthCounts(
             periods=tuple(
                 PeriodLengths(age_ms=age_ms(period, awake_ms), cells=dict(counted.cells), cut=counted.cut)
-                for period, counted in found
-                if counted is not None
+                for period, counted in self.periods.kept(revision, awake_ms)
             )
         )

@@ -610,9 +610,8 @@ class MemoryPool(RequestPool):
         state.closed_at = {process: at for process, at in state.closed_at.items() if at > since}
         since = state.awake - FORGOTTEN_FOR_MS
         state.forgotten = {parent: at for parent, at in state.forgotten.items() if at > since}
-        state.lengths.drop_old(state.awake)
-        state.latencies.drop_old(state.awake)
-        state.outcomes.drop_old(state.awake)
+        for counted in (state.lengths, state.latencies, state.outcomes):
+            counted.periods.drop_old(state.awake)
         for request_id in state.deadlines.due(state.wall):
             if state.is_readable(state.records[request_id]):
                 state.end_now(state.records[request_id], FinishReason.DEADLINE_EXCEEDED)

@@ -6,7 +6,7 @@ are those of length_bins.py, and their counts go with those of lengths.
 
 from dataclasses import dataclass, replace
 
-from orca.pool.length_bins import PERIOD_MS, period_of
+from orca.pool.length_bins import first_of_window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,5 +38,5 @@ class DeadlineCounts:
 
     def newest(self, window_ms: int) -> "DeadlineCounts":
         """Return the counts of the newest periods. Args: window_ms: awake time, rounded up to whole periods."""
-        first = period_of(self.awake_ms) - -(-window_ms // PERIOD_MS) + 1
+        first = first_of_window(self.awake_ms, window_ms)
         return replace(self, periods=tuple(period for period in self.periods if period.period >= first))
