@@ -7,6 +7,7 @@ classes, and at the requests that come first in them.
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby, islice
 from math import ceil, inf
 
@@ -152,7 +153,7 @@ class ClaimRow:
         self.passed += 1
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)  # without slots, for its cache
 class OrderedClaim:
     """One claim by an order.
 
@@ -168,8 +169,9 @@ class OrderedClaim:
     may_reserve: Callable[[str], bool]
     waiting: int = 0
 
+    @cached_property
     def offers(self) -> list[ClassOffer]:
-        """Return the classes with waiting requests, those with the most utility per cost first."""
+        """The classes with waiting requests as the claim begins, those with the most utility per cost first."""
         order, times = self.order, self.order.estimates
         offers = (
             ClassOffer(
@@ -189,7 +191,7 @@ class OrderedClaim:
         least_step_ms = self.index.shared_least_step(self.order.estimates.least_step_ms)
         if self.order.rules.drop is Drop.NEVER:
             return []
-        near = [OfferReader(offer, self._near_deadline(offer, least_step_ms), 0) for offer in self.offers()]
+        near = [OfferReader(offer, self._near_deadline(offer, least_step_ms), 0) for offer in self.offers]
         soonest = heapq.merge(*near, key=lambda item: item.key)
         return [item.id for item in islice(soonest, DROPS_MAX) if self._is_too_late(item, least_step_ms)]
 
@@ -213,7 +215,7 @@ class OrderedClaim:
 
     def choose(self) -> tuple[list[Offered], bool]:
         """Return the chosen requests in their order, and true if one that does not fit has reserved the group."""
-        patient, in_time, late = self._divide(self.offers())
+        patient, in_time, late = self._divide(self.offers)
         if self.waiting <= self.row.room.requests:
             # All that waits has a place: the order decides nothing, and prompts need not fill one step after the other.
             self.row.room.tokens = self.row.room.total_tokens = inf

@@ -6,7 +6,7 @@ from math import inf
 from typing import NamedTuple
 
 from orca.core.domain.request import Request
-from orca.pool.order.order_class import DeadlineKind, OrderClass, class_of
+from orca.pool.order.order_class import OrderClass, class_of, kind_in_force
 
 
 class WaitingPlace(NamedTuple):
@@ -31,9 +31,8 @@ class WaitingIndex:
     def __init__(self, least_step_ms: float = 0.0) -> None:
         self._classes: dict[OrderClass, list[WaitingPlace]] = {}  # sorted
         self._places: dict[str, tuple[OrderClass, WaitingPlace]] = {}  # by request
-        self.built_to = (
-            0.0  # arrival up to which claims have built it, later ones are not in it; infinite if it is whole
-        )
+        # Arrival up to which claims have built it: later ones are not in it. Infinite if it is whole.
+        self.built_to = 0.0
         self.least_step_ms = least_step_ms  # the fastest step that a group of the revision has seen; 0 while none has
 
     def __iter__(self) -> Iterator[OrderClass]:
@@ -121,9 +120,7 @@ class WaitingIndexes:
 
 def place_of(request: Request, deadline_ms: int | None, logged: int) -> tuple[OrderClass, WaitingPlace]:
     """Return class and place of a waiting request. Args: as those of `WaitingIndexes.add`."""
-    kind = DeadlineKind.NONE
-    if deadline_ms is not None:
-        kind = DeadlineKind.END if deadline_ms == request.deadline_wall_ms else DeadlineKind.FIRST_TOKEN
+    kind = kind_in_force(request, deadline_ms)
     score = request.submitted_ms if deadline_ms is None else deadline_ms
     return class_of(request, kind, logged), WaitingPlace(score, request.arrival, request.id)
 

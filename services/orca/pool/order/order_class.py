@@ -97,6 +97,13 @@ def _goal_of(request: Request, kind: DeadlineKind, logged: int) -> int:
     return max(1, length_class(goal_ms))  # 1 ms has the length class 0
 
 
+def kind_in_force(request: Request, deadline_ms: int | None) -> DeadlineKind:
+    """Return the kind of the deadline in force. Args: deadline_ms: wall clock of the pool; None if there is none."""
+    if deadline_ms is None:
+        return DeadlineKind.NONE
+    return DeadlineKind.END if deadline_ms == request.deadline_wall_ms else DeadlineKind.FIRST_TOKEN
+
+
 def whole_priority(request: Request) -> int:
     """Return the priority of a request, that of its weight."""
     if request.weight is not None and not request.weight > 0:

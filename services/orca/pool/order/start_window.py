@@ -1,17 +1,13 @@
 """The start window of a waiting request, as a claim sees it."""
 
 from orca.core.domain.request import Request
-from orca.pool.order.order_class import DeadlineKind, OrderClass, class_of
+from orca.pool.order.order_class import OrderClass, class_of, kind_in_force
 from orca.pool.order.order_rules import ClaimOrder
 
 
 def waiting_class(request: Request, tokens: int) -> OrderClass:
     """Return the order class of a waiting request. Args: tokens: that it has from earlier claims."""
-    deadline_ms = deadline_in_force(request, tokens)
-    if deadline_ms is None:
-        return class_of(request, DeadlineKind.NONE, tokens)
-    is_of_end = deadline_ms == request.deadline_wall_ms
-    return class_of(request, DeadlineKind.END if is_of_end else DeadlineKind.FIRST_TOKEN, tokens)
+    return class_of(request, kind_in_force(request, deadline_in_force(request, tokens)), tokens)
 
 
 def deadline_in_force(request: Request, tokens: int) -> int | None:

@@ -50,7 +50,7 @@ class OldestOfEachClassFirst(MemoryPool):
 
 class PatienceAsDeadline(OrderedClaim):
     def too_late(self) -> list[str]:
-        patient, _, _ = self._divide(self.offers())
+        patient, _, _ = self._divide(self.offers)
         return [*super().too_late(), *(item.id for reader in patient for item in reader)]
 
 
