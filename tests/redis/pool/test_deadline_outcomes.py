@@ -189,6 +189,33 @@ async def test_an_end_is_counted_in_time_or_late(
     assert await counted(bed) == counts, "counts outlive their requests"
 
 
+async def cancelled_while_it_waits(bed: Bed, _scheduler: Scheduler) -> None:
+    await bed.pool.cancel("a")
+
+
+@pytest.mark.parametrize(
+    ("story", "late"),
+    [
+        (in_time, 0),
+        (dropped, 1),
+        (never_claimed, 1),
+        (claimed_in_its_window, 0),
+        (cancelled_while_it_waits, 0),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+async def test_stats_count_the_requests_that_a_deadline_ended_while_they_waited(
+    bed: Bed, story: Story, late: int
+) -> None:
+    scheduler = await seated(bed)
+    await bed.pool.submit(submission("a", deadline_ms=DEADLINE_MS))
+    await story(bed, scheduler)
+    stats = await bed.pool.stats()
+    assert (stats.ended_ever, stats.late_ever) == (1, late)
+    await bed.pool.forget("a")
+    assert (await bed.pool.stats()).late_ever == late, "the count outlives the request"
+
+
 @pytest.mark.parametrize(("waited_ms", "counts"), [(0, IN_TIME), (DEADLINE_MS + 1, LATE)])
 @pytest.mark.parametrize("to_end", [{}, {"deadline_ms": 10 * DEADLINE_MS}], ids=["first token alone", "both"])
 async def test_the_deadline_of_the_first_token_is_met_or_not_for_ever(

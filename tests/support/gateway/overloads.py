@@ -34,14 +34,18 @@ def by_order(
 
 
 async def observed(
-    *, seconds: float, queued: int, ends_per_second: float, by_order: OrderStats | None = None
+    *, seconds: float, queued: int, ends_per_second: float, late_share: float = 0.0, by_order: OrderStats | None = None
 ) -> Overload:
-    """Return the overload of a gateway that has polled the pool for that many seconds."""
+    """Return the overload of a gateway that has polled the pool for that many seconds.
+
+    Args: late_share: of the ends, those of requests whose deadline came while they waited.
+    """
     pool, clock = ScriptedPool(stats()), Clock()
     overload = overload_of(pool, clock)
     while clock.now_s < seconds:
         clock.now_s += 0.5
         ended = round(clock.now_s * ends_per_second)
-        pool.told = stats(queued=queued, queued_max=10**6, ended_ever=ended, by_order=by_order)
+        late = round(ended * late_share)
+        pool.told = stats(queued=queued, queued_max=10**6, ended_ever=ended, late_ever=late, by_order=by_order)
         await overload.check()
     return overload

@@ -52,7 +52,10 @@ class Pair:
 
     async def call(self, name: str, *args: Any, **options: Any) -> Any:
         """Call both pools. Returns: their answer, or what both raise. Raises: Difference."""
-        expected = await _outcome(self.twin, name, *args, **options)
+        try:
+            expected = await _outcome(self.twin, name, *args, **options)
+        except KeyError as error:  # its index names a request that is gone
+            raise Difference(f"{name}{args}{options}: the twin does not know {error}") from error
         found = await _outcome(self.bed.pool, name, *args, **options)
         if not _are_equal(found, expected):
             raise Difference(f"{name}{args}{options}", *_differences(found, expected))

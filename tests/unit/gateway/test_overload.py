@@ -70,6 +70,13 @@ def test_the_rate_counts_requests_that_ended_while_others_waited(
     assert rate.per_second == expected
 
 
+def test_the_rate_of_served_requests_leaves_out_those_that_were_late_in_the_queue() -> None:
+    rate = EndRate()
+    for second in range(5):
+        rate.add(second, stats(queued=5, ended_ever=30 * second, late_ever=20 * second))
+    assert (rate.per_second, rate.served_per_second) == (30.0, 10.0)
+
+
 @pytest.mark.parametrize(
     ("deadline_ms", "is_refused"), [(None, False), (1_000, True), (4_900, True), (5_100, False), (20_000, False)]
 )

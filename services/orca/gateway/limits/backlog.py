@@ -35,6 +35,7 @@ RATE_GAP_SECONDS = 2.0
 class _Sample:
     at_s: float
     ended: int  # requests that have ended so far
+    late: int  # those of them that a deadline ended while they waited
 
 
 class EndRate:
@@ -48,17 +49,25 @@ class EndRate:
         if stats.queued == 0 or (samples and at_s - samples[-1].at_s > RATE_GAP_SECONDS):
             samples.clear()
         if stats.queued:
-            samples.append(_Sample(at_s, stats.ended_ever))
+            samples.append(_Sample(at_s, stats.ended_ever, stats.late_ever))
         while samples and at_s - samples[0].at_s > RATE_WINDOW_SECONDS:
             samples.popleft()
 
     @property
     def per_second(self) -> float | None:
-        """None until enough was seen."""
+        """Requests that leave the pool; None until enough was seen."""
+        return self._rate(lambda sample: sample.ended)
+
+    @property
+    def served_per_second(self) -> float | None:
+        """The same without those that were too late before they ran: an order of claims passes them over."""
+        return self._rate(lambda sample: sample.ended - sample.late)
+
+    def _rate(self, ends_of: Callable[[_Sample], int]) -> float | None:
         if not self._samples:
             return None
         first, last = self._samples[0], self._samples[-1]
-        ends, seconds = last.ended - first.ended, last.at_s - first.at_s
+        ends, seconds = ends_of(last) - ends_of(first), last.at_s - first.at_s
         return ends / seconds if seconds >= RATE_LEAST_SECONDS and ends >= RATE_LEAST_ENDS else None
 
 

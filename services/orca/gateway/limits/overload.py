@@ -149,8 +149,11 @@ class Overload:
             of: the class of the request, which matters where groups claim by another order than arrival.
         Raises: ApiError 429.
         """
-        rate, stats = self.backlog.rate.per_second, self.backlog.stats
-        if deadline_ms is None or rate is None or stats is None:
+        rates, stats = self.backlog.rate, self.backlog.stats
+        if deadline_ms is None or stats is None:
+            return
+        rate = rates.per_second if stats.by_order is None else rates.served_per_second
+        if rate is None:
             return
         ahead = requests_ahead(of, deadline_ms, stats)
         wait_s = wait_seconds(ahead, rate)
