@@ -70,7 +70,8 @@ def page() -> str:
             "orca pool",
             pool.PoolCommandSettings,
             "",
-            "`orca pool stats`, `orca pool schema [N]` and `orca pool acl`.\n\n",
+            "`orca pool stats`, `orca pool schema [N]` and `orca pool acl`."
+            " [What `stats` prints](../operations/monitoring.md#look-into-the-pool).\n\n",
         ),
         _section(
             "orca pool lengths",

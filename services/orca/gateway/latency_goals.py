@@ -199,13 +199,15 @@ def summary(goals: LatencyGoals, statuses: Mapping[str, RequestStatus]) -> dict[
 def header_parameters() -> list[dict[str, Any]]:
     """Return the headers in the form of an OpenAPI document."""
     number = {"type": "number", "exclusiveMinimum": 0, "maximum": MS_MAX}
-    soft = "A soft goal: it is judged and counted, and ends nothing unless the deployment enforces it."
-    order = "With `--order deadline`, claims also go by it, while it can be met."
+    form = "A decimal number such as `200` or `12.5`, without sign, unit or exponent."
+    soft = "A soft goal: it is judged and counted, and ends nothing unless the server has `--slo-enforce`."
+    order = "Under any order of claims but `arrival`, it also decides when a request starts, while it can be met."
     texts = {
-        TTFT_HEADER: f"Milliseconds until the first token of each choice. {soft} {order}",
-        TPOT_HEADER: f"Mean milliseconds for each token after the first. {soft}",
+        TTFT_HEADER: f"Milliseconds until the first token of each choice. {form} {soft} {order}",
+        TPOT_HEADER: f"Mean milliseconds for each token after the first, written in the same way. {soft}",
     }
-    texts |= {other: f"Another name of `{name}`." for name, other in OTHER_NAMES.items()}
+    other_name = "Another name of `{}`. If a call has both, their values must be equal."
+    texts |= {other: other_name.format(name) for name, other in OTHER_NAMES.items()}
     return [
         {"name": name, "in": "header", "required": False, "schema": number, "description": text}
         for name, text in texts.items()

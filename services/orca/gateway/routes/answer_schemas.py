@@ -206,17 +206,19 @@ class ChoiceState(AnswerSchema):
 
 
 class Slo(AnswerSchema):
-    """The latency goals of a call."""
+    """The latency goals of a call, from its headers; null for a goal that it does not have."""
 
-    ttft_ms: float | None
-    tpot_ms: float | None
-    enforced: bool
+    ttft_ms: float | None = Field(description="`x-slo-ttft-ms`.")
+    tpot_ms: float | None = Field(description="`x-slo-tpot-ms`.")
+    enforced: bool = Field(description="True if goals are deadlines (`--slo-enforce`).")
 
 
 class Urls(AnswerSchema):
-    state: str
-    events: str
-    result: str
+    """The paths of a call."""
+
+    state: str = Field(description="The state again.")
+    events: str = Field(description="The stream. A response has its own, at `/v1/responses/{response_id}?stream=true`.")
+    result: str = Field(description="The whole answer once the call has ended.")
 
 
 class RequestDocument(AnswerSchema):
@@ -225,13 +227,18 @@ class RequestDocument(AnswerSchema):
     id: str
     object: Literal["request"]
     model: str
-    status: Literal["queued", "running", "ended"]
+    status: Literal["queued", "running", "ended"] = Field(
+        description="Of all its choices; `running` while they differ."
+    )
     created: int = Field(description="Unix seconds.")
-    deadline_unix_ms: int | None
+    deadline_unix_ms: int | None = Field(
+        description="Unix milliseconds at which it ends: by `deadline_ms`, or by both enforced goals if they end it"
+        " sooner. That of the first choice, null without one. A deadline for the first token is not in it."
+    )
     priority: int | None = Field(None, description="Of the call, or from the bound of its API key, if it is not 0.")
-    on_disconnect: Literal["cancel", "keep"]
+    on_disconnect: Literal["cancel", "keep"] = Field(description="What happens when nobody reads it for a while.")
     slo: Slo
-    choices: list[ChoiceState]
+    choices: list[ChoiceState] = Field(description="Each of the `n` choices of each prompt.")
     urls: Urls
 
 
