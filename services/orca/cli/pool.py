@@ -113,7 +113,7 @@ def _split(argv: Sequence[str]) -> tuple[str, int | None, list[str]]:
     if action != "schema" or not flags or flags[0].startswith("-"):
         return action, None, flags
     if not flags[0].isdecimal():
-        raise SettingError(f"schema {flags[0]!r} is not a number")
+        raise SettingError(f"schema {flags[0]!r} is not a whole number")
     return action, int(flags[0]), flags[1:]
 
 
