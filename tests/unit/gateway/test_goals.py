@@ -7,7 +7,8 @@ import httpx
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from orca.core.domain.request import End, FinishReason
+from orca.core.domain.errors import NeverFits
+from orca.core.domain.request import End, FinishReason, Request
 from orca.gateway.answer.tracing import Tracing
 from orca.gateway.latency_goals import (
     NO_GOALS,
@@ -21,9 +22,10 @@ from orca.gateway.latency_goals import (
 from orca.gateway.metrics import GatewayMetrics
 from orca.gateway.render.render import RenderOptions
 from orca.gateway.settings import GatewaySettings
+from orca.pool.memory.pool import MemoryPool
 from orca.pool.order.order_class import DeadlineKind, OrderClass
-from orca.pool.records import OwnershipState, RequestStatus
-from support.gateway.gateway_rig import MODEL, WORDS, Rig, error_of, make_request, rig, until
+from orca.pool.records import OwnershipState, RequestStatus, Submission
+from support.gateway.gateway_rig import MODEL, WORDS, Rig, WallClock, error_of, make_request, rig, until
 from support.gateway.gateway_server import served
 from support.gateway.overloads import by_order, observed
 
@@ -239,6 +241,27 @@ async def test_a_goal_refuses_no_call_before_the_schema_that_stores_it(known: in
         assert record.request.first_token_goal_ms is None
         document = await state(one, answer.json()["id"])
         assert document["slo"] == {"ttft_ms": 600_000, "tpot_ms": 600_000.5, "enforced": False}
+
+
+class UnsettledPool(MemoryPool):
+    """Refuses the first calls, each for another promise of slots."""
+
+    def __init__(self) -> None:
+        super().__init__(WallClock())
+        self.promises = [60, 61]
+
+    async def submit(self, submission: Submission) -> tuple[Request, ...]:
+        if self.promises:
+            raise NeverFits(200, self.promises.pop())
+        return await super().submit(submission)
+
+
+async def test_a_goal_refuses_no_call_whose_other_tries_are_spent() -> None:
+    async with rig(pool=UnsettledPool(), schedules=False) as one:
+        await one.pool.set_schema(2)
+        one.app.state.gateway.models.schema = 3
+        answer = await post(one, LOOSE, background=True)
+        assert answer.status_code == 202, answer.text
 
 
 async def test_a_goal_that_nobody_can_meet_is_not_refused_under_an_order() -> None:
