@@ -8,7 +8,7 @@ import pytest
 from orca.core.domain.request import FinishReason
 from orca.gateway.metrics import GatewayMetrics
 from orca.gateway.settings import GatewaySettings
-from orca.pool.order.order_rules import ClaimOrder, Drop, Order, OrderRules, RunEstimates
+from orca.pool.order.order_rules import LATE, ClaimOrder, Drop, Order, OrderRules, RunEstimates
 from support.gateway.gateway_rig import FakeScheduler, Rig, error_of, rig, until
 from support.gateway.overloads import observed
 
@@ -78,12 +78,16 @@ async def test_misses_count_by_their_cause(outcome: str) -> None:
     async with rig(settings=SETTINGS, make_scheduler=partial(FakeScheduler, order=late, batch_size_max=places)) as one:
         if outcome == "ran_slow":
             one.scheduler.turns_left = 1
-        code, error = error_of(await post(one, deadline_ms=LONG_MS if outcome == "dropped" else 200))
+        deadline_ms = LONG_MS if outcome == "dropped" else 200
+        code, error = error_of(await post(one, deadline_ms=deadline_ms))
         assert (code, error["code"]) == (504, "deadline_exceeded")
         await until(lambda: counted(one) == {outcome: 1})
         [request_id] = one.pool.state.parents
         [choice] = await choices(one, request_id)
         assert (choice["deadline_outcome"], choice["waiting"]) == (outcome, None)
+        assert choice["error"] == error
+        assert f"(deadline_ms allowed {deadline_ms} ms until the end)" in error["message"]
+        assert (LATE in error["message"]) == (outcome == "dropped")
         is_claimed = outcome == "ran_slow"
         assert (choice["first_claimed_unix_ms"] is not None) == is_claimed
         assert (choice["start_window_ends_unix_ms"] is not None) == is_claimed

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from orca.gateway.calls.bodies import ErrorDetail
+
 FinishReason = Literal["stop", "length", "cancelled", "deadline_exceeded", "model_replaced", "refused", "error"]
 
 
@@ -187,6 +189,7 @@ class ChoiceState(AnswerSchema):
     )
     finish_reason: FinishReason | None
     stop_reason: str | int | None
+    error: ErrorDetail | None = Field(description="The error of its answer; null before its end, and if it has none.")
     ttft_ms: float | None = Field(description="Milliseconds until the first token; null before it.")
     tpot_ms: float | None = Field(description="Mean milliseconds for each token after the first.")
     slo: dict[Literal["ttft", "tpot"], Literal["met", "missed"] | None] = Field(

@@ -12,6 +12,7 @@ from orca.core.domain.errors import UnknownRequest
 from orca.core.domain.request import Request
 from orca.core.priority import DEFAULT_PRIORITY, priority_of
 from orca.gateway.answer.offload import write_text
+from orca.gateway.errors import end_error
 from orca.gateway.gateway import Gateway
 from orca.gateway.latency_goals import LatencyGoals, judge, latency_of
 from orca.gateway.limits.backlog import POLL_SECONDS
@@ -101,6 +102,7 @@ def _choice(
 ) -> dict[str, Any]:
     latency, outcomes = latency_of(status), judge(goals, status)
     turn = None if log.end else turn
+    error = log.end and end_error(log.end, status.request, goals)
     return {
         "index": status.request.choice,
         "status": _STATUS[OwnershipState.ENDED if log.end else status.state],
@@ -108,6 +110,7 @@ def _choice(
         "text": text,
         "finish_reason": log.end and log.end.reason,
         "stop_reason": log.end and log.end.stop,
+        "error": error and error.detail(),
         "ttft_ms": latency.ttft_ms,
         "tpot_ms": latency.tpot_ms,
         "slo": {goal.value: outcomes.get(goal) for goal in goals.named},
