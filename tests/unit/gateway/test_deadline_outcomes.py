@@ -165,6 +165,33 @@ async def test_a_waiting_request_shows_its_start_window(
             assert choice["start_window_ends_unix_ms"] == int(record.request.submitted_ms + window_ms)
 
 
+async def test_the_start_window_of_a_request_that_waits_again_is_that_of_its_first_claim() -> None:
+    make = partial(FakeScheduler, order=by(Order.EDF))
+    async with rig(settings=SETTINGS, make_scheduler=make) as one:
+        one.scheduler.turns_left = 1
+        request_id = (await post(one, background=True, deadline_ms=LONG_MS)).json()["id"]
+        await until(lambda: one.scheduler.turns_left == 0 and not one.scheduler.may_run.is_set())
+        [running] = await choices(one, request_id)
+        # The group is slower by now, and gives the request back.
+        [(claimed, _, _)] = one.scheduler.running.values()
+        await one.pool.give_back({claimed.request.id: claimed.claim})
+        one.scheduler.running.clear()
+        one.scheduler.batch_size_max, one.scheduler.turns_left = 0, None
+        one.scheduler.order = by(Order.EDF, step_ms=100.0)
+        one.scheduler.may_run.set()
+
+        async def waits_by_the_new_order() -> bool:
+            stats = await one.app.state.gateway.overload.backlog.counts(1)
+            told = None if stats is None else stats.by_order
+            return told is not None and told.order == one.scheduler.order
+
+        await until(waits_by_the_new_order)
+        [choice] = await choices(one, request_id)
+        assert (choice["status"], choice["waiting"]["reason"]) == ("queued", "in_window")
+        [record] = one.pool.state.records.values()
+        assert choice["start_window_ends_unix_ms"] == running["start_window_ends_unix_ms"] == record.starts_by_ms
+
+
 async def test_a_request_waits_for_a_group() -> None:
     async with rig(settings=SETTINGS, schedules=False) as one:
         choice = await waiting(one)

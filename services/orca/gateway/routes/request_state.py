@@ -103,6 +103,8 @@ def _choice(
     latency, outcomes = latency_of(status), judge(goals, status)
     turn = None if log.end else turn
     error = log.end and end_error(log.end, status.request, goals)
+    # A request that waits again has started before: the outcome goes by the window of its first claim.
+    starts_by_ms = turn.starts_by_ms if turn and status.starts_by_ms is None else status.starts_by_ms
     return {
         "index": status.request.choice,
         "status": _STATUS[OwnershipState.ENDED if log.end else status.state],
@@ -115,7 +117,7 @@ def _choice(
         "tpot_ms": latency.tpot_ms,
         "slo": {goal.value: outcomes.get(goal) for goal in goals.named},
         "first_claimed_unix_ms": status.first_claimed_ms,
-        "start_window_ends_unix_ms": (turn and turn.starts_by_ms) or status.starts_by_ms,
+        "start_window_ends_unix_ms": starts_by_ms,
         "deadline_outcome": deadline_outcome(status),
         "waiting": turn and {"order": turn.order, "reason": turn.reason, "ahead": turn.ahead},
     }
