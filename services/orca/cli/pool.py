@@ -177,7 +177,7 @@ async def _schema(pool: RequestPool, number: int | None) -> str:
 
 def _format(value: object) -> str:
     if isinstance(value, OrderStats):
-        value = tuple(f"{of}={count}" for of, count in sorted(value.classes.items()))
+        value = tuple(f"{of}={count}" for of, count in sorted((value.classes or {}).items()))
     if isinstance(value, tuple):
         return " ".join(map(str, value)) or "-"
     return "-" if value is None else str(value)
