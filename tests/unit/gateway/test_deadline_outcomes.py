@@ -192,6 +192,13 @@ async def test_the_start_window_of_a_request_that_waits_again_is_that_of_its_fir
         assert choice["start_window_ends_unix_ms"] == running["start_window_ends_unix_ms"] == record.starts_by_ms
 
 
+async def test_a_waiting_request_shows_its_turn_by_the_clock_of_the_pool() -> None:
+    make = partial(FakeScheduler, order=by(Order.EDF), batch_size_max=0)
+    async with rig(settings=SETTINGS, make_scheduler=make) as one:
+        one.app.state.gateway.clock_ms = lambda: 10**15
+        assert (await waiting(one, deadline_ms=LONG_MS))["waiting"]["reason"] == "in_window"
+
+
 async def test_a_request_waits_for_a_group() -> None:
     async with rig(settings=SETTINGS, schedules=False) as one:
         choice = await waiting(one)

@@ -53,7 +53,7 @@ async def describe(gateway: Gateway, render_model: RenderModel | None, parent: P
     statuses = await asyncio.gather(*(gateway.pool.status(request.id) for request in parent.requests))
     is_waiting = any(status.older_waiting is not None for status in statuses)
     stats = await gateway.overload.backlog.counts(POLL_SECONDS) if is_waiting else None
-    turns = {status.request.id: waiting_turn(status, stats, gateway.clock_ms()) for status in statuses}
+    turns = {status.request.id: waiting_turn(status, stats) for status in statuses}
     return await _document(parent, statuses, await read_logs(gateway.pool, parent.requests), render_model, turns)
 
 
