@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from orca.gateway.calls.bodies import ErrorDetail
+
 FinishReason = Literal["stop", "length", "cancelled", "deadline_exceeded", "model_replaced", "refused", "error"]
 
 
@@ -187,6 +189,7 @@ class ChoiceState(AnswerSchema):
     )
     finish_reason: FinishReason | None
     stop_reason: str | int | None
+    error: ErrorDetail | None = Field(description="The error of its answer; null before its end, and if it has none.")
     ttft_ms: float | None = Field(description="Milliseconds until the first token; null before it.")
     tpot_ms: float | None = Field(description="Mean milliseconds for each token after the first.")
     slo: dict[Literal["ttft", "tpot"], Literal["met", "missed"] | None] = Field(
@@ -194,8 +197,8 @@ class ChoiceState(AnswerSchema):
     )
     first_claimed_unix_ms: int | None = Field(description="Its first claim by a group; null before.")
     start_window_ends_unix_ms: int | None = Field(
-        description="The time by which it must start to meet its deadline; without one, the end of its patience. After"
-        " the first claim it is as that claim saw it. Null where claims go by arrival."
+        description="The time by which it must start to meet its deadline; without one, the end of its patience. Once"
+        " it was claimed, it is as the first claim saw it, also while it waits again. Null where claims go by arrival."
     )
     deadline_outcome: Literal["in_time", "dropped", "started_late", "ran_slow"] | None = Field(
         description="Null without a deadline, before the end, and for ends that say nothing about deadlines."
