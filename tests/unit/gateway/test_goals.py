@@ -396,7 +396,7 @@ async def test_both_enforced_goals_bound_the_whole_request() -> None:
         answer = await post(one, {"x-slo-ttft-ms": "2000", "x-slo-tpot-ms": "1"}, max_tokens=3)
         _, error = error_of(answer)
         assert (error["code"], error["param"]) == ("deadline_exceeded", "x-slo-tpot-ms")
-        assert "x-slo-tpot-ms allowed 2002 ms until the end" in error["message"]
+        assert "x-slo-ttft-ms and x-slo-tpot-ms allowed 2002 ms until the end" in error["message"]
         [record] = one.pool.state.records.values()
         assert (record.request.deadline_ms, record.end) == (2_002, End(FinishReason.DEADLINE_EXCEEDED, 1))
 

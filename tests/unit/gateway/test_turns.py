@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orca.core.domain.request import SamplingParams
 from orca.gateway.errors import ApiError
 from orca.gateway.limits.overload import Overload
-from orca.gateway.limits.turns import least_run_ms, requests_ahead
+from orca.gateway.limits.turns import least_run_ms, requests_ahead, wait_by_order
 from orca.gateway.settings import GatewaySettings
 from orca.pool.order.order_class import DeadlineKind, OrderClass
 from orca.pool.order.order_rules import ClaimOrder, Order, OrderRules, RunEstimates, Utility
@@ -213,9 +213,29 @@ async def test_a_call_is_refused_before_it_is_encoded_if_the_shortest_one_would_
 
 @pytest.mark.parametrize(("is_by_order", "status"), [(False, 202), (True, 429)], ids=["by arrival", "by an order"])
 async def test_late_requests_that_an_order_passes_over_are_not_served(is_by_order: bool, status: int) -> None:
-    waiting = by_order({OrderClass(0, 2, 2, END): QUEUED}, QUEUED) if is_by_order else None
+    # All deadlines are far away.
+    waiting = by_order({OrderClass(0, 2, 2, END): QUEUED}, *[0] * 8, QUEUED) if is_by_order else None
     overload = await observed(**{**SLOW, "ends_per_second": 40}, late_share=0.75, by_order=waiting)
     assert (await asked(overload, max_tokens=30, deadline_ms=3_000))[0] == status
+
+
+@pytest.mark.parametrize(
+    ("due", "owned", "wait_s"),
+    [
+        ((), 0, 10.0),
+        ((0, 0, 0, 0, 0, 100), 0, 10.0),
+        ((100,), 0, 0.5),
+        ((0, 60), 0, 5.0),
+        ((0, 60), 60, 10.0),
+        ((40, 40, 90), 0, 3.0),
+    ],
+    ids=["no deadlines", "far ones", "all go soon", "most go soon", "those run", "by steps"],
+)
+def test_those_whose_deadlines_come_first_make_the_wait_shorter(
+    due: tuple[int, ...], owned: int, wait_s: float
+) -> None:
+    told = stats(queued=QUEUED, owned=owned, by_order=by_order({SHORT: QUEUED}, *(due or (0,))))
+    assert wait_by_order(QUEUED, 10.0, told) == wait_s
 
 
 async def test_each_prompt_of_a_call_must_have_its_turn_in_time() -> None:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from orca.cli.up import local_resources
@@ -85,22 +85,24 @@ def plan(settings: UpSettings, model: ModelInfo, context: RuntimeContext) -> lis
     return specs
 
 
-def ignored_variables(specs: Sequence[ProcessSpec], environment: Mapping[str, str]) -> list[str]:
-    """Return the variables of parts that have no effect, since the part gets another value as an option.
+def ignored_variables(
+    settings: UpSettings, specs: Sequence[ProcessSpec], environment: Mapping[str, str]
+) -> list[str]:
+    """Return the variables of parts that have no effect, since each part of the kind gets another value as an option.
 
     Args: environment: of all parts.
-    Returns: names, each with the option of `orca up` to use, if it has one.
+    Returns: names, each with the option of `orca up` to use, if it is the same there.
     """
-    options = {field.name for field in fields(UpSettings)}
-    found: dict[str, None] = {}
-    for spec in specs:
-        prefix, flags = _PREFIXES[spec.role], dict(zip(spec.command[4::2], spec.command[5::2], strict=True))
+    found: list[str] = []
+    for role, prefix in _PREFIXES.items():
+        flags = [dict(zip(each.command[4::2], each.command[5::2], strict=True)) for each in specs if each.role is role]
         for variable in sorted(environment.keys() - set(VARIABLES)):
             name = variable.removeprefix(prefix).lower()
-            decided = flags.get(_flag(name)) if variable.startswith(prefix) else None
-            if decided not in (None, environment[variable]):
-                found[f"{variable} (use {_flag(name)})" if name in options else variable] = None
-    return list(found)
+            decided = {each[_flag(name)] for each in flags if variable.startswith(prefix) and _flag(name) in each}
+            if decided and environment[variable] not in decided:
+                is_same = str(getattr(settings, name, None)) in decided
+                found.append(f"{variable} (use {_flag(name)})" if is_same else variable)
+    return found
 
 
 def _gateway(settings: UpSettings, model: ModelInfo, context: RuntimeContext, number: int) -> ProcessSpec:
