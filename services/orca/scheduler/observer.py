@@ -11,7 +11,7 @@ from orca.core.domain.request import FinishReason, Request
 from orca.core.domain.step import Epoch, Part
 from orca.core.process.line_file import LineFile
 from orca.pool.records import CommitAnswer
-from orca.scheduler.policy.state import Batch, BatchRow, GroupRequest, Phase
+from orca.scheduler.policy.batch import Batch, BatchRow, GroupRequest, Phase
 
 
 @dataclass(frozen=True, slots=True)

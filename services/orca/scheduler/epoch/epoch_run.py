@@ -22,8 +22,9 @@ from orca.scheduler.epoch.commits import Committer
 from orca.scheduler.epoch.owned_requests import OwnedRequests
 from orca.scheduler.epoch.steps import StepSubmitter
 from orca.scheduler.observer import IterationRecord, SchedulerLoad
+from orca.scheduler.policy.batch import GroupRequest
 from orca.scheduler.policy.policy import BatchBounds, BatchLimits
-from orca.scheduler.policy.state import GroupRequest, GroupState
+from orca.scheduler.policy.state import GroupState
 
 log = logging.getLogger("orca.scheduler")
 

@@ -9,8 +9,9 @@ from orca.core.domain.step import Claim, Epoch, Sampled
 from orca.pool.records import Claimed, CommitAnswer, CommitEntry, Heartbeat
 from orca.scheduler.dependencies import Dependencies
 from orca.scheduler.epoch.commit_queue import CommitQueue
+from orca.scheduler.policy.batch import GroupRequest
 from orca.scheduler.policy.finish import FinishDetector
-from orca.scheduler.policy.state import GroupRequest, GroupState
+from orca.scheduler.policy.state import GroupState
 
 log = logging.getLogger("orca.scheduler")
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from orca.core.domain.request import slots_needed
 from orca.scheduler.policy.admission import oldest_suspect, slots_for, slots_left
+from orca.scheduler.policy.batch import Admission, Batch, BatchRow, GroupRequest
 from orca.scheduler.policy.cycle import CYCLE_START, CycleControls, CyclePosition, turns
 from orca.scheduler.policy.policy import (
     NO_CAPACITY,
@@ -20,7 +21,7 @@ from orca.scheduler.policy.policy import (
     FreeCapacity,
     PromptRoom,
 )
-from orca.scheduler.policy.state import Admission, Batch, BatchRow, GroupRequest, GroupState
+from orca.scheduler.policy.state import GroupState
 
 
 @dataclass(frozen=True, slots=True)
