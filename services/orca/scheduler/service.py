@@ -142,6 +142,9 @@ async def _schedule(
         if settings.bounds_file is not None:
             bounds_file = BoundsFile(Path(settings.bounds_file), settings, stages=len(settings.stages))
         options = settings.make_options(None if bounds_file is None else bounds_file.bounds)
+        if settings.prefix_cache and (reason := settings.no_prefix_cache or model.no_prefix_cache) is not None:
+            log.info("the prefix cache is off", extra={"reason": reason})
+            options = replace(options, prefix_cache=False)
         scheduler = GroupScheduler(dependencies, replace(options, is_encoder_decoder=model.encoder_decoder is not None))
         if bounds_file is not None:
             stack.callback(asyncio.create_task(bounds_file.run(scheduler)).cancel)

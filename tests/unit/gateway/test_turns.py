@@ -201,9 +201,7 @@ async def test_a_call_is_refused_before_it_is_encoded_if_the_shortest_one_would_
         assert (status, error["code"], error["param"]) == (429, "deadline_unreachable", "deadline_ms")
 
 
-@pytest.mark.parametrize(
-    ("is_by_order", "status"), [(False, 202), (True, 429)], ids=["by arrival", "by an order"]
-)
+@pytest.mark.parametrize(("is_by_order", "status"), [(False, 202), (True, 429)], ids=["by arrival", "by an order"])
 async def test_late_requests_that_an_order_passes_over_are_not_served(is_by_order: bool, status: int) -> None:
     waiting = by_order({OrderClass(0, 2, 2, END): QUEUED}, QUEUED) if is_by_order else None
     overload = await observed(**{**SLOW, "ends_per_second": 40}, late_share=0.75, by_order=waiting)

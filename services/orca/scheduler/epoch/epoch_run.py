@@ -24,6 +24,7 @@ from orca.scheduler.epoch.steps import StepSubmitter
 from orca.scheduler.observer import IterationRecord, SchedulerLoad
 from orca.scheduler.policy.batch import GroupRequest
 from orca.scheduler.policy.policy import BatchBounds, BatchLimits
+from orca.scheduler.policy.prefixes import GroupPrefixes
 from orca.scheduler.policy.state import GroupState
 
 log = logging.getLogger("orca.scheduler")
@@ -42,7 +43,9 @@ class EpochRun:
         self._dependencies = dependencies
         self._epoch = epoch
         self._limits = limits
-        self.state = GroupState()
+        self.state = GroupState(
+            prefixes=GroupPrefixes(limits.slots, limits.block_tokens) if limits.shares_prefixes else None
+        )
         self._commit_queue = CommitQueue(holds_results=dependencies.policy.holds_results, can_wait=self._can_wait)
         self._claimer = RequestClaimer(dependencies, limits, self.state, adopt=self._adopt)
         self._steps = StepSubmitter(

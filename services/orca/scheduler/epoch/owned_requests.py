@@ -89,10 +89,14 @@ class OwnedRequests:
         end = self._detectors[entry].push(sampled.token.id)
         if end is not None:
             self._end(entry, end)
-        self._commit_queue.put(entry, sampled.index, sampled.token, end)
+        token = sampled.token
+        if sampled.index == 0 and self._state.prefixes is not None:
+            token = token._replace(cached_prompt_tokens=min(entry.prefix_tokens, len(entry.request.prompt)))
+        self._commit_queue.put(entry, sampled.index, token, end)
 
     def refuse(self, entry: GroupRequest, reason: str) -> None:
         """End a request that cannot be run, after the tokens that it has. Its group and its neighbours go on."""
+        entry.is_refused = True
         end = End(FinishReason.REFUSED, entry.received, detail=reason[:_REASON_CHARACTERS_MAX])
         self._end(entry, end)
         self._commit_queue.put(entry, entry.received, None, end)

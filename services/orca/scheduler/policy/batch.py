@@ -10,12 +10,13 @@ A request goes through
 and gives its slots back when it is over and no step in flight holds it any more.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from orca.core.domain.request import Request
 from orca.core.domain.step import Claim, Part
 from orca.scheduler.policy.cycle import CyclePosition
+from orca.scheduler.policy.prefix_index import Table
 
 
 class Phase(StrEnum):
@@ -52,6 +53,14 @@ class GroupRequest:
     part: Part = Part.UNSPECIFIED  # of its rows; TARGET with an encoder-decoder model
     source_tokens: int = 0  # length of its source; 0 with a decoder-only model, which has none
     sources_run: int = 0  # rows scheduled with its source: one from its first row on, if it has a source
+    # Its KV blocks, and what the index of prefixes needs of it (prefixes.py): the tokens that came back under this
+    # claim, and the positions from which on its next row changes something there.
+    table: Table | None = None
+    drawn: list[int] = field(default_factory=list)
+    watch: int = 0
+    prefix_tokens: int = 0  # known tokens that were not computed, from its admission on
+    was_alone: bool = False  # it was admitted while it had to run alone
+    is_refused: bool = False  # by the stages
     claimed_ns: int = 0  # of the loop's clock
     waited_ns: int | None = None  # from this claim to the submit of its first step, once that is there
 
@@ -80,6 +89,7 @@ class Admission:
     tokens: int  # of the request itself, before rounding
     batch: int = 0  # request-level policy only
     microbatch: int = 0  # request-level policy and round-robin allocation
+    prefix_tokens: int = 0  # known tokens that need not be computed: those of whole blocks of other requests
 
 
 @dataclass(slots=True)

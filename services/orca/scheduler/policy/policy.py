@@ -44,6 +44,7 @@ class BatchLimits(BatchBounds):
     max_source_slots: int = SOURCE_SLOTS_MAX
     is_encoder_decoder: bool = False  # each request has a source and a target, and a block table for each
     are_slots_chosen: bool = False  # otherwise the memory that was free when the group formed decided them
+    shares_prefixes: bool = False  # requests begin with the KV blocks of others that have the same tokens
 
     def __post_init__(self) -> None:
         """Raises: SettingError that names the limit if it makes no sense."""

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from orca.core.domain.request import Request, Token, reserved_slots
-from orca.core.domain.step import Claim, Epoch, NewRequest, Part, Row, Step
+from orca.core.domain.step import Claim, Epoch, NewRequest, Part, PrefixBlocks, Row, Step
 from orca.scheduler.policy.batch import Admission, Batch, BatchRow, GroupRequest
 from orca.scheduler.policy.cycle import CYCLE_START, CyclePosition
+from orca.scheduler.policy.prefixes import BlockChanges, GroupPrefixes
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +45,7 @@ class GroupState:
     handles: int = 0  # given out so far in this epoch
     submitted: int = 0  # number of the last step
     position: CyclePosition = CYCLE_START  # round-robin allocation: the turn in its cycle that comes next
+    prefixes: GroupPrefixes | None = None  # None: each request computes all of its tokens
 
     @property
     def in_flight(self) -> int:
@@ -86,8 +88,15 @@ class GroupState:
 
     def schedule(self, batch: Batch, epoch: Epoch, *, now_ns: int = 0) -> Step:
         """Carry out a policy's decision and return it as the next step of `epoch`."""
-        freed = tuple(self._free(entry) for entry in batch.freed)
-        new = tuple(self._admit(admission) for admission in batch.admitted)
+        for entry in batch.freed:
+            self._free(entry)
+        for admission in batch.admitted:
+            self._admit(admission)
+        if self.prefixes is None:
+            blocks = BlockChanges(freed=[entry.handle for entry in batch.freed if entry.handle is not None])
+        else:
+            blocks = self.prefixes.carry_out(batch)
+        new = tuple(_new_request(admission, blocks) for admission in batch.admitted)
         rows = tuple(self._run(row, now_ns) for row in batch.rows)
         if batch.sources:
             rows = tuple(map(_run_source, batch.sources)) + rows
@@ -95,7 +104,15 @@ class GroupState:
             self.position = batch.position
         self.submitted += 1
         self.steps.append(StepInFlight(self.submitted, batch, now_ns))
-        return Step(epoch=epoch, number=self.submitted, freed=freed, new=new, rows=rows)
+        return Step(
+            epoch=epoch,
+            number=self.submitted,
+            freed=tuple(blocks.freed),
+            kept=tuple(blocks.kept),
+            evicted=tuple(map(PrefixBlocks._make, blocks.evicted.items())),
+            new=new,
+            rows=rows,
+        )
 
     def can_assume(self) -> bool:
         """Return true if a batch is in flight, and no unread one before it is treated as returned already."""
@@ -116,6 +133,8 @@ class GroupState:
         """Record the next token of a request."""
         entry.received += 1
         entry.last_token = token
+        if self.prefixes is not None:
+            entry.drawn.append(token)
 
     def check(self, block_tokens: int | None = None) -> None:
         """Recount every invariant. Raises: AssertionError.
@@ -139,6 +158,8 @@ class GroupState:
             if block_tokens is not None and entry.is_admitted and not entry.is_alone:
                 tables = reserved_slots(entry.tokens, entry.source_tokens, block_tokens)
                 assert entry.slots == tables, "slots differ from the blocks of its tables"
+        if self.prefixes is not None:
+            self.prefixes.check(self.requests)
         in_steps = [row.request for step in self.steps for row in step.rows]
         assert len(in_steps) <= 1 or not any(entry.is_alone for entry in in_steps), "one that must run alone does not"
 
@@ -160,31 +181,20 @@ class GroupState:
         firsts = [step for step in entering if any(row.request is entry and row.start == 0 for row in step.rows)]
         assert entering == firsts, "its source is not in the step of its first row"
 
-    def _free(self, entry: GroupRequest) -> int:
+    def _free(self, entry: GroupRequest) -> None:
         assert entry.handle is not None
         assert entry.in_flight == 0
         self.requests.remove(entry)
         self.reserved -= entry.slots
-        return entry.handle
 
-    def _admit(self, admission: Admission) -> NewRequest:
+    def _admit(self, admission: Admission) -> None:
         entry = admission.request
         self.handles += 1
         self.reserved += admission.slots
         entry.handle, entry.slots, entry.tokens = self.handles, admission.slots, admission.tokens
         entry.batch, entry.microbatch = admission.batch, admission.microbatch
-        request, has_source = entry.request, entry.source_tokens > 0
-        return NewRequest(
-            handle=self.handles,
-            request_id=request.id,
-            claim=entry.claim,
-            tokens=request.prompt + entry.known[len(request.decoder_prefix) :] if has_source else entry.known,
-            prompt_length=len(request.prompt),
-            max_total_tokens=admission.tokens,
-            sampling=request.sampling,
-            decoder_prefix=request.decoder_prefix,
-            max_new_tokens=request.max_new_tokens if has_source else None,
-        )
+        entry.computed = entry.prefix_tokens = admission.prefix_tokens
+        entry.was_alone = entry.is_alone
 
     def _run(self, row: BatchRow, now_ns: int) -> Row:
         entry = row.request
@@ -201,6 +211,25 @@ class GroupState:
             entry.waited_ns = max(0, now_ns - entry.claimed_ns)
         entry.iterations += 1
         return Row(entry.handle, row.start, row.count, row.sample, token, entry.part)
+
+
+def _new_request(admission: Admission, blocks: BlockChanges) -> NewRequest:
+    """Return an admitted request for the stages. Args: blocks: of its step."""
+    entry = admission.request
+    request, has_source = entry.request, entry.source_tokens > 0
+    assert entry.handle is not None
+    return NewRequest(
+        handle=entry.handle,
+        request_id=request.id,
+        claim=entry.claim,
+        tokens=request.prompt + entry.known[len(request.decoder_prefix) :] if has_source else entry.known,
+        prompt_length=len(request.prompt),
+        max_total_tokens=admission.tokens,
+        sampling=request.sampling,
+        decoder_prefix=request.decoder_prefix,
+        max_new_tokens=request.max_new_tokens if has_source else None,
+        prefix=blocks.prefixes.get(entry.handle),
+    )
 
 
 def _run_source(entry: GroupRequest) -> Row:
