@@ -73,11 +73,11 @@ def _operation(method: str, path: str, operation: Json) -> str:
         name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
         parts.append(f"Body: {_link(name)}.\n\n")
     parameters = [
-        (code(each["name"]), each["in"], sentence(each.get("description", "")))
+        (code(each["name"]), each["in"], _parameter_type(each["schema"]), sentence(each.get("description", "")))
         for each in operation.get("parameters", ())
     ]
     if parameters:
-        parts.append(table(["Parameter", "In", "Meaning"], parameters))
+        parts.append(table(["Parameter", "In", "Type", "Meaning"], parameters))
     answers = [(status, _answer(status, of)) for status, of in sorted(operation["responses"].items())]
     parts.append(table(["Status", "Meaning"], answers))
     return "".join(parts)
@@ -104,6 +104,11 @@ def _schema(name: str, schema: Json) -> str:
     return f"### {name}\n\n{text}" + (table(["Field", "Type", "Meaning"], rows) if rows else "")
 
 
+def _parameter_type(of: Json) -> str:
+    """Return the type of a parameter, with its default where it has one."""
+    return _type(of) + (f"\ndefault {code(of['default'])}" if "default" in of else "")
+
+
 def _type(of: Json) -> str:
     """Return the type of a field, and its range where it has one."""
     options = [each for each in of.get("anyOf", [of]) if each.get("type") != "null"]
@@ -126,10 +131,9 @@ def _range(of: Json) -> str:
     least, most = of.get("minimum", of.get("exclusiveMinimum")), of.get("maximum")
     if least is None and most is None:
         return ""
-    above = "above " if "exclusiveMinimum" in of else ""
-    if most is None or most >= 2**31:
-        return f"at least {least}" if not above else f"above {least}"
-    return f"{above}{least} to {most}"
+    if "exclusiveMinimum" in of:
+        return f"above {least}" if most is None else f"above {least}, at most {most}"
+    return f"at least {least}" if most is None else f"{least} to {most}"
 
 
 def _references(schema: Any) -> Iterator[str]:

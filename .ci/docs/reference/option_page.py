@@ -29,7 +29,7 @@ A switch may be given without a value: `--open-to-network` is `--open-to-network
 _UP = f"""`orca up` starts all parts on this machine. Its own options are no variables, except `{KEYS_VARIABLE}` and
 `{KEYS_FILE_VARIABLE}`. It passes variables of gateway, scheduler, worker and pool on to them. What `orca up` sets
 itself (ports, model, stages, batch size, and what has an option here) wins over a variable, unless the option has no
-value.
+value. The first lines of the start name the variables that have no effect for this reason.
 
 """
 _POOL = """All parts of a deployment get the same variables. They have no options. Times run in the pool's awake time
@@ -70,7 +70,8 @@ def page() -> str:
             "orca pool",
             pool.PoolCommandSettings,
             "",
-            "`orca pool stats`, `orca pool schema [N]` and `orca pool acl`.\n\n",
+            "`orca pool stats`, `orca pool schema [N]` and `orca pool acl`."
+            " [What `stats` prints](../operations/monitoring.md#look-into-the-pool).\n\n",
         ),
         _section(
             "orca pool lengths",

@@ -113,7 +113,7 @@ def _split(argv: Sequence[str]) -> tuple[str, int | None, list[str]]:
     if action != "schema" or not flags or flags[0].startswith("-"):
         return action, None, flags
     if not flags[0].isdecimal():
-        raise SettingError(f"schema {flags[0]!r} is not a number")
+        raise SettingError(f"schema {flags[0]!r} is not a whole number")
     return action, int(flags[0]), flags[1:]
 
 
@@ -177,7 +177,7 @@ async def _schema(pool: RequestPool, number: int | None) -> str:
 
 def _format(value: object) -> str:
     if isinstance(value, OrderStats):
-        value = tuple(f"{of}={count}" for of, count in sorted(value.classes.items()))
+        value = tuple(f"{of}={count}" for of, count in sorted((value.classes or {}).items()))
     if isinstance(value, tuple):
         return " ".join(map(str, value)) or "-"
     return "-" if value is None else str(value)

@@ -37,6 +37,7 @@ from orca.core.domain.errors import (
     UnknownRequest,
 )
 from orca.core.domain.request import End, FinishReason, Request, tokens_of_any_split
+from orca.gateway.latency_goals import LatencyGoals
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +86,12 @@ class ApiError(Exception):
         self.closes = closes
         self.is_final = is_final
 
+    def detail(self) -> dict[str, str | None]:
+        """Return the fields of the error in OpenAI's shape."""
+        return {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+
     def body(self) -> bytes:
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return orjson.dumps({"error": error})
+        return orjson.dumps({"error": self.detail()})
 
     def headers(self) -> dict[str, str]:
         headers = {}
@@ -213,11 +217,13 @@ def split_error(request: Request, error: NeverFits, block_tokens: int) -> ApiErr
     return ApiError(400, message, param=error.param, code="never_fits")
 
 
-def end_error(end: End) -> ApiError | None:
+def end_error(end: End, request: Request, goals: LatencyGoals) -> ApiError | None:
     """Return the error for an end from outside; None for a generation's own ends.
 
     Somebody asked for a deadline or a cancellation, and a failure has used every attempt that the pool grants: if the
     client tried again, all would be computed again. Only after a replaced model the same call is served at once.
+
+    Args: goals: of the call.
     """
     match end.reason:
         case FinishReason.STOP | FinishReason.LENGTH:
@@ -225,10 +231,7 @@ def end_error(end: End) -> ApiError | None:
         case FinishReason.CANCELLED:
             return ApiError(409, "the request was cancelled", code="cancelled", is_final=True)
         case FinishReason.DEADLINE_EXCEEDED:
-            message = (
-                "the request's deadline passed" if end.detail is None else f"the request was too late: {end.detail}"
-            )
-            return ApiError(504, message, kind="timeout_error", code="deadline_exceeded", is_final=True)
+            return _late_error(end, request, goals)
         case FinishReason.MODEL_REPLACED:
             message = "the model was replaced before the request could finish"
             return ApiError(503, message, kind=UNAVAILABLE, code="model_replaced", retry_after_s=1)
@@ -239,6 +242,17 @@ def end_error(end: End) -> ApiError | None:
             # It failed alone too (pool/poison.py), or the first group was too small for a request accepted before it.
             message = "the request cannot be run: every group that ran it failed, or none has memory for it"
             return ApiError(500, message, kind="server_error", code="failed", is_final=True)
+
+
+def _late_error(end: End, request: Request, goals: LatencyGoals) -> ApiError:
+    """Return the error for a deadline. `param` names the field or header that asked for it."""
+    asked = goals.deadline_in_force(request, end.count)
+    param, allowed = (None, "") if asked is None else (asked.param, f" ({asked})")
+    if end.detail is not None:
+        message = f"the request was too late{allowed}: {end.detail}"
+        return ApiError(504, message, kind="timeout_error", param=param, code="deadline_exceeded", is_final=True)
+    message = f"the request's deadline passed{allowed}"
+    return ApiError(504, message, kind="timeout_error", param=param, code="deadline_exceeded", is_final=True)
 
 
 def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:

@@ -34,10 +34,10 @@ from typing import Any
 from starlette.datastructures import Headers
 
 from orca.core.domain.errors import InvalidRequest
-from orca.core.domain.request import FinishReason
+from orca.core.domain.request import FinishReason, Request
 from orca.pool.records import RequestStatus
 
-TTFT_HEADER, TPOT_HEADER = "x-slo-ttft-ms", "x-slo-tpot-ms"
+TTFT_HEADER, TPOT_HEADER, DEADLINE_FIELD = "x-slo-ttft-ms", "x-slo-tpot-ms", "deadline_ms"
 OTHER_NAMES = {TTFT_HEADER: "x-llm-d-slo-ttft-ms", TPOT_HEADER: "x-llm-d-slo-tpot-ms"}
 MS_MAX = 2**31
 _NUMBER = re.compile(r"\d{1,10}(\.\d{1,9})?")
@@ -52,6 +52,18 @@ class Goal(StrEnum):
 class GoalOutcome(StrEnum):
     MET = "met"
     MISSED = "missed"
+
+
+@dataclass(frozen=True, slots=True)
+class AskedDeadline:
+    """A deadline of a request, and the field or header that asked for it."""
+
+    param: str
+    ms: int  # from submission
+    event: str  # that must happen by then
+
+    def __str__(self) -> str:
+        return f"{self.param} allowed {self.ms} ms until the {self.event}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +96,20 @@ class LatencyGoals:
             return asked_ms
         bound_ms = math.ceil(self.ttft_ms + (max_new_tokens - 1) * self.tpot_ms)
         return bound_ms if asked_ms is None else min(asked_ms, bound_ms)
+
+    def deadline_in_force(self, request: Request, tokens: int) -> AskedDeadline | None:
+        """Return the deadline that ends a request of a call with these goals; None if it has none.
+
+        Args: tokens: that the request has. With the first one, the deadline for it is met.
+        """
+        first_ms, end_ms = request.first_token_deadline_ms, request.deadline_ms
+        if not tokens and first_ms is not None and (end_ms is None or first_ms <= end_ms):
+            return AskedDeadline(TTFT_HEADER, first_ms, "first token")
+        if end_ms is None:
+            return None
+        # The pool keeps the sooner one of the goals' bound and `deadline_ms`.
+        is_goal = end_ms == self.deadline_ms(None, request.max_new_tokens)
+        return AskedDeadline(TPOT_HEADER if is_goal else DEADLINE_FIELD, end_ms, "end")
 
 
 NO_GOALS = LatencyGoals()
@@ -199,13 +225,15 @@ def summary(goals: LatencyGoals, statuses: Mapping[str, RequestStatus]) -> dict[
 def header_parameters() -> list[dict[str, Any]]:
     """Return the headers in the form of an OpenAPI document."""
     number = {"type": "number", "exclusiveMinimum": 0, "maximum": MS_MAX}
-    soft = "A soft goal: it is judged and counted, and ends nothing unless the deployment enforces it."
-    order = "With `--order deadline`, claims also go by it, while it can be met."
+    form = "A decimal number such as `200` or `12.5`, without sign, unit or exponent."
+    soft = "A soft goal: it is judged and counted, and ends nothing unless the server has `--slo-enforce`."
+    order = "Under any order of claims but `arrival`, it also decides when a request starts, while it can be met."
     texts = {
-        TTFT_HEADER: f"Milliseconds until the first token of each choice. {soft} {order}",
-        TPOT_HEADER: f"Mean milliseconds for each token after the first. {soft}",
+        TTFT_HEADER: f"Milliseconds until the first token of each choice. {form} {soft} {order}",
+        TPOT_HEADER: f"Mean milliseconds for each token after the first, written in the same way. {soft}",
     }
-    texts |= {other: f"Another name of `{name}`." for name, other in OTHER_NAMES.items()}
+    other_name = "Another name of `{}`. If a call has both, their values must be equal."
+    texts |= {other: other_name.format(name) for name, other in OTHER_NAMES.items()}
     return [
         {"name": name, "in": "header", "required": False, "schema": number, "description": text}
         for name, text in texts.items()

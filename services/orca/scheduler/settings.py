@@ -97,8 +97,8 @@ class BatchingSettings:
     )
     order: str = setting(
         "arrival",
-        "order of claims: arrival; deadline by utility and deadline (DAS of the TCB paper); edf by deadline and sjf by"
-        " length alone, for comparison",
+        "order of claims: arrival; deadline by utility and deadline (DAS of the TCB paper); edf by deadline alone"
+        " and sjf by utility per cost alone, for comparison",
         choices=tuple(Order),
     )
     utility: str | None = setting(

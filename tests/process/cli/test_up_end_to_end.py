@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    up = Up(tmp_path_factory.mktemp("up"), "--stages", "2")
+    up = Up(tmp_path_factory.mktemp("up"), "--stages", "2", environment={"ORCA_SCHEDULER_ORDER": "edf"})
     try:
         up.wait_until_ready()
         yield up
@@ -47,6 +47,10 @@ def test_the_layout_is_printed_first(up: Up) -> None:
     said = up.output.splitlines()[0]
     layout = r"layout: 2 stages x 1 thread \(2\.8 M parameters, .*\d+ processors?\)"
     assert re.fullmatch(layout + "; prefetch 1, commits (at once|every 50 ms)", said)
+
+
+def test_a_variable_that_an_option_wins_over_is_named(up: Up) -> None:
+    assert up.output.splitlines()[1] == "variables: WARNING: orca up ignores ORCA_SCHEDULER_ORDER (use --order)"
 
 
 def test_the_password_of_redis_is_only_in_its_file(up: Up) -> None:

@@ -280,11 +280,12 @@ async def test_claims_build_the_index_in_steps_from_the_oldest_on(bed: Bed) -> N
     assert await names(scheduler, most=3, order=by()) == ["shorter", "short", "old"]
 
 
-async def test_counts_of_what_waits_are_published_when_the_index_is_whole(bed: Bed) -> None:
+async def test_classes_are_counted_when_the_index_is_whole_and_the_order_is_known_before(bed: Bed) -> None:
     (scheduler,) = await seated(bed)
-    await bed.pool.submit(submission("a", n=INDEXED_AT_ONCE + 1))
-    await scheduler.ask(most=0, order=by())
-    assert (await bed.pool.stats()).by_order is None
+    await bed.pool.submit(submission("a", n=INDEXED_AT_ONCE + 1, deadline_ms=10**6))
+    await scheduler.ask(most=0, order=by(Order.SJF))
+    built = (await bed.pool.stats()).by_order
+    assert (built.classes, built.order, built.due[-1]) == (None, by(Order.SJF), INDEXED_AT_ONCE + 1)
     await scheduler.ask(most=0, order=by())
     assert sum((await bed.pool.stats()).by_order.classes.values()) == INDEXED_AT_ONCE + 1
 

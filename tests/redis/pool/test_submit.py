@@ -248,3 +248,9 @@ async def test_stats_count_by_state_and_have_the_oldest_wait(bed: Bed) -> None:
     assert (stats.queued_prompt_tokens, stats.groups, stats.promised_slots) == (8, ("g1",), None)
     assert len(owned) == 2
     assert 0 <= stats.oldest_wait_ms < 60_000
+
+
+async def test_stats_have_the_time_of_the_pool(bed: Bed) -> None:
+    before_ms = await bed.wall_ms()
+    stats = await bed.pool.stats()
+    assert before_ms <= stats.wall_ms <= await bed.wall_ms()

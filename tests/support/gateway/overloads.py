@@ -23,11 +23,14 @@ def overload_of(pool: MemoryPool, clock: Clock | None = None) -> Overload:
 
 
 def by_order(
-    classes: dict[OrderClass, int], *due: int, least_step_ms: float = 0.0, order: ClaimOrder | None = None
+    classes: dict[OrderClass, int] | None, *due: int, least_step_ms: float = 0.0, order: ClaimOrder | None = None
 ) -> OrderStats:
     """Return counts by order.
 
-    Args: due: requests with a deadline within each of the first DUE_MS, then no more; order: None if no claim is known.
+    Args:
+        classes: None while the index is built.
+        due: requests with a deadline within each of the first DUE_MS, then no more.
+        order: None if no claim is known.
     """
     counts = (*due, *(due[-1:] or (0,)) * (len(DUE_MS) - len(due)))
     return OrderStats(classes=classes, due=counts, least_step_ms=least_step_ms, order=order)

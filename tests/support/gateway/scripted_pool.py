@@ -14,6 +14,7 @@ def stats(*, queued: int = 0, ended_ever: int = 0, queued_max: int = 100, **fiel
     rest |= {
         "revision": None,
         "generation": None,
+        "wall_ms": 0,
         "replaced_revisions": (),
         "replaced_unfinished": 0,
         "promised_slots": None,

@@ -81,7 +81,12 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
             "setting --max-batch-tokens: 64 is not for the policy rra",
         ),
         (["--served-name", ""], "setting --served-name: '' is not a name"),
-        (["--stages", "two"], "setting --stages: 'two' is not a number"),
+        (["--stages", "two"], "setting --stages: 'two' is not a whole number"),
+        (["--stages", "1.5"], "setting --stages: '1.5' is not a whole number"),
+        (["--patience-s", "1.5"], "setting --patience-s: '1.5' is not a whole number of seconds"),
+        (["--eta-percent", "0.75"], "setting --eta-percent: '0.75' is not a whole number"),
+        (["--commit-interval-ms", "5ms"], "setting --commit-interval-ms: '5ms' is not a whole number of milliseconds"),
+        (["--probe-s", "2s"], "setting --probe-s: '2s' is not a number of seconds"),
         (["--stages", "7"], "--stages 7 is more than the model's 6 layers"),
         (
             ["--model", "orca-restore", "--stages", "7"],
@@ -140,13 +145,18 @@ def test_an_empty_variable_of_keys_does_not_open_the_api(refused, monkeypatch: p
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
-        ("ORCA_POOL_MAX_QUEUED", "abc", "setting ORCA_POOL_MAX_QUEUED: 'abc' is not a number"),
+        ("ORCA_POOL_MAX_QUEUED", "abc", "setting ORCA_POOL_MAX_QUEUED: 'abc' is not a whole number"),
         ("ORCA_POOL_MAX_QUEUED", "0", "pool setting max_queued must be at least 1"),
-        ("ORCA_GATEWAY_BODY_BYTES_MAX", "lots", "setting ORCA_GATEWAY_BODY_BYTES_MAX: 'lots' is not a number"),
+        ("ORCA_GATEWAY_BODY_BYTES_MAX", "lots", "setting ORCA_GATEWAY_BODY_BYTES_MAX: 'lots' is not a whole number"),
         ("ORCA_SCHEDULER_MAX_BATCH", "1", "setting ORCA_SCHEDULER_MAX_BATCH: there is no such variable"),
+        (
+            "ORCA_SCHEDULER_PATIENCE_S",
+            "1.5",
+            "setting ORCA_SCHEDULER_PATIENCE_S: '1.5' is not a whole number of seconds",
+        ),
         ("ORCA_SCHEDULER_LOG_FORMAT", "csv", "setting ORCA_SCHEDULER_LOG_FORMAT: 'csv' is not one of auto, json, text"),
         ("ORCA_WORKER_THREADS", "-1", "setting ORCA_WORKER_THREADS: -1 is not 0 or more"),
-        ("ORCA_WORKER_THREADS", "two", "setting ORCA_WORKER_THREADS: 'two' is not a number"),
+        ("ORCA_WORKER_THREADS", "two", "setting ORCA_WORKER_THREADS: 'two' is not a whole number"),
     ],
 )
 def test_a_bad_variable_of_a_part_is_refused_before_anything_is_made(

@@ -8,7 +8,7 @@ import pytest
 
 from orca.cli.small_model import small_model_folder
 from orca.cli.up.layout import with_layout
-from orca.cli.up.plan import Addresses, RuntimeContext, plan
+from orca.cli.up.plan import Addresses, RuntimeContext, ignored_variables, plan
 from orca.cli.up.settings import UpSettings, parse_settings
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.core.domain.errors import SettingError
@@ -131,6 +131,33 @@ def test_every_part_accepts_the_flags_it_is_given(flags: list[str]) -> None:
     for spec in planned(*flags):
         settings = importlib.import_module(f"orca.{spec.role.name.lower()}.settings")
         settings.parse_settings([*spec.command[4:], *spec.restart_arguments], {})
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"ORCA_SCHEDULER_ORDER": "edf"}, ["ORCA_SCHEDULER_ORDER (use --order)"]),
+        ({"ORCA_SCHEDULER_ORDER": "deadline"}, []),
+        ({"ORCA_SCHEDULER_ETA_PERCENT": "50", "ORCA_GATEWAY_CHOICES_MAX": "9", "ORDER": "edf"}, []),
+        ({"ORCA_GATEWAY_POOL": "redis://a"}, ["ORCA_GATEWAY_POOL"]),
+        (
+            {"ORCA_WORKER_DTYPE": "float16", "ORCA_SCHEDULER_DTYPE": "float16"},
+            ["ORCA_SCHEDULER_DTYPE (use --dtype)", "ORCA_WORKER_DTYPE (use --dtype)"],
+        ),
+        ({"ORCA_GATEWAY_MAX_MODEL_LEN": "9", "ORCA_GATEWAY_API_KEYS": "k"}, []),
+    ],
+    ids=[
+        "another value",
+        "the same value",
+        "no option decides it",
+        "no option of its own",
+        "of two parts",
+        "read here",
+    ],
+)
+def test_variables_that_an_option_wins_over_are_named_once(variables: dict[str, str], expected: list[str]) -> None:
+    specs = planned("--order", "deadline", "--replicas", "2", "--max-model-len", "64")
+    assert ignored_variables(specs, variables) == expected
 
 
 BATCHING = {

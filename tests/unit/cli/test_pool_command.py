@@ -18,7 +18,7 @@ def test_an_unreachable_pool_is_reported(tmp_path: Path, capsys: pytest.CaptureF
     [
         ([], "an action is needed"),
         (["forget"], "an action is needed"),
-        (["schema", "new"], "'new' is not a number"),
+        (["schema", "new"], "'new' is not a whole number"),
         (["lengths", "--half-life", "0"], "--half-life: 0 is not 1 or more"),
         (["stats", "--half-life", "60"], "--half-life"),
         (["stats", "--data", "/nowhere"], "/nowhere/redis is not from `orca up`"),

@@ -14,7 +14,7 @@ from orca.cli.profile import ProfileSettings, parse_settings
         (["--out", "p.json"], "setting model: required (--model or ORCA_PROFILE_MODEL)"),
         (["--model", "m"], "setting out: required (--out or ORCA_PROFILE_OUT)"),
         (["--model", "m", "--out", "p", "--devices", "0"], "setting --devices: 0 is not 1 or more"),
-        (["--model", "m", "--out", "p", "--devices", "two"], "setting --devices: 'two' is not a number"),
+        (["--model", "m", "--out", "p", "--devices", "two"], "setting --devices: 'two' is not a whole number"),
         (["--model", "m", "--out", "p", "--threads", "-1"], "setting --threads: -1 is not 0 or more"),
         (["--model", "m", "--out", "p", "--minutes", "0"], "setting --minutes: 0.0 is not 0.001 or more"),
         (["--model", "m", "--out", "p", "--minutes", "nan"], "setting --minutes: nan is not 0.001 or more"),

@@ -8,7 +8,7 @@ import pytest
 from orca.core.domain.request import FinishReason
 from orca.gateway.metrics import GatewayMetrics
 from orca.gateway.settings import GatewaySettings
-from orca.pool.order.order_rules import ClaimOrder, Drop, Order, OrderRules, RunEstimates
+from orca.pool.order.order_rules import LATE, ClaimOrder, Drop, Order, OrderRules, RunEstimates
 from support.gateway.gateway_rig import FakeScheduler, Rig, error_of, rig, until
 from support.gateway.overloads import observed
 
@@ -78,12 +78,16 @@ async def test_misses_count_by_their_cause(outcome: str) -> None:
     async with rig(settings=SETTINGS, make_scheduler=partial(FakeScheduler, order=late, batch_size_max=places)) as one:
         if outcome == "ran_slow":
             one.scheduler.turns_left = 1
-        code, error = error_of(await post(one, deadline_ms=LONG_MS if outcome == "dropped" else 200))
+        deadline_ms = LONG_MS if outcome == "dropped" else 200
+        code, error = error_of(await post(one, deadline_ms=deadline_ms))
         assert (code, error["code"]) == (504, "deadline_exceeded")
         await until(lambda: counted(one) == {outcome: 1})
         [request_id] = one.pool.state.parents
         [choice] = await choices(one, request_id)
         assert (choice["deadline_outcome"], choice["waiting"]) == (outcome, None)
+        assert choice["error"] == error
+        assert f"(deadline_ms allowed {deadline_ms} ms until the end)" in error["message"]
+        assert (LATE in error["message"]) == (outcome == "dropped")
         is_claimed = outcome == "ran_slow"
         assert (choice["first_claimed_unix_ms"] is not None) == is_claimed
         assert (choice["start_window_ends_unix_ms"] is not None) == is_claimed
@@ -159,6 +163,40 @@ async def test_a_waiting_request_shows_its_start_window(
         [record] = one.pool.state.records.values()
         if window_ms is not None:
             assert choice["start_window_ends_unix_ms"] == int(record.request.submitted_ms + window_ms)
+
+
+async def test_the_start_window_of_a_request_that_waits_again_is_that_of_its_first_claim() -> None:
+    make = partial(FakeScheduler, order=by(Order.EDF))
+    async with rig(settings=SETTINGS, make_scheduler=make) as one:
+        one.scheduler.turns_left = 1
+        request_id = (await post(one, background=True, deadline_ms=LONG_MS)).json()["id"]
+        await until(lambda: one.scheduler.turns_left == 0 and not one.scheduler.may_run.is_set())
+        [running] = await choices(one, request_id)
+        # The group is slower by now, and gives the request back.
+        [(claimed, _, _)] = one.scheduler.running.values()
+        await one.pool.give_back({claimed.request.id: claimed.claim})
+        one.scheduler.running.clear()
+        one.scheduler.batch_size_max, one.scheduler.turns_left = 0, None
+        one.scheduler.order = by(Order.EDF, step_ms=100.0)
+        one.scheduler.may_run.set()
+
+        async def waits_by_the_new_order() -> bool:
+            stats = await one.app.state.gateway.overload.backlog.counts(1)
+            told = None if stats is None else stats.by_order
+            return told is not None and told.order == one.scheduler.order
+
+        await until(waits_by_the_new_order)
+        [choice] = await choices(one, request_id)
+        assert (choice["status"], choice["waiting"]["reason"]) == ("queued", "in_window")
+        [record] = one.pool.state.records.values()
+        assert choice["start_window_ends_unix_ms"] == running["start_window_ends_unix_ms"] == record.starts_by_ms
+
+
+async def test_a_waiting_request_shows_its_turn_by_the_clock_of_the_pool() -> None:
+    make = partial(FakeScheduler, order=by(Order.EDF), batch_size_max=0)
+    async with rig(settings=SETTINGS, make_scheduler=make) as one:
+        one.app.state.gateway.clock_ms = lambda: 10**15
+        assert (await waiting(one, deadline_ms=LONG_MS))["waiting"]["reason"] == "in_window"
 
 
 async def test_a_request_waits_for_a_group() -> None:

@@ -7,10 +7,12 @@ import httpx
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from orca.core.domain.request import End, FinishReason
+from orca.core.domain.errors import NeverFits
+from orca.core.domain.request import End, FinishReason, Request
 from orca.gateway.answer.tracing import Tracing
 from orca.gateway.latency_goals import (
     NO_GOALS,
+    AskedDeadline,
     Goal,
     GoalOutcome,
     LatencyGoals,
@@ -21,13 +23,14 @@ from orca.gateway.latency_goals import (
 from orca.gateway.metrics import GatewayMetrics
 from orca.gateway.render.render import RenderOptions
 from orca.gateway.settings import GatewaySettings
+from orca.pool.memory.pool import MemoryPool
 from orca.pool.order.order_class import DeadlineKind, OrderClass
-from orca.pool.records import OwnershipState, RequestStatus
-from support.gateway.gateway_rig import MODEL, WORDS, Rig, error_of, make_request, rig, until
+from orca.pool.records import OwnershipState, RequestStatus, Submission
+from support.gateway.gateway_rig import MODEL, WORDS, Rig, WallClock, error_of, events, make_request, rig, until
 from support.gateway.gateway_server import served
 from support.gateway.overloads import by_order, observed
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 BODY = {"prompt": "the fox", "max_tokens": 50, "messages": [{"role": "user", "content": "the fox"}]}
 SOFT = GatewaySettings(model="tiny", round_seconds=0.05)
 ENFORCING = GatewaySettings(model="tiny", round_seconds=0.05, slo_enforce=True)
@@ -141,6 +144,34 @@ def test_soft_goals_set_no_deadline_and_enforced_goals_keep_the_earlier_deadline
     assert LatencyGoals(ttft_ms=10, is_enforced=True).deadline_ms(None, 11) is None
 
 
+HARD = replace(BOTH, is_enforced=True)
+
+
+@pytest.mark.parametrize(
+    ("goals", "request_", "tokens", "expected"),
+    [
+        (HARD, make_request(max_new_tokens=11), 0, ("x-slo-ttft-ms", 100, "first token")),
+        (HARD, make_request(max_new_tokens=11), 1, ("x-slo-tpot-ms", 200, "end")),
+        (HARD, make_request(max_new_tokens=1), 0, ("x-slo-ttft-ms", 100, "first token")),
+        (replace(HARD, tpot_ms=None), make_request(), 1, None),
+        (BOTH, make_request(), 0, None),
+    ],
+    ids=["first token", "all tokens", "one token is the first", "met", "soft"],
+)
+@pytest.mark.parametrize("asked_ms", [None, 70, 150, 1000])
+def test_the_soonest_deadline_is_in_force(
+    goals: LatencyGoals, request_: Request, tokens: int, expected: tuple[str, int, str] | None, asked_ms: int | None
+) -> None:
+    stored = replace(
+        request_,
+        deadline_ms=goals.deadline_ms(asked_ms, request_.max_new_tokens),
+        first_token_deadline_ms=goals.first_token_deadline_ms,
+    )
+    if asked_ms is not None and (expected is None or asked_ms < expected[1]):
+        expected = ("deadline_ms", asked_ms, "end")
+    assert goals.deadline_in_force(stored, tokens) == (None if expected is None else AskedDeadline(*expected))
+
+
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 @pytest.mark.parametrize("name", ["x-slo-ttft-ms", "x-slo-tpot-ms", "x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms"])
 @pytest.mark.parametrize("value", ["", "0", "-1", "1e3", "nan", "inf", "fast", "1 ms", "2147483649", "1, 2", "٣"])
@@ -241,6 +272,27 @@ async def test_a_goal_refuses_no_call_before_the_schema_that_stores_it(known: in
         assert document["slo"] == {"ttft_ms": 600_000, "tpot_ms": 600_000.5, "enforced": False}
 
 
+class UnsettledPool(MemoryPool):
+    """Refuses the first calls, each for another promise of slots."""
+
+    def __init__(self) -> None:
+        super().__init__(WallClock())
+        self.promises = [60, 61]
+
+    async def submit(self, submission: Submission) -> tuple[Request, ...]:
+        if self.promises:
+            raise NeverFits(200, self.promises.pop())
+        return await super().submit(submission)
+
+
+async def test_a_goal_refuses_no_call_whose_other_tries_are_spent() -> None:
+    async with rig(pool=UnsettledPool(), schedules=False) as one:
+        await one.pool.set_schema(2)
+        one.app.state.gateway.models.schema = 3
+        answer = await post(one, LOOSE, background=True)
+        assert answer.status_code == 202, answer.text
+
+
 async def test_a_goal_that_nobody_can_meet_is_not_refused_under_an_order() -> None:
     waiting = by_order({OrderClass(0, 2, 6, DeadlineKind.END): 100}, 100, least_step_ms=100.0)
     async with rig(schedules=False) as one:
@@ -291,6 +343,45 @@ async def test_an_enforced_goal_ends_a_request_without_a_token() -> None:
         one.scheduler.may_run.set()
 
 
+BODIES: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "the fox"},
+    CHAT: {"messages": BODY["messages"]},
+    RESPONSES: {"input": "the fox"},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("headers", "deadline_ms", "param", "words"),
+    [
+        ({"x-slo-ttft-ms": "49.5"}, None, "x-slo-ttft-ms", "x-slo-ttft-ms allowed 50 ms until the first token"),
+        ({"x-llm-d-slo-ttft-ms": "60000"}, 50, "deadline_ms", "deadline_ms allowed 50 ms until the end"),
+    ],
+    ids=["goal", "deadline"],
+)
+async def test_the_error_names_the_field_or_header_whose_deadline_passed(
+    path: str, stream: bool, headers: dict[str, str], deadline_ms: int | None, param: str, words: str
+) -> None:
+    async with rig(settings=ENFORCING) as one:
+        one.scheduler.may_run.clear()
+        body = BODIES[path] | {"stream": stream, "deadline_ms": deadline_ms}
+        answer = await one.client.post(path, json=body, headers=headers)
+        one.scheduler.may_run.set()
+        fields = {"code": "deadline_exceeded", "message": f"the request's deadline passed ({words})"}
+        whole = fields | {"type": "timeout_error", "param": param}
+        [choice] = (await state(one, answer.headers["x-request-id"]))["choices"]
+        assert choice["error"] == whole
+        if not stream:
+            assert error_of(answer) == (504, whole)
+            return
+        last = list(events(answer.text))[-1][1]
+        if path == RESPONSES:
+            assert last["response"]["error"] == fields
+        else:
+            assert last["error"] == whole
+
+
 async def test_an_enforced_goal_keeps_a_request_that_has_its_first_token() -> None:
     async with rig(settings=ENFORCING) as one:
         answer = await post(one, {"x-slo-ttft-ms": "60000"})
@@ -303,7 +394,9 @@ async def test_both_enforced_goals_bound_the_whole_request() -> None:
     async with rig(settings=ENFORCING) as one:
         one.scheduler.turns_left = 1
         answer = await post(one, {"x-slo-ttft-ms": "2000", "x-slo-tpot-ms": "1"}, max_tokens=3)
-        assert error_of(answer)[1]["code"] == "deadline_exceeded"
+        _, error = error_of(answer)
+        assert (error["code"], error["param"]) == ("deadline_exceeded", "x-slo-tpot-ms")
+        assert "x-slo-tpot-ms allowed 2002 ms until the end" in error["message"]
         [record] = one.pool.state.records.values()
         assert (record.request.deadline_ms, record.end) == (2_002, End(FinishReason.DEADLINE_EXCEEDED, 1))
 

@@ -110,8 +110,10 @@ async def test_a_refusal_is_the_result_of_a_call_in_the_background() -> None:
         document = (await one.post(COMPLETIONS, prompt="a", background=True)).json()
         path = f"/v1/requests/{document['id']}"
         await until(lambda: [parent.left for parent in one.pool.state.parents.values()] == [0])
-        assert (await one.client.get(path)).json()["choices"][0]["finish_reason"] == "refused"
-        assert error_of(await one.client.get(f"{path}/result"))[1]["code"] == "request_refused"
+        [choice] = (await one.client.get(path)).json()["choices"]
+        _, error = error_of(await one.client.get(f"{path}/result"))
+        assert (choice["finish_reason"], error["code"]) == ("refused", "request_refused")
+        assert choice["error"] == error
 
 
 async def test_a_stored_background_call_is_accepted_even_if_the_pool_fails_afterwards(

@@ -43,6 +43,7 @@ async def test_a_background_call_is_answered_with_its_id_and_its_url() -> None:
         assert (response.status_code, response.headers["location"]) == (202, path)
         assert document["urls"] == {"state": path, "events": f"{path}/events", "result": f"{path}/result"}
         assert document["choices"][0]["finish_reason"] is None
+        assert document["choices"][0]["error"] is None
         one.scheduler.may_run.set()
 
 

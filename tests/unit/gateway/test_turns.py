@@ -133,6 +133,10 @@ def test_in_the_order_of_arrival_all_are_ahead(of: OrderClass, queued: int, dead
     assert requests_ahead(of, deadline_ms, stats(queued=queued)) == queued
 
 
+def test_nobody_is_known_to_be_ahead_while_the_index_is_built() -> None:
+    assert requests_ahead(LONG, 1, stats(queued=1000, by_order=by_order(None, 1000))) == 0
+
+
 ENDLESS = SamplingParams(ignore_eos=True)
 
 
@@ -190,6 +194,12 @@ async def test_a_call_is_refused_by_the_wait_of_its_class(fields: dict[str, Any]
     waiting = by_order({OrderClass(0, 2, 6, END): QUEUED}, QUEUED)
     found = await asked(await observed(**SLOW, by_order=waiting), **fields)
     assert found == (status, "deadline_unreachable" if status == 429 else None)
+
+
+async def test_while_the_index_is_built_only_an_idle_engine_refuses_a_call() -> None:
+    overload = await observed(**SLOW, by_order=by_order(None, QUEUED, least_step_ms=100.0))
+    assert await asked(overload, deadline_ms=1_000) == (202, None)
+    assert await asked(overload, deadline_ms=99) == (429, "deadline_unreachable")
 
 
 async def test_a_call_is_refused_before_it_is_encoded_if_the_shortest_one_would_be() -> None:

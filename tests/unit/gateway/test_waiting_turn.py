@@ -23,28 +23,41 @@ ORDER = ClaimOrder(
     free_prompt_tokens=1,
     total_prompt_tokens=1,
 )
-OWN_MS = ORDER.estimates.own_ms(OrderClass(0, length_class(1), length_class(50), DeadlineKind.END))
+END, NONE = DeadlineKind.END, DeadlineKind.NONE
+OWN = OrderClass(0, length_class(1), length_class(50), END)  # of the requests here
+OWN_MS = ORDER.estimates.own_ms(OWN)
+SHORT, LONG = OrderClass(0, 0, 0, END), OrderClass(0, 0, length_class(1000), END)
 
 
 def a_request(age_ms: int = 0, **changes: Any) -> Request:
     return replace(make_request(), submitted_ms=NOW_MS - age_ms, **changes)
 
 
-def counts(order: ClaimOrder | None = ORDER, *, queued: int = 10, **fields: Any) -> PoolStats:
-    """Return counts with a formed group. Args: order: None where claims go by arrival."""
-    classes = {OrderClass(0, 0, 0, DeadlineKind.END): queued}
-    told = (
-        None
-        if order is None
-        else OrderStats(classes=classes, due=(queued,) * len(DUE_MS), least_step_ms=0.0, order=order)
-    )
-    groups = {"groups_formed": ("g",), "groups_in_force": ("g",), "revision": MODEL.revision}
-    return stats(queued=queued, by_order=told, **{**groups, **fields})
+def counts(
+    order: ClaimOrder | None = ORDER,
+    *,
+    queued: int = 10,
+    classes: dict[OrderClass, int] | None = None,
+    is_index_whole: bool = True,
+    **fields: Any,
+) -> PoolStats:
+    """Return counts with a formed group, at NOW_MS. All deadlines are due soon.
+
+    Args: order: None where claims go by arrival; classes: without any, all that waits is short.
+    """
+    classes = {SHORT: queued} if classes is None else classes
+    queued = sum(classes.values())
+    counted = classes if is_index_whole else None
+    told = None
+    if order is not None:
+        told = OrderStats(classes=counted, due=(queued,) * len(DUE_MS), least_step_ms=0.0, order=order)
+    known = {"groups_formed": ("g",), "groups_in_force": ("g",), "revision": MODEL.revision, "wall_ms": NOW_MS}
+    return stats(queued=queued, by_order=told, **{**known, **fields})
 
 
 def turn(request: Request, told: PoolStats | None, *, older: int | None = 4, tokens: int = 0) -> WaitingTurn | None:
     status = replace(RequestStatus.queued(request), older_waiting=older, tokens=tokens)
-    return waiting_turn(status, told, NOW_MS)
+    return waiting_turn(status, told)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +68,7 @@ def turn(request: Request, told: PoolStats | None, *, older: int | None = 4, tok
         (a_request(deadline_ms=int(OWN_MS) - 1), WaitReason.WINDOW_OVER, 9),
         (a_request(), WaitReason.NO_DEADLINE, 9),
         (a_request(PATIENCE_MS - 1), WaitReason.NO_DEADLINE, 0),
-        (a_request(PATIENCE_MS), WaitReason.PATIENCE_PASSED, 4),
+        (a_request(PATIENCE_MS), WaitReason.PATIENCE_PASSED, 0),
     ],
     ids=["in window", "urgent", "window over", "no deadline", "patience lasts", "patience passed"],
 )
@@ -64,6 +77,84 @@ def test_the_reason_follows_from_window_and_patience(request_: Request, reason: 
     assert found is not None
     assert (found.order, found.reason, found.ahead) == (Order.DEADLINE, reason, ahead)
     assert found.starts_by_ms == int(starts_by_ms(request_, 0, ORDER, NOW_MS))
+
+
+@pytest.mark.parametrize(
+    ("without", "older", "expected"), [(1, 9, 0), (3, 9, 2), (10, 4, 4), (10, 9, 9)], ids=["alone", "few", "old", "all"]
+)
+def test_older_requests_with_a_deadline_do_not_go_before_patience(without: int, older: int, expected: int) -> None:
+    found = turn(
+        a_request(PATIENCE_MS), counts(classes={OWN._replace(kind=NONE): without, OWN: 10 - without}), older=older
+    )
+    assert found is not None
+    assert (found.reason, found.ahead) == (WaitReason.PATIENCE_PASSED, expected)
+
+
+@pytest.mark.parametrize(
+    ("others", "fields", "expected"),
+    [
+        ({LONG: 7}, {}, 2),
+        ({LONG: 7}, {"owned": 2}, 4),
+        ({LONG: 7}, {"replaced_unfinished": 3}, 5),
+        ({LONG: 7}, {"owned": 100}, 9),
+        ({SHORT: 7}, {}, 9),
+        ({LONG: 3, SHORT._replace(priority=8): 4}, {}, 9),
+        ({LONG: 3, LONG._replace(kind=NONE): 4}, {}, 6),
+    ],
+    ids=["long", "some run", "some are old", "all run", "dense", "one may be in time", "no deadline"],
+)
+def test_late_requests_of_less_utility_per_cost_come_after_a_late_one(
+    others: dict[OrderClass, int], fields: dict[str, int], expected: int
+) -> None:
+    found = turn(a_request(deadline_ms=int(OWN_MS) - 1), counts(classes={OWN: 3, **others}, **fields))
+    assert found is not None
+    assert (found.reason, found.ahead) == (WaitReason.WINDOW_OVER, expected)
+
+
+@pytest.mark.parametrize(("oldest_wait_ms", "patient"), [(PATIENCE_MS - 1, 0), (PATIENCE_MS, 4)])
+def test_all_without_a_deadline_are_ahead_once_patience_may_have_passed(oldest_wait_ms: int, patient: int) -> None:
+    told = counts(classes={SHORT._replace(kind=NONE): 4, SHORT: 6}, oldest_wait_ms=oldest_wait_ms)
+    urgent = a_request(deadline_ms=60_000, weight=2.0**8)
+    for request, ahead in ((urgent, patient), (replace(urgent, deadline_ms=None), max(0, patient - 1))):
+        found = turn(request, told)
+        assert found is not None
+        assert found.ahead == ahead
+
+
+def test_those_without_a_deadline_count_once() -> None:
+    told = counts(classes={SHORT._replace(kind=NONE): 40, LONG: 60}, oldest_wait_ms=PATIENCE_MS, owned=100)
+    found = turn(a_request(deadline_ms=60_000), told)
+    assert found is not None
+    assert found.ahead == 40
+
+
+@pytest.mark.parametrize("request_", [a_request(deadline_ms=60_000), a_request(), a_request(PATIENCE_MS)])
+def test_while_the_index_is_built_the_order_is_told_and_older_ones_are_ahead(request_: Request) -> None:
+    whole, built = turn(request_, counts()), turn(request_, counts(is_index_whole=False))
+    assert whole is not None
+    assert built == replace(whole, ahead=4)
+    assert built.order is Order.DEADLINE
+
+
+@pytest.mark.parametrize(
+    ("request_", "before", "after"),
+    [
+        (a_request(deadline_ms=60_000), WaitReason.IN_WINDOW, WaitReason.WINDOW_OVER),
+        (a_request(), WaitReason.NO_DEADLINE, WaitReason.PATIENCE_PASSED),
+    ],
+)
+def test_windows_end_by_the_clock_of_the_pool(request_: Request, before: WaitReason, after: WaitReason) -> None:
+    for wall_ms, reason in ((NOW_MS, before), (NOW_MS + 60_000, after)):
+        found = turn(request_, counts(wall_ms=wall_ms))
+        assert found is not None
+        assert found.reason is reason
+
+
+def test_counts_that_are_older_than_the_request_put_nobody_ahead() -> None:
+    for request in (a_request(deadline_ms=60_000), a_request(deadline_ms=1), a_request(PATIENCE_MS)):
+        found = turn(request, counts(queued=0))
+        assert found is not None
+        assert found.ahead == 0
 
 
 def test_by_arrival_the_older_ones_are_ahead() -> None:

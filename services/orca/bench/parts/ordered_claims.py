@@ -134,6 +134,7 @@ async def _measure_claims(pool: RedisPool, redis: Redis, waiting: int) -> LevelF
     claims += [await level.time_claims("deadline", ORDER, *batch) for batch in BATCHES]
     stats = await pool.stats()
     assert stats.by_order is not None, "the index is whole"
+    assert stats.by_order.classes is not None, "the index is whole"
     return LevelFigures(
         waiting=waiting,
         classes=len(stats.by_order.classes),
@@ -182,7 +183,7 @@ class WaitingLevel:
     async def build_index(self) -> list[float]:
         """Claim requests until the index is whole. Returns: the time of each claim, in ms."""
         took_ms = []
-        while (await self.pool.stats()).by_order is None:
+        while (found := (await self.pool.stats()).by_order) is None or found.classes is None:
             took_ms.append(1_000 * await self.claim(1, ORDER))
         return took_ms
 

@@ -28,7 +28,7 @@ from orca.cli.up import local_resources
 from orca.cli.up.display import Display, access_note, examples
 from orca.cli.up.layout import describe, describe_pace, with_layout
 from orca.cli.up.log_errors import follow_errors
-from orca.cli.up.plan import DEPLOYMENT, Addresses, RuntimeContext, plan
+from orca.cli.up.plan import DEPLOYMENT, Addresses, RuntimeContext, ignored_variables, plan
 from orca.cli.up.planned import given_options, load_plan
 from orca.cli.up.probe import Probe
 from orca.cli.up.readiness import wait_until_ready
@@ -304,6 +304,8 @@ async def _serve(
         bounds_folder=None if follow is None else data.folder,
     )
     specs = plan(settings, model, context)
+    if ignored := ignored_variables(specs, os.environ):
+        display.print_text(f"variables: WARNING: orca up ignores {', '.join(ignored)}")
     children: list[Supervised] = [] if redis is None else [redis]
     children += [Child(spec) for spec in specs]
     recovery = Recovery(children, display.report)

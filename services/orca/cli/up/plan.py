@@ -1,23 +1,28 @@
 """Turns settings into the processes of a system. Pure: tests can check what would run without running it."""
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from orca.cli.up import local_resources
-from orca.cli.up.settings import KEYS_VARIABLE, UpSettings
+from orca.cli.up.settings import KEYS_VARIABLE, VARIABLES, UpSettings
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.core.domain.model import ModelInfo
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, slots_needed, slots_of_any_split
 from orca.core.process.settings import DEFAULT_METRIC_NAMES
+from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
 from orca.scheduler.settings import CYCLE_SETTINGS, ORDER_SETTINGS
+from orca.scheduler.settings import PREFIX as SCHEDULER_PREFIX
+from orca.worker.settings import PREFIX as WORKER_PREFIX
 
 DEPLOYMENT = "local"
 """Name of this system in its pool."""
 
 DRAIN_S = 3
 """Seconds for which the gateway lets open streams go on after Ctrl-C. Their requests stay in the pool in any case."""
+
+_PREFIXES = {Role.GATEWAY: GATEWAY_PREFIX, Role.SCHEDULER: SCHEDULER_PREFIX, Role.WORKER: WORKER_PREFIX}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,24 @@ def plan(settings: UpSettings, model: ModelInfo, context: RuntimeContext) -> lis
         specs.append(_scheduler(settings, model, context, group))
         specs += [_worker(settings, model, context, group, stage) for stage in range(settings.stages)]
     return specs
+
+
+def ignored_variables(specs: Sequence[ProcessSpec], environment: Mapping[str, str]) -> list[str]:
+    """Return the variables of parts that have no effect, since the part gets another value as an option.
+
+    Args: environment: of all parts.
+    Returns: names, each with the option of `orca up` to use, if it has one.
+    """
+    options = {field.name for field in fields(UpSettings)}
+    found: dict[str, None] = {}
+    for spec in specs:
+        prefix, flags = _PREFIXES[spec.role], dict(zip(spec.command[4::2], spec.command[5::2], strict=True))
+        for variable in sorted(environment.keys() - set(VARIABLES)):
+            name = variable.removeprefix(prefix).lower()
+            decided = flags.get(_flag(name)) if variable.startswith(prefix) else None
+            if decided not in (None, environment[variable]):
+                found[f"{variable} (use {_flag(name)})" if name in options else variable] = None
+    return list(found)
 
 
 def _gateway(settings: UpSettings, model: ModelInfo, context: RuntimeContext, number: int) -> ProcessSpec:

@@ -171,7 +171,8 @@ class UpSettings(SloSettings):
         return self.replicas * self.stages * self.tensor
 
 
-_VARIABLES = (KEYS_VARIABLE, KEYS_FILE_VARIABLE, MAX_MODEL_LEN_VARIABLE)
+VARIABLES = (KEYS_VARIABLE, KEYS_FILE_VARIABLE, MAX_MODEL_LEN_VARIABLE)
+"""The variables that `orca up` reads itself."""
 
 
 def parse_settings(argv: Sequence[str]) -> UpSettings:
@@ -180,7 +181,7 @@ def parse_settings(argv: Sequence[str]) -> UpSettings:
     return read_settings(
         UpSettings,
         with_plan(argv),
-        {name: value for name, value in os.environ.items() if name in _VARIABLES},
+        {name: value for name, value in os.environ.items() if name in VARIABLES},
         prefix=GATEWAY_PREFIX,
         prog="orca up",
         description="Start Redis, gateway, schedulers and stage workers on this machine. Ctrl-C stops all of them.",

@@ -232,8 +232,13 @@ def _value(field: "dataclasses.Field[Any]", text: str) -> Any:
     try:
         return _READERS.get(field.type, str)(text)
     except ValueError as error:
-        rule = _RULES.get(field.type, "a number")
-        raise BadValue(field.name, f"{text!r} is not {rule}") from error
+        raise BadValue(field.name, f"{text!r} is not {_rule(field)}") from error
+
+
+def _rule(field: "dataclasses.Field[Any]") -> str:
+    """Return what the text of a field must be. The name of a number may end with its unit, such as `patience_s`."""
+    unit = _UNITS.get(field.name.rpartition("_")[2], "") if field.type in _NUMBERS else ""
+    return _RULES[field.type] + unit
 
 
 def _switch(text: str) -> bool:
@@ -257,7 +262,14 @@ _READERS: Mapping[Any, Callable[[str], Any]] = {
     bool: _switch,
     tuple[str, ...]: _words,
 }
-_RULES: Mapping[Any, str] = {bool: "true or false", tuple[str, ...]: "a comma-separated list of words"}
+_NUMBERS: Mapping[Any, str] = {
+    int: "a whole number",
+    int | None: "a whole number",
+    float: "a number",
+    float | None: "a number",
+}
+_RULES: Mapping[Any, str] = {**_NUMBERS, bool: "true or false", tuple[str, ...]: "a comma-separated list of words"}
+_UNITS: Mapping[str, str] = {"s": " of seconds", "ms": " of milliseconds"}
 _METAVARS: Mapping[Any, str] = {int: "N", int | None: "N", float: "X", float | None: "X", tuple[str, ...]: "A,B"}
 
 

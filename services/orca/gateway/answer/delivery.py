@@ -342,8 +342,8 @@ class WholeDelivery(Delivery):
             self._record(parts, sum(len(part.tokens) for _, part in parts))
             for request_id, part in parts:
                 tokens[request_id].extend(part.tokens)
-        for end in self._ends_in_order():
-            if (failure := end_error(end)) is not None:
+        for request, end in zip(accepted.requests, self._ends_in_order(), strict=True):
+            if (failure := end_error(end, request, accepted.options.goals)) is not None:
                 return await self._send(send, *_error(failure))
         logs = [(tokens[request.id], self._ends[request.id]) for request in accepted.requests]
         answer = await write_answer(accepted.requests, accepted.options, logs, self._render_model)

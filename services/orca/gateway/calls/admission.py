@@ -12,7 +12,7 @@ from orca.core.domain.errors import QueueFull, UnknownRequest
 from orca.core.domain.request import Request
 from orca.gateway.errors import ApiError
 from orca.gateway.gateway import Gateway
-from orca.gateway.latency_goals import TPOT_HEADER, TTFT_HEADER, LatencyGoals
+from orca.gateway.latency_goals import DEADLINE_FIELD, TPOT_HEADER, TTFT_HEADER, LatencyGoals
 from orca.gateway.limits.overload import SHORTEST
 from orca.pool.api import RequestPool
 from orca.pool.order.order_class import DeadlineKind, OrderClass, class_of
@@ -40,7 +40,7 @@ async def check_deadlines(
         name: as for `check_load`.
     Raises: ApiError 429.
     """
-    asked = {"deadline_ms": deadline_ms, TTFT_HEADER: goals.first_token_deadline_ms}
+    asked = {DEADLINE_FIELD: deadline_ms, TTFT_HEADER: goals.first_token_deadline_ms}
     async with _unless_stored(gateway.pool, name):
         _check_soonest(gateway, asked, SHORTEST._replace(priority=priority))
 
@@ -56,14 +56,14 @@ def check_requests(gateway: Gateway, requests: Sequence[Request], deadline_ms: i
     if stats is None or stats.by_order is None:
         return
     for request in requests:
-        end = "deadline_ms" if request.deadline_ms == deadline_ms else TPOT_HEADER
+        end = DEADLINE_FIELD if request.deadline_ms == deadline_ms else TPOT_HEADER
         asked = {end: request.deadline_ms, TTFT_HEADER: request.first_token_deadline_ms}
         for kind, (param, ms) in zip((DeadlineKind.END, DeadlineKind.FIRST_TOKEN), asked.items(), strict=True):
             if ms is not None:
                 gateway.overload.check_run_time(request, kind, ms, param)
     # Requests of one class wait alike. All requests of a call have the same deadlines, unless goals bound their ends.
     for of, request in {class_of(request, DeadlineKind.END): request for request in requests}.items():
-        _check_soonest(gateway, {"deadline_ms": deadline_ms, TTFT_HEADER: request.first_token_deadline_ms}, of)
+        _check_soonest(gateway, {DEADLINE_FIELD: deadline_ms, TTFT_HEADER: request.first_token_deadline_ms}, of)
 
 
 def _check_soonest(gateway: Gateway, asked: Mapping[str, int | None], of: OrderClass) -> None:

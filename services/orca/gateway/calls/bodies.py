@@ -65,6 +65,15 @@ Priority = Annotated[
         " has no effect under `--order arrival`, the default.",
     ),
 ]
+DeadlineMs = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        le=2**31,
+        description="Each request of the call ends this many milliseconds after it was accepted, finished or not; by"
+        " default there is no deadline. Under any order of claims but `arrival` it also decides when a request starts.",
+    ),
+]
 Stop = Annotated[
     Any,
     WithJsonSchema(
@@ -170,9 +179,7 @@ class GenerationBody(Body):
     background: bool | None = Field(
         None, description="Answer 202 with the id at once, as with the header `Prefer: respond-async`."
     )
-    deadline_ms: int | None = Field(
-        None, ge=1, le=2**31, description="End the request this many ms after it was accepted, even unfinished."
-    )
+    deadline_ms: DeadlineMs = None
     priority: Priority = None
 
     _whole_number = field_validator(

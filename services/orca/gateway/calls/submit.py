@@ -102,7 +102,9 @@ async def submit_to_current(
 async def _submit_encoded(
     gateway: Gateway, body: CompletionBody | ChatBody, encoded: EncodedPrompts, context: CallContext
 ) -> tuple[Submission, Sequence[Request]]:
-    for tries_left in reversed(range(MODELS_TRIED_MAX)):
+    tries_left = MODELS_TRIED_MAX
+    while tries_left:
+        tries_left -= 1
         model = encoded.model
         try:
             echoed = await echo_texts(body, encoded.tokens.prompts, model, gateway.settings)
@@ -122,9 +124,11 @@ async def _submit_encoded(
                 raise _split_error(gateway, model, wanted, error) from error
             continue
         except NotStoredYet as error:
-            if tries_left and error.in_force < context.schema:
-                # An older number is in force again, and what the client left open may need no newer one.
+            if error.in_force < context.schema:
+                # An older number is in force again, and what the client left open may need no newer one. This is no
+                # try of a model: the number falls each time, and a wish refuses no call.
                 context = replace(context, schema=error.in_force)
+                tries_left += 1
                 continue
             raise needs_newer_schema(error, model, encoded.tokens) from error
         except (ApiError, InvalidRequest):

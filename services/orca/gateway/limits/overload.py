@@ -15,6 +15,7 @@ from orca.core.domain.errors import Overloaded, PoolFull, QueueFull
 from orca.core.domain.request import Request
 from orca.core.priority import DEFAULT_PRIORITY
 from orca.gateway.errors import UNAVAILABLE, ApiError
+from orca.gateway.latency_goals import DEADLINE_FIELD
 from orca.gateway.limits.backlog import Backlog
 from orca.gateway.limits.turns import least_run_ms, requests_ahead
 from orca.pool.api import RequestPool
@@ -141,7 +142,7 @@ class Overload:
                 retry_after_s=self._retry_after_s(answers, secrets.token_hex(8)),
             )
 
-    def check_deadline(self, deadline_ms: int | None, param: str = "deadline_ms", of: OrderClass = SHORTEST) -> None:
+    def check_deadline(self, deadline_ms: int | None, param: str = DEADLINE_FIELD, of: OrderClass = SHORTEST) -> None:
         """Raise for a call that would still wait when its soonest deadline comes. Without data no call is refused.
 
         Args:

@@ -5,11 +5,8 @@ the request run sooner. A request that is accepted and late costs little, becaus
 is lost. The rules and the expectations are those of the last claim of one group.
 """
 
-from bisect import bisect_right
-
 from orca.core.domain.request import Request
 from orca.pool.order.order_class import DeadlineKind, OrderClass, fewest_tokens
-from orca.pool.order.order_stats import DUE_MS
 from orca.pool.records import PoolStats
 
 
@@ -23,11 +20,14 @@ def requests_ahead(of: OrderClass, deadline_ms: float, stats: PoolStats) -> int:
     Args:
         of: its class.
         deadline_ms: the soonest one, from now.
-    Returns: at most all that wait, and that is the number where claims go by arrival.
+    Returns: at most all that wait, and that is the number where claims go by arrival. It is 0 while claims build the
+        index of an order: nobody knows then what is ahead.
     """
     by_order = stats.by_order
     if by_order is None:
         return stats.queued
+    if by_order.classes is None:
+        return 0
     own, denser, utilities = by_order.worth_of(of), 0, 0.0
     for worth, count in by_order.worths:
         if worth.density >= own.density:
@@ -57,11 +57,9 @@ def _sooner(deadline_ms: float, stats: PoolStats) -> int:
     Those without one count as well, whatever their goals are, if the patience of the oldest request ends before the
     deadline: they go first then.
     """
-    assert stats.by_order is not None
-    within = bisect_right(DUE_MS, deadline_ms)
-    due = stats.by_order.due[within - 1] if within else 0
-    patient, patience_ms = 0, stats.by_order.assumed.rules.patience_ms
-    if stats.oldest_wait_ms + deadline_ms >= patience_ms:
-        patient = sum(count for of, count in stats.by_order.classes.items() if of.kind is DeadlineKind.NONE)
+    by_order = stats.by_order
+    assert by_order is not None
+    is_any_patient = stats.oldest_wait_ms + deadline_ms >= by_order.assumed.rules.patience_ms
+    patient = by_order.without_deadline if is_any_patient else 0
     # The counts by deadline include running requests. These may all have one that is sooner.
-    return patient + max(0, due - stats.owned)
+    return patient + max(0, by_order.due_within(deadline_ms) - stats.owned)

@@ -152,7 +152,7 @@ class ChoiceStream:
     def end(self, end: End) -> bytes:
         """Return the event after the last token: the finish reason, or the error that ended the choice."""
         self._has_ended = True
-        error = end_error(end)
+        error = end_error(end, self._request, self._options.goals)
         if error is None:
             lead = self._lead if end.count else self._first_lead
             written = self._written(self._log.flush(end), is_first=not end.count)
@@ -238,7 +238,7 @@ def stream_end(
     """
     if options.kind is AnswerKind.RESPONSE:
         return b""
-    if any(end_error(end) for end in ends):
+    if any(end_error(end, request, options.goals) for request, end in zip(requests, ends, strict=True)):
         return b""
     done = b"id: end\ndata: [DONE]\n\n" if options.event_ids else b"data: [DONE]\n\n"
     if not options.include_usage:

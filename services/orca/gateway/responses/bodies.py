@@ -17,7 +17,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, WithJsonSchema, field_validator
 
 from orca.core.domain.errors import InvalidRequest
-from orca.gateway.calls.bodies import Body, ChatBody, Priority, whole_number
+from orca.gateway.calls.bodies import Body, ChatBody, DeadlineMs, Priority, whole_number
 from orca.gateway.calls.text_parts import joined_text
 from orca.gateway.errors import ApiError, shown, unsupported
 from orca.gateway.http.receive import first_problem
@@ -88,7 +88,7 @@ class ResponseBody(Body):
     )
     include: list[str] | None = Field(None, description=f"`{_LOGPROBS}`; others are ignored.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the model's chat template.")
-    deadline_ms: int | None = Field(None, ge=1, le=2**31)
+    deadline_ms: DeadlineMs = None
     priority: Priority = None
 
     _whole_number = field_validator(

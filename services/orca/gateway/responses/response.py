@@ -42,7 +42,7 @@ class ResponseAnswer:
 
     def end(self, end: End) -> Iterator[Event]:
         """Yield the events after the last token, the response's own as the last one."""
-        if end_error(end) is None:
+        if self._error_of(end) is None:
             yield from self._added(self._log.flush(end))
         yield from self._items.end(is_cut=end.reason is not FinishReason.STOP)
         response = self.response(end)
@@ -59,7 +59,7 @@ class ResponseAnswer:
     def response(self, end: End | None = None, *, status: str = "in_progress") -> dict[str, Any]:
         """Return the response. Args: status: of one without an end."""
         stored = {} if self._options.items is None else orjson.loads(self._options.items)
-        error = None if end is None else end_error(end)
+        error = None if end is None else self._error_of(end)
         status = status if end is None else _status(end)
         return {
             "id": self._request.parent,
@@ -78,6 +78,9 @@ class ResponseAnswer:
             "usage": None if end is None else self._usage(end),
             **stored,
         }
+
+    def _error_of(self, end: End) -> ApiError | None:
+        return end_error(end, self._request, self._options.goals)
 
     def _usage(self, end: End) -> dict[str, Any]:
         prompt = len(self._request.prompt) + self._options.prefix_tokens

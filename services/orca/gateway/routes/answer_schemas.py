@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from orca.gateway.calls.bodies import ErrorDetail
+
 FinishReason = Literal["stop", "length", "cancelled", "deadline_exceeded", "model_replaced", "refused", "error"]
 
 
@@ -187,6 +189,7 @@ class ChoiceState(AnswerSchema):
     )
     finish_reason: FinishReason | None
     stop_reason: str | int | None
+    error: ErrorDetail | None = Field(description="The error of its answer; null before its end, and if it has none.")
     ttft_ms: float | None = Field(description="Milliseconds until the first token; null before it.")
     tpot_ms: float | None = Field(description="Mean milliseconds for each token after the first.")
     slo: dict[Literal["ttft", "tpot"], Literal["met", "missed"] | None] = Field(
@@ -194,8 +197,8 @@ class ChoiceState(AnswerSchema):
     )
     first_claimed_unix_ms: int | None = Field(description="Its first claim by a group; null before.")
     start_window_ends_unix_ms: int | None = Field(
-        description="The time by which it must start to meet its deadline; without one, the end of its patience. After"
-        " the first claim it is as that claim saw it. Null where claims go by arrival."
+        description="The time by which it must start to meet its deadline; without one, the end of its patience. Once"
+        " it was claimed, it is as the first claim saw it, also while it waits again. Null where claims go by arrival."
     )
     deadline_outcome: Literal["in_time", "dropped", "started_late", "ran_slow"] | None = Field(
         description="Null without a deadline, before the end, and for ends that say nothing about deadlines."
@@ -206,17 +209,19 @@ class ChoiceState(AnswerSchema):
 
 
 class Slo(AnswerSchema):
-    """The latency goals of a call."""
+    """The latency goals of a call, from its headers; null for a goal that it does not have."""
 
-    ttft_ms: float | None
-    tpot_ms: float | None
-    enforced: bool
+    ttft_ms: float | None = Field(description="`x-slo-ttft-ms`.")
+    tpot_ms: float | None = Field(description="`x-slo-tpot-ms`.")
+    enforced: bool = Field(description="True if goals are deadlines (`--slo-enforce`).")
 
 
 class Urls(AnswerSchema):
-    state: str
-    events: str
-    result: str
+    """The paths of a call."""
+
+    state: str = Field(description="The state again.")
+    events: str = Field(description="The stream. A response has its own, at `/v1/responses/{response_id}?stream=true`.")
+    result: str = Field(description="The whole answer once the call has ended.")
 
 
 class RequestDocument(AnswerSchema):
@@ -225,13 +230,18 @@ class RequestDocument(AnswerSchema):
     id: str
     object: Literal["request"]
     model: str
-    status: Literal["queued", "running", "ended"]
+    status: Literal["queued", "running", "ended"] = Field(
+        description="Of all its choices; `running` while they differ."
+    )
     created: int = Field(description="Unix seconds.")
-    deadline_unix_ms: int | None
+    deadline_unix_ms: int | None = Field(
+        description="Unix milliseconds at which it ends: by `deadline_ms`, or by both enforced goals if they end it"
+        " sooner. That of the first choice, null without one. A deadline for the first token is not in it."
+    )
     priority: int | None = Field(None, description="Of the call, or from the bound of its API key, if it is not 0.")
-    on_disconnect: Literal["cancel", "keep"]
+    on_disconnect: Literal["cancel", "keep"] = Field(description="What happens when nobody reads it for a while.")
     slo: Slo
-    choices: list[ChoiceState]
+    choices: list[ChoiceState] = Field(description="Each of the `n` choices of each prompt.")
     urls: Urls
 
 

@@ -70,7 +70,7 @@ def _query(name: str, description: str, **schema: Any) -> dict[str, Any]:
 
 _IDEMPOTENCY_KEY = _header(
     "Idempotency-Key",
-    "Calls with the same key are one generation. Printable ASCII.",
+    "Calls with the same key are one generation. 1 to 255 printable ASCII characters.",
     minLength=1,
     maxLength=255,
     pattern="^[ -~]+$",

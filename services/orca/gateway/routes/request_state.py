@@ -12,6 +12,7 @@ from orca.core.domain.errors import UnknownRequest
 from orca.core.domain.request import Request
 from orca.core.priority import DEFAULT_PRIORITY, priority_of
 from orca.gateway.answer.offload import write_text
+from orca.gateway.errors import end_error
 from orca.gateway.gateway import Gateway
 from orca.gateway.latency_goals import LatencyGoals, judge, latency_of
 from orca.gateway.limits.backlog import POLL_SECONDS
@@ -52,7 +53,7 @@ async def describe(gateway: Gateway, render_model: RenderModel | None, parent: P
     statuses = await asyncio.gather(*(gateway.pool.status(request.id) for request in parent.requests))
     is_waiting = any(status.older_waiting is not None for status in statuses)
     stats = await gateway.overload.backlog.counts(POLL_SECONDS) if is_waiting else None
-    turns = {status.request.id: waiting_turn(status, stats, gateway.clock_ms()) for status in statuses}
+    turns = {status.request.id: waiting_turn(status, stats) for status in statuses}
     return await _document(parent, statuses, await read_logs(gateway.pool, parent.requests), render_model, turns)
 
 
@@ -101,6 +102,9 @@ def _choice(
 ) -> dict[str, Any]:
     latency, outcomes = latency_of(status), judge(goals, status)
     turn = None if log.end else turn
+    error = log.end and end_error(log.end, status.request, goals)
+    # A request that waits again has started before: the outcome goes by the window of its first claim.
+    starts_by_ms = turn.starts_by_ms if turn and status.starts_by_ms is None else status.starts_by_ms
     return {
         "index": status.request.choice,
         "status": _STATUS[OwnershipState.ENDED if log.end else status.state],
@@ -108,11 +112,12 @@ def _choice(
         "text": text,
         "finish_reason": log.end and log.end.reason,
         "stop_reason": log.end and log.end.stop,
+        "error": error and error.detail(),
         "ttft_ms": latency.ttft_ms,
         "tpot_ms": latency.tpot_ms,
         "slo": {goal.value: outcomes.get(goal) for goal in goals.named},
         "first_claimed_unix_ms": status.first_claimed_ms,
-        "start_window_ends_unix_ms": (turn and turn.starts_by_ms) or status.starts_by_ms,
+        "start_window_ends_unix_ms": starts_by_ms,
         "deadline_outcome": deadline_outcome(status),
         "waiting": turn and {"order": turn.order, "reason": turn.reason, "ahead": turn.ahead},
     }

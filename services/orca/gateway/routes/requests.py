@@ -110,10 +110,11 @@ async def result(gateway: Gateway, call: OpenedCall, request_id: str) -> Respons
     if len(ended) < len(parent.requests):
         document = await describe(gateway, render_model, parent)
         return state_answer(document, 202, {"retry-after": "1"})
-    for _, end in ended:
-        if (failure := end_error(end)) is not None:
+    options = RenderOptions.from_json(parent.render)
+    for request, (_, end) in zip(parent.requests, ended, strict=True):
+        if (failure := end_error(end, request, options.goals)) is not None:
             raise failure
-    body = await write_answer(parent.requests, RenderOptions.from_json(parent.render), ended, render_model)
+    body = await write_answer(parent.requests, options, ended, render_model)
     return Response(body, headers={"x-request-id": request_id}, media_type="application/json")
 
 

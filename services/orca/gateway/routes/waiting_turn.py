@@ -1,14 +1,16 @@
 """The turn of a waiting request as its owner sees it: the order of claims, its start window, and what is ahead of it.
 
-All is an estimate from the pool's latest counts. The rules and run times are those of one group's last claim.
+All is an estimate from the pool's latest counts, at the time of the pool when it counted. The rules and run times are
+those of one group's last claim. docs/how-to/deadlines.md has the rule of each reason for the number ahead.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from orca.gateway.limits.turns import requests_ahead
-from orca.pool.order.order_class import DeadlineKind
+from orca.pool.order.order_class import DeadlineKind, OrderClass
 from orca.pool.order.order_rules import ClaimOrder, Order
+from orca.pool.order.order_stats import OrderStats
 from orca.pool.order.start_window import starts_by_ms, waiting_class
 from orca.pool.records import PoolStats, RequestStatus
 
@@ -34,11 +36,8 @@ class WaitingTurn:
     starts_by_ms: int | None  # end of its start window or patience, by the pool's wall clock; None by arrival
 
 
-def waiting_turn(status: RequestStatus, stats: PoolStats | None, now_ms: int) -> WaitingTurn | None:
-    """Return the turn of a request; None if it does not wait, or too little is known.
-
-    Args: now_ms: wall clock.
-    """
+def waiting_turn(status: RequestStatus, stats: PoolStats | None) -> WaitingTurn | None:
+    """Return the turn of a request; None if it does not wait, or too little is known."""
     older = status.older_waiting
     if older is None or stats is None or status.request.revision != stats.revision:
         return None
@@ -50,22 +49,54 @@ def waiting_turn(status: RequestStatus, stats: PoolStats | None, now_ms: int) ->
     order = stats.by_order.order
     if order is None:
         return None
-    starts_by = starts_by_ms(status.request, status.tokens, order, now_ms)
-    reason, ahead = _by_order(status, stats, order, starts_by, now_ms)
-    return WaitingTurn(order.rules.order, reason if is_served else WaitReason.NO_GROUP, ahead, int(starts_by))
+    starts_by = starts_by_ms(status.request, status.tokens, order, stats.wall_ms)
+    of = waiting_class(status.request, status.tokens)
+    reason = _reason(of, status, order, starts_by, stats.wall_ms)
+    # While claims build the index, from the oldest request on, they know of no others.
+    ahead = older if stats.by_order.classes is None else _ahead(reason, of, older, stats, starts_by)
+    shown = reason if is_served else WaitReason.NO_GROUP
+    return WaitingTurn(order.rules.order, shown, max(0, min(stats.queued - 1, ahead)), int(starts_by))
 
 
-def _by_order(
-    status: RequestStatus, stats: PoolStats, order: ClaimOrder, starts_by: float, now_ms: int
-) -> tuple[WaitReason, int]:
-    """Return the reason, and the requests ahead. Args: starts_by: end of the start window or patience."""
-    of, others = waiting_class(status.request, status.tokens), max(0, stats.queued - 1)
-    reason = WaitReason.IN_WINDOW
+def _reason(of: OrderClass, status: RequestStatus, order: ClaimOrder, starts_by: float, now_ms: int) -> WaitReason:
+    """Return the reason where a group serves. Args: starts_by: end of the start window or patience."""
     if of.kind is DeadlineKind.NONE:
-        reason = WaitReason.NO_DEADLINE
-        if now_ms >= status.request.submitted_ms + order.rules.patience_ms:
-            return WaitReason.PATIENCE_PASSED, min(others, status.older_waiting or 0)
-    elif now_ms > starts_by:
-        return WaitReason.WINDOW_OVER, others
-    deadline_ms = starts_by - now_ms + order.estimates.own_ms(of)
-    return reason, min(others, requests_ahead(of, deadline_ms, stats))
+        patience_ends_ms = status.request.submitted_ms + order.rules.patience_ms
+        return WaitReason.PATIENCE_PASSED if now_ms >= patience_ends_ms else WaitReason.NO_DEADLINE
+    return WaitReason.WINDOW_OVER if now_ms > starts_by else WaitReason.IN_WINDOW
+
+
+def _ahead(reason: WaitReason, of: OrderClass, older: int, stats: PoolStats, starts_by: float) -> int:
+    """Return the requests ahead. Args: of: its class; older: waiting requests that came before it."""
+    by_order = stats.by_order
+    assert by_order is not None
+    without_deadline = max(0, by_order.without_deadline - (of.kind is DeadlineKind.NONE))
+    if reason is WaitReason.PATIENCE_PASSED:
+        return min(older, without_deadline)
+    if reason is WaitReason.WINDOW_OVER:
+        return stats.queued - 1 - _surely_behind(of, stats, by_order)
+    deadline_ms = starts_by - stats.wall_ms + by_order.assumed.estimates.own_ms(of)
+    if stats.oldest_wait_ms < by_order.assumed.rules.patience_ms:
+        return requests_ahead(of, deadline_ms, stats)
+    # The counts do not tell whose patience has passed. It may be that of all without a deadline.
+    rest = replace(stats, by_order=replace(by_order, classes=_timed(by_order)))
+    return without_deadline + requests_ahead(of, deadline_ms, rest)
+
+
+def _surely_behind(of: OrderClass, stats: PoolStats, by_order: OrderStats) -> int:
+    """Count the waiting requests that surely come after a late one of a class: late ones of less utility per cost.
+
+    The deadlines that count are too near for each class of less utility per cost. Some of them may be those of running
+    requests, of replaced revisions, or of the other classes.
+    """
+    own = by_order.worth_of(of)
+    timed = _timed(by_order)
+    lesser = {each: count for each, count in timed.items() if by_order.worth_of(each).density < own.density}
+    near = by_order.due_within(min(map(by_order.assumed.estimates.own_ms, lesser), default=0.0))
+    others = stats.owned + stats.replaced_unfinished + sum(timed.values()) - sum(lesser.values())
+    return min(sum(lesser.values()), max(0, near - others))
+
+
+def _timed(by_order: OrderStats) -> dict[OrderClass, int]:
+    """Return the waiting requests with a deadline, by class."""
+    return {of: count for of, count in (by_order.classes or {}).items() if of.kind is not DeadlineKind.NONE}

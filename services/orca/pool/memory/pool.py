@@ -791,6 +791,7 @@ class MemoryPool(RequestPool):
             queued_prompt_tokens_max=self.settings.max_queued_prompt_tokens,
             ended_ever=state.ended_ever,
             late_ever=state.late_ever,
+            wall_ms=state.wall,
             oldest_wait_ms=max((max(0, state.wall - head.submitted_ms) for head in heads), default=0),
             bytes_reserved=state.bytes_reserved,
             bytes_max=self.settings.bytes_max,
@@ -835,11 +836,11 @@ def _order_stats(state: PoolState, in_force: Sequence[str]) -> OrderStats | None
     orders = [state.seats[group].order for group in in_force]
     by_order = [order for order in orders if order is not None]
     index = state.waiting.indexes.get(state.revision or "")
-    if index is None or not index.is_whole or not by_order:
+    if index is None or not by_order:
         return None
     are_known = all(order is not None and order.estimates.least_step_ms for order in orders)
     return OrderStats(
-        classes=index.counts,
+        classes=index.counts if index.is_whole else None,
         due=tuple(state.deadlines.count_between(state.wall, state.wall + ms) for ms in DUE_MS),
         least_step_ms=index.least_step_ms if are_known else 0.0,
         order=by_order[0],

@@ -40,7 +40,7 @@ class Order(StrEnum):
     ARRIVAL = "arrival"
     DEADLINE = "deadline"  # DAS, Algorithm 1 of the TCB paper
     EDF = "edf"  # earliest deadline first; for comparison
-    SJF = "sjf"  # shortest job first: utility per length alone; for comparison
+    SJF = "sjf"  # shortest job first: utility per cost alone; for comparison
 
 
 class Utility(StrEnum):

@@ -1,11 +1,12 @@
 """Counts of what waits for claims by an order, for those who estimate how long a new request would wait."""
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from orca.pool.order.order_class import OrderClass
+from orca.pool.order.order_class import DeadlineKind, OrderClass
 from orca.pool.order.order_rules import ClaimOrder, OrderRules
 
 DUE_MS = tuple(500 * 2**octave for octave in range(12))
@@ -27,7 +28,9 @@ class ClassWorth(NamedTuple):
 class OrderStats:
     """The requests of the current revision that wait for claims by another order than arrival."""
 
-    classes: Mapping[OrderClass, int]  # class -> waiting requests; a class without any is left out
+    # Class -> waiting requests; a class without any is left out. None while claims build the index: then it does not
+    # count all of them.
+    classes: Mapping[OrderClass, int] | None
     due: tuple[int, ...]  # for each of DUE_MS: requests of the pool, also running ones, with a deadline within it
     # The fastest step that any group of the revision has seen. 0 while one of its groups has not seen enough steps: it
     # may be faster.
@@ -43,12 +46,22 @@ class OrderStats:
 
     @cached_property  # every call to a gateway asks for it
     def worths(self) -> tuple[tuple[ClassWorth, int], ...]:
-        """The worth of each class, and its waiting requests."""
-        return tuple((self.worth_of(of), count) for of, count in self.classes.items())
+        """The worth of each class, and its waiting requests; nothing while these are not counted."""
+        return tuple((self.worth_of(of), count) for of, count in (self.classes or {}).items())
+
+    @property
+    def without_deadline(self) -> int:
+        """The waiting requests without a deadline; 0 while they are not counted."""
+        return sum(count for of, count in (self.classes or {}).items() if of.kind is DeadlineKind.NONE)
 
     def worth_of(self, of: OrderClass) -> ClassWorth:
         """Return the worth of a class, whether any request of it waits or not."""
         return ClassWorth(self.assumed.utility(of), self.assumed.density(of))
+
+    def due_within(self, within_ms: float) -> int:
+        """Count the requests with a deadline within a time from now, rounded down to one of DUE_MS."""
+        within = bisect_right(DUE_MS, within_ms)
+        return self.due[within - 1] if within else 0
 
 
 def lua() -> str:

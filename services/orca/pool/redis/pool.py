@@ -448,6 +448,7 @@ class RedisPool(RequestPool):
             queued_prompt_tokens_max=self._settings.max_queued_prompt_tokens,
             ended_ever=int(meta.get("ended_ever", 0)),
             late_ever=int(meta.get("late_ever", 0)),
+            wall_ms=wall,
             oldest_wait_ms=max(0, wall - oldest) if oldest != b"" else 0,
             bytes_reserved=int(meta.get("bytes", 0)),
             bytes_max=self._settings.bytes_max,

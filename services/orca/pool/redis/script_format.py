@@ -368,20 +368,21 @@ def _read_deadlines(period: int, in_time: bytes, late: bytes) -> PeriodDeadlines
         return PeriodDeadlines(period=period, in_time=counts["in_time"], late=counts["late"])
 
 
-def read_order_stats(least_step_ms: bytes, pairs: Sequence[bytes], due: Sequence[int], order: bytes) -> OrderStats:
+def read_order_stats(
+    least_step_ms: bytes, pairs: Sequence[bytes] | None, due: Sequence[int], order: bytes
+) -> OrderStats:
     """Build the counts by order of `stats`.
 
     Classes that only another release knows are left out: the next claim of this release builds the index again.
-    Args: pairs: fields and values of the key `classes` in turn; order: arguments of a claim, see `read_order`.
+    Args:
+        pairs: fields and values of the key `classes` in turn; None while the index is being built.
+        order: arguments of a claim, see `read_order`.
     """
-    classes = zip(map(bytes.decode, pairs[::2]), pairs[1::2], strict=True)
-    named = ((_known_class(name), count) for name, count in classes)
-    return OrderStats(
-        classes={of: int(count) for of, count in named if of is not None},
-        due=tuple(due),
-        least_step_ms=float(least_step_ms),
-        order=read_order(order),
-    )
+    classes: dict[OrderClass, int] | None = None
+    if pairs is not None:
+        named = ((_known_class(name.decode()), count) for name, count in zip(pairs[::2], pairs[1::2], strict=True))
+        classes = {of: int(count) for of, count in named if of is not None}
+    return OrderStats(classes=classes, due=tuple(due), least_step_ms=float(least_step_ms), order=read_order(order))
 
 
 def _known_class(name: str) -> OrderClass | None:

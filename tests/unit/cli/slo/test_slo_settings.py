@@ -94,7 +94,7 @@ def test_texts_replace_fields_under_the_same_rules() -> None:
     assert (settings.port, settings.stages, settings.layers, settings.max_batch_tokens) == (9, 2, "4,2", 0)
     for texts, said in [
         ({"stages": "0"}, "setting --stages: 0 is not 1 or more"),
-        ({"stages": "two"}, "setting --stages: 'two' is not a number"),
+        ({"stages": "two"}, "setting --stages: 'two' is not a whole number"),
         ({"decode_steps": "3"}, "setting --decode-steps: 3 is not for this policy"),
     ]:
         with pytest.raises(SettingError, match=said):

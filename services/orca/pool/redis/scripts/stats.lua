@@ -3,10 +3,11 @@
 --         are formed, revisions that were replaced and may have records, requests of those that have not ended, fewest
 --         slots that a formed group of the current revision has for one request, or '', groups of the current revision
 --         with a living seat, tokens of a KV block of the current revision or '', counts by order}.
--- The counts by order are '' unless a group of the current revision claims by another order than arrival, and has built
--- the index. Otherwise
--- {fastest step in ms, order classes and counts as pairs, requests with a deadline within each of DUE_MS, the arguments
--- of the last claim of the first of these groups by name, in one string, or '' if none of them is of this release}.
+-- The counts by order are '' unless a group of the current revision claims by another order than arrival, and keeps the
+-- index. Otherwise
+-- {fastest step in ms, order classes and counts as pairs, or false while the index is being built, requests with a
+-- deadline within each of DUE_MS, the arguments of the last claim of the first of these groups by name, in one string, or
+-- '' if none of them is of this release}.
 begin(false)
 local meta = call('HGETALL', META)
 local revision = call('HGET', META, 'revision')
@@ -41,9 +42,11 @@ local function counts_by_order(steps, arguments)
     are_known = are_known and step and step > 0
     is_by_order = is_by_order or step
   end
-  if not is_by_order or not has_whole_index(revision) then return '' end
+  if not is_by_order or not has_index(revision) then return '' end
   local least_ms = are_known and call('HGET', steps_key(revision), 'least_ms') or '0'
-  local classes, due = call('HGETALL', classes_key(revision)), {}
+  local classes, due = false, {}
+  -- The field '' is no class: it says how far the index is built.
+  if has_whole_index(revision) then classes = call('HGETALL', classes_key(revision)) end
   for i, within in ipairs(DUE_MS) do due[i] = call('ZCOUNT', DEADLINES, '(' .. wall, wall + within) end
   return { least_ms, classes, due, arguments }
 end
