@@ -294,7 +294,6 @@ class SchedulerSettings(BatchingSettings):
             are_slots_chosen=self.slots is not None,
             generation=self.generation,
             is_predecessor_dead=self.predecessor_exited,
-            prefix_cache=self.prefix_cache and self.no_prefix_cache is None,
         )
         return options.with_bounds(bounds or self.make_bounds())
 

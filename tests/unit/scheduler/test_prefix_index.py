@@ -208,7 +208,7 @@ class AnyHistory(RuleBasedStateMachine):
     @invariant()
     def all_adds_up(self) -> None:
         self.requests.index.check()
-        assert all(0 <= blocks for blocks in self.requests.index.take_shrunk().values())
+        assert all(blocks >= 0 for blocks in self.requests.index.take_shrunk().values())
 
     def _length(self, handle: int) -> int:
         return len(self.requests.tokens[handle])

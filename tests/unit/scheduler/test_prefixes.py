@@ -1,6 +1,5 @@
 """What requests with common prefixes compute, and what their steps say."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 
 from orca.core.domain.request import Request
 from orca.core.domain.step import PrefixBlocks, Step
-from orca.scheduler.engines.simulated_blocks import SimulatedBlocks
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, Policy
 from orca.scheduler.policy.rra import RoundRobinPolicy

@@ -101,6 +101,7 @@ class EpochRun:
         self._steps.set_batch_bounds(limits)
 
     def load(self) -> SchedulerLoad:
+        prefixes = self.state.prefixes
         running = sum(entry.is_admitted and not entry.is_over for entry in self.state.requests)
         return SchedulerLoad(
             running=running,
@@ -109,6 +110,8 @@ class EpochRun:
             slots_reserved=self.state.reserved,
             slots=self._limits.slots,
             uncommitted=len(self._commit_queue),
+            cached_blocks=0 if prefixes is None else prefixes.index.cached,
+            held_blocks=0 if prefixes is None else prefixes.index.held,
         )
 
     def in_flight(self) -> dict[str, Claim]:
@@ -156,6 +159,7 @@ class EpochRun:
                 batch=step.batch,
                 submitted_ns=step.submitted_ns,
                 returned_ns=now_ns,
+                evicted_blocks=step.evicted_blocks,
             )
         )
         # The more urgent task first: the next step if the stages have none, otherwise the commit of these tokens.

@@ -116,6 +116,11 @@ class PrefixIndex:
         self._now = 0
         self._ties = count()
 
+    @property
+    def held(self) -> int:
+        """The blocks of living requests."""
+        return self.blocks - self.free - self.cached
+
     def match(self, salt: str | None, keys: Iterable[bytes], blocks_max: int) -> Node | None:
         """Return the node of the longest known chain of blocks; None if not even the first one is known."""
         root = node = self._roots.get(salt)

@@ -23,6 +23,7 @@ class BlockChanges:
     kept: list[int] = field(default_factory=list)
     evicted: dict[int, int] = field(default_factory=dict)  # kept handle -> blocks that stay
     prefixes: dict[int, PrefixBlocks] = field(default_factory=dict)  # by handle of a new request
+    evictions: int = 0  # blocks taken out of the index
 
 
 class GroupPrefixes:
@@ -34,8 +35,6 @@ class GroupPrefixes:
 
     def __init__(self, slots: int, block_tokens: int) -> None:
         self.index = PrefixIndex(slots // block_tokens)
-        self.looked_up = 0  # known tokens of all requests that were admitted
-        self.found = 0  # those of them that were not computed
         self._block_tokens = block_tokens
 
     def hit_tokens(self, entry: GroupRequest, prompts: Sequence[BatchRow]) -> int:
@@ -54,7 +53,7 @@ class GroupPrefixes:
 
     def carry_out(self, batch: Batch) -> BlockChanges:
         """Note what a batch does with blocks, whose requests have their handles. Returns: what its step says of it."""
-        changes = BlockChanges()
+        changes, evictions = BlockChanges(), self.index.evictions
         for entry in batch.freed:
             self._end(entry, changes)
         late: dict[int, int] = {}  # new handle -> blocks that older rows of this step fill
@@ -66,6 +65,7 @@ class GroupPrefixes:
         for row in touched:
             self._run(row, changes, late)
         changes.evicted |= self.index.take_shrunk()
+        changes.evictions = self.index.evictions - evictions
         return changes
 
     def check(self, requests: Iterable[GroupRequest]) -> None:
@@ -97,8 +97,6 @@ class GroupPrefixes:
     def _begin(self, entry: GroupRequest, blocks: int, changes: BlockChanges, late: dict[int, int]) -> None:
         assert entry.handle is not None
         entry.table, entry.watch = self.index.begin(entry.handle, entry.request.cache_salt), 0
-        self.looked_up += len(entry.known)
-        self.found += blocks * self._block_tokens
         if blocks:
             node = self._match(entry, blocks)
             if node is not None and node.depth == blocks:

@@ -25,6 +25,7 @@ class StepInFlight:
     batch: Batch
     submitted_ns: int = 0  # of the loop's clock
     is_assumed: bool = False  # treated as if it had returned
+    evicted_blocks: int = 0  # of the prefix cache
 
     @property
     def rows(self) -> tuple[BatchRow, ...]:
@@ -103,7 +104,7 @@ class GroupState:
         if batch.position is not None:
             self.position = batch.position
         self.submitted += 1
-        self.steps.append(StepInFlight(self.submitted, batch, now_ns))
+        self.steps.append(StepInFlight(self.submitted, batch, now_ns, evicted_blocks=blocks.evictions))
         return Step(
             epoch=epoch,
             number=self.submitted,
