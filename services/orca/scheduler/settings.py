@@ -92,8 +92,8 @@ class BatchingSettings:
 
     prefix_cache: bool = setting(
         True,
-        "true lets requests begin with the KV blocks of others whose tokens are the same; not for encoder-decoder models"
-        " and the policy request_level, which run without",
+        "true lets requests begin with KV blocks of others that have the same tokens; encoder-decoder models and the"
+        " policy request_level run without",
     )
     order: str = setting(
         "arrival",

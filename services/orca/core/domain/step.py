@@ -116,8 +116,8 @@ class Row:
 class Step:
     """One iteration. A stage runs it if the epoch is equal and the number is the last one + 1.
 
-    The stage drops the state of `freed`, and that of `kept` but for their block tables. Then it drops the last blocks of
-    `evicted`, adds `new` and runs `rows`. A step without rows only frees. `lane` is the number of the chain of steps
+    The stage drops the state of `freed`, and that of `kept` but for their block tables. Then it drops the last blocks
+    of `evicted`, adds `new` and runs `rows`. A step without rows only frees. `lane` is the number of the chain of steps
     that it belongs to. There is one chain, 0. Source rows come before all target rows.
     """
 

@@ -79,7 +79,7 @@ CacheSalt = Annotated[
     Field(
         min_length=1,
         max_length=256,
-        description="The call shares computed prompts only with calls that have this text, too. Whoever does not know it"
+        description="The call shares computed prompts only with calls that have this text, too. Who does not know it"
         " cannot learn from the time of an answer what others have sent.",
     ),
 ]

@@ -121,7 +121,7 @@ def salts_not_stored_yet(error: NotStoredYet) -> ApiError:
 def _unavailable_until(schema: int, why: str, in_force: int) -> ApiError:
     message = (
         f"{why} schema {schema} in the request pool, and schema {in_force} of the release before is in force. Whoever"
-        f" runs this server puts it in force after the upgrade: orca pool schema {schema}, with the --data of orca up or"
-        " the --pool of a cluster"
+        f" runs this server puts it in force after the upgrade: orca pool schema {schema}, with the --data of orca up"
+        " or the --pool of a cluster"
     )
     return ApiError(503, message, kind=UNAVAILABLE, code="newer_schema_needed", retry_after_s=10)

@@ -174,7 +174,7 @@ class PrefixIndex:
         table.last = node
 
     def forget(self, table: Table) -> None:
-        """Take the nodes of a table out of the trie, as far as no other request uses them: the blocks are not filled."""
+        """Take the nodes of a table out of the trie, as far as nobody else uses them: its blocks are not filled."""
         for node in list(table.last.chain()):
             if node.owner is not table or node.children or node.doubles or node.block.tables > 1:
                 return

@@ -13,8 +13,9 @@ A request reserves slots for its whole length at its first step, so it never wai
 free list only as its tokens come. The host decides with tables of its own. On a CPU they are also the tables that
 kernels read; another device has a copy, which `publish` brings up to date.
 
-Tables may have their first blocks in common: a request may begin with those of another one, which may have ended (a kept
-table). A block is free again when no table has it. Only the request that took it from the free list writes to it.
+Tables may have their first blocks in common: a request may begin with those of another one. That one may have ended,
+and its table is kept. A block is free again when no table has it. Only the request that took it from the free list
+writes to it.
 """
 
 import sys
@@ -279,7 +280,7 @@ class KVCache:
 
     @property
     def slots_in_use(self) -> int:
-        """Slots in blocks of requests and kept tables. It reads one value: another thread asks while blocks are taken."""
+        """Slots in blocks that are not free. It reads one value, because another thread asks while blocks are taken."""
         return self.slots - len(self._free) * self.block_tokens
 
     @property
@@ -291,7 +292,7 @@ class KVCache:
         return sum(layer.numel() * layer.element_size() for layer in self.layers)
 
     def check(self) -> None:
-        """Recount: each block is free or in as many tables as counted, and reservations add up and hold their blocks."""
+        """Recount: each block is free or in tables, and reservations add up and hold their blocks."""
         tables = [*self._tables.values(), *self._source_tables.values()]
         held = Counter(
             block for blocks in (*(table.blocks for table in tables), *self._kept.values()) for block in blocks

@@ -118,7 +118,7 @@ class Stage:
 
     @property
     def slots_in_use(self) -> int:
-        """KV slots in blocks held by requests."""
+        """KV slots in blocks of requests and of kept tables."""
         return self.cache.slots_in_use
 
     def begin(self, step: Step) -> PreparedStep:
