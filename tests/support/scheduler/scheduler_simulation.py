@@ -280,6 +280,7 @@ class Simulation:
             refusals=refusals,
             refuses=refuses,
             step_timeout_us=300_000,
+            shares_prefixes=self.choices.prefix_cache,
         )
         self.groups[name] = Group(name, engine)
         return self.groups[name]
