@@ -91,7 +91,7 @@ class BatchingSettings:
     )
 
     prefix_cache: bool = setting(
-        True,
+        False,
         "true lets requests begin with KV blocks of others that have the same tokens; encoder-decoder models and the"
         " policy request_level run without",
     )
