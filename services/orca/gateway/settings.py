@@ -44,6 +44,19 @@ def reasoning_format_setting() -> Any:
     )
 
 
+PREFIX_SHARING = ("all", "key")
+
+
+def prefix_sharing_setting() -> Any:
+    """Return the field `prefix_sharing`, which the gateway shares with `orca up`."""
+    return setting(
+        "all",
+        "calls that share computed prompts: all, or only those with the same API key; cache_salt in a call divides them"
+        " further",
+        choices=PREFIX_SHARING,
+    )
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
     """The settings of a gateway process."""
@@ -80,6 +93,7 @@ class GatewaySettings:
         None, "file of hashed API keys with their limits, one per line (`orca keys make`); read again when changed"
     )
     open_to_network: bool = setting(False, "serve without API keys on a host that other machines can reach")
+    prefix_sharing: str = prefix_sharing_setting()
     cors_origins: tuple[str, ...] = setting(
         (),
         "comma-separated origins of web pages that may call the API from a browser, such as https://chat.example.com;"

@@ -80,10 +80,10 @@ class LogNews:
         if self._cursors[request_id] < tail.start:
             return None
         *tokens, last = tail.entries
-        if last.isdecimal():
-            return LogSlice(tail.start, tuple(Token(int(entry)) for entry in tail.entries), None)
+        if last[:1].isdecimal():
+            return LogSlice(tail.start, tuple(map(_token, tail.entries)), None)
         end = End(FinishReason(last), tail.start + len(tokens))
-        return LogSlice(tail.start, tuple(Token(int(entry)) for entry in tokens), end)
+        return LogSlice(tail.start, tuple(map(_token, tokens)), end)
 
     def publish(self, request_id: str, length: int, content: str = "") -> None:
         """Record that a log has `length` entries now. Args: content: the last of them, if the message has any."""
@@ -121,6 +121,14 @@ class LogNews:
         if len(longer) < len(self._tails):
             self._tails = {name: self._tails[name] for name in longer}
         return longer
+
+
+def _token(entry: str) -> Token:
+    """Return the token of an entry as commit.lua publishes it: "<id>" or "<id>@<cached prompt tokens>"."""
+    if entry.isdecimal():
+        return Token(int(entry))
+    token_id, _, cached = entry.partition("@")
+    return Token(int(token_id), cached_prompt_tokens=int(cached))
 
 
 class Hints:

@@ -1,7 +1,7 @@
 """Plain records of the pool's contract (api.py): what its callers pass in, and what it answers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from orca.core.domain.request import End, Request, Token
@@ -115,6 +115,10 @@ class CommitEntry:
     # From this claim to its first step; only with the first token of the log. It is no age, so that a commit may be
     # sent again later.
     waited_ms: int | None = None
+
+    def without_cached_tokens(self) -> "CommitEntry":
+        """Return the same for a record that cannot have the number of cached prompt tokens (schemas.py)."""
+        return replace(self, tokens=tuple(token._replace(cached_prompt_tokens=None) for token in self.tokens))
 
 
 class CommitAnswer(StrEnum):

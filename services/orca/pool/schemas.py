@@ -30,6 +30,12 @@ SCHEMA_OF_WEIGHTS = 3
 SCHEMA_OF_GOALS = 3
 """The first schema that can store the goal for the first token of a request."""
 
+SCHEMA_OF_CACHED_TOKENS = 3
+"""The first schema whose records can have the number of cached prompt tokens. It is left out of others."""
+
+SCHEMA_OF_SALTS = 3
+"""The first schema that can store the salt of a request."""
+
 SCHEMA_OF_FORMATS = 3
 """The first schema whose gateways may know the formats of a rendering."""
 
@@ -51,7 +57,8 @@ class Schemas:
     def lua(self) -> str:
         """Return the constants for the head of each script."""
         in_range = f"local SCHEMA_OLDEST, SCHEMA_NEWEST = {self.oldest}, {self.newest}\n"
-        return f"{in_range}local SCHEMA_OF_ORDERS = {SCHEMA_OF_ORDERS}\n"
+        least = f"local SCHEMA_OF_ORDERS, SCHEMA_OF_CACHED_TOKENS = {SCHEMA_OF_ORDERS}, {SCHEMA_OF_CACHED_TOKENS}\n"
+        return in_range + least
 
 
 SCHEMAS = Schemas(oldest=max(1, SCHEMA - 1), newest=SCHEMA)

@@ -38,6 +38,7 @@ class SchedulingOptions(BatchBounds):
     prefetch: int = 0
     is_encoder_decoder: bool = False  # the model is one: its requests have a source and a target
     are_slots_chosen: bool = False  # slots of the engine are set; otherwise memory decides them
+    prefix_cache: bool = False  # requests begin with the KV blocks of others that have the same tokens
     generation: int = 1  # of the revision: the newest one becomes current
     is_predecessor_dead: bool = False  # the last holder of the seat was seen to exit (protocol: enter)
 
@@ -53,6 +54,7 @@ class SchedulingOptions(BatchBounds):
             cycle=self.cycle,
             is_encoder_decoder=self.is_encoder_decoder,
             are_slots_chosen=self.are_slots_chosen,
+            shares_prefixes=self.prefix_cache,
         )
 
 

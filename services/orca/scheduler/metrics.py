@@ -36,6 +36,7 @@ class SchedulerMetrics(Observer):
         names: see `metric_names_setting`.
         block_tokens: slots in a KV block.
         dtype: number format of the KV cache.
+        has_prefix_cache: requests begin with KV blocks of others.
     """
 
     def __init__(
@@ -47,12 +48,14 @@ class SchedulerMetrics(Observer):
         names: Sequence[str] = DEFAULT_METRIC_NAMES,
         block_tokens: int = DEFAULT_BLOCK_TOKENS,
         dtype: str = "float32",
+        has_prefix_cache: bool = False,
     ) -> None:
         self.registry = CollectorRegistry()
         self._group = group
         self._wall_ms = wall_ms
         self._block_tokens = block_tokens
         self._dtype = dtype
+        self._has_prefix_cache = has_prefix_cache
         vllm = VllmNames(self.registry, Exporter.SCHEDULER, model_name, lambda labels: labels["group"])
         self._names = MetricNames(self.registry, names, vllm)
 
@@ -70,6 +73,11 @@ class SchedulerMetrics(Observer):
         self._source = counter("orca_scheduler_source_tokens", "Tokens of sources run, repeats included.")
         self._target = counter("orca_scheduler_target_tokens", "Tokens of targets run, repeats included.")
         self._generated = counter("orca_scheduler_generation_tokens", "Tokens that came back from the stages.")
+        self._looked_up = counter(
+            "orca_prefix_cache_queries", "Known tokens of requests that began, looked up in the prefix cache."
+        )
+        self._found = counter("orca_prefix_cache_hits", "Those of them that were found there and not computed.")
+        self._evicted = counter("orca_prefix_cache_evictions", "KV blocks that left the prefix cache for others.")
         self._success = Counter(
             "orca_scheduler_request_success",
             "Ends decided by this scheduler.",
@@ -139,6 +147,9 @@ class SchedulerMetrics(Observer):
         gauge("orca_num_requests_waiting", "Requests queued in the pool, at the last claim.", lambda: load().waiting)
         gauge("orca_kv_cache_usage_perc", "Share of the slots that is reserved, 0 to 1.", lambda: _usage(load()))
         gauge("orca_kv_slots", "KV slots of the group; 0 while it is not formed.", lambda: load().slots)
+        gauge("orca_prefix_cache_blocks", "KV blocks that only the prefix cache has.", lambda: load().cached_blocks)
+        text = "KV blocks of requests, in a group with a prefix cache; each counts once, however many requests have it."
+        gauge("orca_prefix_cache_blocks_in_use", text, lambda: load().held_blocks)
         gauge("orca_group_unformed_seconds", "Time that the group has not been formed; 0 while it is.", unformed_s)
         gauge("orca_requests_uncommitted", "Requests with tokens on their way to the pool.", lambda: load().uncommitted)
 
@@ -188,6 +199,14 @@ class SchedulerMetrics(Observer):
             self._target.inc(record.tokens - source_tokens)
             self._source_tokens.observe(source_tokens)
         self._generated.inc(sum(row.sample for row in rows))
+        if self._has_prefix_cache:
+            self._count_prefixes(record)
+
+    def _count_prefixes(self, record: IterationRecord) -> None:
+        for admission in record.batch.admitted:
+            self._looked_up.inc(len(admission.request.known))
+            self._found.inc(admission.prefix_tokens)
+        self._evicted.inc(record.evicted_blocks)
 
     def ended(self, request: Request, reason: FinishReason, tokens: int) -> None:
         self._phases.ended(request, reason, tokens)

@@ -11,7 +11,7 @@ from orca.core.domain.request import FinishReason, Request
 from orca.core.domain.step import Epoch, Part
 from orca.core.process.line_file import LineFile
 from orca.pool.records import CommitAnswer
-from orca.scheduler.policy.state import Batch, BatchRow, GroupRequest, Phase
+from orca.scheduler.policy.batch import Batch, BatchRow, GroupRequest, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class IterationRecord:
     batch: Batch
     submitted_ns: int
     returned_ns: int
+    evicted_blocks: int = 0  # of the prefix cache
 
     @property
     def rows(self) -> tuple[RowRecord, ...]:
@@ -83,6 +84,8 @@ class SchedulerLoad:
     slots_reserved: int = 0
     slots: int = 0  # 0 while no epoch is formed
     uncommitted: int = 0  # requests whose newest tokens are not in the pool yet
+    cached_blocks: int = 0  # KV blocks of ended requests, kept for their prefixes
+    held_blocks: int = 0  # KV blocks of requests; 0 without a prefix cache, which alone counts them
 
 
 class Observer:

@@ -7,7 +7,7 @@ from prometheus_client import Histogram
 from orca.core.domain.request import FinishReason, Request
 from orca.core.domain.step import Epoch
 from orca.scheduler.observer import IterationRecord, Observer
-from orca.scheduler.policy.state import GroupRequest
+from orca.scheduler.policy.batch import GroupRequest
 
 
 @dataclass(slots=True)

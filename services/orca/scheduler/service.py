@@ -106,6 +106,7 @@ async def _schedule(
 ) -> None:
     """Run the loop until a signal, with metrics and iteration log around it."""
     process = f"{settings.group}-{secrets.token_hex(6)}"
+    has_prefix_cache = _has_prefix_cache(settings, model)
     metrics = SchedulerMetrics(
         settings.group,
         wall_ms=wall_clock_ms,
@@ -113,6 +114,7 @@ async def _schedule(
         names=settings.metric_names,
         block_tokens=settings.block_tokens,
         dtype=settings.dtype,
+        has_prefix_cache=has_prefix_cache,
     )
     watch = FormationWatch(settings.unformed_s, time.monotonic)
     observers: list[Observer] = [metrics, watch]
@@ -142,7 +144,8 @@ async def _schedule(
         if settings.bounds_file is not None:
             bounds_file = BoundsFile(Path(settings.bounds_file), settings, stages=len(settings.stages))
         options = settings.make_options(None if bounds_file is None else bounds_file.bounds)
-        scheduler = GroupScheduler(dependencies, replace(options, is_encoder_decoder=model.encoder_decoder is not None))
+        options = replace(options, is_encoder_decoder=model.encoder_decoder is not None, prefix_cache=has_prefix_cache)
+        scheduler = GroupScheduler(dependencies, options)
         if bounds_file is not None:
             stack.callback(asyncio.create_task(bounds_file.run(scheduler)).cancel)
         metrics.watch(scheduler.load, unformed_s=watch.unformed_s, loop=asyncio.get_running_loop())
@@ -182,6 +185,14 @@ async def _run_until_signalled(scheduler: GroupScheduler) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     await scheduler.run()
+
+
+def _has_prefix_cache(settings: SchedulerSettings, model: ModelInfo) -> bool:
+    """Return whether requests begin with KV blocks of others. If they cannot, the log says why."""
+    if settings.prefix_cache and (reason := settings.no_prefix_cache or model.no_prefix_cache) is not None:
+        log.info("the prefix cache is off", extra={"reason": reason})
+        return False
+    return settings.prefix_cache
 
 
 def refusals_of(model: ModelInfo) -> Callable[[Request], str | None]:

@@ -90,6 +90,11 @@ class BatchingSettings:
         least=0,
     )
 
+    prefix_cache: bool = setting(
+        False,
+        "true lets requests begin with KV blocks of others that have the same tokens; encoder-decoder models and the"
+        " policy request_level run without",
+    )
     order: str = setting(
         "arrival",
         "order of claims: arrival; deadline by utility and deadline (DAS of the TCB paper); edf by deadline alone"
@@ -163,6 +168,11 @@ class BatchingSettings:
     def make_policy(self) -> Policy:
         habits = Habits.without(self.without_habits)
         return policy_of(self.policy, RequestLevelPolicy(microbatch_size=self.microbatch_size, habits=habits))
+
+    @property
+    def no_prefix_cache(self) -> str | None:
+        """Why the policy runs without a prefix cache; None if it can have one."""
+        return "the policy request_level computes each prompt" if self.policy == "request_level" else None
 
     @property
     def _has_all_bounds(self) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from orca.core.domain.errors import NeverFits, NotStoredYet
 from orca.core.domain.request import End, FinishReason, SamplingParams, Token
-from orca.pool.records import CommitEntry
+from orca.pool.records import CommitAnswer, CommitEntry
 from orca.pool.schemas import SCHEMA_3_FIELDS, SCHEMA_3_SAMPLING
 from support.pool.beds import REVISION, Bed, RedisBed, Scheduler, started, submission, whole_log
 
@@ -62,6 +62,19 @@ async def test_a_number_of_cached_prompt_tokens_is_read_and_claimed_with_token_0
     assert await whole_log(bed.pool, "a.0") == list(log)
     await bed.pool.give_back({"a.0": owned["a.0"].claim})
     assert (await scheduler.take())["a.0"].log == log
+
+
+async def test_a_record_of_an_older_schema_is_without_the_number_of_cached_prompt_tokens(bed: Bed) -> None:
+    await bed.pool.set_revision(REVISION, 1)
+    await bed.pool.set_schema(2)
+    scheduler = Scheduler(bed)
+    await scheduler.enter()
+    await bed.pool.submit(submission("a"))
+    claimed = (await scheduler.take())["a.0"]
+    first = CommitEntry(request_id="a.0", claim=claimed.claim, index=0, tokens=(Token(7, cached_prompt_tokens=3),))
+    assert await bed.pool.commit([first]) == [bed.applied]
+    assert await bed.pool.commit([first]) == [CommitAnswer.ALREADY_THERE]
+    assert await whole_log(bed.pool, "a.0") == [Token(7)]
 
 
 async def test_a_decoder_prefix_needs_whole_blocks_of_two_tables(bed: Bed) -> None:

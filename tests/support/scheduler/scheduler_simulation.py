@@ -18,6 +18,7 @@ from orca.pool.order.order_rules import OrderRules
 from orca.pool.records import Caller, OnDisconnect, OwnershipState, Submission
 from orca.scheduler.dependencies import Dependencies, LoopTimings
 from orca.scheduler.engines import virtual_time
+from orca.scheduler.engines.simulated_blocks import SimulatedBlocks
 from orca.scheduler.engines.simulated_engine import (
     RefusalSource,
     SimulatedEngine,
@@ -34,6 +35,7 @@ from orca.scheduler.observer import IterationHistory, IterationRecord, Observers
 from orca.scheduler.order.claim_orders import ClaimOrders
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, Policy, next_batch
+from orca.scheduler.policy.prefixes import GroupPrefixes
 from orca.scheduler.policy.state import GroupState
 
 REVISION = "r1"
@@ -86,10 +88,16 @@ def schedule_all(
 ) -> list[Step]:
     """Play the engine by hand: submit whenever the policy has a batch, else return the oldest step; check each turn.
 
+    With a prefix cache the blocks of the stages are checked too. The token drawn is 7.
+
     `late` requests come in at a turn, with the arrival number that they have, which may be an old one. `logs` has the
     number of tokens that earlier claims of a request have logged, by its id.
     """
     state, steps, epoch = GroupState(), [], Epoch(1, "test")
+    blocks = None
+    if limits.shares_prefixes:
+        state.prefixes = GroupPrefixes(limits.slots, limits.block_tokens)
+        blocks = SimulatedBlocks(limits.slots // limits.block_tokens, limits.block_tokens)
     for number, request in enumerate(requests, 1):
         log = (Token(7),) * logs.get(request.id, 0)
         state.add(replace(request, arrival=request.arrival or number), Claim(1, "test/1"), log)
@@ -103,6 +111,10 @@ def schedule_all(
         state.check(limits.block_tokens)
         if batch.rows or (batch.freed and not state.steps):
             steps.append(state.schedule(batch, epoch))
+            if blocks is not None:
+                _run(blocks, steps[-1])
+                assert state.prefixes is not None
+                assert blocks.free == state.prefixes.index.free
             state.check(limits.block_tokens)
             assert state.reserved <= limits.slots
             continue
@@ -115,6 +127,13 @@ def schedule_all(
                     state.end(pick.request)
     assert state.reserved == 0
     return steps
+
+
+def _run(blocks: SimulatedBlocks, step: Step) -> None:
+    blocks.take(step)
+    for row in step.rows:
+        if row.sample:
+            blocks.draw(row.handle, 7)
 
 
 def batches(steps: Sequence[Step]) -> list[str]:
@@ -261,6 +280,7 @@ class Simulation:
             refusals=refusals,
             refuses=refuses,
             step_timeout_us=300_000,
+            shares_prefixes=self.choices.prefix_cache,
         )
         self.groups[name] = Group(name, engine)
         return self.groups[name]

@@ -94,7 +94,13 @@ class RunningGroup:
         return "\n".join(path.read_text()[-2000:] for path in sorted(Path(self._logs.name).iterdir()))
 
     async def serve(
-        self, works: Sequence[Work], *, log: IterationHistory | None = None, limit_s: float = 250.0, **choices: Any
+        self,
+        works: Sequence[Work],
+        *,
+        log: IterationHistory | None = None,
+        limit_s: float = 250.0,
+        slots: int | None = None,
+        **choices: Any,
     ) -> list[Output]:
         """Run a scheduler with these choices until every work has ended. Returns: outputs in order of `works`.
 
@@ -104,7 +110,7 @@ class RunningGroup:
         engine = GrpcEngine(
             self.addresses,
             listen="127.0.0.1:0",
-            slots=None,
+            slots=slots,
             block_tokens=BLOCK_TOKENS,
             prefetch=prefetch,
             step_timeout_s=60.0,

@@ -5,9 +5,10 @@ import pytest
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import Token
 from orca.core.domain.step import Claim, Epoch, NewRequest
+from orca.scheduler.policy.batch import NOTHING, GroupRequest, Phase
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import next_batch
-from orca.scheduler.policy.state import NOTHING, GroupRequest, GroupState, Phase
+from orca.scheduler.policy.state import GroupState
 from support.scheduler.scheduler_simulation import a_request, batches, lengths, schedule_all, some_limits
 
 EPOCH = Epoch(1, "test")

@@ -10,7 +10,8 @@ from orca.core.domain.step import Claim
 from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.epoch.prefetch_timer import PrefetchTimer
 from orca.scheduler.loop import SchedulingOptions
-from orca.scheduler.policy.state import NOTHING, Batch, BatchRow, GroupState, StepInFlight
+from orca.scheduler.policy.batch import NOTHING, Batch, BatchRow
+from orca.scheduler.policy.state import GroupState, StepInFlight
 from support.scheduler.scheduler_simulation import (
     Group,
     Simulation,

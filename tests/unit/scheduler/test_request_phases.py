@@ -8,7 +8,7 @@ from orca.core.domain.step import Claim, Epoch
 from orca.scheduler.engines import virtual_time
 from orca.scheduler.metrics import SchedulerMetrics
 from orca.scheduler.observer import IterationRecord, Observer
-from orca.scheduler.policy.state import Batch, BatchRow, GroupRequest
+from orca.scheduler.policy.batch import Batch, BatchRow, GroupRequest
 from orca.scheduler.request_phases import RequestPhases
 from support.scheduler.scheduler_simulation import Simulation, a_request, by_index
 

@@ -16,10 +16,11 @@ from orca.core.domain.step import Claim, Epoch, Part
 from orca.scheduler.engines import virtual_time
 from orca.scheduler.engines.step_cost import LinearCost
 from orca.scheduler.loop import SchedulingOptions
+from orca.scheduler.policy.batch import Batch, GroupRequest
 from orca.scheduler.policy.cycle import CycleControls, CyclePhase, CyclePosition
 from orca.scheduler.policy.policy import BatchBounds, BatchLimits, next_batch
 from orca.scheduler.policy.rra import RoundRobinPolicy
-from orca.scheduler.policy.state import Batch, GroupRequest, GroupState
+from orca.scheduler.policy.state import GroupState
 from support.effort import tries
 from support.scheduler.cycles import a_random_cycle
 from support.scheduler.scheduler_simulation import (

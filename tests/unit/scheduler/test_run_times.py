@@ -5,9 +5,10 @@ import pytest
 from orca.core.domain.step import Claim, Epoch
 from orca.scheduler.observer import IterationRecord
 from orca.scheduler.order.run_times import FORGOTTEN_AFTER, LEAST_OF, RunTimes
+from orca.scheduler.policy.batch import Batch
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import next_batch
-from orca.scheduler.policy.state import Batch, GroupState
+from orca.scheduler.policy.state import GroupState
 from support.scheduler.scheduler_simulation import a_request, some_limits
 
 EPOCH = Epoch(1, "test")

@@ -9,12 +9,13 @@ import asyncio
 import os
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from orca.core.domain.engine import EngineShape
-from orca.core.domain.request import FinishReason
+from orca.core.domain.request import FinishReason, Request
 from orca.core.domain.step import Epoch, Step
 from orca.pool.poison import FAILURES_MAX
 from orca.scheduler.dependencies import LoopTimings
@@ -35,7 +36,7 @@ SEEDS_PER_TEST = tries(150)
 EOS = 0
 
 
-def random_simulation(chance: random.Random, *, has_sources: bool) -> Simulation:
+def random_simulation(chance: random.Random, *, has_sources: bool, prefix_cache: bool) -> Simulation:
     max_batch_size = chance.randint(1, 4)
     policy: Policy = IterationPolicy()
     max_batch_tokens = max_batch_size + chance.randint(1, 8) if chance.random() < 0.3 else None
@@ -55,6 +56,7 @@ def random_simulation(chance: random.Random, *, has_sources: bool) -> Simulation
             max_batch_tokens=max_batch_tokens,
             is_encoder_decoder=has_sources,
             cycle=cycle,
+            prefix_cache=prefix_cache and not has_sources and not isinstance(policy, RequestLevelPolicy),
         ),
         policy=policy,
         chance=chance,
@@ -93,6 +95,8 @@ async def submit_at_random(simulation: Simulation, *, cancels: bool) -> set[str]
             prefix=chance.randint(1, 3) if simulation.choices.is_encoder_decoder else 0,
             ignore_eos=chance.random() < 0.2,
         )
+        if simulation.choices.prefix_cache:
+            request = with_other_end(request, chance)
         await simulation.submit(request)
         if chance.random() < 0.5:
             await asyncio.sleep(chance.random() * 0.05)
@@ -100,6 +104,13 @@ async def submit_at_random(simulation: Simulation, *, cancels: bool) -> set[str]
             cancelled.add(parent := f"r{chance.randint(0, number)}")
             await simulation.pool.cancel(parent)
     return cancelled
+
+
+def with_other_end(request: Request, chance: random.Random) -> Request:
+    """Return a request whose prompt has a prefix in common with some of the others, and perhaps a salt."""
+    common = chance.randint(0, len(request.prompt))
+    end = tuple(chance.randint(200, 201) for _ in request.prompt[common:])
+    return replace(request, prompt=request.prompt[:common] + end, cache_salt=chance.choice([None, None, None, "s"]))
 
 
 async def crash_at_random(simulation: Simulation) -> None:
@@ -132,8 +143,9 @@ async def check_ends(simulation: Simulation, cancelled: set[str]) -> None:
 async def run_simulation(
     seed: int, *, groups: int = 1, faults: bool = False, crashes: bool = False, has_sources: bool = False
 ) -> Simulation:
+    """Run the simulation of a seed. Every second one has a prefix cache, as far as its policy and model can."""
     chance = random.Random(seed)
-    simulation = random_simulation(chance, has_sources=has_sources)
+    simulation = random_simulation(chance, has_sources=has_sources, prefix_cache=seed % 2 == 1)
     simulation.loss = chance.choice([0.0, 0.02, 0.1]) if faults else 0.0
     # The least is what a request of the model's length needs: with sources in the split that needs most.
     slots = chance.choice([36, 48, 96] if has_sources else [32, 48, 96])

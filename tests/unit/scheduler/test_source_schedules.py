@@ -15,11 +15,12 @@ from orca.core.domain.request import Request, slots_needed
 from orca.core.domain.step import Epoch, NewRequest, Part, Step
 from orca.scheduler.engines import virtual_time
 from orca.scheduler.engines.simulated_engine import SimulatedEngine
+from orca.scheduler.policy.batch import Batch
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, Policy
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
 from orca.scheduler.policy.rra import RoundRobinPolicy
-from orca.scheduler.policy.state import Batch, GroupState
+from orca.scheduler.policy.state import GroupState
 from support.effort import tries
 from support.scheduler.cycles import cycles
 from support.scheduler.scheduler_simulation import a_request, by_index, schedule_all

@@ -7,10 +7,11 @@ import pytest
 from orca.core.domain.request import Request, Token
 from orca.core.domain.step import Claim, Epoch, Part, Row, Step
 from orca.scheduler.observer import IterationRecord
+from orca.scheduler.policy.batch import GroupRequest, Phase
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, Policy, next_batch
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
-from orca.scheduler.policy.state import GroupRequest, GroupState, Phase
+from orca.scheduler.policy.state import GroupState
 from support.scheduler.scheduler_simulation import a_request, batches, lengths, schedule_all, some_limits
 
 EPOCH = Epoch(1, "test")

@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import Logprob, SamplingParams, Token
-from orca.core.domain.step import Claim, Epoch, NewRequest, Part, Refused, Row, Sampled, StageTiming, Step, StepResult
+from orca.core.domain.step import (
+    Claim,
+    Epoch,
+    NewRequest,
+    Part,
+    PrefixBlocks,
+    Refused,
+    Row,
+    Sampled,
+    StageTiming,
+    Step,
+    StepResult,
+)
 from orca.core.transport import engine_pb2 as pb
 from orca.core.transport import wire
 
@@ -40,6 +52,7 @@ sampling_params = st.builds(
     forbidden_token_ids=st.lists(INT32, max_size=3).map(tuple),
     forbidden_sequences=st.lists(st.lists(INT32, min_size=2, max_size=3).map(tuple), max_size=3).map(tuple),
 )
+prefix_blocks = st.builds(PrefixBlocks, INT64, INT32)
 new_requests = st.builds(
     NewRequest,
     handle=INT64,
@@ -51,6 +64,7 @@ new_requests = st.builds(
     sampling=sampling_params,
     decoder_prefix=st.lists(INT32, max_size=3).map(tuple),
     max_new_tokens=st.none() | st.integers(1, 2**31 - 1),
+    prefix=st.none() | prefix_blocks,
 )
 
 
@@ -72,6 +86,8 @@ steps = st.builds(
     epoch=epochs,
     number=INT64,
     freed=st.lists(INT64, max_size=3).map(tuple),
+    kept=st.lists(INT64, max_size=3).map(tuple),
+    evicted=st.lists(prefix_blocks, max_size=3).map(tuple),
     new=st.lists(new_requests, max_size=2).map(tuple),
     rows=rows(Part.UNSPECIFIED) | rows(Part.SOURCE, Part.TARGET),
     lane=INT32,
@@ -129,6 +145,7 @@ DECIDE_TOKENS = (
     "SamplingParams",
     "TokenSequence",
     "NewRequest",
+    "PrefixBlocks",
     "Row",
     "StepMessage",
     "Logprob",

@@ -175,6 +175,7 @@ class SchedulerSpec:
     kv_slots: int | None = None
     max_batch_tokens: int | None = None
     prefetch: int
+    prefix_cache: bool
     resources: ResourcesSpec
     pod_patch: Mapping[str, Any] = field(default_factory=dict)
     pod_patch_remove: tuple[str, ...] = ()
@@ -236,6 +237,7 @@ class GatewaySpec:
     http_route: HttpRouteSpec | None = None
     limits: LimitsSpec
     cors_origins: tuple[str, ...] = ()
+    prefix_sharing: str
     slo_enforce: bool
     resources: ResourcesSpec
     node_selector: Mapping[str, Any] = field(default_factory=dict)

@@ -187,6 +187,8 @@ def _settings(deployment: OrcaDeployment, keys: SecretKey | None, older: Sequenc
         "calls_per_key_max": gateway.limits.calls_per_key,
         "body_bytes_max": gateway.limits.body_bytes,
         "cors_origins": ",".join(gateway.cors_origins) or None,
+        # The default needs no flag: gateways of earlier releases do not know it.
+        "prefix_sharing": None if gateway.prefix_sharing == "All" else gateway.prefix_sharing.lower(),
         "slo_enforce": gateway.slo_enforce or None,
         "metric_names": metric_names(spec.metric_names),
         "log_format": "json",

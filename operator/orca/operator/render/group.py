@@ -280,6 +280,8 @@ def _scheduler_pod(
         **_order_settings(chosen),
         "bounds_file": f"{_SCHEDULE_FOLDER}/{_BOUNDS_FILE}",
         "prefetch": chosen.prefetch,
+        # The default needs no flag: schedulers of earlier releases do not know it.
+        "prefix_cache": chosen.prefix_cache or None,
         "slots": chosen.kv_slots,
         # A flag, so that no environment variable sets other blocks than those in which slots are promised.
         "block_tokens": DEFAULT_BLOCK_TOKENS,

@@ -124,6 +124,7 @@ def _gateway(settings: UpSettings, model: ModelInfo, context: RuntimeContext, nu
         "slo_enforce": "true" if settings.slo_enforce else None,
         "api_keys_file": None if settings.api_keys_file is None else Path(settings.api_keys_file).resolve(),
         "open_to_network": "true" if settings.open_to_network else None,
+        "prefix_sharing": None if settings.prefix_sharing == "all" else settings.prefix_sharing,
     }
     keys = {KEYS_VARIABLE: ",".join(settings.api_keys)} if settings.api_keys else {}
     return _spec(
@@ -159,6 +160,7 @@ def _scheduler(settings: UpSettings, model: ModelInfo, context: RuntimeContext, 
         "max_batch_tokens": settings.max_batch_tokens,
         "bounds_file": _bounds_file(context, settings.policy),
         **{name: getattr(settings, name) for name in ("order", *ORDER_SETTINGS)},
+        "prefix_cache": "true" if settings.prefix_cache else None,
         "prefetch": settings.prefetch,
         "commit_interval_ms": settings.commit_interval_ms,
         "slots": settings.slots,

@@ -19,7 +19,7 @@ from orca.core.process.settings import (
     setting,
 )
 from orca.gateway.origins import ORIGINS_RULE, is_origin
-from orca.gateway.settings import PORT_MAX, reasoning_format_setting, tool_format_setting
+from orca.gateway.settings import PORT_MAX, prefix_sharing_setting, reasoning_format_setting, tool_format_setting
 from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
 from orca.worker.settings import DEVICES, dtype_setting, quantization_setting
 
@@ -101,6 +101,7 @@ class UpSettings(SloSettings):
     )
     host: str = setting("127.0.0.1", "address that the HTTP API listens on")
     open_to_network: bool = setting(False, "serve without API keys on an address that other machines can reach")
+    prefix_sharing: str = prefix_sharing_setting()
     port: int = setting(8000, "port of the HTTP API; 0 picks a free one", least=0)
     api_keys: tuple[str, ...] = setting(
         (),

@@ -260,6 +260,17 @@ class ModelInfo:
     encoder_decoder: EncoderDecoder | None = None  # None: a decoder-only model
     never_drawn_ids: tuple[int, ...] = ()  # tokens that no output has, rising
 
+    @property
+    def no_prefix_cache(self) -> str | None:
+        """Why requests cannot begin with KV blocks of others that have the same tokens; None if they can.
+
+        It needs keys and values of a block that depend on the tokens up to its end alone. A layer with a recurrent
+        state would have none.
+        """
+        if self.encoder_decoder is not None:
+            return "the keys and values of an encoder-decoder model depend on its source too"
+        return None
+
 
 def load_model_info(
     folder: Path | str,

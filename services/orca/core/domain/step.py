@@ -10,6 +10,7 @@ Nobody changes them.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from orca.core.domain.request import SamplingParams, Token, reserved_slots
 
@@ -30,6 +31,13 @@ class Epoch:
     holder: str  # the scheduler process that holds the seat
 
 
+class PrefixBlocks(NamedTuple):
+    """The first KV blocks in the table of a request, which may have ended (`Step.kept`)."""
+
+    handle: int
+    blocks: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
     """A request's first appearance on the stages under its present claim."""
@@ -43,6 +51,9 @@ class NewRequest:
     sampling: SamplingParams
     decoder_prefix: tuple[int, ...] = ()  # with an encoder-decoder model: the target before its log, start token first
     max_new_tokens: int | None = None  # tokens of a whole log; None where nobody forces the last one
+    # Blocks of another request that begin its own table too: their positions are not computed again. The rows of the
+    # other one fill them in earlier steps, or before its own rows in this step.
+    prefix: PrefixBlocks | None = None
 
     @property
     def source_tokens(self) -> int:
@@ -105,13 +116,16 @@ class Row:
 class Step:
     """One iteration. A stage runs it if the epoch is equal and the number is the last one + 1.
 
-    The stage drops the state of `freed`, adds `new`, then runs `rows`. A step without rows only frees. `lane` is the
-    number of the chain of steps that it belongs to. There is one chain, 0. Source rows come before all target rows.
+    The stage drops the state of `freed`, and that of `kept` but for their block tables. Then it drops the last blocks
+    of `evicted`, adds `new` and runs `rows`. A step without rows only frees. `lane` is the number of the chain of steps
+    that it belongs to. There is one chain, 0. Source rows come before all target rows.
     """
 
     epoch: Epoch
     number: int  # from 1 in each epoch
     freed: tuple[int, ...] = ()  # handles
+    kept: tuple[int, ...] = ()  # handles that end; other requests may begin with the blocks of their tables
+    evicted: tuple[PrefixBlocks, ...] = ()  # kept handles, and how many of their first blocks stay; 0 ends a table
     new: tuple[NewRequest, ...] = ()
     rows: tuple[Row, ...] = ()
     lane: int = 0

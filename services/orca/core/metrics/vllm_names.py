@@ -45,6 +45,13 @@ _BUCKETS = "Other buckets"
 
 SAME_MEANING = (
     SameMeaning(
+        vllm="vllm:prefix_cache_queries",
+        orca="orca_prefix_cache_queries",
+        exporter=Exporter.SCHEDULER,
+        note="0 without a prefix cache",
+    ),
+    SameMeaning(vllm="vllm:prefix_cache_hits", orca="orca_prefix_cache_hits", exporter=Exporter.SCHEDULER),
+    SameMeaning(
         vllm="vllm:num_requests_waiting",
         orca="orca_pool_requests_waiting",
         exporter=Exporter.GATEWAY,
@@ -179,13 +186,12 @@ SAME_MEANING = (
 MISSING = (
     Missing(
         names=(
-            *("vllm:prefix_cache_queries", "vllm:prefix_cache_hits"),
             *("vllm:prompt_tokens_by_source", "vllm:prompt_tokens_cached", "vllm:prompt_tokens_cached_by_source"),
             "vllm:request_prefill_kv_computed_tokens",
             *("vllm:kv_block_lifetime_seconds", "vllm:kv_block_idle_before_evict_seconds"),
             "vllm:kv_block_reuse_gap_seconds",
         ),
-        reason="Orca has no prefix cache yet",
+        reason="`orca_prefix_cache_...` shows what the prefix cache finds and what leaves it",
     ),
     Missing(
         names=("vllm:num_preemptions", "vllm:request_num_preemptions"),

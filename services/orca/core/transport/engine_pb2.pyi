@@ -166,7 +166,7 @@ class TokenSequence(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NewRequest(_message.Message):
-    __slots__ = ("handle", "request_id", "claim", "tokens", "prompt_length", "max_total_tokens", "sampling", "decoder_prefix", "max_new_tokens")
+    __slots__ = ("handle", "request_id", "claim", "tokens", "prompt_length", "max_total_tokens", "sampling", "decoder_prefix", "max_new_tokens", "prefix")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +176,7 @@ class NewRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     DECODER_PREFIX_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     claim: Claim
@@ -185,7 +186,16 @@ class NewRequest(_message.Message):
     sampling: SamplingParams
     decoder_prefix: _containers.RepeatedScalarFieldContainer[int]
     max_new_tokens: int
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., decoder_prefix: _Optional[_Iterable[int]] = ..., max_new_tokens: _Optional[int] = ...) -> None: ...
+    prefix: PrefixBlocks
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., decoder_prefix: _Optional[_Iterable[int]] = ..., max_new_tokens: _Optional[int] = ..., prefix: _Optional[_Union[PrefixBlocks, _Mapping]] = ...) -> None: ...
+
+class PrefixBlocks(_message.Message):
+    __slots__ = ("handle", "blocks")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    blocks: int
+    def __init__(self, handle: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class Row(_message.Message):
     __slots__ = ("handle", "start", "count", "sample", "token", "part")
@@ -212,20 +222,24 @@ class Row(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., start: _Optional[int] = ..., count: _Optional[int] = ..., sample: _Optional[bool] = ..., token: _Optional[int] = ..., part: _Optional[_Union[Row.Part, str]] = ...) -> None: ...
 
 class StepMessage(_message.Message):
-    __slots__ = ("epoch", "number", "freed", "added", "rows", "lane")
+    __slots__ = ("epoch", "number", "freed", "added", "rows", "lane", "kept", "evicted")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     FREED_FIELD_NUMBER: _ClassVar[int]
     ADDED_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
     epoch: Epoch
     number: int
     freed: _containers.RepeatedScalarFieldContainer[int]
     added: _containers.RepeatedCompositeFieldContainer[NewRequest]
     rows: _containers.RepeatedCompositeFieldContainer[Row]
     lane: int
-    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., number: _Optional[int] = ..., freed: _Optional[_Iterable[int]] = ..., added: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[Row, _Mapping]]] = ..., lane: _Optional[int] = ...) -> None: ...
+    kept: _containers.RepeatedScalarFieldContainer[int]
+    evicted: _containers.RepeatedCompositeFieldContainer[PrefixBlocks]
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ..., number: _Optional[int] = ..., freed: _Optional[_Iterable[int]] = ..., added: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[Row, _Mapping]]] = ..., lane: _Optional[int] = ..., kept: _Optional[_Iterable[int]] = ..., evicted: _Optional[_Iterable[_Union[PrefixBlocks, _Mapping]]] = ...) -> None: ...
 
 class RunReply(_message.Message):
     __slots__ = ("verdict", "epoch")

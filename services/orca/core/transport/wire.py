@@ -6,10 +6,22 @@ keeps all tokens is None in our types and 0 on the wire; no grammar is None in o
 
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import Logprob, SamplingParams, Token
-from orca.core.domain.step import Claim, Epoch, NewRequest, Part, Refused, Row, Sampled, StageTiming, Step, StepResult
+from orca.core.domain.step import (
+    Claim,
+    Epoch,
+    NewRequest,
+    Part,
+    PrefixBlocks,
+    Refused,
+    Row,
+    Sampled,
+    StageTiming,
+    Step,
+    StepResult,
+)
 from orca.core.transport import engine_pb2 as pb
 
-CONTRACT = 3
+CONTRACT = 4
 """Version of the messages for steps and results. It rises when one of them changes, also by a new field, and with each
 new llguidance, which may allow other tokens. Scheduler and stages of one group must mean the same, so a group with two
 versions is not formed."""
@@ -51,6 +63,8 @@ def step_to_wire(step: Step) -> pb.StepMessage:
         epoch=epoch_to_wire(step.epoch),
         number=step.number,
         freed=step.freed,
+        kept=step.kept,
+        evicted=[_prefix_to_wire(each) for each in step.evicted],
         added=[_new_to_wire(new) for new in step.new],
         rows=[
             pb.Row(handle=row.handle, start=row.start, count=row.count, sample=row.sample, token=row.token)
@@ -75,6 +89,8 @@ def step_from_wire(message: pb.StepMessage) -> Step:
         epoch=epoch_from_wire(message.epoch),
         number=message.number,
         freed=tuple(message.freed),
+        kept=tuple(message.kept),
+        evicted=tuple(_prefix_from_wire(each) for each in message.evicted),
         new=tuple(_new_from_wire(new) for new in message.added),
         rows=rows,
         lane=message.lane,
@@ -124,6 +140,7 @@ def _new_to_wire(new: NewRequest) -> pb.NewRequest:
         sampling=_sampling_to_wire(new.sampling),
         decoder_prefix=new.decoder_prefix,
         max_new_tokens=new.max_new_tokens or 0,
+        prefix=None if new.prefix is None else _prefix_to_wire(new.prefix),
     )
 
 
@@ -138,7 +155,16 @@ def _new_from_wire(message: pb.NewRequest) -> NewRequest:
         sampling=_sampling_from_wire(message.sampling),
         decoder_prefix=tuple(message.decoder_prefix),
         max_new_tokens=message.max_new_tokens or None,
+        prefix=_prefix_from_wire(message.prefix) if message.HasField("prefix") else None,
     )
+
+
+def _prefix_to_wire(prefix: PrefixBlocks) -> pb.PrefixBlocks:
+    return pb.PrefixBlocks(handle=prefix.handle, blocks=prefix.blocks)
+
+
+def _prefix_from_wire(message: pb.PrefixBlocks) -> PrefixBlocks:
+    return PrefixBlocks(message.handle, message.blocks)
 
 
 def _sampling_to_wire(sampling: SamplingParams) -> pb.SamplingParams:

@@ -286,8 +286,8 @@ class StreamDelivery(Delivery):
         self._record(parts, tokens)
         if len(self._ends) == len(streams):
             accepted = self._accepted
-            reasoning = [streams[request.id].reasoning_tokens for request in accepted.requests]
-            events.append(stream_end(accepted.requests, accepted.options, self._ends_in_order(), reasoning))
+            details = [streams[request.id].details for request in accepted.requests]
+            events.append(stream_end(accepted.requests, accepted.options, self._ends_in_order(), details))
         return b"".join(events)
 
     def _cut_event(self, streams: Mapping[str, AnswerStream]) -> bytes:

@@ -208,6 +208,7 @@ def submission(
     limits = [max_new_tokens(body, len(prompt), tokens, model, settings, promised) for prompt in tokens.prompts]
     weight = _weight(body, context)
     goal_ms = _first_token_goal_ms(context)
+    salt = _cache_salt(body, settings, context)
     # Shared by all choices of a prompt, which may be long.
     shared_prompts = [tuple(prompt) for prompt in tokens.prompts]
     requests = [
@@ -225,6 +226,7 @@ def submission(
             decoder_prefix=tokens.target,
             weight=weight,
             first_token_goal_ms=goal_ms,
+            cache_salt=salt,
         )
         for i, prompt in enumerate(shared_prompts)
         for choice in range(choices)
@@ -252,6 +254,13 @@ def _weight(body: GenerationBody, context: CallContext) -> float | None:
         # The bound of a key waits for the schema: a client that asks for nothing new is not refused.
         return None
     return weight_of(context.call.priority(body.priority))
+
+
+def _cache_salt(body: GenerationBody, settings: GatewaySettings, context: CallContext) -> str | None:
+    """Return the salt with which a call shares prefixes: with calls that have the same one."""
+    if settings.prefix_sharing == "all" or not context.call.owner:
+        return body.cache_salt
+    return f"{context.call.owner} {body.cache_salt or ''}"
 
 
 def _first_token_goal_ms(context: CallContext) -> int | None:

@@ -74,6 +74,15 @@ DeadlineMs = Annotated[
         " default there is no deadline. Under any order of claims but `arrival` it also decides when a request starts.",
     ),
 ]
+CacheSalt = Annotated[
+    str | None,
+    Field(
+        min_length=1,
+        max_length=256,
+        description="The call shares computed prompts only with calls that have this text, too. Who does not know it"
+        " cannot learn from the time of an answer what others have sent.",
+    ),
+]
 Stop = Annotated[
     Any,
     WithJsonSchema(
@@ -181,6 +190,7 @@ class GenerationBody(Body):
     )
     deadline_ms: DeadlineMs = None
     priority: Priority = None
+    cache_salt: CacheSalt = None
 
     _whole_number = field_validator(
         "n", "top_k", "seed", "min_tokens", "prompt_logprobs", "deadline_ms", "priority", mode="before"

@@ -26,7 +26,7 @@ from orca.core.domain.request import Request
 from orca.gateway.calls.accept import CallContext, echo_texts, submission
 from orca.gateway.calls.admission import check_requests, is_stored
 from orca.gateway.calls.bodies import ChatBody, CompletionBody
-from orca.gateway.calls.target import PREFIX, CallTokens, needs_newer_schema
+from orca.gateway.calls.target import PREFIX, CallTokens, needs_newer_schema, salts_not_stored_yet
 from orca.gateway.errors import ApiError, split_error
 from orca.gateway.gateway import Gateway
 from orca.gateway.models.models import ServedModel, not_served
@@ -130,6 +130,8 @@ async def _submit_encoded(
                 context = replace(context, schema=error.in_force)
                 tries_left += 1
                 continue
+            if error.names == ("cache_salt",) and body.cache_salt is None:
+                raise salts_not_stored_yet(error) from error
             raise needs_newer_schema(error, model, encoded.tokens) from error
         except (ApiError, InvalidRequest):
             if not tries_left or not await _was_replaced(gateway, model):

@@ -18,7 +18,7 @@ from orca.gateway.formats.tools import CallTools
 from orca.gateway.grammars.fields import NamedGrammar
 from orca.gateway.latency_goals import TTFT_HEADER
 from orca.gateway.models.models import ServedModel
-from orca.pool.schemas import SCHEMA_OF_TARGETS
+from orca.pool.schemas import SCHEMA_OF_SALTS, SCHEMA_OF_TARGETS
 
 PREFIX = "decoder_prefix"
 
@@ -107,10 +107,21 @@ def needs_newer_schema(error: NotStoredYet, model: ServedModel, tokens: CallToke
             made_from["grammar"] = tokens.grammar.param
         names = dict.fromkeys(made_from.get(name, name) for name in error.names)
         return NotStoredYet(tuple(names), error.in_force)
+    return _unavailable_until(
+        SCHEMA_OF_TARGETS, f"{model.info.name!r} is an encoder-decoder model. Its calls need", error.in_force
+    )
+
+
+def salts_not_stored_yet(error: NotStoredYet) -> ApiError:
+    """Return the error for a call that shares prefixes with calls of its API key only: no change of it would help."""
+    why = "This server shares prompts only between calls of one API key (--prefix-sharing key). Calls need"
+    return _unavailable_until(SCHEMA_OF_SALTS, why, error.in_force)
+
+
+def _unavailable_until(schema: int, why: str, in_force: int) -> ApiError:
     message = (
-        f"{model.info.name!r} is an encoder-decoder model. Its calls need schema {SCHEMA_OF_TARGETS} in the request "
-        f"pool, and schema {error.in_force} of the release before is in force. Whoever runs this server puts it in "
-        f"force after the upgrade: orca pool schema {SCHEMA_OF_TARGETS}, with the --data of orca up or the --pool of a "
-        "cluster"
+        f"{why} schema {schema} in the request pool, and schema {in_force} of the release before is in force. Whoever"
+        f" runs this server puts it in force after the upgrade: orca pool schema {schema}, with the --data of orca up"
+        " or the --pool of a cluster"
     )
     return ApiError(503, message, kind=UNAVAILABLE, code="newer_schema_needed", retry_after_s=10)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from orca.core.domain.request import End, Token
 from orca.gateway.errors import ApiError
-from orca.gateway.render.render import ChoiceStream
+from orca.gateway.render.render import ChoiceStream, TokenDetails
 from orca.pool.records import RequestStatus
 
 Cursor = Mapping[int, str]
@@ -113,9 +113,9 @@ class ResumedChoice:
         return b""
 
     @property
-    def reasoning_tokens(self) -> int | None:
-        """Tokens as in ChoiceStream."""
-        return self._stream.reasoning_tokens
+    def details(self) -> TokenDetails:
+        """Return the details as ChoiceStream does."""
+        return self._stream.details
 
     @property
     def tokens_to_echo(self) -> int:

@@ -22,7 +22,7 @@ there was none. Joined by commas they are the `Last-Event-ID` after which to res
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -103,6 +103,13 @@ class RenderModel:
     eos_ids: frozenset[int]
 
 
+class TokenDetails(NamedTuple):
+    """Some of a choice's tokens, for the details of its usage. None: nobody counts them."""
+
+    reasoning: int | None = None  # of its reasoning so far; None if it is not told from the answer
+    cached: int | None = None  # of the prompt, which had not to be computed
+
+
 class ChoiceStream:
     """Writes the events of one choice. To resume at index k, push tokens 0 .. k-1 and drop their events."""
 
@@ -168,9 +175,9 @@ class ChoiceStream:
         return self._parts.delta(text, is_first=is_first)
 
     @property
-    def reasoning_tokens(self) -> int | None:
-        """Tokens of reasoning so far; None if the model's reasoning is not told from its answer."""
-        return None if self._parts is None else self._parts.reasoning_tokens
+    def details(self) -> TokenDetails:
+        """Return the details of its usage so far."""
+        return self._log.details
 
     @property
     def tokens_to_echo(self) -> int:
@@ -213,7 +220,7 @@ class ChoiceStream:
     def _usage(self) -> bytes:
         if self._options.continuous_usage:
             prompt_tokens = len(self._request.prompt) + self._options.prefix_tokens
-            usage = _usage(prompt_tokens, self._log.shown_count, self.reasoning_tokens)
+            usage = _usage(prompt_tokens, self._log.shown_count, self.details)
             return b',"usage":' + orjson.dumps(usage)
         return b',"usage":null' if self._options.include_usage else b""
 
@@ -228,13 +235,13 @@ def stream_end(
     requests: Sequence[Request],
     options: RenderOptions,
     ends: Sequence[End],
-    reasoning_tokens: Sequence[int | None] = (),
+    details: Sequence[TokenDetails] = (),
 ) -> bytes:
     """Return the end of a stream: usage if asked for and `[DONE]`; nothing if a choice failed.
 
     A response has said in its own last event that it is whole.
 
-    Args: reasoning_tokens: of the choices (`ChoiceStream.reasoning_tokens`).
+    Args: details: of the choices.
     """
     if options.kind is AnswerKind.RESPONSE:
         return b""
@@ -243,7 +250,7 @@ def stream_end(
     done = b"id: end\ndata: [DONE]\n\n" if options.event_ids else b"data: [DONE]\n\n"
     if not options.include_usage:
         return done
-    usage = orjson.dumps(_usage_of_all(requests, options, ends, reasoning_tokens))
+    usage = orjson.dumps(_usage_of_all(requests, options, ends, details))
     head = _head(requests[0].parent, options, is_chunk=True)
     return b"data: " + head + b',"choices":[],"usage":' + usage + b"}\n\n" + done
 
@@ -264,7 +271,7 @@ class WholeChoice:
     """One choice of an answer that is not streamed."""
 
     body: bytes  # JSON
-    reasoning_tokens: int | None = None
+    details: TokenDetails
     prompt_logprobs: list[dict[str, Any] | None] | None = None  # of a chat, which has them beside its choices
 
 
@@ -281,7 +288,7 @@ def whole_answer(
         head += b',"prompt_logprobs":' + orjson.dumps(choices[0].prompt_logprobs)
     if options.return_token_ids and options.kind is AnswerKind.CHAT:
         head += b',"prompt_token_ids":' + orjson.dumps(requests[0].prompt)
-    usage = orjson.dumps(_usage_of_all(requests, options, ends, [choice.reasoning_tokens for choice in choices]))
+    usage = orjson.dumps(_usage_of_all(requests, options, ends, [choice.details for choice in choices]))
     bodies = b",".join(choice.body for choice in choices)
     return head + b',"choices":[' + bodies + b'],"usage":' + usage + b"}"
 
@@ -325,7 +332,7 @@ def whole_choice(
         if options.kind is AnswerKind.COMPLETION:
             choice["prompt_token_ids"] = request.prompt
         choice["token_ids"] = [token.id for token in tokens[: end.count]]
-    return WholeChoice(orjson.dumps(choice), None if parts is None else parts.reasoning_tokens, of_prompt)
+    return WholeChoice(orjson.dumps(choice), log.details, of_prompt)
 
 
 def _parts(
@@ -375,10 +382,13 @@ class ChoiceLog:
             shows_special = TextFlag.SHOWS_SPECIAL in TextFlag(options.text_flags or 0)
             self._scorer = Scorer(render_model.tokenizer, request, shows_special=shows_special)
         self.count = 0
+        self._cached_tokens: int | None = None
 
     def push(self, token: Token) -> tuple[str | AnswerDelta, Sequence[ScoredToken]]:
         """Return what the next token adds. The first one comes after the echoed prompt."""
         self.count += 1
+        if self.count == 1:
+            self._cached_tokens = token.cached_prompt_tokens
         echo, scored = self._echo(token) if self.count == 1 and self._has_echo else ("", [])
         if self._is_echo_only:
             return echo, scored
@@ -395,6 +405,10 @@ class ChoiceLog:
         if isinstance(self._output, ShownText):
             return self._output.push(token_id, is_last=is_last)
         return "" if is_last else self._output.push(token_id).text
+
+    @property
+    def details(self) -> TokenDetails:
+        return TokenDetails(None if self._parts is None else self._parts.reasoning_tokens, self._cached_tokens)
 
     @property
     def shown_count(self) -> int:
@@ -435,25 +449,34 @@ def _head(parent: str, options: RenderOptions, *, is_chunk: bool) -> bytes:
     return orjson.dumps(head)[:-1]
 
 
-def _usage(prompt_tokens: int, completion_tokens: int, reasoning_tokens: int | None) -> dict[str, Any]:
+def _usage(prompt_tokens: int, completion_tokens: int, details: TokenDetails) -> dict[str, Any]:
     usage: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
-    if reasoning_tokens is not None:
-        usage["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    if details.cached is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": details.cached}
+    if details.reasoning is not None:
+        usage["completion_tokens_details"] = {"reasoning_tokens": details.reasoning}
     return usage
 
 
 def _usage_of_all(
-    requests: Sequence[Request], options: RenderOptions, ends: Iterable[End], reasoning_tokens: Sequence[int | None]
+    requests: Sequence[Request], options: RenderOptions, ends: Iterable[End], details: Sequence[TokenDetails]
 ) -> dict[str, Any]:
-    """Count the tokens of the whole call. A prompt with several choices counts once."""
+    """Count the tokens of the whole call. A prompt with several choices counts once, as its first choice found it."""
     prompts = [request.prompt for request in requests[:: options.choices_per_prompt]]
     prompt_tokens = sum(map(len, prompts)) + len(prompts) * options.prefix_tokens
-    known = [count for count in reasoning_tokens if count is not None]
-    return _usage(prompt_tokens, sum(_shown_end(end, options).count for end in ends), sum(known) if known else None)
+    firsts = details[:: options.choices_per_prompt]
+    of_all = TokenDetails(_sum(each.reasoning for each in details), _sum(each.cached for each in firsts))
+    return _usage(prompt_tokens, sum(_shown_end(end, options).count for end in ends), of_all)
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """Return the sum of the counts that are known; None if none is."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def _shown_end(end: End, options: RenderOptions) -> End:

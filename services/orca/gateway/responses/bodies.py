@@ -17,7 +17,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, WithJsonSchema, field_validator
 
 from orca.core.domain.errors import InvalidRequest
-from orca.gateway.calls.bodies import Body, ChatBody, DeadlineMs, Priority, whole_number
+from orca.gateway.calls.bodies import Body, CacheSalt, ChatBody, DeadlineMs, Priority, whole_number
 from orca.gateway.calls.text_parts import joined_text
 from orca.gateway.errors import ApiError, shown, unsupported
 from orca.gateway.http.receive import first_problem
@@ -90,6 +90,7 @@ class ResponseBody(Body):
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the model's chat template.")
     deadline_ms: DeadlineMs = None
     priority: Priority = None
+    cache_salt: CacheSalt = None
 
     _whole_number = field_validator(
         "max_output_tokens", "seed", "top_logprobs", "deadline_ms", "priority", mode="before"
@@ -183,6 +184,7 @@ def translate(body: ResponseBody, earlier: Sequence[Item] = ()) -> Translation:
         "chat_template_kwargs": body.chat_template_kwargs,
         "deadline_ms": body.deadline_ms,
         "priority": body.priority,
+        "cache_salt": body.cache_salt,
     }
     places = [i for i, _ in functions]
     try:

@@ -15,7 +15,7 @@ from orca.gateway.errors import ApiError, end_error
 from orca.gateway.formats.parts import AnswerDelta
 from orca.gateway.formats.tables import stored_formats
 from orca.gateway.render.chat_parts import ChatParts
-from orca.gateway.render.render import ChoiceLog, RenderModel, RenderOptions
+from orca.gateway.render.render import ChoiceLog, RenderModel, RenderOptions, TokenDetails
 from orca.gateway.responses.items import Event, OutputItems
 from orca.gateway.responses.logprobs import ScoredText
 
@@ -86,7 +86,7 @@ class ResponseAnswer:
         prompt = len(self._request.prompt) + self._options.prefix_tokens
         return {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": self._log.details.cached or 0},
             "output_tokens": end.count,
             "output_tokens_details": {"reasoning_tokens": self._parts.reasoning_tokens or 0},
             "total_tokens": prompt + end.count,
@@ -104,7 +104,7 @@ class ResponseStream:
         self._starting_after = starting_after
         self._number = 0
         self.tokens_to_echo = 0
-        self.reasoning_tokens: int | None = None
+        self.details = TokenDetails()  # its own last event has them
 
     def opening(self) -> bytes:
         """Return the events before the first token."""

@@ -23,6 +23,12 @@ class UsageDetails(AnswerSchema):
     reasoning_tokens: int
 
 
+class PromptTokensDetails(AnswerSchema):
+    cached_tokens: int = Field(
+        description="Tokens of the prompt whose keys and values were there already. With several choices, of the first."
+    )
+
+
 class Usage(AnswerSchema):
     prompt_tokens: int = Field(
         description="Tokens of the prompt, with those that the tokenizer adds; and of decoder_prefix, without the start"
@@ -30,6 +36,9 @@ class Usage(AnswerSchema):
     )
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = Field(
+        None, description="Of a group with a prefix cache, once schema 3 is in force in the pool."
+    )
     completion_tokens_details: UsageDetails | None = Field(
         None, description="Of a model whose reasoning_format is known."
     )

@@ -62,7 +62,7 @@ from orca.pool.records import (
     SeatHeld,
     Submission,
 )
-from orca.pool.schemas import SCHEMA_OF_ORDERS, SCHEMAS, Schemas, schema_least
+from orca.pool.schemas import SCHEMA_OF_CACHED_TOKENS, SCHEMA_OF_ORDERS, SCHEMAS, Schemas, schema_least
 from orca.pool.settings import PoolSettings
 
 WALKED_AT_ONCE = 64
@@ -515,6 +515,8 @@ class MemoryPool(RequestPool):
         record = self.state.records.get(entry.request_id)
         if record is None or not self.state.is_readable(record):
             return CommitAnswer.NOT_YOURS
+        if record.schema < SCHEMA_OF_CACHED_TOKENS:
+            entry = entry.without_cached_tokens()
         is_ended = record.state is OwnershipState.ENDED
         if not self._is_owner(record, entry.claim):
             return CommitAnswer.ENDED if is_ended else CommitAnswer.NOT_YOURS

@@ -19,6 +19,7 @@ from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import Token, slots_needed
 from orca.core.domain.step import Epoch, NewRequest, Part, Refused, Row, Sampled, StageTiming, Step, StepResult
+from orca.scheduler.engines.simulated_blocks import SimulatedBlocks
 from orca.scheduler.engines.step_cost import LinearCost, StepCost
 from orca.scheduler.engines.step_timeout import StepTimeout
 
@@ -85,6 +86,7 @@ class _StageState:
     free_us: list[int]  # per stage: time at which it has done all its work
     coming: deque[tuple[int, StepResult | EngineError]] = field(default_factory=deque)  # items with their due times
     held: dict[int, _HeldRequest] = field(default_factory=dict)
+    blocks: SimulatedBlocks | None = None
     last_step: int = 0
     last_handle: int = 0
     slots_in_use: int = 0
@@ -105,6 +107,7 @@ class SimulatedEngine:
         refuses: called at each `form`; a reason makes it fail.
         step_timeout_us: a step that is out for so long is lost if no stage has been at work for so long either.
         form_us: time that forming takes.
+        shares_prefixes: requests may begin with the KV blocks of others; the stages check what these hold.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class SimulatedEngine:
         refuses: Callable[[Epoch], str | None] = lambda epoch: None,  # noqa: ARG005 - shape of the argument
         step_timeout_us: int = 5_000_000,
         form_us: int = 0,
+        shares_prefixes: bool = False,
     ) -> None:
         self.shape = shape
         chosen: StepCost | Sequence[StepCost] = LinearCost() if cost is None else cost
@@ -131,6 +135,7 @@ class SimulatedEngine:
         self._refuses = refuses
         self._step_timeout_us = step_timeout_us
         self._form_us = form_us
+        self._shares_prefixes = shares_prefixes
         self._state: _StageState | None = None
         self.slots_in_use_max = 0  # over all epochs
         self.stage_times: list[StageTime] | None = None  # recorded if it is a list
@@ -145,6 +150,8 @@ class SimulatedEngine:
             raise EngineError(f"stage 0 has been in epoch {last}, and {epoch.number} is not above it")
         timeout = StepTimeout(self._step_timeout_us)
         self._state = _StageState(epoch, timeout, asyncio.Queue(), [self._now_us()] * self.shape.stages)
+        if self._shares_prefixes:
+            self._state.blocks = SimulatedBlocks(self.shape.slots // self.shape.block_tokens, self.shape.block_tokens)
         return self.shape
 
     async def submit(self, step: Step) -> None:
@@ -157,12 +164,17 @@ class SimulatedEngine:
         state.last_step = step.number
         self._take_differences(state, step)
         _check_rows(state.held, step, self.shape.block_tokens)
+        if state.blocks is not None:
+            state.blocks.take(step)
         fault = self._faults(step) if step.rows else None
         start_us, end_us = self._run_stages(state, step, fault)
         state.timeout.submit(step.number, now_us=self._now_us())
         self._watch(state)
         refused = self._refuse(state, step)
         sampled = tuple(self._sample(state.held[row.handle], row, end_us) for row in step.rows if row.sample)
+        if state.blocks is not None:
+            for each in sampled:
+                state.blocks.draw(each.handle, each.token.id)
         if fault in (StepFault.DEATH, StepFault.CRASH):
             is_from_inside = fault is StepFault.CRASH
             error = EngineError(f"a stage died in step {step.number}", is_from_inside=is_from_inside)
@@ -201,7 +213,8 @@ class SimulatedEngine:
         return 0 if self._state is None else self._state.slots_in_use
 
     def _take_differences(self, state: _StageState, step: Step) -> None:
-        for handle in step.freed:
+        assert state.blocks is not None or not step.kept, "blocks are kept, and nobody shares any"
+        for handle in (*step.freed, *step.kept):
             state.slots_in_use -= state.held.pop(handle).slots
         for new in step.new:
             assert new.handle > state.last_handle, "a handle is used twice"
@@ -209,6 +222,9 @@ class SimulatedEngine:
             _check_new(new)
             held = _HeldRequest(new, new.slots(self.shape.block_tokens), len(new.target))
             held.generated = len(new.tokens) - new.prompt_length
+            if new.prefix is not None:
+                assert state.blocks is not None, "a request begins with blocks of another one, and nobody shares any"
+                held.computed = new.prefix.blocks * self.shape.block_tokens
             state.held[new.handle] = held
             state.slots_in_use += held.slots
         assert state.slots_in_use <= self.shape.slots, "more slots are in use than there are"

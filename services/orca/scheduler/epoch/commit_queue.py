@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from orca.core.domain.request import End, Token
 from orca.pool.records import CommitEntry
-from orca.scheduler.policy.state import GroupRequest
+from orca.scheduler.policy.batch import GroupRequest
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from orca.pool.records import CommitAnswer, CommitEntry
 from orca.scheduler.dependencies import Dependencies
 from orca.scheduler.epoch.commit_queue import CommitQueue
-from orca.scheduler.policy.state import GroupRequest
+from orca.scheduler.policy.batch import GroupRequest
 
 log = logging.getLogger("orca.scheduler")
 

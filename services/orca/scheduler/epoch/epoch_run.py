@@ -22,8 +22,10 @@ from orca.scheduler.epoch.commits import Committer
 from orca.scheduler.epoch.owned_requests import OwnedRequests
 from orca.scheduler.epoch.steps import StepSubmitter
 from orca.scheduler.observer import IterationRecord, SchedulerLoad
+from orca.scheduler.policy.batch import GroupRequest
 from orca.scheduler.policy.policy import BatchBounds, BatchLimits
-from orca.scheduler.policy.state import GroupRequest, GroupState
+from orca.scheduler.policy.prefixes import GroupPrefixes
+from orca.scheduler.policy.state import GroupState
 
 log = logging.getLogger("orca.scheduler")
 
@@ -41,7 +43,9 @@ class EpochRun:
         self._dependencies = dependencies
         self._epoch = epoch
         self._limits = limits
-        self.state = GroupState()
+        self.state = GroupState(
+            prefixes=GroupPrefixes(limits.slots, limits.block_tokens) if limits.shares_prefixes else None
+        )
         self._commit_queue = CommitQueue(holds_results=dependencies.policy.holds_results, can_wait=self._can_wait)
         self._claimer = RequestClaimer(dependencies, limits, self.state, adopt=self._adopt)
         self._steps = StepSubmitter(
@@ -97,6 +101,7 @@ class EpochRun:
         self._steps.set_batch_bounds(limits)
 
     def load(self) -> SchedulerLoad:
+        prefixes = self.state.prefixes
         running = sum(entry.is_admitted and not entry.is_over for entry in self.state.requests)
         return SchedulerLoad(
             running=running,
@@ -105,6 +110,8 @@ class EpochRun:
             slots_reserved=self.state.reserved,
             slots=self._limits.slots,
             uncommitted=len(self._commit_queue),
+            cached_blocks=0 if prefixes is None else prefixes.index.cached,
+            held_blocks=0 if prefixes is None else prefixes.index.held,
         )
 
     def in_flight(self) -> dict[str, Claim]:
@@ -152,6 +159,7 @@ class EpochRun:
                 batch=step.batch,
                 submitted_ns=step.submitted_ns,
                 returned_ns=now_ns,
+                evicted_blocks=step.evicted_blocks,
             )
         )
         # The more urgent task first: the next step if the stages have none, otherwise the commit of these tokens.

@@ -9,8 +9,9 @@ from orca.core.domain.step import Claim, Epoch, Sampled
 from orca.pool.records import Claimed, CommitAnswer, CommitEntry, Heartbeat
 from orca.scheduler.dependencies import Dependencies
 from orca.scheduler.epoch.commit_queue import CommitQueue
+from orca.scheduler.policy.batch import GroupRequest
 from orca.scheduler.policy.finish import FinishDetector
-from orca.scheduler.policy.state import GroupRequest, GroupState
+from orca.scheduler.policy.state import GroupState
 
 log = logging.getLogger("orca.scheduler")
 
@@ -88,10 +89,14 @@ class OwnedRequests:
         end = self._detectors[entry].push(sampled.token.id)
         if end is not None:
             self._end(entry, end)
-        self._commit_queue.put(entry, sampled.index, sampled.token, end)
+        token = sampled.token
+        if sampled.index == 0 and self._state.prefixes is not None:
+            token = token._replace(cached_prompt_tokens=min(entry.prefix_tokens, len(entry.request.prompt)))
+        self._commit_queue.put(entry, sampled.index, token, end)
 
     def refuse(self, entry: GroupRequest, reason: str) -> None:
         """End a request that cannot be run, after the tokens that it has. Its group and its neighbours go on."""
+        entry.is_refused = True
         end = End(FinishReason.REFUSED, entry.received, detail=reason[:_REASON_CHARACTERS_MAX])
         self._end(entry, end)
         self._commit_queue.put(entry, entry.received, None, end)

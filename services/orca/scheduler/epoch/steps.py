@@ -9,8 +9,9 @@ from orca.core.domain.step import Claim, Epoch, StepResult
 from orca.scheduler.dependencies import Dependencies
 from orca.scheduler.epoch.claims import RequestClaimer
 from orca.scheduler.epoch.prefetch_timer import PrefetchTimer
+from orca.scheduler.policy.batch import NOTHING, Batch, GroupRequest
 from orca.scheduler.policy.policy import BatchLimits, next_batch
-from orca.scheduler.policy.state import NOTHING, Batch, GroupRequest, GroupState, StepInFlight
+from orca.scheduler.policy.state import GroupState, StepInFlight
 
 
 class StepSubmitter:

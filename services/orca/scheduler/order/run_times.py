@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from orca.core.domain.step import Epoch
 from orca.scheduler.observer import IterationRecord, Observer
-from orca.scheduler.policy.state import BatchRow, GroupRequest
+from orca.scheduler.policy.batch import BatchRow, GroupRequest
 
 WINDOW = 64
 """Latest values that an average is of."""

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from orca.core.domain.request import reserved_slots
+from orca.scheduler.policy.batch import GroupRequest
 from orca.scheduler.policy.policy import BatchLimits
-from orca.scheduler.policy.state import GroupRequest, GroupState
+from orca.scheduler.policy.state import GroupState
 
 
 def slots_for(entry: GroupRequest, limits: BatchLimits) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from orca.core.domain.request import slots_needed
 from orca.scheduler.policy.admission import oldest_suspect, slots_for, slots_left
+from orca.scheduler.policy.batch import Admission, Batch, BatchRow, GroupRequest
 from orca.scheduler.policy.policy import (
     NO_CAPACITY,
     WHOLE_PROMPTS_ROOM,
@@ -13,7 +14,7 @@ from orca.scheduler.policy.policy import (
     FreeCapacity,
     PromptRoom,
 )
-from orca.scheduler.policy.state import Admission, Batch, BatchRow, GroupRequest, GroupState
+from orca.scheduler.policy.state import GroupState
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,13 @@ class IterationPolicy:
         sources: list[GroupRequest] = []
         source_slots = 0
         rows: list[BatchRow] = []
+        prompts: list[BatchRow] = []
         is_admitting = True
         for entry in pool:
             if len(rows) == limits.max_batch_size:
                 break
-            known_left = len(entry.known) - entry.computed
+            start = entry.computed
+            known_left = len(entry.known) - start
             if known_left > 0 and not prompt_tokens:
                 continue
             if not entry.is_admitted:
@@ -77,15 +80,19 @@ class IterationPolicy:
                 if not is_admitting:
                     continue
                 reserved += slots
-                admitted.append(Admission(entry, slots, entry.request.max_total_tokens))
+                hit = state.prefixes.hit_tokens(entry, prompts) if state.prefixes is not None else 0
+                start += hit
+                known_left -= hit
+                admitted.append(Admission(entry, slots, entry.request.max_total_tokens, prefix_tokens=hit))
                 if entry.source_tokens:
                     sources.append(entry)
                     source_slots += slots_needed(entry.source_tokens, limits.block_tokens)
                     prompt_tokens = max(prompt_tokens - entry.source_tokens, known_left)
             count = min(known_left, prompt_tokens) if known_left > 0 else 1
+            rows.append(BatchRow(entry, start, count, count >= known_left))
             if known_left > 0:
                 prompt_tokens -= count
-            rows.append(BatchRow(entry, entry.computed, count, count >= known_left))
+                prompts.append(rows[-1])
         return Batch(freed=tuple(freed), admitted=tuple(admitted), sources=tuple(sources), rows=tuple(rows))
 
     def can_grow(self, batch: Batch, limits: BatchLimits) -> bool:

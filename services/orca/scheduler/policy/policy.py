@@ -11,8 +11,9 @@ from typing import Protocol, Self
 from orca.core.domain.encoder_decoder import SOURCE_SLOTS_MAX
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import least_slots, slots_needed, slots_of_any_split
+from orca.scheduler.policy.batch import NOTHING, Batch
 from orca.scheduler.policy.cycle import CycleControls
-from orca.scheduler.policy.state import NOTHING, Batch, GroupState
+from orca.scheduler.policy.state import GroupState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ class BatchLimits(BatchBounds):
     max_source_slots: int = SOURCE_SLOTS_MAX
     is_encoder_decoder: bool = False  # each request has a source and a target, and a block table for each
     are_slots_chosen: bool = False  # otherwise the memory that was free when the group formed decided them
+    shares_prefixes: bool = False  # requests begin with the KV blocks of others that have the same tokens
 
     def __post_init__(self) -> None:
         """Raises: SettingError that names the limit if it makes no sense."""

@@ -11,8 +11,9 @@ from dataclasses import dataclass, fields
 from itertools import groupby
 
 from orca.core.domain.request import reserved_slots, slots_needed
+from orca.scheduler.policy.batch import NOTHING, Admission, Batch, BatchRow, GroupRequest
 from orca.scheduler.policy.policy import UNBOUNDED_ROOM, BatchBounds, BatchLimits, FreeCapacity, PromptRoom
-from orca.scheduler.policy.state import NOTHING, Admission, Batch, BatchRow, GroupRequest, GroupState
+from orca.scheduler.policy.state import GroupState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

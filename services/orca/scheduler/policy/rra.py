@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from orca.core.domain.request import slots_needed
 from orca.scheduler.policy.admission import oldest_suspect, slots_for, slots_left
+from orca.scheduler.policy.batch import Admission, Batch, BatchRow, GroupRequest
 from orca.scheduler.policy.cycle import CYCLE_START, CycleControls, CyclePosition, turns
 from orca.scheduler.policy.policy import (
     NO_CAPACITY,
@@ -20,7 +21,7 @@ from orca.scheduler.policy.policy import (
     FreeCapacity,
     PromptRoom,
 )
-from orca.scheduler.policy.state import Admission, Batch, BatchRow, GroupRequest, GroupState
+from orca.scheduler.policy.state import GroupState
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class RoundRobinPolicy:
         if suspect is not None:
             smallest = min(range(limits.stages), key=lambda number: len(microbatches[number]))
             new = [] if suspect.is_admitted else [_admission(suspect, smallest, limits)]
-            return _batch(freed, new, [suspect])
+            return _batch(freed, new, [_row(suspect)])
         waiting = [entry for entry in staying if not entry.is_admitted]
         is_decoding = any(microbatches)
         for turn in turns(state.position, _controls(limits), stages=limits.stages, is_decoding=is_decoding):
@@ -61,14 +62,16 @@ class RoundRobinPolicy:
             if turn.is_encoding:
                 entering = _entering(waiting, turn, reserved, limits, [len(each) for each in microbatches])
                 if entering:
-                    new = [_admission(entry, turn.microbatch, limits) for entry in entering]
+                    rows = _first_rows(entering, state)
+                    new = [_admission(row.request, turn.microbatch, limits, row.start) for row in rows]
                     entered = turn.entering(len(entering), sum(map(_prompt_tokens, entering)))
-                    return _batch(freed, new, entering, entered.after(limits.stages))
+                    return _batch(freed, new, rows, entered.after(limits.stages))
             elif members:
                 if any(entry.in_flight for entry in members):
                     break
                 # There are more only after `max_batch_size` was lowered.
-                return _batch(freed, [], members[: limits.max_batch_size], turn.after(limits.stages))
+                rows = [_row(entry) for entry in members[: limits.max_batch_size]]
+                return _batch(freed, [], rows, turn.after(limits.stages))
         return Batch(freed=freed)
 
     def can_grow(self, batch: Batch, limits: BatchLimits) -> bool:
@@ -182,17 +185,30 @@ def _prompt_tokens(entry: GroupRequest) -> int:
     return entry.source_tokens or len(entry.known)
 
 
-def _admission(entry: GroupRequest, microbatch: int, limits: BatchLimits) -> Admission:
-    return Admission(entry, slots_for(entry, limits), entry.request.max_total_tokens, microbatch=microbatch)
+def _admission(entry: GroupRequest, microbatch: int, limits: BatchLimits, prefix_tokens: int = 0) -> Admission:
+    slots, tokens = slots_for(entry, limits), entry.request.max_total_tokens
+    return Admission(entry, slots, tokens, microbatch=microbatch, prefix_tokens=prefix_tokens)
+
+
+def _first_rows(entering: Sequence[GroupRequest], state: GroupState) -> list[BatchRow]:
+    """Return the rows of new requests: all that they know, but for the prefixes that they need not compute."""
+    rows: list[BatchRow] = []
+    for entry in entering:
+        hit = 0 if state.prefixes is None else state.prefixes.hit_tokens(entry, rows)
+        rows.append(BatchRow(entry, hit, len(entry.known) - hit, True))
+    return rows
+
+
+def _row(entry: GroupRequest) -> BatchRow:
+    """Return the row of a request: all known tokens that it has not run, otherwise its next one."""
+    return BatchRow(entry, entry.computed, max(len(entry.known) - entry.computed, 1), True)
 
 
 def _batch(
     freed: tuple[GroupRequest, ...],
     admitted: Sequence[Admission],
-    running: Sequence[GroupRequest],
+    rows: Sequence[BatchRow],
     position: CyclePosition | None = None,
 ) -> Batch:
-    """Return the batch in which requests run: new ones all that they know, the others one token."""
-    rows = tuple(BatchRow(entry, entry.computed, max(len(entry.known) - entry.computed, 1), True) for entry in running)
-    sources = tuple(entry for entry in running if entry.source_tokens and not entry.computed)
-    return Batch(freed=freed, admitted=tuple(admitted), sources=sources, rows=rows, position=position)
+    sources = tuple(row.request for row in rows if row.request.source_tokens and not row.start)
+    return Batch(freed=freed, admitted=tuple(admitted), sources=sources, rows=tuple(rows), position=position)

@@ -1,126 +1,20 @@
 """The requests that a group has claimed, their slots, and the steps in flight: plain data with one owner.
 
 The loop owns a `GroupState` for the length of an epoch and alone changes it. Policies read it and return a `Batch`;
-`schedule` carries the batch out and writes the step. A request goes through
-
-    INITIATION  not all of its known tokens (prompt, and its log if it starts again) have been scheduled;
-                with an encoder-decoder model, its source and the known tokens of its target
-    RUNNING     in a scheduled batch that has not returned
-    INCREMENT   returned, and ready for its next token
-
-and gives its slots back when it is over and no step in flight holds it any more. With prefetch one unread step may be
-treated as if it had returned with unknown tokens (`assume_oldest`). Below, "in flight" means neither read nor assumed.
+`schedule` carries the batch out and writes the step. With prefetch one unread step may be treated as if it had returned
+with unknown tokens (`assume_oldest`). Below, "in flight" means neither read nor assumed.
 """
 
 from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from orca.core.domain.request import Request, Token, reserved_slots
-from orca.core.domain.step import Claim, Epoch, NewRequest, Part, Row, Step
+from orca.core.domain.step import Claim, Epoch, NewRequest, Part, PrefixBlocks, Row, Step
+from orca.scheduler.policy.batch import Admission, Batch, BatchRow, GroupRequest
 from orca.scheduler.policy.cycle import CYCLE_START, CyclePosition
-
-
-class Phase(StrEnum):
-    """The states of a request in Algorithm 1 (ORCA, section 4.2)."""
-
-    INITIATION = "initiation"
-    RUNNING = "running"
-    INCREMENT = "increment"
-
-
-@dataclass(slots=True, eq=False)
-class GroupRequest:
-    """A claimed request and how far it has been scheduled. Counts of tokens include those of its log."""
-
-    request: Request
-    claim: Claim
-    # The tokens of the initiation phase: the prompt, or the beginning of a target, then the log as it was claimed. The
-    # source of an encoder-decoder model is not part of it.
-    known: tuple[int, ...]
-    sampled: int  # tokens that scheduled rows draw or drew
-    received: int  # those of the sampled tokens that came back
-    last_token: int  # the newest one received; meaningless while received is the length of the log it was claimed with
-    handle: int | None = None  # its number on the stages, from its admission on
-    slots: int = 0  # reserved for it, in whole blocks, from its admission on
-    batch: int = 0  # request-level policy: the batch in which it stays from its admission on
-    # Request-level policy: its part of that batch. Round-robin allocation: the micro-batch in which it stays.
-    microbatch: int = 0
-    computed: int = 0  # positions scheduled, from 0; not those of its source
-    in_flight: int = 0  # steps that hold it
-    iterations: int = 0  # rows scheduled under this claim
-    is_ended: bool = False  # by its tokens, by the pool, or because the claim is over
-    is_alone: bool = False  # it broke engines before: no other request may run until its first commit (pool/poison.py)
-    tokens: int = 0  # tokens for which `slots` are reserved; slots that it holds only to be alone are not counted
-    part: Part = Part.UNSPECIFIED  # of its rows; TARGET with an encoder-decoder model
-    source_tokens: int = 0  # length of its source; 0 with a decoder-only model, which has none
-    sources_run: int = 0  # rows scheduled with its source: one from its first row on, if it has a source
-    claimed_ns: int = 0  # of the loop's clock
-    waited_ns: int | None = None  # from this claim to the submit of its first step, once that is there
-
-    @property
-    def is_admitted(self) -> bool:
-        return self.handle is not None
-
-    @property
-    def is_over(self) -> bool:
-        """True if it needs no further row: it has ended, or a row already scheduled draws its last token."""
-        return self.is_ended or self.sampled == self.request.max_new_tokens
-
-    @property
-    def phase(self) -> Phase:
-        if self.in_flight:
-            return Phase.RUNNING
-        return Phase.INITIATION if self.computed < len(self.known) else Phase.INCREMENT
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """A request's first scheduling, and the slots reserved for it."""
-
-    request: GroupRequest
-    slots: int  # in whole blocks; under the request-level policy the whole group's for a request that must be alone
-    tokens: int  # of the request itself, before rounding
-    batch: int = 0  # request-level policy only
-    microbatch: int = 0  # request-level policy and round-robin allocation
-
-
-@dataclass(slots=True)
-class BatchRow:
-    """A request's part of a batch: `count` tokens from position `start`; see `core.domain.step.Row`.
-
-    With an encoder-decoder model it is a row of the target.
-    """
-
-    request: GroupRequest
-    start: int
-    count: int
-    sample: bool
-
-    @property
-    def is_of_prompt(self) -> bool:
-        """True if it runs tokens of the initiation phase, which may include an earlier claim's log."""
-        return self.start < len(self.request.known)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """The decision of a policy, in the order in which the stages carry it out."""
-
-    freed: tuple[GroupRequest, ...] = ()
-    admitted: tuple[Admission, ...] = ()
-    sources: tuple[GroupRequest, ...] = ()  # those whose whole source runs too; `rows` has their first target rows
-    rows: tuple[BatchRow, ...] = ()  # one per request
-    position: CyclePosition | None = None  # of round-robin allocation after this batch; None leaves it as it is
-
-    @property
-    def source_tokens(self) -> int:
-        return sum(entry.source_tokens for entry in self.sources) if self.sources else 0
-
-
-NOTHING = Batch()
+from orca.scheduler.policy.prefixes import BlockChanges, GroupPrefixes
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +25,7 @@ class StepInFlight:
     batch: Batch
     submitted_ns: int = 0  # of the loop's clock
     is_assumed: bool = False  # treated as if it had returned
+    evicted_blocks: int = 0  # of the prefix cache
 
     @property
     def rows(self) -> tuple[BatchRow, ...]:
@@ -151,6 +46,7 @@ class GroupState:
     handles: int = 0  # given out so far in this epoch
     submitted: int = 0  # number of the last step
     position: CyclePosition = CYCLE_START  # round-robin allocation: the turn in its cycle that comes next
+    prefixes: GroupPrefixes | None = None  # None: each request computes all of its tokens
 
     @property
     def in_flight(self) -> int:
@@ -193,16 +89,31 @@ class GroupState:
 
     def schedule(self, batch: Batch, epoch: Epoch, *, now_ns: int = 0) -> Step:
         """Carry out a policy's decision and return it as the next step of `epoch`."""
-        freed = tuple(self._free(entry) for entry in batch.freed)
-        new = tuple(self._admit(admission) for admission in batch.admitted)
+        for entry in batch.freed:
+            self._free(entry)
+        for admission in batch.admitted:
+            self._admit(admission)
+        if self.prefixes is None:
+            blocks = BlockChanges(freed=[entry.handle for entry in batch.freed if entry.handle is not None])
+        else:
+            blocks = self.prefixes.carry_out(batch)
+        new = tuple(_new_request(admission, blocks) for admission in batch.admitted)
         rows = tuple(self._run(row, now_ns) for row in batch.rows)
         if batch.sources:
             rows = tuple(map(_run_source, batch.sources)) + rows
         if batch.position is not None:
             self.position = batch.position
         self.submitted += 1
-        self.steps.append(StepInFlight(self.submitted, batch, now_ns))
-        return Step(epoch=epoch, number=self.submitted, freed=freed, new=new, rows=rows)
+        self.steps.append(StepInFlight(self.submitted, batch, now_ns, evicted_blocks=blocks.evictions))
+        return Step(
+            epoch=epoch,
+            number=self.submitted,
+            freed=tuple(blocks.freed),
+            kept=tuple(blocks.kept),
+            evicted=tuple(map(PrefixBlocks._make, blocks.evicted.items())),
+            new=new,
+            rows=rows,
+        )
 
     def can_assume(self) -> bool:
         """Return true if a batch is in flight, and no unread one before it is treated as returned already."""
@@ -223,6 +134,8 @@ class GroupState:
         """Record the next token of a request."""
         entry.received += 1
         entry.last_token = token
+        if self.prefixes is not None:
+            entry.drawn.append(token)
 
     def check(self, block_tokens: int | None = None) -> None:
         """Recount every invariant. Raises: AssertionError.
@@ -246,6 +159,8 @@ class GroupState:
             if block_tokens is not None and entry.is_admitted and not entry.is_alone:
                 tables = reserved_slots(entry.tokens, entry.source_tokens, block_tokens)
                 assert entry.slots == tables, "slots differ from the blocks of its tables"
+        if self.prefixes is not None:
+            self.prefixes.check(self.requests)
         in_steps = [row.request for step in self.steps for row in step.rows]
         assert len(in_steps) <= 1 or not any(entry.is_alone for entry in in_steps), "one that must run alone does not"
 
@@ -267,31 +182,20 @@ class GroupState:
         firsts = [step for step in entering if any(row.request is entry and row.start == 0 for row in step.rows)]
         assert entering == firsts, "its source is not in the step of its first row"
 
-    def _free(self, entry: GroupRequest) -> int:
+    def _free(self, entry: GroupRequest) -> None:
         assert entry.handle is not None
         assert entry.in_flight == 0
         self.requests.remove(entry)
         self.reserved -= entry.slots
-        return entry.handle
 
-    def _admit(self, admission: Admission) -> NewRequest:
+    def _admit(self, admission: Admission) -> None:
         entry = admission.request
         self.handles += 1
         self.reserved += admission.slots
         entry.handle, entry.slots, entry.tokens = self.handles, admission.slots, admission.tokens
         entry.batch, entry.microbatch = admission.batch, admission.microbatch
-        request, has_source = entry.request, entry.source_tokens > 0
-        return NewRequest(
-            handle=self.handles,
-            request_id=request.id,
-            claim=entry.claim,
-            tokens=request.prompt + entry.known[len(request.decoder_prefix) :] if has_source else entry.known,
-            prompt_length=len(request.prompt),
-            max_total_tokens=admission.tokens,
-            sampling=request.sampling,
-            decoder_prefix=request.decoder_prefix,
-            max_new_tokens=request.max_new_tokens if has_source else None,
-        )
+        entry.computed = entry.prefix_tokens = admission.prefix_tokens
+        entry.was_alone = entry.is_alone
 
     def _run(self, row: BatchRow, now_ns: int) -> Row:
         entry = row.request
@@ -308,6 +212,25 @@ class GroupState:
             entry.waited_ns = max(0, now_ns - entry.claimed_ns)
         entry.iterations += 1
         return Row(entry.handle, row.start, row.count, row.sample, token, entry.part)
+
+
+def _new_request(admission: Admission, blocks: BlockChanges) -> NewRequest:
+    """Return an admitted request for the stages. Args: blocks: of its step."""
+    entry = admission.request
+    request, has_source = entry.request, entry.source_tokens > 0
+    assert entry.handle is not None
+    return NewRequest(
+        handle=entry.handle,
+        request_id=request.id,
+        claim=entry.claim,
+        tokens=request.prompt + entry.known[len(request.decoder_prefix) :] if has_source else entry.known,
+        prompt_length=len(request.prompt),
+        max_total_tokens=admission.tokens,
+        sampling=request.sampling,
+        decoder_prefix=request.decoder_prefix,
+        max_new_tokens=request.max_new_tokens if has_source else None,
+        prefix=blocks.prefixes.get(entry.handle),
+    )
 
 
 def _run_source(entry: GroupRequest) -> Row:

@@ -12,8 +12,15 @@ the same blocks. Its line is the same in both tables.
 A request reserves slots for its whole length at its first step, so it never waits for memory. Blocks are taken from the
 free list only as its tokens come. The host decides with tables of its own. On a CPU they are also the tables that
 kernels read; another device has a copy, which `publish` brings up to date.
+
+Tables may have their first blocks in common: a request may begin with those of another one. That one may have ended,
+and its table is kept. A block is free again when no table has it. Only the request that took it from the free list
+writes to it.
 """
 
+import sys
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +30,7 @@ from torch import Tensor
 
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import slots_needed
+from orca.core.domain.step import PrefixBlocks
 from orca.kernels.contract.transfer import to_device
 from orca.kernels.cpu import huge_pages
 
@@ -39,6 +47,7 @@ class _Table:
     line: int
     slots_reserved: int  # whole blocks
     blocks: list[int] = field(default_factory=list)
+    shared: int = 0  # the first of them, which it does not write
 
 
 class BlockTables:
@@ -112,6 +121,8 @@ class KVCache:
         self.layers: list[Tensor] = [self._zeros(shape, dtype) for _ in range(num_layers)]
         # Last in, first out: a block that was just freed is the one most likely to be in the processor's cache.
         self._free = list(range(slots // block_tokens - 1, -1, -1))
+        self._holders = [0] * (slots // block_tokens)  # tables that have each block
+        self._kept: dict[int, list[int]] = {}  # blocks of requests that have ended, by handle
         self._tables: dict[int, _Table] = {}
         self._source_tables: dict[int, _Table] = {}
         self._slots_reserved = 0
@@ -160,15 +171,40 @@ class KVCache:
             self._source_tables[handle] = _Table(line, of_source)
         return line
 
-    def extend(self, handle: int, tokens: int) -> int:
+    def share(self, handle: int, prefix: PrefixBlocks) -> None:
+        """Begin the table of a request with blocks of another one, whose rows have filled them or do so in this step.
+
+        Raises: EngineError if the other one is unknown or has fewer blocks: the master counts the same blocks.
+        """
+        other = self._tables.get(prefix.handle)
+        blocks = self._kept.get(prefix.handle) if other is None else other.blocks
+        if blocks is None or len(blocks) < prefix.blocks:
+            raise EngineError(
+                f"request {handle} begins with {prefix.blocks} blocks of request {prefix.handle}, which has "
+                f"{'no table' if blocks is None else len(blocks)} on this stage"
+            )
+        table = self._tables[handle]
+        if table.blocks or prefix.blocks * self.block_tokens > table.slots_reserved:
+            raise EngineError(f"request {handle} cannot begin with {prefix.blocks} blocks of another one")
+        table.blocks, table.shared = blocks[: prefix.blocks], prefix.blocks
+        for place, block in enumerate(table.blocks):
+            self._holders[block] += 1
+            self.own.put(table.line, place, block)
+        # A recorded step writes the blocks that a request takes in it, and no others.
+        self.own.publish(is_recorded=False)
+
+    def extend(self, handle: int, tokens: int, start: int = sys.maxsize) -> int:
         """Give a request blocks for its first `tokens` positions.
 
+        Args: start: the first position that is written next.
         Returns: the block of the last position.
-        Raises: EngineError if the request is unknown or goes past its reservation.
+        Raises: EngineError if the request is unknown, goes past its reservation, or would write to shared blocks.
         """
         table = self._tables.get(handle)
         if table is None:
             raise EngineError(f"request {handle} is not on this stage")
+        if start < table.shared * self.block_tokens:
+            raise EngineError(f"request {handle} would write position {start} of {table.shared} blocks that it shares")
         return self._extend(self.own, table, handle, tokens)
 
     def extend_source(self, handle: int, tokens: int) -> int:
@@ -182,7 +218,10 @@ class KVCache:
         if tokens > table.slots_reserved:
             raise EngineError(f"request {handle} runs {tokens} tokens, but reserved {table.slots_reserved} slots")
         while len(table.blocks) * self.block_tokens < tokens:
+            if not self._free:
+                raise EngineError(f"request {handle} needs a KV block and none is free: kept tables have the others")
             place, block = len(table.blocks), self._free.pop()
+            self._holders[block] = 1
             table.blocks.append(block)
             tables.put(table.line, place, block)
         return table.blocks[(tokens - 1) // self.block_tokens]
@@ -195,8 +234,38 @@ class KVCache:
         self._free_lines.append(table.line)
         for each in (table, self._source_tables.pop(handle, None)):
             if each is not None:
-                self._free.extend(reversed(each.blocks))
+                self._release(each.blocks)
                 self._slots_reserved -= each.slots_reserved
+
+    def keep(self, handle: int) -> None:
+        """Take back a request's line and reservation, and keep its blocks.
+
+        Raises: EngineError if it is unknown, or has a source: other requests never begin with its blocks.
+        """
+        table = self._tables.get(handle)
+        if table is None or handle in self._source_tables:
+            raise EngineError(f"the blocks of request {handle} cannot be kept on this stage")
+        blocks, table.blocks = table.blocks, []
+        self.free(handle)
+        self._kept[handle] = blocks
+
+    def evict(self, kept: PrefixBlocks) -> None:
+        """Drop blocks of a kept table: only the first ones stay. Raises: EngineError if it has not so many."""
+        blocks = self._kept.get(kept.handle)
+        if blocks is None or len(blocks) < kept.blocks:
+            raise EngineError(f"no {kept.blocks} blocks of request {kept.handle} are kept on this stage")
+        self._release(blocks[kept.blocks :])
+        del blocks[kept.blocks :]
+        if not blocks:
+            del self._kept[kept.handle]
+
+    def _release(self, blocks: Sequence[int]) -> None:
+        """Take blocks out of a table."""
+        holders = self._holders
+        for block in reversed(blocks):
+            holders[block] -= 1
+            if not holders[block]:
+                self._free.append(block)
 
     def publish(self, *, is_recorded: bool = False) -> None:
         """Copy new blocks to the device's tables.
@@ -211,7 +280,7 @@ class KVCache:
 
     @property
     def slots_in_use(self) -> int:
-        """Slots in blocks held by requests. It reads one value, because another thread asks while blocks are taken."""
+        """Slots in blocks that are not free. It reads one value, because another thread asks while blocks are taken."""
         return self.slots - len(self._free) * self.block_tokens
 
     @property
@@ -223,12 +292,15 @@ class KVCache:
         return sum(layer.numel() * layer.element_size() for layer in self.layers)
 
     def check(self) -> None:
-        """Recount: each block is free or in one table, and reservations add up and hold their blocks."""
+        """Recount: each block is free or in tables, and reservations add up and hold their blocks."""
         tables = [*self._tables.values(), *self._source_tables.values()]
-        held = [block for table in tables for block in table.blocks]
-        assert sorted(held + self._free) == list(range(self.slots // self.block_tokens)), (
-            "a block is lost or held twice"
+        held = Counter(
+            block for blocks in (*(table.blocks for table in tables), *self._kept.values()) for block in blocks
         )
+        assert sorted([*held, *self._free]) == list(range(self.slots // self.block_tokens)), "a block is lost"
+        assert self._holders == [held[block] for block in range(len(self._holders))], "tables of a block miscounted"
+        assert all(self._kept.values()), "a kept table without blocks"
+        assert not self._kept.keys() & self._tables.keys(), "a table is kept and in use"
         assert self._slots_reserved == sum(table.slots_reserved for table in tables) <= self.slots
         assert all(len(table.blocks) * self.block_tokens <= table.slots_reserved for table in tables)
         lines = [table.line for table in self._tables.values()]

@@ -85,7 +85,7 @@ class LaidOutSteps:
         rows: list[ContextRow] = []
         first = 0
         for row in step.rows:
-            self._cache.extend(row.handle, row.start + row.count)
+            self._cache.extend(row.handle, row.start + row.count, row.start)
             request = self._requests.by_handle[row.handle]
             rows.append(ContextRow(first, row.count, row.start, request.line, len(request.source) or None))
             first += row.count

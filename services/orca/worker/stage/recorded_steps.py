@@ -161,7 +161,7 @@ class RecordedSteps:
         sampling: list[tuple[Row, StageRequest]] = []
         tokens = 0
         for row in step.rows:
-            block = self._cache.extend(row.handle, row.start + row.count)
+            block = self._cache.extend(row.handle, row.start + row.count, row.start)
             request = requests.by_handle[row.handle]
             known = requests.input_tokens(step, row, request) if begins else None
             if known is not None and row.count > 1:

@@ -59,7 +59,7 @@ class StageRequests:
         self._grow(RequestLines(cache.tables, last_tokens=empty, prompts=empty, sources=sources))
 
     def add(self, new: NewRequest) -> StageRequest:
-        """Reserve the request's KV slots and a line.
+        """Reserve the request's KV slots and a line, and begin its table with those blocks that it shares.
 
         The request fits the model (screen.py): kernels look up its tokens and positions without a bounds check.
 
@@ -68,6 +68,8 @@ class StageRequests:
         line = self._cache.reserve(new.handle, *new.table_tokens)
         if self.lines.tables is not self._cache.tables:
             self._grow(self.lines)
+        if new.prefix is not None:
+            self._cache.share(new.handle, new.prefix)
         has_source = bool(new.decoder_prefix)
         self._prompt_lengths[line] = new.target_start
         if self._source_lengths is not None:
@@ -86,6 +88,11 @@ class StageRequests:
         """Free the request's KV slots and line. A handle that is not known is ignored."""
         if self.by_handle.pop(handle, None) is not None:
             self._cache.free(handle)
+
+    def keep(self, handle: int) -> None:
+        """Free the request's line and reservation, and keep its KV blocks. Raises: EngineError if it is not known."""
+        self.by_handle.pop(handle, None)
+        self._cache.keep(handle)
 
     def put_device_tokens(self, handles: Sequence[int], tokens: Tensor | Sequence[int]) -> None:
         """Write the latest token of each request to the device, and ignore handles that were freed meanwhile."""

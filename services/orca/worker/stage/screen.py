@@ -53,9 +53,11 @@ class RequestScreen:
         screened = replace(
             step,
             freed=tuple(handle for handle in step.freed if handle not in reasons),
+            kept=tuple(handle for handle in step.kept if handle not in reasons),
+            evicted=tuple(kept for kept in step.evicted if kept.handle not in reasons),
             new=tuple(new for new in step.new if new.handle not in reasons),
             rows=tuple(row for row in step.rows if row.handle not in reasons),
         )
-        for handle in step.freed:
+        for handle in (*step.freed, *step.kept):
             reasons.pop(handle, None)
         return ScreenedStep(screened, refused)

@@ -118,7 +118,7 @@ class Stage:
 
     @property
     def slots_in_use(self) -> int:
-        """KV slots in blocks held by requests."""
+        """KV slots in blocks of requests and of kept tables."""
         return self.cache.slots_in_use
 
     def begin(self, step: Step) -> PreparedStep:
@@ -128,7 +128,13 @@ class Stage:
         """
         for handle in step.freed:
             self._requests.remove(handle)
+        for handle in step.kept:
+            self._requests.keep(handle)
+        for kept in step.evicted:
+            self.cache.evict(kept)
         for new in step.new:
+            if new.prefix is not None:
+                self._extend_filled(new.prefix.handle, step)
             request = self._requests.add(new)
             if self._sampler is not None:
                 self._sampler.start(request.line, new)
@@ -139,6 +145,12 @@ class Stage:
         recorded = self._recorded
         runner: StepRunner = self._laid_out if recorded is None or not recorded.can_run(step) else recorded
         return runner.prepare(step)
+
+    def _extend_filled(self, handle: int, step: Step) -> None:
+        """Give a request the blocks that its row of this step fills: a request that is new with it begins with them."""
+        for row in step.rows:
+            if row.handle == handle:
+                self.cache.extend(handle, row.start + row.count)
 
     def put_device_tokens(self, handles: Sequence[int], tokens: Tensor | Sequence[int]) -> None:
         """Take tokens that the last stage sampled, one for each handle: the inputs of rows that name none."""

@@ -2,6 +2,7 @@
 
 import random
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from orca.core.domain.errors import EngineError
+from orca.core.domain.step import PrefixBlocks
 from orca.worker.stage.kv_cache import KVCache
 
 
@@ -139,6 +141,81 @@ def source_slots(kv: KVCache, handle: int, tokens: int) -> list[int]:
     line = kv._tables[handle].line
     assert kv.sources is not None
     return kv.sources.slots_of(np.full(tokens, line), np.arange(tokens)).tolist()
+
+
+def test_a_request_begins_with_blocks_of_another_one_and_writes_none_of_them() -> None:
+    kv = cache()
+    kv.reserve(1, 12)
+    first = slots(kv, 1, 10)
+    kv.reserve(2, 12)
+    kv.share(2, PrefixBlocks(1, 2))
+    assert slots(kv, 2, 8) == first[:8]
+    assert not set(slots(kv, 2, 12)[8:]) & set(first)
+    assert kv.slots_in_use == 16
+    kv.check()
+    kv.extend(2, 12, 8)
+    with pytest.raises(EngineError, match="request 2 would write position 7 of 2 blocks that it shares"):
+        kv.extend(2, 12, 7)
+
+
+def test_blocks_that_two_requests_have_are_free_when_both_have_ended() -> None:
+    kv = cache()
+    kv.reserve(1, 8)
+    slots(kv, 1, 8)
+    kv.reserve(2, 12)
+    kv.share(2, PrefixBlocks(1, 2))
+    for handle, in_use in ((1, 8), (2, 0)):
+        kv.free(handle)
+        kv.check()
+        assert kv.slots_in_use == in_use
+
+
+def test_a_kept_table_gives_its_blocks_to_later_requests_until_it_is_evicted() -> None:
+    kv = cache()
+    kv.reserve(1, 12)
+    first = slots(kv, 1, 12)
+    kv.keep(1)
+    assert (kv.slots_reserved, kv.slots_in_use) == (0, 12)
+    kv.evict(PrefixBlocks(1, 2))
+    assert kv.slots_in_use == 8
+    kv.reserve(2, 12)
+    kv.share(2, PrefixBlocks(1, 2))
+    kv.evict(PrefixBlocks(1, 0))
+    kv.check()
+    assert (slots(kv, 2, 8), kv.slots_in_use) == (first[:8], 8)
+    kv.reserve(3, 8)
+    with pytest.raises(EngineError, match="request 3 begins with 1 blocks of request 1, which has no table"):
+        kv.share(3, PrefixBlocks(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (lambda kv: kv.share(2, PrefixBlocks(1, 3)), "begins with 3 blocks of request 1, which has 2 on this stage"),
+        (lambda kv: kv.share(2, PrefixBlocks(9, 1)), "begins with 1 blocks of request 9, which has no table"),
+        (lambda kv: kv.share(1, PrefixBlocks(1, 1)), "request 1 cannot begin with 1 blocks of another one"),
+        (lambda kv: kv.keep(9), "the blocks of request 9 cannot be kept"),
+        (lambda kv: kv.evict(PrefixBlocks(1, 0)), "no 0 blocks of request 1 are kept"),
+    ],
+    ids=["too many", "unknown", "not at its start", "keeps nobody", "not kept"],
+)
+def test_a_step_that_does_not_fit_the_tables_breaks_the_epoch(act: Callable[[KVCache], None], reason: str) -> None:
+    kv = cache()
+    kv.reserve(1, 8)
+    slots(kv, 1, 8)
+    kv.reserve(2, 16)
+    with pytest.raises(EngineError, match=reason):
+        act(kv)
+
+
+def test_without_an_eviction_no_block_is_taken_from_a_kept_table() -> None:
+    kv = cache(slots=12)
+    kv.reserve(1, 12)
+    slots(kv, 1, 12)
+    kv.keep(1)
+    kv.reserve(2, 4)
+    with pytest.raises(EngineError, match="request 2 needs a KV block and none is free"):
+        kv.extend(2, 1)
 
 
 def test_a_source_has_a_table_of_its_own_in_the_same_blocks() -> None:

@@ -75,11 +75,35 @@ local function count_answer(r, output, reason)
   count_latencies(name, r, output)
 end
 
+-- Returns a token as a hint says it, "<id>" or "<id>@<cached prompt tokens>"; nil for one that says more.
+local function hint_of(token)
+  local cached, own = string.match(token, '^C(....)(%d+)$')
+  if cached then return own .. '@' .. struct.unpack('<I4', cached) end
+  return string.match(token, '^%d+$')
+end
+
+-- Publishes the entries of a commit with their hint, if it can say them.
+local function publish_contents(tokens, are_plain, reason, stop)
+  if #tokens > CONTENTS_MAX or (stop or '') ~= '' then return end
+  if not are_plain then
+    for i, token in ipairs(tokens) do
+      tokens[i] = hint_of(token)
+      if not tokens[i] then return end
+    end
+  end
+  if reason ~= '' then tokens[#tokens + 1] = reason end
+  contents[#news] = table.concat(tokens, ',')
+end
+
 local function commit_entry(id, number, claim_call, index, waited_ms, tokens, are_plain, reason, stop)
   -- Only these five fields, which come first in the record: the rest is needed when a request ends or goes back.
   local log, r = log_key(id), call('HMGET', req_key(id), 'schema', 'state', 'number', 'call', 'trial')
   local state = r[2]
   if not is_known(r[1]) then return NOT_YOURS end
+  -- A record of an older schema cannot have the number of cached prompt tokens, with which token 0 begins.
+  if index == 0 and tokens[1] and tonumber(r[1]) < SCHEMA_OF_CACHED_TOKENS then
+    tokens[1] = string.gsub(tokens[1], '^C....', '')
+  end
   if r[3] ~= number or r[4] ~= claim_call or state == 'queued' then
     return state == 'ended' and ENDED_NOW or NOT_YOURS
   end
@@ -107,10 +131,7 @@ local function commit_entry(id, number, claim_call, index, waited_ms, tokens, ar
   else
     news[#news + 1] = id .. ' ' .. (index + #tokens)
   end
-  if are_plain and #tokens <= CONTENTS_MAX and (stop or '') == '' then
-    if reason ~= '' then tokens[#tokens + 1] = reason end
-    contents[#news] = table.concat(tokens, ',')
-  end
+  publish_contents(tokens, are_plain, reason, stop)
   return APPLIED
 end
 

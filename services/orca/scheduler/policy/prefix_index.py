@@ -1,0 +1,316 @@
+"""The prefix index: which KV blocks hold which tokens, so that a group computes a common prefix once.
+
+It mirrors the block tables of the ranks (worker/stage/kv_cache.py), which do what the steps say. It knows three things:
+
+    blocks   the memory. A block is free, or in the tables of one or more requests.
+    tables   the blocks of each request, in the order of its positions. The table of a living request grows with it. A
+             request that ended leaves a kept table if the index needs its first blocks.
+    nodes    a trie of full blocks. The key of a node is its parent and the token ids of its block, so two different
+             prefixes never meet, and there are no hashes that could collide. Each salt has a root of its own.
+
+The first `depth` blocks in the table of a node's owner hold the tokens from the root to the node. So a handle and a
+number of blocks name them, and no stage needs tokens to share blocks.
+
+Requests may compute the same tokens side by side. Then the node has one block, and the tables of the other living
+requests are its doubles: one of them becomes the owner if no living request has the node's block any more. So a node is
+idle only if no living request needs it, and all nodes below an idle one are idle.
+
+Blocks of idle nodes lie in memory that no living request has taken. When a table grows and no block is free, the least
+recently used idle leaf is evicted. Living requests have at most what is reserved for them, so there always is one.
+"""
+
+import heapq
+from array import array
+from bisect import insort
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count, islice
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A KV block that is not free."""
+
+    tables: int = 1  # that have it
+    living: int = 1  # those of them whose requests live
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A full block in the trie, or a root, which has no block."""
+
+    parent: "Node | None"
+    key: bytes  # its token ids (`block_keys`); of a root empty
+    owner: "Table | None"  # None: a root, or a node that was evicted
+    depth: int  # blocks from the root down to this one
+    used: int = 0  # time at which the last living request left it
+    children: "dict[bytes, Node]" = field(default_factory=dict)
+    doubles: "list[Table]" = field(default_factory=list)  # living tables that have these tokens in another block
+
+    @property
+    def block(self) -> Block:
+        assert self.owner is not None
+        return self.owner.blocks[self.depth - 1]
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no living request has its block; False for roots and evicted nodes."""
+        return self.owner is not None and not self.block.living
+
+    def chain(self) -> "Iterator[Node]":
+        """Yield this node and those above it, without the root."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+
+@dataclass(slots=True, eq=False)
+class Table:
+    """The blocks of a request.
+
+    Args:
+        last: the node of its newest block in the trie; `NOWHERE` before the first one.
+    """
+
+    handle: int
+    salt: str | None
+    last: Node
+    is_living: bool = True
+    blocks: list[Block] = field(default_factory=list)
+    owned: list[int] = field(default_factory=list)  # depths of the nodes that it owns, rising
+
+
+NOWHERE = Node(None, b"", None, 0)
+"""The last node of a table of which no block is in the trie."""
+
+
+def block_keys(tokens: Sequence[int], block_tokens: int) -> Iterator[bytes]:
+    """Yield the key of each full block of some tokens. Args: tokens: ids from 0 to 2^31 - 1."""
+    keys, width = array("i", tokens).tobytes(), 4 * block_tokens
+    for end in range(width, len(keys) + 1, width):
+        yield keys[end - width : end]
+
+
+_SPARE_LEAVES = 64
+"""Entries of the heap of leaves that may be stale, besides as many as there are nodes."""
+
+
+class PrefixIndex:
+    """The index of one epoch.
+
+    Args:
+        blocks: of the group's memory, on every rank the same.
+    """
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self.free = blocks
+        self.cached = 0  # blocks that only kept tables have
+        self.nodes = 0
+        self.evictions = 0  # nodes evicted so far
+        self.tables: dict[int, Table] = {}  # by handle; living and kept ones
+        self._roots: dict[str | None, Node] = {}  # by salt
+        self._shrunk: dict[int, int] = {}  # kept tables of which blocks go with the next step, and how many stay
+        self._leaves: list[tuple[int, int, Node]] = []  # heap by time of use: idle leaves, and some that were
+        self._now = 0
+        self._ties = count()
+
+    @property
+    def held(self) -> int:
+        """The blocks of living requests."""
+        return self.blocks - self.free - self.cached
+
+    def match(self, salt: str | None, keys: Iterable[bytes], blocks_max: int) -> Node | None:
+        """Return the node of the longest known chain of blocks; None if not even the first one is known."""
+        root = node = self._roots.get(salt)
+        for key in islice(keys, blocks_max):
+            if node is None or (child := node.children.get(key)) is None:
+                break
+            node = child
+        return None if node is root else node
+
+    def begin(self, handle: int, salt: str | None) -> Table:
+        """Begin the table of a request."""
+        table = self.tables[handle] = Table(handle, salt, NOWHERE)
+        return table
+
+    def share(self, table: Table, node: Node) -> None:
+        """Give a table without blocks those of a chain."""
+        assert node.owner is not None
+        assert not table.blocks
+        table.blocks = node.owner.blocks[: node.depth]
+        table.last = node
+        for block in table.blocks:
+            self.cached -= not block.living
+            block.tables += 1
+            block.living += 1
+        for each in node.chain():
+            if each.block is not table.blocks[each.depth - 1]:
+                self._double(each, table)
+
+    def grow(self, table: Table, blocks: int) -> None:
+        """Give a table free blocks until it has so many. `make_room` comes before."""
+        more = blocks - len(table.blocks)
+        assert more <= self.free
+        if more > 0:
+            self.free -= more
+            table.blocks += [Block() for _ in range(more)]
+
+    def fill(self, table: Table, keys: Iterable[bytes]) -> None:
+        """Put the next blocks of a table into the trie. Args: keys: of the blocks behind `table.last`."""
+        node = table.last
+        for key in keys:
+            if node is NOWHERE:
+                node = self._roots.setdefault(table.salt, Node(None, b"", None, 0))
+            child = node.children.get(key)
+            if child is None:
+                child = node.children[key] = Node(node, key, table, node.depth + 1)
+                table.owned.append(child.depth)
+                self.nodes += 1
+            else:
+                self._double(child, table)
+            node = child
+        table.last = node
+
+    def forget(self, table: Table) -> None:
+        """Take the nodes of a table out of the trie, as far as nobody else uses them: its blocks are not filled."""
+        for node in list(table.last.chain()):
+            if node.owner is not table or node.children or node.doubles or node.block.tables > 1:
+                return
+            self._remove(node)
+            table.last = node.parent or NOWHERE
+
+    def end(self, table: Table) -> int:
+        """Take a request out of the living ones. Returns: the blocks of its table that stay; 0: the table is gone."""
+        self._now += 1
+        for block in table.blocks:
+            block.living -= 1
+            self.cached += not block.living
+        chain = list(table.last.chain())
+        for node in chain:
+            if node.block is not table.blocks[node.depth - 1]:
+                node.doubles.remove(table)
+            elif node.doubles and not node.block.living:
+                self._hand_over(node, node.doubles.pop())
+        table.is_living = False
+        self._shrink(table)
+        self._shrunk.pop(table.handle, None)  # the step that ends a request says how much of its table stays
+        for node in chain:
+            if node.is_idle:
+                node.used = self._now
+                self._note_leaf(node)
+        return len(table.blocks)
+
+    def make_room(self, blocks: int) -> None:
+        """Evict idle leaves, the least recently used first, until so many blocks are free."""
+        while self.free < blocks:
+            used, _, node = heapq.heappop(self._leaves)
+            if _is_leaf_since(node, used):
+                self._evict(node)
+
+    def take_shrunk(self) -> dict[int, int]:
+        """Return the kept tables that have shrunk since the last call, and their blocks now. The next step says so."""
+        shrunk, self._shrunk = self._shrunk, {}
+        return shrunk
+
+    def check(self) -> None:
+        """Recount every invariant. Raises: AssertionError."""
+        tables = self.tables.values()
+        blocks = {id(block): block for table in tables for block in table.blocks}
+        assert self.free == self.blocks - len(blocks), "free blocks miscounted"
+        assert self.cached == sum(not block.living for block in blocks.values()), "cached blocks miscounted"
+        for block in blocks.values():
+            having = [table for table in tables if block in table.blocks]
+            assert block.tables == len(having), "tables of a block miscounted"
+            assert block.living == sum(table.is_living for table in having), "living tables of a block miscounted"
+        nodes = [node for root in self._roots.values() for node in _below(root)]
+        assert self.nodes == len(nodes), "nodes miscounted"
+        assert all(root.children for root in self._roots.values()), "a root without nodes"
+        leaves = {id(node) for used, _, node in self._leaves if _is_leaf_since(node, used)}
+        for node in nodes:
+            assert node.owner is not None, "a node in the trie has no owner"
+            assert self.tables[node.owner.handle] is node.owner, "the table of a node is gone"
+            assert not (node.is_idle and node.doubles), "a living request needs an idle node"
+            assert not node.is_idle or all(child.is_idle for child in node.children.values()), "an idle node is needed"
+            assert (node.is_idle and not node.children) == (id(node) in leaves), "a leaf that cannot be evicted"
+        for table in tables:
+            owned = [node.depth for node in nodes if node.owner is table]
+            assert sorted(owned) == table.owned, "owned nodes miscounted"
+            assert table.is_living or len(table.blocks) == table.owned[-1], "a kept table has more than is needed"
+            for node in table.last.chain() if table.is_living else ():
+                is_own = node.block is table.blocks[node.depth - 1]
+                assert node.doubles.count(table) == (not is_own), "a double is missing, or is none"
+
+    def _double(self, node: Node, table: Table) -> None:
+        """Note that a living table has the tokens of a node in a block of its own."""
+        if node.is_idle:
+            self._hand_over(node, table)
+        else:
+            node.doubles.append(table)
+
+    def _hand_over(self, node: Node, table: Table) -> None:
+        """Make a table the owner of a node, which then has its block."""
+        before = node.owner
+        assert before is not None
+        before.owned.remove(node.depth)
+        insort(table.owned, node.depth)
+        node.owner = table
+        node.doubles = [each for each in node.doubles if each.blocks[node.depth - 1] is not node.block]
+        if not before.is_living:
+            self._shrink(before)
+
+    def _shrink(self, table: Table) -> None:
+        """Drop the blocks of a table that the index does not need; its request has ended."""
+        needed = table.owned[-1] if table.owned else 0
+        if table.blocks[needed:]:
+            self._shrunk[table.handle] = needed
+        for block in table.blocks[needed:]:
+            block.tables -= 1
+            if not block.tables:
+                self.free += 1
+                self.cached -= 1
+        del table.blocks[needed:]
+        if not needed:
+            del self.tables[table.handle]
+
+    def _evict(self, leaf: Node) -> None:
+        owner, parent = leaf.owner, leaf.parent
+        assert owner is not None
+        assert parent is not None
+        self._remove(leaf)
+        self.evictions += 1
+        self._shrink(owner)
+        if parent.is_idle:
+            self._note_leaf(parent)
+
+    def _remove(self, leaf: Node) -> None:
+        owner, parent = leaf.owner, leaf.parent
+        assert owner is not None
+        assert parent is not None
+        del parent.children[leaf.key]
+        owner.owned.pop()  # it owns nothing below a leaf
+        leaf.owner = None
+        self.nodes -= 1
+        if parent.parent is None and not parent.children:
+            del self._roots[owner.salt]
+
+    def _note_leaf(self, node: Node) -> None:
+        """Note that an idle node may be evicted, if it is a leaf."""
+        if node.children:
+            return
+        heapq.heappush(self._leaves, (node.used, next(self._ties), node))
+        if len(self._leaves) > 2 * self.nodes + _SPARE_LEAVES:
+            self._leaves = [entry for entry in self._leaves if _is_leaf_since(entry[2], entry[0])]
+            heapq.heapify(self._leaves)
+
+
+def _is_leaf_since(node: Node, used: int) -> bool:
+    return node.is_idle and not node.children and node.used == used
+
+
+def _below(node: Node) -> Iterator[Node]:
+    """Yield all nodes below a node."""
+    for child in node.children.values():
+        yield child
+        yield from _below(child)

@@ -1,0 +1,177 @@
+"""The common prefixes of a group's requests: what a request need not compute, and what a step says about KV blocks.
+
+A request is matched once, at its first pick. It gets the longest chain of full blocks that earlier steps have filled,
+or that older rows of the same step fill: in every layer a stage writes the keys and values of the whole step before
+attention reads any. Its last known token is always computed, since that one draws the next token.
+
+Policies ask `hit_tokens` and leave the rest to `GroupState`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from orca.core.domain.step import PrefixBlocks
+from orca.scheduler.policy.batch import Batch, BatchRow, GroupRequest
+from orca.scheduler.policy.prefix_index import Node, PrefixIndex, block_keys
+
+
+@dataclass(slots=True)
+class BlockChanges:
+    """The part of a step about blocks (core.domain.step)."""
+
+    freed: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    evicted: dict[int, int] = field(default_factory=dict)  # kept handle -> blocks that stay
+    prefixes: dict[int, PrefixBlocks] = field(default_factory=dict)  # by handle of a new request
+    evictions: int = 0  # blocks taken out of the index
+
+
+class GroupPrefixes:
+    """The prefixes of one epoch, for decoder-only models.
+
+    Args:
+        slots: of the group, a whole number of blocks.
+    """
+
+    def __init__(self, slots: int, block_tokens: int) -> None:
+        self.index = PrefixIndex(slots // block_tokens)
+        self._block_tokens = block_tokens
+
+    def hit_tokens(self, entry: GroupRequest, prompts: Sequence[BatchRow]) -> int:
+        """Return how many of its known tokens a request need not compute if it is picked now: whole blocks.
+
+        Args: prompts: rows of the same batch that run tokens of older requests' prompts.
+        """
+        blocks_max = (len(entry.known) - 1) // self._block_tokens
+        if not blocks_max or not _may_hit(entry):
+            return 0
+        node = self._match(entry, blocks_max)
+        blocks = 0 if node is None else node.depth
+        for row in prompts:
+            blocks = self._common_blocks(entry, row, blocks, blocks_max)
+        return blocks * self._block_tokens
+
+    def carry_out(self, batch: Batch) -> BlockChanges:
+        """Note what a batch does with blocks, whose requests have their handles. Returns: what its step says of it."""
+        changes, evictions = BlockChanges(), self.index.evictions
+        for entry in batch.freed:
+            self._end(entry, changes)
+        late: dict[int, int] = {}  # new handle -> blocks that older rows of this step fill
+        for admission in batch.admitted:
+            self._begin(admission.request, admission.prefix_tokens // self._block_tokens, changes, late)
+        touched = [row for row in batch.rows if row.start + row.count >= row.request.watch]
+        # All that goes is chosen before anything is filled, so no block goes that a later row begins with.
+        self.index.make_room(sum(self._more_blocks(row, late) for row in touched))
+        for row in touched:
+            self._run(row, changes, late)
+        changes.evicted |= self.index.take_shrunk()
+        changes.evictions = self.index.evictions - evictions
+        return changes
+
+    def check(self, requests: Iterable[GroupRequest]) -> None:
+        """Recount every invariant. Args: requests: of the group. Raises: AssertionError."""
+        self.index.check()
+        admitted = {entry.handle for entry in requests if entry.is_admitted}
+        living = {handle for handle, table in self.index.tables.items() if table.is_living}
+        assert living == admitted, "the tables are not those of the requests that are admitted"
+        for entry in requests:
+            if entry.table is not None:
+                assert len(entry.table.blocks) == -(-entry.computed // self._block_tokens), "blocks without tokens"
+                assert len(entry.table.blocks) * self._block_tokens <= entry.slots, "more blocks than reserved"
+
+    def _end(self, entry: GroupRequest, changes: BlockChanges) -> None:
+        table, handle = entry.table, entry.handle
+        assert table is not None
+        assert handle is not None
+        had = len(table.blocks)
+        if entry.is_refused:
+            self.index.forget(table)
+        else:
+            self._fill(entry, entry.computed)
+        stay = self.index.end(table)
+        entry.table = None
+        (changes.kept if stay else changes.freed).append(handle)
+        if 0 < stay < had:
+            changes.evicted[handle] = stay
+
+    def _begin(self, entry: GroupRequest, blocks: int, changes: BlockChanges, late: dict[int, int]) -> None:
+        assert entry.handle is not None
+        entry.table, entry.watch = self.index.begin(entry.handle, entry.request.cache_salt), 0
+        if blocks:
+            node = self._match(entry, blocks)
+            if node is not None and node.depth == blocks:
+                self._share(entry, node, changes)
+            else:
+                late[entry.handle] = blocks
+
+    def _run(self, row: BatchRow, changes: BlockChanges, late: dict[int, int]) -> None:
+        entry, end = row.request, row.start + row.count
+        assert entry.handle is not None
+        assert entry.table is not None
+        if blocks := late.get(entry.handle):
+            node = self._match(entry, blocks)
+            assert node is not None
+            assert node.depth == blocks, "no older row fills these blocks"
+            self._share(entry, node, changes)
+        self.index.grow(entry.table, -(-end // self._block_tokens))
+        self._fill(entry, end)
+        entry.watch = len(entry.table.blocks) * self._block_tokens + 1
+        if _may_share(entry):
+            entry.watch = min(entry.watch, (entry.table.last.depth + 1) * self._block_tokens)
+
+    def _share(self, entry: GroupRequest, node: Node, changes: BlockChanges) -> None:
+        assert entry.handle is not None
+        assert entry.table is not None
+        assert node.owner is not None
+        changes.prefixes[entry.handle] = PrefixBlocks(node.owner.handle, node.depth)
+        self.index.share(entry.table, node)
+
+    def _fill(self, entry: GroupRequest, computed: int) -> None:
+        """Put the blocks that are full of known tokens into the index. Args: computed: positions of the request."""
+        table, size = entry.table, self._block_tokens
+        assert table is not None
+        full, depth = min(computed, len(entry.known) + len(entry.drawn)) // size, table.last.depth
+        if full > depth and _may_share(entry):
+            self.index.fill(table, block_keys(_tokens(entry, depth * size, full * size), size))
+
+    def _more_blocks(self, row: BatchRow, late: dict[int, int]) -> int:
+        entry = row.request
+        assert entry.handle is not None
+        assert entry.table is not None
+        has = late.get(entry.handle) or len(entry.table.blocks)
+        return max(0, -(-(row.start + row.count) // self._block_tokens) - has)
+
+    def _match(self, entry: GroupRequest, blocks_max: int) -> Node | None:
+        return self.index.match(entry.request.cache_salt, block_keys(entry.known, self._block_tokens), blocks_max)
+
+    def _common_blocks(self, entry: GroupRequest, row: BatchRow, found: int, most: int) -> int:
+        """Return the blocks that a request has in common with those that a row has filled; `found` if that is more."""
+        other, size = row.request, self._block_tokens
+        most = min(most, min(row.start + row.count, len(other.known)) // size)
+        if most <= found or not _may_share(other) or other.request.cache_salt != entry.request.cache_salt:
+            return found
+        if entry.known[: most * size] == other.known[: most * size]:
+            return most
+        common = 0
+        while entry.known[common * size : (common + 1) * size] == other.known[common * size : (common + 1) * size]:
+            common += 1
+        return max(found, common)
+
+
+def _may_hit(entry: GroupRequest) -> bool:
+    """Return true if a request may begin with blocks of others."""
+    # Log probabilities of a prompt need all of its hidden states.
+    return not entry.is_alone and entry.request.sampling.prompt_logprobs is None
+
+
+def _may_share(entry: GroupRequest) -> bool:
+    """Return true if others may begin with the blocks of a request: not if it broke an engine before."""
+    return not entry.was_alone
+
+
+def _tokens(entry: GroupRequest, start: int, end: int) -> Sequence[int]:
+    """Return the tokens of a request at some positions, all of which are known."""
+    known, drawn = entry.known, entry.drawn
+    if end <= len(known):
+        return known[start:end]
+    return (*known[start:], *drawn[max(0, start - len(known)) : end - len(known)])
