@@ -85,9 +85,7 @@ def plan(settings: UpSettings, model: ModelInfo, context: RuntimeContext) -> lis
     return specs
 
 
-def ignored_variables(
-    settings: UpSettings, specs: Sequence[ProcessSpec], environment: Mapping[str, str]
-) -> list[str]:
+def ignored_variables(settings: UpSettings, specs: Sequence[ProcessSpec], environment: Mapping[str, str]) -> list[str]:
     """Return the variables of parts that have no effect, since each part of the kind gets another value as an option.
 
     Args: environment: of all parts.
