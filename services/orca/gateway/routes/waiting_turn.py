@@ -52,9 +52,10 @@ def waiting_turn(status: RequestStatus, stats: PoolStats | None) -> WaitingTurn 
     starts_by = starts_by_ms(status.request, status.tokens, order, stats.wall_ms)
     of = waiting_class(status.request, status.tokens)
     reason = _reason(of, status, order, starts_by, stats.wall_ms)
-    stats = _without_one(stats, of)
     # While claims build the index, from the oldest request on, they know of no others.
-    ahead = older if stats.by_order.classes is None else _ahead(reason, of, older, stats, starts_by)
+    is_built = stats.by_order.classes is not None
+    stats = _without_one(stats, of)
+    ahead = _ahead(reason, of, older, stats, starts_by) if is_built else older
     shown = reason if is_served else WaitReason.NO_GROUP
     return WaitingTurn(order.rules.order, shown, max(0, min(stats.queued, ahead)), int(starts_by))
 
