@@ -30,6 +30,14 @@ def test_logs_become_claims_and_news_in_the_checkers_time(tmp_path: Path) -> Non
     ]
 
 
+def test_the_error_that_broke_an_epoch_is_the_last_line_of_its_traceback(tmp_path: Path) -> None:
+    line = '{"time":"1970-01-01T00:16:50.000000Z","message":"the epoch broke","epoch":4,"exception_text":'
+    (tmp_path / "worker-0.1.log").write_text(line + r'"Traceback\n  File\nEngineError: request 3 is gone\n"}')
+    assert read_logs(tmp_path, Opening(at=100.0, seed=1, wall_s=1000.0)) == [
+        GroupNews(at=110.0, group="worker-0.1", what="broke", epoch=4, reason="EngineError: request 3 is gone")
+    ]
+
+
 def test_deaths_are_read_from_the_output_of_orca_up() -> None:
     said = "1970-01-01T00:16:51.250Z redis was killed by SIGKILL; its log is x\n    a line\nrestarting redis\n"
     assert read_deaths(said, Opening(at=100.0, seed=1, wall_s=1000.0)) == [
