@@ -3,10 +3,14 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from checker.clients.sse import EventParser, RawEvent
 from checker.history.records import Claimed, GroupNews, Opening, Ran
 from checker.history.system_logs import read_deaths, read_iterations, read_logs
 from checker.systems.pool_reader import LASTING, PREFIX, count_keys, read_log
+from orca.core.domain.request import Logprob, Token
+from orca.pool.codec import pack_token
 from orca.pool.redis import keys
 from support.checker.fake_pool import pool
 
@@ -66,6 +70,15 @@ async def test_a_log_is_read_with_its_end_and_both_forms_of_tokens() -> None:
     assert log is not None
     assert log.claims == (3,)
     assert (log.tokens, log.reason, log.count, log.is_dense) == ((17, 300), "length", 2, True)
+
+
+@pytest.mark.parametrize("logprob", [None, Logprob(300, -0.5)])
+@pytest.mark.parametrize("cached", [None, 0, 48])
+async def test_a_token_is_read_in_each_form_that_the_pool_writes(logprob: Logprob | None, cached: int | None) -> None:
+    packed = pack_token(Token(300, logprob, cached_prompt_tokens=cached))
+    log = await read_log(pool((b"1-0", {b"token": packed})), "x.0", at=1.0)
+    assert log is not None
+    assert log.tokens == (300,)
 
 
 async def test_a_gap_in_a_log_and_a_token_after_its_end_are_violations() -> None:
