@@ -248,10 +248,9 @@ def _late_error(end: End, request: Request, goals: LatencyGoals) -> ApiError:
     """Return the error for a deadline. `param` names the field or header that asked for it."""
     asked = goals.deadline_in_force(request, end.count)
     param, allowed = (None, "") if asked is None else (asked.param, f" ({asked})")
+    message = f"the request's deadline passed{allowed}"
     if end.detail is not None:
         message = f"the request was too late{allowed}: {end.detail}"
-        return ApiError(504, message, kind="timeout_error", param=param, code="deadline_exceeded", is_final=True)
-    message = f"the request's deadline passed{allowed}"
     return ApiError(504, message, kind="timeout_error", param=param, code="deadline_exceeded", is_final=True)
 
 

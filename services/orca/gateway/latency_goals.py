@@ -61,9 +61,11 @@ class AskedDeadline:
     param: str
     ms: int  # from submission
     event: str  # that must happen by then
+    also: str | None = None  # another header, if the time is that of both
 
     def __str__(self) -> str:
-        return f"{self.param} allowed {self.ms} ms until the {self.event}"
+        asking = self.param if self.also is None else f"{self.also} and {self.param}"
+        return f"{asking} allowed {self.ms} ms until the {self.event}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,9 @@ class LatencyGoals:
             return None
         # The pool keeps the sooner one of the goals' bound and `deadline_ms`.
         is_goal = end_ms == self.deadline_ms(None, request.max_new_tokens)
-        return AskedDeadline(TPOT_HEADER if is_goal else DEADLINE_FIELD, end_ms, "end")
+        if is_goal:
+            return AskedDeadline(TPOT_HEADER, end_ms, "end", also=TTFT_HEADER)
+        return AskedDeadline(DEADLINE_FIELD, end_ms, "end")
 
 
 NO_GOALS = LatencyGoals()

@@ -189,7 +189,7 @@ class PoolStats:
     queued_max: int  # bound of `queued` for new submissions
     queued_prompt_tokens_max: int  # bound of `queued_prompt_tokens` for new submissions
     ended_ever: int  # all requests that have ended, forgotten ones included: never falls
-    late_ever: int  # those of them that waited until their deadline, or a claim that found them too late, ended them
+    unserved_ever: int  # those of them that ended while they waited
     wall_ms: int  # the pool's wall clock at this moment, Unix milliseconds
     oldest_wait_ms: int  # 0 when nothing waits
     bytes_reserved: int

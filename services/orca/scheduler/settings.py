@@ -91,7 +91,7 @@ class BatchingSettings:
     )
 
     prefix_cache: bool = setting(
-        True,
+        False,
         "true lets requests begin with KV blocks of others that have the same tokens; encoder-decoder models and the"
         " policy request_level run without",
     )
@@ -171,7 +171,7 @@ class BatchingSettings:
 
     @property
     def no_prefix_cache(self) -> str | None:
-        """Why the policy runs without a prefix cache; None if it can have one."""
+        """Reason why the policy runs without a prefix cache; None if it can have one."""
         return "the policy request_level computes each prompt" if self.policy == "request_level" else None
 
     @property

@@ -49,6 +49,6 @@ async def observed(
         clock.now_s += 0.5
         ended = round(clock.now_s * ends_per_second)
         late = round(ended * late_share)
-        pool.told = stats(queued=queued, queued_max=10**6, ended_ever=ended, late_ever=late, by_order=by_order)
+        pool.told = stats(queued=queued, queued_max=10**6, ended_ever=ended, unserved_ever=late, by_order=by_order)
         await overload.check()
     return overload

@@ -25,7 +25,7 @@ def stats(*, queued: int = 0, ended_ever: int = 0, queued_max: int = 100, **fiel
         "groups_in_force": (),
         "schema": SCHEMA,
         "newer_records": 0,
-        "late_ever": 0,
+        "unserved_ever": 0,
         "by_order": None,
     }
     rest |= {"queued_prompt_tokens_max": 100}

@@ -145,6 +145,8 @@ def test_every_part_accepts_the_flags_it_is_given(flags: list[str]) -> None:
             ["ORCA_SCHEDULER_DTYPE (use --dtype)", "ORCA_WORKER_DTYPE (use --dtype)"],
         ),
         ({"ORCA_GATEWAY_MAX_MODEL_LEN": "9", "ORCA_GATEWAY_API_KEYS": "k"}, []),
+        ({"ORCA_SCHEDULER_STAGES": "here:1"}, ["ORCA_SCHEDULER_STAGES"]),
+        ({"ORCA_SCHEDULER_GROUP": "group-1"}, []),
     ],
     ids=[
         "another value",
@@ -153,14 +155,19 @@ def test_every_part_accepts_the_flags_it_is_given(flags: list[str]) -> None:
         "no option of its own",
         "of two parts",
         "read here",
+        "an option that means something else",
+        "the value of one part",
     ],
 )
 def test_variables_that_an_option_wins_over_are_named_once(variables: dict[str, str], expected: list[str]) -> None:
-    specs = planned("--order", "deadline", "--replicas", "2", "--max-model-len", "64")
-    assert ignored_variables(specs, variables) == expected
+    settings = parse_settings(
+        ["--port", "0", "--stages", "2", "--order", "deadline", "--replicas", "2", "--max-model-len", "64"]
+    )
+    assert ignored_variables(settings, planned_by(settings), variables) == expected
 
 
 BATCHING = {
+    "prefix_cache": ["--prefix-cache", "true"],
     "policy": ["--policy", "request_level"],
     "max_batch_size": ["--max-batch-size", "5"],
     "max_batch_tokens": ["--max-batch-tokens", "64"],

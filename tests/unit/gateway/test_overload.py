@@ -73,7 +73,7 @@ def test_the_rate_counts_requests_that_ended_while_others_waited(
 def test_the_rate_of_served_requests_leaves_out_those_that_were_late_in_the_queue() -> None:
     rate = EndRate()
     for second in range(5):
-        rate.add(second, stats(queued=5, ended_ever=30 * second, late_ever=20 * second))
+        rate.add(second, stats(queued=5, ended_ever=30 * second, unserved_ever=20 * second))
     assert (rate.per_second, rate.served_per_second) == (30.0, 10.0)
 
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from orca.core.domain.request import SamplingParams
 from orca.gateway.errors import ApiError
 from orca.gateway.limits.overload import Overload
-from orca.gateway.limits.turns import least_run_ms, requests_ahead
+from orca.gateway.limits.turns import least_run_ms, requests_ahead, wait_by_order
 from orca.gateway.settings import GatewaySettings
 from orca.pool.order.order_class import DeadlineKind, OrderClass
 from orca.pool.order.order_rules import ClaimOrder, Order, OrderRules, RunEstimates, Utility
+from orca.pool.order.order_stats import OrderStats
 from support.gateway.gateway_rig import Rig, error_of, make_request, rig
 from support.gateway.overloads import by_order, observed
 from support.gateway.scripted_pool import stats
@@ -161,6 +162,12 @@ SLOW = {"seconds": 10, "queued": QUEUED, "ends_per_second": 10}
 """All that waits is served in ten seconds, so a deadline below five is refused in the order of arrival."""
 
 
+def by_length(classes: dict[OrderClass, int]) -> OrderStats:
+    """Return counts of requests whose deadlines are far away, where claims go by utility per cost alone."""
+    order = ClaimOrder(rules=OrderRules(order=Order.SJF), free_prompt_tokens=1, total_prompt_tokens=1)
+    return by_order(classes, *[0] * 8, sum(classes.values()), order=order)
+
+
 async def asked(overload: Overload, **fields: Any) -> tuple[int, str | None]:
     """Make a call. Returns: status, and the code of the error."""
     async with rig(schedules=False) as one:
@@ -191,8 +198,7 @@ async def asked_of(one: Rig, overload: Overload, **fields: Any) -> tuple[int, st
     ids=["short", "long", "long with time", "urgent", "not urgent", "no deadline"],
 )
 async def test_a_call_is_refused_by_the_wait_of_its_class(fields: dict[str, Any], status: int) -> None:
-    waiting = by_order({OrderClass(0, 2, 6, END): QUEUED}, QUEUED)
-    found = await asked(await observed(**SLOW, by_order=waiting), **fields)
+    found = await asked(await observed(**SLOW, by_order=by_length({OrderClass(0, 2, 6, END): QUEUED})), **fields)
     assert found == (status, "deadline_unreachable" if status == 429 else None)
 
 
@@ -203,7 +209,7 @@ async def test_while_the_index_is_built_only_an_idle_engine_refuses_a_call() -> 
 
 
 async def test_a_call_is_refused_before_it_is_encoded_if_the_shortest_one_would_be() -> None:
-    waiting = by_order({OrderClass(-8, 0, 0, END): QUEUED}, QUEUED)
+    waiting = by_length({OrderClass(-8, 0, 0, END): QUEUED})
     async with rig(schedules=False) as one:
         one.app.state.gateway.overload = await observed(**SLOW, by_order=waiting)
         # Of the wrong kind: it would be refused when it came to be encoded.
@@ -213,13 +219,32 @@ async def test_a_call_is_refused_before_it_is_encoded_if_the_shortest_one_would_
 
 @pytest.mark.parametrize(("is_by_order", "status"), [(False, 202), (True, 429)], ids=["by arrival", "by an order"])
 async def test_late_requests_that_an_order_passes_over_are_not_served(is_by_order: bool, status: int) -> None:
-    waiting = by_order({OrderClass(0, 2, 2, END): QUEUED}, QUEUED) if is_by_order else None
+    waiting = by_length({OrderClass(0, 2, 2, END): QUEUED}) if is_by_order else None
     overload = await observed(**{**SLOW, "ends_per_second": 40}, late_share=0.75, by_order=waiting)
     assert (await asked(overload, max_tokens=30, deadline_ms=3_000))[0] == status
 
 
+@pytest.mark.parametrize(
+    ("due", "owned", "wait_s"),
+    [
+        ((), 0, 10.0),
+        ((0, 0, 0, 0, 0, 100), 0, 10.0),
+        ((100,), 0, 0.5),
+        ((0, 60), 0, 5.0),
+        ((0, 60), 60, 10.0),
+        ((40, 40, 90), 0, 3.0),
+    ],
+    ids=["no deadlines", "far ones", "all go soon", "most go soon", "those run", "by steps"],
+)
+def test_those_whose_deadlines_come_first_make_the_wait_shorter(
+    due: tuple[int, ...], owned: int, wait_s: float
+) -> None:
+    told = stats(queued=QUEUED, owned=owned, by_order=by_order({SHORT: QUEUED}, *(due or (0,))))
+    assert wait_by_order(QUEUED, 10.0, told) == wait_s
+
+
 async def test_each_prompt_of_a_call_must_have_its_turn_in_time() -> None:
-    waiting = by_order({OrderClass(0, 4, 6, END): QUEUED}, QUEUED)
+    waiting = by_length({OrderClass(0, 4, 6, END): QUEUED})
     overload = await observed(**SLOW, by_order=waiting)
     fields = {"max_tokens": 4, "deadline_ms": 1_000}
     async with rig(schedules=False) as one:

@@ -83,9 +83,8 @@ def test_the_reason_follows_from_window_and_patience(request_: Request, reason: 
     ("without", "older", "expected"), [(1, 9, 0), (3, 9, 2), (10, 4, 4), (10, 9, 9)], ids=["alone", "few", "old", "all"]
 )
 def test_older_requests_with_a_deadline_do_not_go_before_patience(without: int, older: int, expected: int) -> None:
-    found = turn(
-        a_request(PATIENCE_MS), counts(classes={OWN._replace(kind=NONE): without, OWN: 10 - without}), older=older
-    )
+    request = a_request(PATIENCE_MS)
+    found = turn(request, counts(classes={waiting_class(request, 0): without, OWN: 10 - without}), older=older)
     assert found is not None
     assert (found.reason, found.ahead) == (WaitReason.PATIENCE_PASSED, expected)
 
@@ -113,12 +112,23 @@ def test_late_requests_of_less_utility_per_cost_come_after_a_late_one(
 
 @pytest.mark.parametrize(("oldest_wait_ms", "patient"), [(PATIENCE_MS - 1, 0), (PATIENCE_MS, 4)])
 def test_all_without_a_deadline_are_ahead_once_patience_may_have_passed(oldest_wait_ms: int, patient: int) -> None:
-    told = counts(classes={SHORT._replace(kind=NONE): 4, SHORT: 6}, oldest_wait_ms=oldest_wait_ms)
     urgent = a_request(deadline_ms=60_000, weight=2.0**8)
-    for request, ahead in ((urgent, patient), (replace(urgent, deadline_ms=None), max(0, patient - 1))):
-        found = turn(request, told)
+    for request in (urgent, replace(urgent, deadline_ms=None)):
+        own = {waiting_class(request, 0): 1}
+        found = turn(
+            request, counts(classes={SHORT._replace(kind=NONE): 4, SHORT: 6, **own}, oldest_wait_ms=oldest_wait_ms)
+        )
         assert found is not None
-        assert found.ahead == ahead
+        assert found.ahead == patient
+
+
+@pytest.mark.parametrize("deadline_ms", [60_000, None])
+@pytest.mark.parametrize(("others", "ahead"), [({LONG: 1}, 0), ({SHORT: 1}, 1)], ids=["long", "short"])
+def test_a_request_is_not_ahead_of_itself(deadline_ms: int | None, others: dict[OrderClass, int], ahead: int) -> None:
+    request = a_request(deadline_ms=deadline_ms)
+    found = turn(request, counts(classes={waiting_class(request, 0): 1, **others}))
+    assert found is not None
+    assert found.ahead == ahead
 
 
 def test_those_without_a_deadline_count_once() -> None:

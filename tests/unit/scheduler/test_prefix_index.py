@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orca.scheduler.policy.prefix_index import Node, PrefixIndex, Table, block_keys
+from orca.scheduler.policy.prefix_index import BlockTable, Node, PrefixIndex, block_keys, check_index
 from support.effort import tries
 
 BLOCK = 2
@@ -18,7 +18,7 @@ class Requests:
 
     def __init__(self, blocks: int) -> None:
         self.index = PrefixIndex(blocks)
-        self.tables: dict[int, Table] = {}
+        self.tables: dict[int, BlockTable] = {}
         self.tokens: dict[int, list[int]] = {}
         self.handles = 0
 
@@ -76,7 +76,7 @@ def test_a_request_shorter_than_a_block_leaves_nothing() -> None:
     requests = Requests(100)
     handle, _ = requests.begin([1], salt="s")
     assert requests.end(handle) == 0
-    requests.index.check()
+    check_index(requests.index)
     assert requests.index.free == 100
 
 
@@ -149,7 +149,7 @@ def test_a_request_that_computes_what_is_cached_takes_its_place() -> None:
     assert requests.index.take_shrunk() == {}, "the first one still has the third block"
     requests.index.make_room(6)
     assert requests.index.take_shrunk() == {first: 1}
-    requests.index.check()
+    check_index(requests.index)
     assert requests.end(second) == 2
 
 
@@ -157,7 +157,7 @@ def test_blocks_that_were_not_filled_are_forgotten() -> None:
     requests = Requests(8)
     handle, _ = requests.begin([1, 2, 3, 4, 5])
     requests.index.forget(requests.tables[handle])
-    requests.index.check()
+    check_index(requests.index)
     assert requests.begin([1, 2, 3, 4, 5])[1] == 0
     assert requests.end(handle) == 0
 
@@ -166,7 +166,7 @@ def test_the_heap_of_leaves_does_not_grow_with_time() -> None:
     requests = Requests(8)
     for _ in range(1_000):
         requests.end(requests.begin([1, 2, 3])[0])
-    assert len(requests.index._leaves) < 200
+    assert len(requests.index.leaves) < 200
 
 
 class AnyHistory(RuleBasedStateMachine):
@@ -207,7 +207,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @invariant()
     def all_adds_up(self) -> None:
-        self.requests.index.check()
+        check_index(self.requests.index)
         assert all(blocks >= 0 for blocks in self.requests.index.take_shrunk().values())
 
     def _length(self, handle: int) -> int:

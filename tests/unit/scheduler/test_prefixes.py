@@ -1,4 +1,4 @@
-"""What requests with common prefixes compute, and what their steps say."""
+"""Requests with common prefixes: the tokens that they compute, and the blocks that their steps name."""
 
 from dataclasses import replace
 from typing import Any

@@ -153,7 +153,7 @@ DECIDE_TOKENS = (
     "Refused",
     "ResultMessage",
 )
-CONTRACTS = {1: "0f215eb45354dfa7", 2: "49aefa08a2466c0d", 3: "fa52bb396bddf456"}
+CONTRACTS = {1: "0f215eb45354dfa7", 2: "49aefa08a2466c0d", 3: "fa52bb396bddf456", 4: "7b5b14a3f93c094c"}
 """Digests of the messages that decide tokens, by contract number. The first change since the last release adds a
 line and raises wire.CONTRACT: a stage drops fields that it does not know, and would compute something else. A further
 change before the next release replaces the digest of the last line.

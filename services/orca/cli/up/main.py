@@ -304,7 +304,7 @@ async def _serve(
         bounds_folder=None if follow is None else data.folder,
     )
     specs = plan(settings, model, context)
-    if ignored := ignored_variables(specs, os.environ):
+    if ignored := ignored_variables(settings, specs, os.environ):
         display.print_text(f"variables: WARNING: orca up ignores {', '.join(ignored)}")
     children: list[Supervised] = [] if redis is None else [redis]
     children += [Child(spec) for spec in specs]

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from orca.cli.up import local_resources
@@ -85,22 +85,22 @@ def plan(settings: UpSettings, model: ModelInfo, context: RuntimeContext) -> lis
     return specs
 
 
-def ignored_variables(specs: Sequence[ProcessSpec], environment: Mapping[str, str]) -> list[str]:
-    """Return the variables of parts that have no effect, since the part gets another value as an option.
+def ignored_variables(settings: UpSettings, specs: Sequence[ProcessSpec], environment: Mapping[str, str]) -> list[str]:
+    """Return the variables of parts that have no effect, since each part of the kind gets another value as an option.
 
     Args: environment: of all parts.
-    Returns: names, each with the option of `orca up` to use, if it has one.
+    Returns: names, each with the option of `orca up` to use, if it is the same there.
     """
-    options = {field.name for field in fields(UpSettings)}
-    found: dict[str, None] = {}
-    for spec in specs:
-        prefix, flags = _PREFIXES[spec.role], dict(zip(spec.command[4::2], spec.command[5::2], strict=True))
+    found: list[str] = []
+    for role, prefix in _PREFIXES.items():
+        flags = [dict(zip(each.command[4::2], each.command[5::2], strict=True)) for each in specs if each.role is role]
         for variable in sorted(environment.keys() - set(VARIABLES)):
             name = variable.removeprefix(prefix).lower()
-            decided = flags.get(_flag(name)) if variable.startswith(prefix) else None
-            if decided not in (None, environment[variable]):
-                found[f"{variable} (use {_flag(name)})" if name in options else variable] = None
-    return list(found)
+            decided = {each[_flag(name)] for each in flags if variable.startswith(prefix) and _flag(name) in each}
+            if decided and environment[variable] not in decided:
+                is_same = str(getattr(settings, name, None)) in decided
+                found.append(f"{variable} (use {_flag(name)})" if is_same else variable)
+    return found
 
 
 def _gateway(settings: UpSettings, model: ModelInfo, context: RuntimeContext, number: int) -> ProcessSpec:
@@ -122,7 +122,7 @@ def _gateway(settings: UpSettings, model: ModelInfo, context: RuntimeContext, nu
         "slo_enforce": "true" if settings.slo_enforce else None,
         "api_keys_file": None if settings.api_keys_file is None else Path(settings.api_keys_file).resolve(),
         "open_to_network": "true" if settings.open_to_network else None,
-        "prefix_sharing": settings.prefix_sharing,
+        "prefix_sharing": None if settings.prefix_sharing == "all" else settings.prefix_sharing,
     }
     keys = {KEYS_VARIABLE: ",".join(settings.api_keys)} if settings.api_keys else {}
     return _spec(
@@ -158,7 +158,7 @@ def _scheduler(settings: UpSettings, model: ModelInfo, context: RuntimeContext, 
         "max_batch_tokens": settings.max_batch_tokens,
         "bounds_file": _bounds_file(context, settings.policy),
         **{name: getattr(settings, name) for name in ("order", *ORDER_SETTINGS)},
-        "prefix_cache": str(settings.prefix_cache).lower(),
+        "prefix_cache": "true" if settings.prefix_cache else None,
         "prefetch": settings.prefetch,
         "commit_interval_ms": settings.commit_interval_ms,
         "slots": settings.slots,

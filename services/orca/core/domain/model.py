@@ -262,7 +262,7 @@ class ModelInfo:
 
     @property
     def no_prefix_cache(self) -> str | None:
-        """Why requests cannot begin with KV blocks of others that have the same tokens; None if they can.
+        """Reason why requests cannot begin with KV blocks of others that have the same tokens; None if they can.
 
         It needs keys and values of a block that depend on the tokens up to its end alone. A layer with a recurrent
         state would have none.

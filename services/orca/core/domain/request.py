@@ -121,8 +121,9 @@ class Request:
     # From `submitted_ms`; the first token should come by then. It orders claims and ends nothing; None: no goal.
     first_token_goal_ms: int | None = None
 
-    # Reserved: the pool stores these fields, and nothing reads or writes them yet.
     cache_salt: str | None = None  # requests share blocks of a common prefix only if their salts are equal
+
+    # Reserved: the pool stores these fields, and nothing reads or writes them yet.
     key_hash: str | None = None  # salted hash of the API key, for length prediction
     head_hash: str | None = None  # salted hash of the prompt's first tokens, for length prediction
 
@@ -217,7 +218,7 @@ class Token(NamedTuple):
     id: int
     logprob: Logprob | None = None  # if `sampling.logprobs` asks for it
     prompt_logprobs: tuple[Logprob, ...] = ()  # with token 0 only: prompt tokens 1.., if asked for
-    # Reserved, with token 0 only: tokens of the prompt whose KV was there before. None where nobody counts them.
+    # With token 0 only: tokens of the prompt that were not computed. None where nobody counts them.
     cached_prompt_tokens: int | None = None
 
 

@@ -269,7 +269,7 @@ _NUMBERS: Mapping[Any, str] = {
     float | None: "a number",
 }
 _RULES: Mapping[Any, str] = {**_NUMBERS, bool: "true or false", tuple[str, ...]: "a comma-separated list of words"}
-_UNITS: Mapping[str, str] = {"s": " of seconds", "ms": " of milliseconds"}
+_UNITS: Mapping[str, str] = {"s": " of seconds", "seconds": " of seconds", "ms": " of milliseconds"}
 _METAVARS: Mapping[Any, str] = {int: "N", int | None: "N", float: "X", float | None: "X", tuple[str, ...]: "A,B"}
 
 

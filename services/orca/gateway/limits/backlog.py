@@ -35,7 +35,7 @@ RATE_GAP_SECONDS = 2.0
 class _Sample:
     at_s: float
     ended: int  # requests that have ended so far
-    late: int  # those of them that a deadline ended while they waited
+    unserved: int  # those of them that ended while they waited
 
 
 class EndRate:
@@ -49,7 +49,7 @@ class EndRate:
         if stats.queued == 0 or (samples and at_s - samples[-1].at_s > RATE_GAP_SECONDS):
             samples.clear()
         if stats.queued:
-            samples.append(_Sample(at_s, stats.ended_ever, stats.late_ever))
+            samples.append(_Sample(at_s, stats.ended_ever, stats.unserved_ever))
         while samples and at_s - samples[0].at_s > RATE_WINDOW_SECONDS:
             samples.popleft()
 
@@ -60,8 +60,8 @@ class EndRate:
 
     @property
     def served_per_second(self) -> float | None:
-        """The same without those that were too late before they ran: an order of claims passes them over."""
-        return self._rate(lambda sample: sample.ended - sample.late)
+        """The same without those that ended while they waited: an order of claims may pass them over."""
+        return self._rate(lambda sample: sample.ended - sample.unserved)
 
     def _rate(self, ends_of: Callable[[_Sample], int]) -> float | None:
         if not self._samples:

@@ -17,7 +17,7 @@ from orca.core.priority import DEFAULT_PRIORITY
 from orca.gateway.errors import UNAVAILABLE, ApiError
 from orca.gateway.latency_goals import DEADLINE_FIELD
 from orca.gateway.limits.backlog import Backlog
-from orca.gateway.limits.turns import least_run_ms, requests_ahead
+from orca.gateway.limits.turns import least_run_ms, requests_ahead, wait_by_order
 from orca.pool.api import RequestPool
 from orca.pool.order.order_class import DeadlineKind, OrderClass
 from orca.pool.records import PoolStats
@@ -157,7 +157,7 @@ class Overload:
         if rate is None:
             return
         ahead = requests_ahead(of, deadline_ms, stats)
-        wait_s = wait_seconds(ahead, rate)
+        wait_s = wait_seconds(ahead, rate) if stats.by_order is None else wait_by_order(ahead, rate, stats)
         if wait_s * DEADLINE_MARGIN * 1000 > deadline_ms:
             raise ApiError(
                 429,
@@ -165,7 +165,7 @@ class Overload:
                 kind="overloaded_error",
                 param=param,
                 code="deadline_unreachable",
-                retry_after_s=self._retry_after_s(ahead, secrets.token_hex(8)),
+                retry_after_s=retry_after_seconds(ahead, rate, secrets.token_hex(8)),
             )
 
     def check_run_time(self, request: Request, kind: DeadlineKind, deadline_ms: int, param: str) -> None:

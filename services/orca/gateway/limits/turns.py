@@ -7,6 +7,7 @@ is lost. The rules and the expectations are those of the last claim of one group
 
 from orca.core.domain.request import Request
 from orca.pool.order.order_class import DeadlineKind, OrderClass, fewest_tokens
+from orca.pool.order.order_stats import DUE_MS
 from orca.pool.records import PoolStats
 
 
@@ -41,6 +42,24 @@ def requests_ahead(of: OrderClass, deadline_ms: float, stats: PoolStats) -> int:
     if share < 1 and goes_by_deadline:
         ways.append(_sooner(deadline_ms, stats) / (1 - share))
     return min(stats.queued, round(min(ways)))
+
+
+def wait_by_order(ahead: int, served_per_second: float, stats: PoolStats) -> float:
+    """Estimate how many seconds a request waits for others that are ahead of it.
+
+    Requests are served until then, or their deadlines end them, whichever comes first. So for each time within which
+    deadlines are counted, those that are due have gone by then at the latest, and only others can be ahead.
+
+    Args: served_per_second: above 0.
+    """
+    assert stats.by_order is not None
+    wait_s = ahead / served_per_second
+    for within_ms, due in zip(DUE_MS, stats.by_order.due, strict=True):
+        # Those that are due may be running requests, or requests of replaced revisions.
+        gone = max(0, due - stats.owned - stats.replaced_unfinished)
+        left = min(ahead, max(0, stats.queued - gone))
+        wait_s = min(wait_s, within_ms / 1000 + left / served_per_second)
+    return wait_s
 
 
 def least_run_ms(request: Request, kind: DeadlineKind, least_step_ms: float) -> float:

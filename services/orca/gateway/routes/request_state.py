@@ -104,7 +104,7 @@ def _choice(
     turn = None if log.end else turn
     error = log.end and end_error(log.end, status.request, goals)
     # A request that waits again has started before: the outcome goes by the window of its first claim.
-    starts_by_ms = turn.starts_by_ms if turn and status.starts_by_ms is None else status.starts_by_ms
+    starts_by_ms = turn.starts_by_ms if turn and status.first_claimed_ms is None else status.starts_by_ms
     return {
         "index": status.request.choice,
         "status": _STATUS[OwnershipState.ENDED if log.end else status.state],

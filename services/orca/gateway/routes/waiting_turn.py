@@ -53,9 +53,21 @@ def waiting_turn(status: RequestStatus, stats: PoolStats | None) -> WaitingTurn 
     of = waiting_class(status.request, status.tokens)
     reason = _reason(of, status, order, starts_by, stats.wall_ms)
     # While claims build the index, from the oldest request on, they know of no others.
-    ahead = older if stats.by_order.classes is None else _ahead(reason, of, older, stats, starts_by)
+    is_built = stats.by_order.classes is not None
+    stats = _without_one(stats, of)
+    ahead = _ahead(reason, of, older, stats, starts_by) if is_built else older
     shown = reason if is_served else WaitReason.NO_GROUP
-    return WaitingTurn(order.rules.order, shown, max(0, min(stats.queued - 1, ahead)), int(starts_by))
+    return WaitingTurn(order.rules.order, shown, max(0, min(stats.queued, ahead)), int(starts_by))
+
+
+def _without_one(stats: PoolStats, of: OrderClass) -> PoolStats:
+    """Return the counts of the others: without one request of a class."""
+    by_order = stats.by_order
+    assert by_order is not None
+    classes = None if by_order.classes is None else dict(by_order.classes)
+    if classes is not None and of in classes:
+        classes[of] -= 1
+    return replace(stats, queued=max(0, stats.queued - 1), by_order=replace(by_order, classes=classes))
 
 
 def _reason(of: OrderClass, status: RequestStatus, order: ClaimOrder, starts_by: float, now_ms: int) -> WaitReason:
@@ -67,14 +79,14 @@ def _reason(of: OrderClass, status: RequestStatus, order: ClaimOrder, starts_by:
 
 
 def _ahead(reason: WaitReason, of: OrderClass, older: int, stats: PoolStats, starts_by: float) -> int:
-    """Return the requests ahead. Args: of: its class; older: waiting requests that came before it."""
+    """Return the requests ahead. Args: of: its class; older: waiting requests that came before it; stats: of others."""
     by_order = stats.by_order
     assert by_order is not None
-    without_deadline = max(0, by_order.without_deadline - (of.kind is DeadlineKind.NONE))
+    without_deadline = by_order.without_deadline
     if reason is WaitReason.PATIENCE_PASSED:
         return min(older, without_deadline)
     if reason is WaitReason.WINDOW_OVER:
-        return stats.queued - 1 - _surely_behind(of, stats, by_order)
+        return stats.queued - _surely_behind(of, stats, by_order)
     deadline_ms = starts_by - stats.wall_ms + by_order.assumed.estimates.own_ms(of)
     if stats.oldest_wait_ms < by_order.assumed.rules.patience_ms:
         return requests_ahead(of, deadline_ms, stats)
@@ -93,7 +105,9 @@ def _surely_behind(of: OrderClass, stats: PoolStats, by_order: OrderStats) -> in
     timed = _timed(by_order)
     lesser = {each: count for each, count in timed.items() if by_order.worth_of(each).density < own.density}
     near = by_order.due_within(min(map(by_order.assumed.estimates.own_ms, lesser), default=0.0))
-    others = stats.owned + stats.replaced_unfinished + sum(timed.values()) - sum(lesser.values())
+    # A request that this release cannot read is in no class.
+    unknown = max(0, stats.queued - sum((by_order.classes or {}).values()))
+    others = stats.owned + stats.replaced_unfinished + unknown + sum(timed.values()) - sum(lesser.values())
     return min(sum(lesser.values()), max(0, near - others))
 
 

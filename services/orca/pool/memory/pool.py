@@ -790,7 +790,7 @@ class MemoryPool(RequestPool):
             queued_max=self.settings.max_queued,
             queued_prompt_tokens_max=self.settings.max_queued_prompt_tokens,
             ended_ever=state.ended_ever,
-            late_ever=state.late_ever,
+            unserved_ever=state.unserved_ever,
             wall_ms=state.wall,
             oldest_wait_ms=max((max(0, state.wall - head.submitted_ms) for head in heads), default=0),
             bytes_reserved=state.bytes_reserved,

@@ -154,7 +154,7 @@ class PoolState:
         self.wanted_bytes, self.wanted_ms = 0, -WANTED_FOR_MS - 1
         self.queued_prompt_tokens = 0
         self.ended_ever = 0
-        self.late_ever = 0  # those of them that waited until a deadline, or a claim by it, ended them
+        self.unserved_ever = 0  # those of them that ended while they waited
         self.revision: str | None = None
         self.generation = 0
         self.arrival = 0
@@ -226,7 +226,7 @@ class PoolState:
         """END: write the log's last entry, leave queue and group, and release the bytes that it will not use."""
         if record.state is OwnershipState.QUEUED:
             self.unqueue(record)
-            self.late_ever += end.reason is FinishReason.DEADLINE_EXCEEDED
+            self.unserved_ever += 1
         else:
             del self.own[record.group][record.request.id]
         record.state, record.end, record.ended_ms = OwnershipState.ENDED, end, self.wall

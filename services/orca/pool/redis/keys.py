@@ -54,8 +54,8 @@ news                channel hints, one a line: "<id> <entries>" per log that gre
 - meta: schema (number in force), awake_ms (the pool's awake time), wall_ms (TIME of the last script), arrival (last
     number given), revision and generation (current), bytes (reserved), queued, owned, ended (requests in each state),
     queued_prompt_tokens, wanted_bytes and wanted_ms (a submission was refused because `bytes` exceeded wanted_bytes, at
-    this awake time), ended_ever (requests that have ended, forgotten ones too), late_ever (those of them that waited
-    until a deadline, or a claim by it, ended them), written:<schema> (requests whose records were written under it).
+    this awake time), ended_ever (requests that have ended, forgotten ones too), unserved_ever (those of them that ended
+    while they waited), written:<schema> (requests whose records were written under it).
 - req: schema, state (queued | owned | ended), revision, arrival, submitted_ms, need (tokens of its own block table),
     source (tokens of the second table, only if it has a decoder prefix), prompt_tokens, max_new, bytes (reserved now),
     token_bytes (reserved per token that may still come), deadline (the one in force, wall clock ms, if there is one),

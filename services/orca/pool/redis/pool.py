@@ -447,7 +447,7 @@ class RedisPool(RequestPool):
             queued_max=self._settings.max_queued,
             queued_prompt_tokens_max=self._settings.max_queued_prompt_tokens,
             ended_ever=int(meta.get("ended_ever", 0)),
-            late_ever=int(meta.get("late_ever", 0)),
+            unserved_ever=int(meta.get("unserved_ever", 0)),
             wall_ms=wall,
             oldest_wait_ms=max(0, wall - oldest) if oldest != b"" else 0,
             bytes_reserved=int(meta.get("bytes", 0)),

@@ -72,10 +72,10 @@ class SimulatedBlocks:
 
     def _share(self, held: _HeldBlocks, prefix: PrefixBlocks, step: Step) -> None:
         other = self._held.get(prefix.handle)
-        for row in step.rows if other is not None else ():
-            if row.handle == prefix.handle:
-                self._extend(other.blocks, row.start + row.count)
         blocks = self._kept[prefix.handle] if other is None else other.blocks
+        for row in step.rows:
+            if row.handle == prefix.handle:
+                self._extend(blocks, row.start + row.count)
         assert 0 < prefix.blocks <= len(blocks), "more blocks than the other request has"
         assert prefix.blocks * self._block_tokens < len(held.tokens), "no known token is left to compute"
         held.blocks, held.shared = blocks[: prefix.blocks], prefix.blocks

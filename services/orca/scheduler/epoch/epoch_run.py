@@ -111,7 +111,7 @@ class EpochRun:
             slots=self._limits.slots,
             uncommitted=len(self._commit_queue),
             cached_blocks=0 if prefixes is None else prefixes.index.cached,
-            held_blocks=0 if prefixes is None else prefixes.index.held,
+            held_blocks=0 if prefixes is None else prefixes.held_blocks,
         )
 
     def in_flight(self) -> dict[str, Claim]:

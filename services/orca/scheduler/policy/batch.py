@@ -16,7 +16,7 @@ from enum import StrEnum
 from orca.core.domain.request import Request
 from orca.core.domain.step import Claim, Part
 from orca.scheduler.policy.cycle import CyclePosition
-from orca.scheduler.policy.prefix_index import Table
+from orca.scheduler.policy.prefix_index import BlockTable
 
 
 class Phase(StrEnum):
@@ -53,9 +53,9 @@ class GroupRequest:
     part: Part = Part.UNSPECIFIED  # of its rows; TARGET with an encoder-decoder model
     source_tokens: int = 0  # length of its source; 0 with a decoder-only model, which has none
     sources_run: int = 0  # rows scheduled with its source: one from its first row on, if it has a source
-    # Its KV blocks, and what the index of prefixes needs of it (prefixes.py): the tokens that came back under this
-    # claim, and the positions from which on its next row changes something there.
-    table: Table | None = None
+    # Its KV blocks, the tokens that came back under this claim, and the number of positions from which on its next row
+    # changes something in the index of prefixes (prefixes.py).
+    table: BlockTable | None = None
     drawn: list[int] = field(default_factory=list)
     watch: int = 0
     prefix_tokens: int = 0  # known tokens that were not computed, from its admission on

@@ -12,7 +12,7 @@ The first `depth` blocks in the table of a node's owner hold the tokens from the
 number of blocks name them, and no stage needs tokens to share blocks.
 
 Requests may compute the same tokens side by side. Then the node has one block, and the tables of the other living
-requests are its doubles: one of them becomes the owner if no living request has the node's block any more. So a node is
+requests are its doubles. One of them becomes the owner if no living request has the node's block any more. So a node is
 idle only if no living request needs it, and all nodes below an idle one are idle.
 
 Blocks of idle nodes lie in memory that no living request has taken. When a table grows and no block is free, the least
@@ -28,7 +28,7 @@ from itertools import count, islice
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class KvBlock:
     """A KV block that is not free."""
 
     tables: int = 1  # that have it
@@ -41,14 +41,14 @@ class Node:
 
     parent: "Node | None"
     key: bytes  # its token ids (`block_keys`); of a root empty
-    owner: "Table | None"  # None: a root, or a node that was evicted
+    owner: "BlockTable | None"  # None: a root, or a node that was evicted
     depth: int  # blocks from the root down to this one
     used: int = 0  # time at which the last living request left it
     children: "dict[bytes, Node]" = field(default_factory=dict)
-    doubles: "list[Table]" = field(default_factory=list)  # living tables that have these tokens in another block
+    doubles: "list[BlockTable]" = field(default_factory=list)  # living tables that have these tokens in another block
 
     @property
-    def block(self) -> Block:
+    def block(self) -> KvBlock:
         assert self.owner is not None
         return self.owner.blocks[self.depth - 1]
 
@@ -66,7 +66,7 @@ class Node:
 
 
 @dataclass(slots=True, eq=False)
-class Table:
+class BlockTable:
     """The blocks of a request.
 
     Args:
@@ -77,7 +77,7 @@ class Table:
     salt: str | None
     last: Node
     is_living: bool = True
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[KvBlock] = field(default_factory=list)
     owned: list[int] = field(default_factory=list)  # depths of the nodes that it owns, rising
 
 
@@ -96,6 +96,36 @@ _SPARE_LEAVES = 64
 """Entries of the heap of leaves that may be stale, besides as many as there are nodes."""
 
 
+class IdleLeaves:
+    """Idle leaves by the time of their last use. An entry may be stale: its node is in use again, or has children."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Node]] = []
+        self._ties = count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __contains__(self, node: Node) -> bool:
+        return any(entry is node and _is_leaf_since(node, used) for used, _, entry in self._heap)
+
+    def add(self, node: Node, nodes: int) -> None:
+        """Add an idle node if it is a leaf. Args: nodes: in the trie; far more entries than that are not kept."""
+        if node.children:
+            return
+        heapq.heappush(self._heap, (node.used, next(self._ties), node))
+        if len(self._heap) > 2 * nodes + _SPARE_LEAVES:
+            self._heap = [entry for entry in self._heap if _is_leaf_since(entry[2], entry[0])]
+            heapq.heapify(self._heap)
+
+    def pop(self) -> Node:
+        """Remove and return the leaf that was used least recently. Raises: IndexError if there is none."""
+        while True:
+            used, _, node = heapq.heappop(self._heap)
+            if _is_leaf_since(node, used):
+                return node
+
+
 class PrefixIndex:
     """The index of one epoch.
 
@@ -109,33 +139,27 @@ class PrefixIndex:
         self.cached = 0  # blocks that only kept tables have
         self.nodes = 0
         self.evictions = 0  # nodes evicted so far
-        self.tables: dict[int, Table] = {}  # by handle; living and kept ones
-        self._roots: dict[str | None, Node] = {}  # by salt
+        self.tables: dict[int, BlockTable] = {}  # by handle; living and kept ones
+        self.roots: dict[str | None, Node] = {}  # by salt
         self._shrunk: dict[int, int] = {}  # kept tables of which blocks go with the next step, and how many stay
-        self._leaves: list[tuple[int, int, Node]] = []  # heap by time of use: idle leaves, and some that were
+        self.leaves = IdleLeaves()
         self._now = 0
-        self._ties = count()
-
-    @property
-    def held(self) -> int:
-        """The blocks of living requests."""
-        return self.blocks - self.free - self.cached
 
     def match(self, salt: str | None, keys: Iterable[bytes], blocks_max: int) -> Node | None:
         """Return the node of the longest known chain of blocks; None if not even the first one is known."""
-        root = node = self._roots.get(salt)
+        root = node = self.roots.get(salt)
         for key in islice(keys, blocks_max):
             if node is None or (child := node.children.get(key)) is None:
                 break
             node = child
         return None if node is root else node
 
-    def begin(self, handle: int, salt: str | None) -> Table:
+    def begin(self, handle: int, salt: str | None) -> BlockTable:
         """Begin the table of a request."""
-        table = self.tables[handle] = Table(handle, salt, NOWHERE)
+        table = self.tables[handle] = BlockTable(handle, salt, NOWHERE)
         return table
 
-    def share(self, table: Table, node: Node) -> None:
+    def share(self, table: BlockTable, node: Node) -> None:
         """Give a table without blocks those of a chain."""
         assert node.owner is not None
         assert not table.blocks
@@ -149,20 +173,20 @@ class PrefixIndex:
             if each.block is not table.blocks[each.depth - 1]:
                 self._double(each, table)
 
-    def grow(self, table: Table, blocks: int) -> None:
+    def grow(self, table: BlockTable, blocks: int) -> None:
         """Give a table free blocks until it has so many. `make_room` comes before."""
         more = blocks - len(table.blocks)
         assert more <= self.free
         if more > 0:
             self.free -= more
-            table.blocks += [Block() for _ in range(more)]
+            table.blocks += [KvBlock() for _ in range(more)]
 
-    def fill(self, table: Table, keys: Iterable[bytes]) -> None:
+    def fill(self, table: BlockTable, keys: Iterable[bytes]) -> None:
         """Put the next blocks of a table into the trie. Args: keys: of the blocks behind `table.last`."""
         node = table.last
         for key in keys:
             if node is NOWHERE:
-                node = self._roots.setdefault(table.salt, Node(None, b"", None, 0))
+                node = self.roots.setdefault(table.salt, Node(None, b"", None, 0))
             child = node.children.get(key)
             if child is None:
                 child = node.children[key] = Node(node, key, table, node.depth + 1)
@@ -173,7 +197,7 @@ class PrefixIndex:
             node = child
         table.last = node
 
-    def forget(self, table: Table) -> None:
+    def forget(self, table: BlockTable) -> None:
         """Take the nodes of a table out of the trie, as far as nobody else uses them: its blocks are not filled."""
         for node in list(table.last.chain()):
             if node.owner is not table or node.children or node.doubles or node.block.tables > 1:
@@ -181,7 +205,7 @@ class PrefixIndex:
             self._remove(node)
             table.last = node.parent or NOWHERE
 
-    def end(self, table: Table) -> int:
+    def end(self, table: BlockTable) -> int:
         """Take a request out of the living ones. Returns: the blocks of its table that stay; 0: the table is gone."""
         self._now += 1
         for block in table.blocks:
@@ -199,57 +223,27 @@ class PrefixIndex:
         for node in chain:
             if node.is_idle:
                 node.used = self._now
-                self._note_leaf(node)
+                self.leaves.add(node, self.nodes)
         return len(table.blocks)
 
     def make_room(self, blocks: int) -> None:
         """Evict idle leaves, the least recently used first, until so many blocks are free."""
         while self.free < blocks:
-            used, _, node = heapq.heappop(self._leaves)
-            if _is_leaf_since(node, used):
-                self._evict(node)
+            self._evict(self.leaves.pop())
 
     def take_shrunk(self) -> dict[int, int]:
         """Return the kept tables that have shrunk since the last call, and their blocks now. The next step says so."""
         shrunk, self._shrunk = self._shrunk, {}
         return shrunk
 
-    def check(self) -> None:
-        """Recount every invariant. Raises: AssertionError."""
-        tables = self.tables.values()
-        blocks = {id(block): block for table in tables for block in table.blocks}
-        assert self.free == self.blocks - len(blocks), "free blocks miscounted"
-        assert self.cached == sum(not block.living for block in blocks.values()), "cached blocks miscounted"
-        for block in blocks.values():
-            having = [table for table in tables if block in table.blocks]
-            assert block.tables == len(having), "tables of a block miscounted"
-            assert block.living == sum(table.is_living for table in having), "living tables of a block miscounted"
-        nodes = [node for root in self._roots.values() for node in _below(root)]
-        assert self.nodes == len(nodes), "nodes miscounted"
-        assert all(root.children for root in self._roots.values()), "a root without nodes"
-        leaves = {id(node) for used, _, node in self._leaves if _is_leaf_since(node, used)}
-        for node in nodes:
-            assert node.owner is not None, "a node in the trie has no owner"
-            assert self.tables[node.owner.handle] is node.owner, "the table of a node is gone"
-            assert not (node.is_idle and node.doubles), "a living request needs an idle node"
-            assert not node.is_idle or all(child.is_idle for child in node.children.values()), "an idle node is needed"
-            assert (node.is_idle and not node.children) == (id(node) in leaves), "a leaf that cannot be evicted"
-        for table in tables:
-            owned = [node.depth for node in nodes if node.owner is table]
-            assert sorted(owned) == table.owned, "owned nodes miscounted"
-            assert table.is_living or len(table.blocks) == table.owned[-1], "a kept table has more than is needed"
-            for node in table.last.chain() if table.is_living else ():
-                is_own = node.block is table.blocks[node.depth - 1]
-                assert node.doubles.count(table) == (not is_own), "a double is missing, or is none"
-
-    def _double(self, node: Node, table: Table) -> None:
+    def _double(self, node: Node, table: BlockTable) -> None:
         """Note that a living table has the tokens of a node in a block of its own."""
         if node.is_idle:
             self._hand_over(node, table)
         else:
             node.doubles.append(table)
 
-    def _hand_over(self, node: Node, table: Table) -> None:
+    def _hand_over(self, node: Node, table: BlockTable) -> None:
         """Make a table the owner of a node, which then has its block."""
         before = node.owner
         assert before is not None
@@ -260,7 +254,7 @@ class PrefixIndex:
         if not before.is_living:
             self._shrink(before)
 
-    def _shrink(self, table: Table) -> None:
+    def _shrink(self, table: BlockTable) -> None:
         """Drop the blocks of a table that the index does not need; its request has ended."""
         needed = table.owned[-1] if table.owned else 0
         if table.blocks[needed:]:
@@ -282,7 +276,7 @@ class PrefixIndex:
         self.evictions += 1
         self._shrink(owner)
         if parent.is_idle:
-            self._note_leaf(parent)
+            self.leaves.add(parent, self.nodes)
 
     def _remove(self, leaf: Node) -> None:
         owner, parent = leaf.owner, leaf.parent
@@ -293,16 +287,7 @@ class PrefixIndex:
         leaf.owner = None
         self.nodes -= 1
         if parent.parent is None and not parent.children:
-            del self._roots[owner.salt]
-
-    def _note_leaf(self, node: Node) -> None:
-        """Note that an idle node may be evicted, if it is a leaf."""
-        if node.children:
-            return
-        heapq.heappush(self._leaves, (node.used, next(self._ties), node))
-        if len(self._leaves) > 2 * self.nodes + _SPARE_LEAVES:
-            self._leaves = [entry for entry in self._leaves if _is_leaf_since(entry[2], entry[0])]
-            heapq.heapify(self._leaves)
+            del self.roots[owner.salt]
 
 
 def _is_leaf_since(node: Node, used: int) -> bool:
@@ -314,3 +299,31 @@ def _below(node: Node) -> Iterator[Node]:
     for child in node.children.values():
         yield child
         yield from _below(child)
+
+
+def check_index(index: PrefixIndex) -> None:
+    """Recount every invariant. Raises: AssertionError."""
+    tables = index.tables.values()
+    blocks = {id(block): block for table in tables for block in table.blocks}
+    assert index.free == index.blocks - len(blocks), "free blocks miscounted"
+    assert index.cached == sum(not block.living for block in blocks.values()), "cached blocks miscounted"
+    for block in blocks.values():
+        having = [table for table in tables if block in table.blocks]
+        assert block.tables == len(having), "tables of a block miscounted"
+        assert block.living == sum(table.is_living for table in having), "living tables of a block miscounted"
+    nodes = [node for root in index.roots.values() for node in _below(root)]
+    assert index.nodes == len(nodes), "nodes miscounted"
+    assert all(root.children for root in index.roots.values()), "a root without nodes"
+    for node in nodes:
+        assert node.owner is not None, "a node in the trie has no owner"
+        assert index.tables[node.owner.handle] is node.owner, "the table of a node is gone"
+        assert not (node.is_idle and node.doubles), "a living request needs an idle node"
+        assert not node.is_idle or all(child.is_idle for child in node.children.values()), "an idle node is needed"
+        assert (node.is_idle and not node.children) == (node in index.leaves), "a leaf that cannot be evicted"
+    for table in tables:
+        owned = [node.depth for node in nodes if node.owner is table]
+        assert sorted(owned) == table.owned, "owned nodes miscounted"
+        assert table.is_living or len(table.blocks) == table.owned[-1], "a kept table has more than is needed"
+        for node in table.last.chain() if table.is_living else ():
+            is_own = node.block is table.blocks[node.depth - 1]
+            assert node.doubles.count(table) == (not is_own), "a double is missing, or is none"

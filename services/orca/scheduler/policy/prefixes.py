@@ -1,8 +1,8 @@
 """The common prefixes of a group's requests: what a request need not compute, and what a step says about KV blocks.
 
 A request is matched once, at its first pick. It gets the longest chain of full blocks that earlier steps have filled,
-or that older rows of the same step fill: in every layer a stage writes the keys and values of the whole step before
-attention reads any. Its last known token is always computed, since that one draws the next token.
+or that older rows of the same step fill. In every layer a stage writes the keys and values of the whole step before
+attention reads any. The last known token of a request is always computed, since that one draws the next token.
 
 Policies ask `hit_tokens` and leave the rest to `GroupState`.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from orca.core.domain.step import PrefixBlocks
 from orca.scheduler.policy.batch import Batch, BatchRow, GroupRequest
-from orca.scheduler.policy.prefix_index import Node, PrefixIndex, block_keys
+from orca.scheduler.policy.prefix_index import Node, PrefixIndex, block_keys, check_index
 
 
 @dataclass(slots=True)
@@ -36,6 +36,11 @@ class GroupPrefixes:
     def __init__(self, slots: int, block_tokens: int) -> None:
         self.index = PrefixIndex(slots // block_tokens)
         self._block_tokens = block_tokens
+
+    @property
+    def held_blocks(self) -> int:
+        """The blocks of living requests."""
+        return self.index.blocks - self.index.free - self.index.cached
 
     def hit_tokens(self, entry: GroupRequest, prompts: Sequence[BatchRow]) -> int:
         """Return how many of its known tokens a request need not compute if it is picked now: whole blocks.
@@ -70,7 +75,7 @@ class GroupPrefixes:
 
     def check(self, requests: Iterable[GroupRequest]) -> None:
         """Recount every invariant. Args: requests: of the group. Raises: AssertionError."""
-        self.index.check()
+        check_index(self.index)
         admitted = {entry.handle for entry in requests if entry.is_admitted}
         living = {handle for handle, table in self.index.tables.items() if table.is_living}
         assert living == admitted, "the tables are not those of the requests that are admitted"

@@ -88,6 +88,67 @@ class BlockTables:
         self.tensor = tables if self._device.type == "cpu" else tables.to(self._device)
 
 
+class BlockStore:
+    """The blocks of the memory: each is free, or in the tables of requests and in kept tables."""
+
+    def __init__(self, blocks: int) -> None:
+        # Last in, first out: a block that was just freed is the one most likely to be in the processor's cache.
+        self._free = list(range(blocks - 1, -1, -1))
+        self._holders = [0] * blocks  # tables that have each block
+        self._kept: dict[int, list[int]] = {}  # blocks of requests that have ended, by handle
+
+    @property
+    def in_use(self) -> int:
+        """Blocks that are not free."""
+        return len(self._holders) - len(self._free)
+
+    def take(self, handle: int) -> int:
+        """Return a free block for a table. Raises: EngineError if there is none: an eviction is missing."""
+        if not self._free:
+            raise EngineError(f"request {handle} needs a KV block and none is free: kept tables have the others")
+        block = self._free.pop()
+        self._holders[block] = 1
+        return block
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """Count blocks for one more table."""
+        for block in blocks:
+            self._holders[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Take blocks out of a table."""
+        holders = self._holders
+        for block in reversed(blocks):
+            holders[block] -= 1
+            if not holders[block]:
+                self._free.append(block)
+
+    def keep(self, handle: int, blocks: list[int]) -> None:
+        """Keep the table of a request that ends."""
+        self._kept[handle] = blocks
+
+    def kept(self, handle: int) -> list[int] | None:
+        """Return the blocks of a kept table; None if there is none."""
+        return self._kept.get(handle)
+
+    def evict(self, kept: PrefixBlocks) -> None:
+        """Drop blocks of a kept table: only the first ones stay. Raises: EngineError if it has not so many."""
+        blocks = self._kept.get(kept.handle)
+        if blocks is None or len(blocks) < kept.blocks:
+            raise EngineError(f"no {kept.blocks} blocks of request {kept.handle} are kept on this stage")
+        self.release(blocks[kept.blocks :])
+        del blocks[kept.blocks :]
+        if not blocks:
+            del self._kept[kept.handle]
+
+    def check(self, tables: Sequence[Sequence[int]]) -> None:
+        """Recount: each block is free or in as many tables as counted. Args: tables: of all requests."""
+        held = Counter(block for blocks in (*tables, *self._kept.values()) for block in blocks)
+        assert sorted([*held, *self._free]) == list(range(len(self._holders))), "a block is lost"
+        assert self._holders == [held[block] for block in range(len(self._holders))], "tables of a block miscounted"
+        assert all(self._kept.values()), "a kept table without blocks"
+
+
 class KVCache:
     """Blocks, block tables and the tensors they point into.
 
@@ -118,11 +179,9 @@ class KVCache:
         self.block_tokens = block_tokens
         self._device = device
         shape = (slots // block_tokens, 2 * kv_heads, block_tokens, head_dim)
-        self.layers: list[Tensor] = [self._zeros(shape, dtype) for _ in range(num_layers)]
-        # Last in, first out: a block that was just freed is the one most likely to be in the processor's cache.
-        self._free = list(range(slots // block_tokens - 1, -1, -1))
-        self._holders = [0] * (slots // block_tokens)  # tables that have each block
-        self._kept: dict[int, list[int]] = {}  # blocks of requests that have ended, by handle
+        self.layers: list[Tensor] = [_zeros(shape, dtype, device) for _ in range(num_layers)]
+        self.bytes = sum(layer.numel() * layer.element_size() for layer in self.layers)
+        self.blocks = BlockStore(slots // block_tokens)
         self._tables: dict[int, _Table] = {}
         self._source_tables: dict[int, _Table] = {}
         self._slots_reserved = 0
@@ -177,7 +236,7 @@ class KVCache:
         Raises: EngineError if the other one is unknown or has fewer blocks: the master counts the same blocks.
         """
         other = self._tables.get(prefix.handle)
-        blocks = self._kept.get(prefix.handle) if other is None else other.blocks
+        blocks = self.blocks.kept(prefix.handle) if other is None else other.blocks
         if blocks is None or len(blocks) < prefix.blocks:
             raise EngineError(
                 f"request {handle} begins with {prefix.blocks} blocks of request {prefix.handle}, which has "
@@ -187,8 +246,8 @@ class KVCache:
         if table.blocks or prefix.blocks * self.block_tokens > table.slots_reserved:
             raise EngineError(f"request {handle} cannot begin with {prefix.blocks} blocks of another one")
         table.blocks, table.shared = blocks[: prefix.blocks], prefix.blocks
+        self.blocks.hold(table.blocks)
         for place, block in enumerate(table.blocks):
-            self._holders[block] += 1
             self.own.put(table.line, place, block)
         # A recorded step writes the blocks that a request takes in it, and no others.
         self.own.publish(is_recorded=False)
@@ -218,10 +277,7 @@ class KVCache:
         if tokens > table.slots_reserved:
             raise EngineError(f"request {handle} runs {tokens} tokens, but reserved {table.slots_reserved} slots")
         while len(table.blocks) * self.block_tokens < tokens:
-            if not self._free:
-                raise EngineError(f"request {handle} needs a KV block and none is free: kept tables have the others")
-            place, block = len(table.blocks), self._free.pop()
-            self._holders[block] = 1
+            place, block = len(table.blocks), self.blocks.take(handle)
             table.blocks.append(block)
             tables.put(table.line, place, block)
         return table.blocks[(tokens - 1) // self.block_tokens]
@@ -234,7 +290,7 @@ class KVCache:
         self._free_lines.append(table.line)
         for each in (table, self._source_tables.pop(handle, None)):
             if each is not None:
-                self._release(each.blocks)
+                self.blocks.release(each.blocks)
                 self._slots_reserved -= each.slots_reserved
 
     def keep(self, handle: int) -> None:
@@ -247,25 +303,7 @@ class KVCache:
             raise EngineError(f"the blocks of request {handle} cannot be kept on this stage")
         blocks, table.blocks = table.blocks, []
         self.free(handle)
-        self._kept[handle] = blocks
-
-    def evict(self, kept: PrefixBlocks) -> None:
-        """Drop blocks of a kept table: only the first ones stay. Raises: EngineError if it has not so many."""
-        blocks = self._kept.get(kept.handle)
-        if blocks is None or len(blocks) < kept.blocks:
-            raise EngineError(f"no {kept.blocks} blocks of request {kept.handle} are kept on this stage")
-        self._release(blocks[kept.blocks :])
-        del blocks[kept.blocks :]
-        if not blocks:
-            del self._kept[kept.handle]
-
-    def _release(self, blocks: Sequence[int]) -> None:
-        """Take blocks out of a table."""
-        holders = self._holders
-        for block in reversed(blocks):
-            holders[block] -= 1
-            if not holders[block]:
-                self._free.append(block)
+        self.blocks.keep(handle, blocks)
 
     def publish(self, *, is_recorded: bool = False) -> None:
         """Copy new blocks to the device's tables.
@@ -281,26 +319,16 @@ class KVCache:
     @property
     def slots_in_use(self) -> int:
         """Slots in blocks that are not free. It reads one value, because another thread asks while blocks are taken."""
-        return self.slots - len(self._free) * self.block_tokens
+        return self.blocks.in_use * self.block_tokens
 
     @property
     def slots_reserved(self) -> int:
         return self._slots_reserved
 
-    @property
-    def bytes(self) -> int:
-        return sum(layer.numel() * layer.element_size() for layer in self.layers)
-
     def check(self) -> None:
         """Recount: each block is free or in tables, and reservations add up and hold their blocks."""
         tables = [*self._tables.values(), *self._source_tables.values()]
-        held = Counter(
-            block for blocks in (*(table.blocks for table in tables), *self._kept.values()) for block in blocks
-        )
-        assert sorted([*held, *self._free]) == list(range(self.slots // self.block_tokens)), "a block is lost"
-        assert self._holders == [held[block] for block in range(len(self._holders))], "tables of a block miscounted"
-        assert all(self._kept.values()), "a kept table without blocks"
-        assert not self._kept.keys() & self._tables.keys(), "a table is kept and in use"
+        self.blocks.check([table.blocks for table in tables])
         assert self._slots_reserved == sum(table.slots_reserved for table in tables) <= self.slots
         assert all(len(table.blocks) * self.block_tokens <= table.slots_reserved for table in tables)
         lines = [table.line for table in self._tables.values()]
@@ -313,19 +341,20 @@ class KVCache:
                 assert self.source_tables[table.line, : len(of_source.blocks)].tolist() == of_source.blocks
         assert self._source_tables.keys() <= self._tables.keys(), "a source without its request"
 
-    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        if self._device.type == "cpu":
-            # Contexts are scattered over the memory: with small pages, address translation took a tenth of attention's
-            # time.
-            return huge_pages.zeros(shape, dtype)
-        return torch.zeros(shape, dtype=dtype, device=self._device)
-
     def _grow(self, lines: int, columns: int) -> None:
         """Replace the tables by larger ones with the same contents."""
         self._free_lines[:0] = range(lines - 1, len(self.own.host) - 1, -1)
         self.own.grow(lines, columns)
         if self.sources is not None:
             self.sources.grow(lines, columns)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        # Contexts are scattered over the memory: with small pages, address translation took a tenth of attention's
+        # time.
+        return huge_pages.zeros(shape, dtype)
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _doubled(number: int, least: int) -> int:

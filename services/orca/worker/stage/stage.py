@@ -131,7 +131,7 @@ class Stage:
         for handle in step.kept:
             self._requests.keep(handle)
         for kept in step.evicted:
-            self.cache.evict(kept)
+            self.cache.blocks.evict(kept)
         for new in step.new:
             if new.prefix is not None:
                 self._extend_filled(new.prefix.handle, step)

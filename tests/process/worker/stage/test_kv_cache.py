@@ -176,11 +176,11 @@ def test_a_kept_table_gives_its_blocks_to_later_requests_until_it_is_evicted() -
     first = slots(kv, 1, 12)
     kv.keep(1)
     assert (kv.slots_reserved, kv.slots_in_use) == (0, 12)
-    kv.evict(PrefixBlocks(1, 2))
+    kv.blocks.evict(PrefixBlocks(1, 2))
     assert kv.slots_in_use == 8
     kv.reserve(2, 12)
     kv.share(2, PrefixBlocks(1, 2))
-    kv.evict(PrefixBlocks(1, 0))
+    kv.blocks.evict(PrefixBlocks(1, 0))
     kv.check()
     assert (slots(kv, 2, 8), kv.slots_in_use) == (first[:8], 8)
     kv.reserve(3, 8)
@@ -195,7 +195,7 @@ def test_a_kept_table_gives_its_blocks_to_later_requests_until_it_is_evicted() -
         (lambda kv: kv.share(2, PrefixBlocks(9, 1)), "begins with 1 blocks of request 9, which has no table"),
         (lambda kv: kv.share(1, PrefixBlocks(1, 1)), "request 1 cannot begin with 1 blocks of another one"),
         (lambda kv: kv.keep(9), "the blocks of request 9 cannot be kept"),
-        (lambda kv: kv.evict(PrefixBlocks(1, 0)), "no 0 blocks of request 1 are kept"),
+        (lambda kv: kv.blocks.evict(PrefixBlocks(1, 0)), "no 0 blocks of request 1 are kept"),
     ],
     ids=["too many", "unknown", "not at its start", "keeps nobody", "not kept"],
 )

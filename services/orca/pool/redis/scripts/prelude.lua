@@ -158,7 +158,7 @@ local function end_request(r, reason, stop)
     remove_from_index(r)
     count('queued', -1)
     count('queued_prompt_tokens', -r.prompt_tokens)
-    if reason == 'deadline_exceeded' then count('late_ever', 1) end
+    count('unserved_ever', 1)
   else
     call('HDEL', own_key(r.group), r.id)
     count('owned', -1)
