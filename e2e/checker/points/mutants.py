@@ -124,9 +124,9 @@ def _begin_with_a_block_too_many(module: Any) -> None:
     def mutant(self: Any, handle: int, prefix: Any) -> None:
         share(self, handle, prefix)
         table, other = self._tables[handle], self._tables.get(prefix.handle)
-        blocks = self._kept[prefix.handle] if other is None else other.blocks
+        blocks = self.blocks.kept(prefix.handle) if other is None else other.blocks
         for block in blocks[prefix.blocks : prefix.blocks + 1]:
-            self._holders[block] += 1
+            self.blocks.hold([block])
             table.blocks.append(block)
             self.own.put(table.line, prefix.blocks, block)
 
@@ -153,13 +153,13 @@ def _share_blocks_of_another_request(module: Any) -> None:
 
 def _give_kept_blocks_away(module: Any) -> None:
     """Let the cache take blocks that it keeps for free ones: the next requests that need a block overwrite them."""
-    keep = module.KVCache.keep
+    keep = module.BlockStore.keep
 
-    def mutant(self: Any, handle: int) -> None:
-        keep(self, handle)
-        self._release(self._kept[handle])
+    def mutant(self: Any, handle: int, blocks: list[int]) -> None:
+        keep(self, handle, blocks)
+        self.release(blocks)
 
-    module.KVCache.keep = mutant
+    module.BlockStore.keep = mutant
 
 
 def _send_no_evictions(module: Any) -> None:
