@@ -18,12 +18,13 @@ def test_every_message_that_the_checker_reads_is_one_that_a_part_writes(message:
     assert any(f'"{message}' in path.read_text() for path in sources)
 
 
-@pytest.mark.parametrize("method", ["reserve", "share", "extend", "extend_source", "_extend", "keep", "evict"])
+@pytest.mark.parametrize("method", ["reserve", "share", "extend", "extend_source", "_extend", "take", "keep", "evict"])
 def test_each_error_of_a_ranks_cache_says_that_a_step_does_not_fit(method: str) -> None:
     module = ast.parse((PRODUCT / "worker" / "stage" / "kv_cache.py").read_text())
-    [body] = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name == method]
+    bodies = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name == method]
     texts = [
         "".join(str(part.value) if isinstance(part, ast.Constant) else "7" for part in text.values)
+        for body in bodies
         for node in ast.walk(body)
         if isinstance(node, ast.Raise)
         for text in ast.walk(node)
