@@ -6,12 +6,13 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from checker.clients.workload import (
+    ANSWER_TOKENS,
     DEADLINES,
     PromptSource,
     chain,
@@ -19,6 +20,7 @@ from checker.clients.workload import (
     seq2seq_chain,
     with_patterns,
     with_schemas,
+    with_shared_prefixes,
 )
 from checker.faults.freezes import Freezes
 from checker.faults.injector import ROLES
@@ -30,7 +32,7 @@ from checker.faults.soak import QUEUE_MAX, Soak
 from checker.faults.walk import Walk
 from checker.history.records import Opening, read_history
 from checker.oracles.chain_model import make_chain_model
-from checker.oracles.expectations import CHAIN_TYPES
+from checker.oracles.expectations import CHAIN_TYPES, DecoderOracle
 from checker.oracles.seq2seq_chain_model import make_seq2seq_chain_model
 from checker.points.mutants import MUTANTS
 from checker.points.names import REMOTE_VARIABLE
@@ -85,11 +87,14 @@ def _run(arguments: argparse.Namespace) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     model = arguments.model or _new_model(arguments.model_kind, folder, seed, has_eos=arguments.grammars)
     config = json.loads((model / "config.json").read_text())
+    source = _prompt_source(model.name, config, seed, has_grammars=arguments.grammars)
+    if arguments.shared_prefixes:
+        source = with_shared_prefixes(source, seed=seed, answer=_greedy_answer(model, config))
     settings = RunSettings(
         seed=seed,
         model=model,
         is_chain=config["model_type"] in CHAIN_TYPES,
-        prompt_source=_prompt_source(model.name, config, seed, has_grammars=arguments.grammars),
+        prompt_source=source,
         roles=arguments.faults,
         disturb=_disturbance(arguments),
         rate=arguments.rate,
@@ -131,6 +136,14 @@ def _prompt_source(name: str, config: Mapping[str, Any], seed: int, *, has_gramm
         case _:
             return with_schemas(english(name)) if has_grammars else english(name)
     return with_patterns(source, seed=seed) if has_grammars else source
+
+
+def _greedy_answer(model: Path, config: Mapping[str, Any]) -> Callable[[Sequence[int]], Sequence[int]] | None:
+    """Return what a decoder-only chain model answers to a prompt at temperature 0; None for other models."""
+    if config["model_type"] != "orca_chain":
+        return None
+    oracle = DecoderOracle(model)
+    return lambda prompt: oracle.tokens(prompt, (), ANSWER_TOKENS, seed=0, temperature=0)
 
 
 def _system(arguments: argparse.Namespace, folder: Path, model_type: str) -> SystemFactory:
@@ -242,6 +255,8 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     )
     add("--deadlines", type=_share, default=DEADLINES, metavar="SHARE", help=deadlines)
     add("--grammars", action="store_true", help="every second call has a grammar, which its answer must match")
+    shared = "most prompts begin as other prompts and answers do, so that requests share KV blocks"
+    add("--shared-prefixes", action="store_true", help=shared)
     add("--mutant", choices=sorted(MUTANTS), help="remove a rule from Orca: the verdict must report violations")
     add("--out", type=Path, metavar="DIR", help="folder for history, verdict and the system's data (a new folder)")
     add("--up", nargs=argparse.REMAINDER, default=[], help="all further arguments are options of `orca up`")

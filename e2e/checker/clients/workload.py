@@ -1,7 +1,7 @@
 """The calls of the clients: a seeded mix of all shapes of calls, at Poisson times. Pure."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,12 @@ CHAT = "/v1/chat/completions"
 
 DEADLINES = 0.04
 """Share of the calls that have a deadline, unless a run asks for another one."""
+
+BLOCK_TOKENS = 16
+"""KV slots in a block of the product: beginnings that prompts have in common end near the borders of blocks."""
+
+ANSWER_TOKENS = 40
+"""Tokens of the answer in a conversation that prompts begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +36,8 @@ class PromptSource:
     prefixes: range = range(0)
     # Fields that constrain an answer. With any, every second call has one of them.
     constraints: Sequence[Mapping[str, Any]] = ()
+    # Beginnings of prompts. With any, most prompts are the first tokens of one, with or without tokens of their own.
+    openings: Sequence[Sequence[int]] = ()
 
 
 ENGLISH = ("It was", " a fine", " morning", ", and", " Mr. Darcy", " said", " to her", " sister", " that", " he")
@@ -53,6 +61,24 @@ def chain(model: str, vocab_size: int) -> PromptSource:
 def seq2seq_chain(model: str, vocab_size: int, start_token_id: int) -> PromptSource:
     """Return the source for an encoder-decoder chain model."""
     return replace(chain(model, vocab_size), prefixes=range(start_token_id + 1, vocab_size))
+
+
+def with_shared_prefixes(
+    source: PromptSource, *, seed: int, answer: Callable[[Sequence[int]], Sequence[int]] | None = None
+) -> PromptSource:
+    """Return the source whose prompts begin as one of four conversations do, which have their system prompt in common.
+
+    Args:
+        answer: returns what the model answers to a prompt at temperature 0. Then prompts go on with answers that other
+            calls get, as the next turn of a conversation does. None: tokens are drawn instead.
+    """
+    chance, openings = random.Random(f"{seed} openings"), []
+    system = _draw_ids(source, chance, 2 * BLOCK_TOKENS + 5)
+    for _ in range(4):
+        asked = [*system, *_draw_ids(source, chance, chance.randint(5, 25))]
+        answered = _draw_ids(source, chance, ANSWER_TOKENS) if answer is None else answer(asked)
+        openings.append((*asked, *answered))
+    return replace(source, openings=openings)
 
 
 def with_patterns(source: PromptSource, *, seed: int) -> PromptSource:
@@ -197,6 +223,8 @@ def _with_intent(
 
 
 def _prompt(source: PromptSource, chance: random.Random) -> Any:
+    if source.openings and chance.random() < 0.8:
+        return _shared_prompt(source, chance)
     draw = chance.random()
     if draw < 0.6:
         return _ids(source, chance)
@@ -205,8 +233,20 @@ def _prompt(source: PromptSource, chance: random.Random) -> Any:
     return "".join(chance.choices(source.words, k=chance.randint(2, 20)))
 
 
+def _shared_prompt(source: PromptSource, chance: random.Random) -> list[int]:
+    """Return the beginning of a conversation up to near a border of blocks, and perhaps tokens of its own."""
+    opening = chance.choice(source.openings)
+    border = chance.randrange(BLOCK_TOKENS, len(opening) + 1, BLOCK_TOKENS)
+    own = chance.choice((0, 0, 1, chance.randint(2, 40)))
+    return [*opening[: border + chance.choice((-1, 0, 1))], *_draw_ids(source, chance, own)]
+
+
 def _ids(source: PromptSource, chance: random.Random) -> list[int]:
-    return [chance.choice(source.vocabulary) for _ in range(chance.randint(1, 60))]
+    return _draw_ids(source, chance, chance.randint(1, 60))
+
+
+def _draw_ids(source: PromptSource, chance: random.Random, count: int) -> list[int]:
+    return [chance.choice(source.vocabulary) for _ in range(count)]
 
 
 def _prefix(source: PromptSource, chance: random.Random) -> Any:

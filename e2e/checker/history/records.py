@@ -117,7 +117,8 @@ class GroupNews:
 
     at: float
     group: str  # the part that reports it, or that died
-    what: str  # over | seat (taken) | formed | commit (an epoch's first) | away, back (the pool) | death
+    # over | seat (taken) | formed | commit (an epoch's first) | away, back (the pool) | death | broke (a rank's epoch)
+    what: str
     epoch: int | None = None
     reason: str | None = None
 

@@ -17,6 +17,8 @@ NEWS = {
     "pool away": "away",
     "pool back": "back",
     "a rank died": "death",
+    # A rank cannot run a step. Its peers, which lose their link to it, say otherwise.
+    "the epoch broke": "broke",
 }
 CLAIMED = "request claimed"
 _DEATH = re.compile(r"^(\S+Z) (\S+) (was killed by \w+|exited with code \d+);", re.MULTILINE)
@@ -59,7 +61,8 @@ def _record(name: str, line: dict[str, Any], opening: Opening) -> Claimed | Grou
 
 
 def _reason(line: dict[str, Any]) -> str | None:
-    return line.get("reason") or line.get("detail")
+    error = str(line.get("exception_text", "")).strip().rpartition("\n")[2]
+    return line.get("reason") or line.get("detail") or error or None
 
 
 def _at(time: str, opening: Opening) -> float:

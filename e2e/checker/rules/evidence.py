@@ -9,6 +9,7 @@ from checker.history.records import (
     Checked,
     Claimed,
     Expected,
+    GroupNews,
     Offers,
     Opening,
     PoolLog,
@@ -83,6 +84,7 @@ class Evidence:
     logs: dict[str, PoolLog] = field(default_factory=dict)  # by the server's request id
     expected: dict[tuple[str, int], Expected] = field(default_factory=dict)  # by call and choice
     claims: dict[str, list[Claimed]] = field(default_factory=dict)  # by request id, in time
+    news: list[GroupNews] = field(default_factory=list)  # in time
     ran: set[str] = field(default_factory=set)
     strangers: int = 0  # calls of clients without records
     before: Resources | None = None
@@ -110,6 +112,8 @@ def gather_evidence(records: Iterable[Record], decode: Decode | None = None) -> 
                 evidence.expected[record.call, record.choice] = record
             case Claimed():
                 evidence.claims.setdefault(record.request, []).append(record)
+            case GroupNews():
+                evidence.news.append(record)
             case Strangers():
                 evidence.strangers += record.calls
             case Ran():

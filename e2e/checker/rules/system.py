@@ -1,5 +1,6 @@
 """Rules about the whole system over a whole history. Pure; a rule without evidence judges nothing."""
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -11,6 +12,10 @@ ROOM = {"open_files": 32.0}
 """Extra resources that a system at rest may hold, compared with before the load. Files: each process keeps up to
 ORCA_POOL_CONNECTIONS_MAX connections to Redis that it once needed at a time. A leak per fault would add up to more.
 """
+
+MISFIT = re.compile(r"EngineError: .*\brequest \d+\b")
+"""The error of a rank that is told something of a request which does not fit what it holds. No fault explains that: a
+rank in an epoch gets each step once, in order."""
 
 
 def refused_cost_nothing(calls: Sequence[Call], evidence: Evidence) -> Iterator[Violation]:
@@ -86,6 +91,18 @@ def stale_work_is_refused(evidence: Evidence) -> Iterator[Violation]:
         yield Violation(rule="stale_work_is_refused", harm=Harm.REVISED, expected=expected, found=found)
 
 
+def steps_fit(evidence: Evidence) -> Iterator[Violation]:
+    """Check that no step names slots, blocks or tokens of a request that differ from what a rank holds."""
+    misfits = [item for item in evidence.news if item.what == "broke" and MISFIT.search(item.reason or "")]
+    if misfits:
+        first = misfits[0]
+        expected = f"steps that fit what {first.group} holds"
+        found = f"{first.reason} in epoch {first.epoch}"
+        yield Violation(
+            rule="steps_fit", harm=Harm.LOST, expected=expected, found=found, count=len(misfits), at=first.at
+        )
+
+
 def system_stays(evidence: Evidence) -> Iterator[Violation]:
     """Check that the system as a whole never ends by itself."""
     if evidence.ended is not None:
@@ -108,6 +125,7 @@ def system_violations(calls: Sequence[Call], evidence: Evidence) -> Iterator[Vio
     yield from appends_in_order(evidence)
     yield from comes_to_rest(evidence)
     yield from stale_work_is_refused(evidence)
+    yield from steps_fit(evidence)
     yield from system_stays(evidence)
     yield from checks_hold(evidence)
     yield from does_not_grow(evidence)

@@ -194,6 +194,7 @@ def _unproven(evidence: Evidence) -> tuple[str, ...]:
         "refused_cost_nothing": evidence.ran,
         "comes_to_rest": evidence.before and evidence.after,
         "stale_work_is_refused": evidence.offers,
+        "steps_fit": evidence.news,
         "does_not_grow": evidence.samples,
         "text_is_join": evidence.decode,
     }

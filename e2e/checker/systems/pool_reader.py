@@ -67,5 +67,7 @@ async def redis_sizes(pool: redis.asyncio.Redis) -> dict[str, float]:
 
 
 def _token(value: bytes) -> int:
-    """Parse a token's id in the log: decimal, or packed together with its log probabilities."""
+    """Parse a token's id in the log: decimal, or packed with log probabilities, both perhaps behind a cached count."""
+    if value[:1] == b"C":
+        value = value[5:]
     return int(struct.unpack_from("<I", value, 1)[0]) if value[:1] == b"L" else int(value)

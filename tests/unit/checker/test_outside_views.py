@@ -3,10 +3,14 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from checker.clients.sse import EventParser, RawEvent
 from checker.history.records import Claimed, GroupNews, Opening, Ran
 from checker.history.system_logs import read_deaths, read_iterations, read_logs
 from checker.systems.pool_reader import LASTING, PREFIX, count_keys, read_log
+from orca.core.domain.request import Logprob, Token
+from orca.pool.codec import pack_token
 from orca.pool.redis import keys
 from support.checker.fake_pool import pool
 
@@ -27,6 +31,14 @@ def test_logs_become_claims_and_news_in_the_checkers_time(tmp_path: Path) -> Non
         Claimed(at=110.0, request="x.0", claim=1, logged=4),
         GroupNews(at=110.5, group="scheduler-0", what="over", epoch=1, reason="a rank died"),
         GroupNews(at=112.0, group="gateway", what="away"),
+    ]
+
+
+def test_the_error_that_broke_an_epoch_is_the_last_line_of_its_traceback(tmp_path: Path) -> None:
+    line = '{"time":"1970-01-01T00:16:50.000000Z","message":"the epoch broke","epoch":4,"exception_text":'
+    (tmp_path / "worker-0.1.log").write_text(line + r'"Traceback\n  File\nEngineError: request 3 is gone\n"}')
+    assert read_logs(tmp_path, Opening(at=100.0, seed=1, wall_s=1000.0)) == [
+        GroupNews(at=110.0, group="worker-0.1", what="broke", epoch=4, reason="EngineError: request 3 is gone")
     ]
 
 
@@ -58,6 +70,15 @@ async def test_a_log_is_read_with_its_end_and_both_forms_of_tokens() -> None:
     assert log is not None
     assert log.claims == (3,)
     assert (log.tokens, log.reason, log.count, log.is_dense) == ((17, 300), "length", 2, True)
+
+
+@pytest.mark.parametrize("logprob", [None, Logprob(300, -0.5)])
+@pytest.mark.parametrize("cached", [None, 0, 48])
+async def test_a_token_is_read_in_each_form_that_the_pool_writes(logprob: Logprob | None, cached: int | None) -> None:
+    packed = pack_token(Token(300, logprob, cached_prompt_tokens=cached))
+    log = await read_log(pool((b"1-0", {b"token": packed})), "x.0", at=1.0)
+    assert log is not None
+    assert log.tokens == (300,)
 
 
 async def test_a_gap_in_a_log_and_a_token_after_its_end_are_violations() -> None:

@@ -1,8 +1,19 @@
 """Calls and faults are drawn from a seed: the same again, and of every shape."""
 
 from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 
-from checker.clients.workload import CHAT, PlannedCall, chain, english, plan_calls
+from checker.clients.workload import (
+    ANSWER_TOKENS,
+    BLOCK_TOKENS,
+    CHAT,
+    PlannedCall,
+    chain,
+    english,
+    plan_calls,
+    with_shared_prefixes,
+)
 from checker.faults.injector import ROLES, plan_faults
 from checker.history.answers import requested_choices
 from checker.oracles.expectations import cut_at_stop
@@ -61,3 +72,36 @@ def test_expected_tokens_end_with_the_one_that_completes_a_stop_string() -> None
     assert cut_at_stop([7, 8, 9], ["<8>"]) == ([7, 8], True)
     assert cut_at_stop([7, 8, 9], [">", "<8>"]) == ([7], True)
     assert cut_at_stop([7, 8, 9], ["<1>"]) == ([7, 8, 9], False)
+
+
+def shared_plans(answer: Callable[[Sequence[int]], Sequence[int]] | None = None) -> list[PlannedCall]:
+    source = with_shared_prefixes(chain("m", 1000), seed=7, answer=answer)
+    return plan_calls(source, seed=7, count=200, rate=2.0, max_tokens=(5, 50), drops=True)
+
+
+def test_prompts_share_their_beginnings_up_to_each_side_of_a_border_of_blocks() -> None:
+    prompts = [plan.body["prompt"] for plan in shared_plans() if isinstance(plan.body["prompt"], list)]
+    longest = [
+        max((_common(prompt, other) for other in prompts if other is not prompt), default=0) for prompt in prompts
+    ]
+    shared = [count for count in longest if count >= BLOCK_TOKENS - 1]
+    assert len(shared) > len(prompts) / 2
+    assert {count % BLOCK_TOKENS for count in shared} >= {0, 1, BLOCK_TOKENS - 1}
+    assert max(shared) > 4 * BLOCK_TOKENS
+    assert shared_plans() == shared_plans()
+
+
+def test_prompts_go_on_with_the_answers_of_the_model() -> None:
+    assert any(map(_repeats_a_token, shared_plans(answer=lambda prompt: [len(prompt)] * ANSWER_TOKENS)))
+    assert not any(map(_repeats_a_token, shared_plans()))
+
+
+def _repeats_a_token(plan: PlannedCall) -> bool:
+    prompt = plan.body["prompt"]
+    return isinstance(prompt, list) and len(prompt) > 70 and len(set(map(str, prompt[65:70]))) == 1
+
+
+def _common(one: Sequence[object], other: Sequence[object]) -> int:
+    """Return the number of first elements that are equal."""
+    same = (a == b for a, b in zip(one, other, strict=False))
+    return sum(takewhile(bool, same))

@@ -5,6 +5,7 @@ from checker.history.records import (
     Closed,
     Event,
     Fault,
+    GroupNews,
     Ran,
     Record,
     Refused,
@@ -88,6 +89,7 @@ def test_a_verdict_names_the_rules_without_evidence() -> None:
         "refused_cost_nothing",
         "comes_to_rest",
         "stale_work_is_refused",
+        "steps_fit",
         "does_not_grow",
         "text_is_join",
     )
@@ -112,3 +114,20 @@ def test_faults_in_the_middle_of_an_answer_with_a_grammar_are_counted() -> None:
     verdict = judge(good_history(*calls, faults))
     assert (verdict.faults, verdict.inside_grammars) == (3, 1)
     assert "1 faults in the middle of an answer with a grammar" in table(verdict)
+
+
+def broke(reason: str) -> GroupNews:
+    return GroupNews(at=5.0, group="worker-0.1", what="broke", epoch=3, reason=f"orca.core.domain.errors.{reason}")
+
+
+def test_steps_that_do_not_fit_what_a_rank_holds_are_reported_once() -> None:
+    misfits = [broke("EngineError: request 7 needs a KV block and none is free")] * 3
+    [found] = judge(good_history(good_call(), misfits), decode).violations
+    assert (found.rule, found.count) == ("steps_fit", 3)
+    assert "epoch 3" in found.found
+
+
+def test_links_and_epochs_that_break_are_no_misfits() -> None:
+    others = [broke("EngineError: step 9 came after step 7"), broke("EngineError: rendezvous: this join was given up")]
+    over = GroupNews(at=6.0, group="scheduler-0", what="over", epoch=3, reason="EngineError: request 7 is gone")
+    assert rules(good_history(good_call(), [*others, over])) == []
