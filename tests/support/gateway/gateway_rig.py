@@ -116,6 +116,7 @@ class FakeScheduler:
     tokenizer: Tokenizer | None = None  # None: the tiny one
     eos_ids: tuple[int, ...] | None = None  # None: that of the tiny one
     block_tokens: int | None = None  # that it states to the pool
+    cached: Callable[[Request], int | None] = lambda _: None  # prompt tokens that it need not compute
     may_run: asyncio.Event = field(default_factory=asyncio.Event)
     turns_left: int | None = None  # None: no bound
     running: dict[str, tuple[Claimed, list[Token], End]] = field(default_factory=dict)
@@ -180,6 +181,7 @@ class FakeScheduler:
 
     def _script(self, request: Request) -> tuple[list[Token], End]:
         tokens, end = scripted(request, self.answer(request), self.tokenizer, self.eos_ids)
+        tokens[:1] = [token._replace(cached_prompt_tokens=self.cached(request)) for token in tokens[:1]]
         return tokens, end if self.reason is None else replace(end, reason=self.reason, stop=None, detail=self.detail)
 
 
