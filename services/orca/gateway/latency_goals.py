@@ -110,8 +110,7 @@ class LatencyGoals:
         if end_ms is None:
             return None
         # The pool keeps the sooner one of the goals' bound and `deadline_ms`.
-        is_goal = end_ms == self.deadline_ms(None, request.max_new_tokens)
-        if is_goal:
+        if end_ms == self.deadline_ms(None, request.max_new_tokens):
             return AskedDeadline(TPOT_HEADER, end_ms, "end", also=TTFT_HEADER)
         return AskedDeadline(DEADLINE_FIELD, end_ms, "end")
 

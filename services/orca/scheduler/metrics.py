@@ -23,7 +23,47 @@ from orca.scheduler.request_phases import RequestPhases
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _SLACK_SECONDS = (-80, -40, -20, -10, -5, -2.5, -1, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
 _STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_CLAIM_SLACK = (
+    "From the first claim of a request with a deadline to the end of its start window; below 0 the claim was too late."
+    " Not known where claims go by arrival."
+)
+_SOURCE_TOKENS = "Source tokens in a step of an encoder-decoder model; 0 for a step without a source."
 _STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
+
+
+class PrefixCounters:
+    """The counters of the prefix cache. Args: counter: makes a counter of a name and a text."""
+
+    def __init__(self, counter: Callable[[str, str], Counter]) -> None:
+        self._looked_up = counter(
+            "orca_prefix_cache_queries", "Known tokens of requests that began, looked up in the prefix cache."
+        )
+        self._found = counter("orca_prefix_cache_hits", "Those of them that were found there and not computed.")
+        self._evicted = counter("orca_prefix_cache_evictions", "KV blocks that left the prefix cache for others.")
+
+    def count(self, record: IterationRecord) -> None:
+        """Count the requests that a step admitted, and the blocks that it evicted."""
+        for admission in record.batch.admitted:
+            self._looked_up.inc(len(admission.request.known))
+            self._found.inc(admission.prefix_tokens)
+        self._evicted.inc(record.evicted_blocks)
+
+
+def _request_phases(histogram: Callable[[str, str, tuple[float, ...]], Histogram]) -> RequestPhases:
+    """Return the times of the phases of requests. Args: histogram: makes one of a name, a text and its buckets."""
+    return RequestPhases(
+        prefill=histogram(
+            "orca_request_prefill_time_seconds",
+            "From the submit of a request's first step to its first token.",
+            _SECONDS,
+        ),
+        decode=histogram("orca_request_decode_time_seconds", "From a request's first token to its last.", _SECONDS),
+        inference=histogram(
+            "orca_request_inference_time_seconds",
+            "From the submit of a request's first step to its last token.",
+            _SECONDS,
+        ),
+    )
 
 
 class SchedulerMetrics(Observer):
@@ -73,11 +113,7 @@ class SchedulerMetrics(Observer):
         self._source = counter("orca_scheduler_source_tokens", "Tokens of sources run, repeats included.")
         self._target = counter("orca_scheduler_target_tokens", "Tokens of targets run, repeats included.")
         self._generated = counter("orca_scheduler_generation_tokens", "Tokens that came back from the stages.")
-        self._looked_up = counter(
-            "orca_prefix_cache_queries", "Known tokens of requests that began, looked up in the prefix cache."
-        )
-        self._found = counter("orca_prefix_cache_hits", "Those of them that were found there and not computed.")
-        self._evicted = counter("orca_prefix_cache_evictions", "KV blocks that left the prefix cache for others.")
+        self._prefixes = PrefixCounters(counter)
         self._success = Counter(
             "orca_scheduler_request_success",
             "Ends decided by this scheduler.",
@@ -98,30 +134,12 @@ class SchedulerMetrics(Observer):
         self._poisoned = counter("orca_requests_poisoned", "Requests ended because they break every group.")
         self._isolated = counter("orca_requests_isolated", "Claims that had to run alone because of earlier failures.")
         self._queue = histogram("orca_request_queue_time_seconds", "From submit to the first claim.", _SECONDS)
-        self._slack = histogram(
-            "orca_request_claim_slack_seconds",
-            "From the first claim of a request with a deadline to the end of its start window; below 0 the claim was"
-            " too late. Not known where claims go by arrival.",
-            _SLACK_SECONDS,
-        )
+        self._slack = histogram("orca_request_claim_slack_seconds", _CLAIM_SLACK, _SLACK_SECONDS)
         self._tokens = histogram("orca_iteration_tokens", "Tokens in a step (selective batching).", _STEP_TOKENS)
-        text = "Source tokens in a step of an encoder-decoder model; 0 for a step without a source."
-        self._source_tokens = histogram("orca_iteration_source_tokens", text, (0, *_STEP_TOKENS))
+        self._source_tokens = histogram("orca_iteration_source_tokens", _SOURCE_TOKENS, (0, *_STEP_TOKENS))
         self._size = histogram("orca_iteration_requests", "Requests in a step.", _STEP_TOKENS[:10])
         self._time = histogram("orca_iteration_seconds", "From submit to result of a step.", _STEP_SECONDS)
-        self._phases = RequestPhases(
-            prefill=histogram(
-                "orca_request_prefill_time_seconds",
-                "From the submit of a request's first step to its first token.",
-                _SECONDS,
-            ),
-            decode=histogram("orca_request_decode_time_seconds", "From a request's first token to its last.", _SECONDS),
-            inference=histogram(
-                "orca_request_inference_time_seconds",
-                "From the submit of a request's first step to its last token.",
-                _SECONDS,
-            ),
-        )
+        self._phases = _request_phases(histogram)
         self._cache = Gauge(
             "orca_kv_cache_info",
             "1, with the sizes of the KV cache as labels; absent while the group is not formed.",
@@ -200,13 +218,7 @@ class SchedulerMetrics(Observer):
             self._source_tokens.observe(source_tokens)
         self._generated.inc(sum(row.sample for row in rows))
         if self._has_prefix_cache:
-            self._count_prefixes(record)
-
-    def _count_prefixes(self, record: IterationRecord) -> None:
-        for admission in record.batch.admitted:
-            self._looked_up.inc(len(admission.request.known))
-            self._found.inc(admission.prefix_tokens)
-        self._evicted.inc(record.evicted_blocks)
+            self._prefixes.count(record)
 
     def ended(self, request: Request, reason: FinishReason, tokens: int) -> None:
         self._phases.ended(request, reason, tokens)

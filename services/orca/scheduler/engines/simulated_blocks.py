@@ -33,7 +33,6 @@ class SimulatedBlocks:
         self._contents: list[tuple[int, ...]] = [()] * blocks  # tokens whose keys and values each block has
         self._held: dict[int, _HeldBlocks] = {}
         self._kept: dict[int, list[int]] = {}
-        self.computed = 0  # tokens run
 
     @property
     def free(self) -> int:
@@ -88,7 +87,6 @@ class SimulatedBlocks:
             self._check_shared(held)
         assert row.start >= held.shared * size, "a row writes to a block that others have"
         self._extend(held.blocks, row.start + row.count)
-        self.computed += row.count
         for place in range(row.start // size, -(-(row.start + row.count) // size)):
             end = min(row.start + row.count, (place + 1) * size)
             self._contents[held.blocks[place]] = tuple(held.tokens[place * size : end])

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from orca.core.domain.request import reserved_slots
-from orca.scheduler.policy.batch import GroupRequest
+from orca.scheduler.policy.batch import BatchRow, GroupRequest
 from orca.scheduler.policy.policy import BatchLimits
 from orca.scheduler.policy.state import GroupState
 
@@ -16,6 +16,14 @@ def slots_for(entry: GroupRequest, limits: BatchLimits) -> int:
 def slots_left(state: GroupState, limits: BatchLimits) -> int:
     """Return the slots that all requests of the group leave, those that are not admitted yet included."""
     return limits.slots - sum(entry.slots or slots_for(entry, limits) for entry in state.requests if not entry.is_over)
+
+
+def prefix_hit(entry: GroupRequest, state: GroupState, prompts: Sequence[BatchRow]) -> int:
+    """Return the tokens that a request need not compute at its first pick; 0 without a prefix cache.
+
+    Args: prompts: rows of the same batch that run tokens of older requests' prompts.
+    """
+    return 0 if state.prefixes is None else state.prefixes.hit_tokens(entry, prompts)
 
 
 def oldest_suspect(pool: Sequence[GroupRequest], reserved: int, limits: BatchLimits) -> GroupRequest | None:

@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass
 
 from orca.core.domain.request import slots_needed
-from orca.scheduler.policy.admission import oldest_suspect, slots_for, slots_left
+from orca.scheduler.policy.admission import oldest_suspect, prefix_hit, slots_for, slots_left
 from orca.scheduler.policy.batch import Admission, Batch, BatchRow, GroupRequest
 from orca.scheduler.policy.policy import (
     NO_CAPACITY,
@@ -80,7 +80,7 @@ class IterationPolicy:
                 if not is_admitting:
                     continue
                 reserved += slots
-                hit = state.prefixes.hit_tokens(entry, prompts) if state.prefixes is not None else 0
+                hit = prefix_hit(entry, state, prompts)
                 start += hit
                 known_left -= hit
                 admitted.append(Admission(entry, slots, entry.request.max_total_tokens, prefix_tokens=hit))

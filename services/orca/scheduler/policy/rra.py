@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orca.core.domain.request import slots_needed
-from orca.scheduler.policy.admission import oldest_suspect, slots_for, slots_left
+from orca.scheduler.policy.admission import oldest_suspect, prefix_hit, slots_for, slots_left
 from orca.scheduler.policy.batch import Admission, Batch, BatchRow, GroupRequest
 from orca.scheduler.policy.cycle import CYCLE_START, CycleControls, CyclePosition, turns
 from orca.scheduler.policy.policy import (
@@ -194,7 +194,7 @@ def _first_rows(entering: Sequence[GroupRequest], state: GroupState) -> list[Bat
     """Return the rows of new requests: all that they know, but for the prefixes that they need not compute."""
     rows: list[BatchRow] = []
     for entry in entering:
-        hit = 0 if state.prefixes is None else state.prefixes.hit_tokens(entry, rows)
+        hit = prefix_hit(entry, state, rows)
         rows.append(BatchRow(entry, hit, len(entry.known) - hit, True))
     return rows
 
