@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
@@ -134,6 +135,21 @@ def _run(blocks: SimulatedBlocks, step: Step) -> None:
     for row in step.rows:
         if row.sample:
             blocks.draw(row.handle, 7)
+
+
+def older_ran_most(steps: Sequence[Step]) -> bool:
+    """Return whether after each step an older request has run as many iterations as a younger one, or more.
+
+    Requests that will run no more are left out.
+    """
+    runs: Counter[int] = Counter()
+    last = {row.handle: step.number for step in steps for row in step.rows}
+    for step in steps:
+        runs.update(row.handle for row in step.rows)
+        alive = [runs[handle] for handle in sorted(last) if last[handle] >= step.number]
+        if alive != sorted(alive, reverse=True):
+            return False
+    return True
 
 
 def batches(steps: Sequence[Step]) -> list[str]:

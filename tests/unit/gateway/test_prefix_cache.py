@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from orca.core.api_keys import ApiKey, KeyLimits, key_digest, key_line
+from orca.core.domain.errors import SettingError
 from orca.core.domain.request import Request
 from orca.gateway.settings import GatewaySettings, parse_settings
 from support.gateway.gateway_rig import Rig, error_of, events, recording, rig
@@ -16,6 +17,9 @@ PATHS: dict[str, dict[str, Any]] = {
     CHATS: {"messages": [{"role": "user", "content": "hello"}]},
     RESPONSES: {"input": "hello"},
 }
+
+
+KEYS = ("secret-one", "secret-two")
 
 
 async def salts(one: Rig, path: str = COMPLETIONS, *, key: str | None = None, **fields: Any) -> list[str | None]:
@@ -29,9 +33,9 @@ async def salts(one: Rig, path: str = COMPLETIONS, *, key: str | None = None, **
 
 
 def with_keys(folder: Path, **settings: Any) -> GatewaySettings:
-    """Write a file with the API keys "k" and "l". Returns: the settings of a gateway that reads it."""
+    """Write a file with the API keys of KEYS. Returns: the settings of a gateway that reads it."""
     file = folder / "keys"
-    lines = [key_line(ApiKey(name, key_digest(name), KeyLimits())) for name in "kl"]
+    lines = [key_line(ApiKey(name, key_digest(name), KeyLimits())) for name in KEYS]
     file.write_text("\n".join(lines) + "\n")
     return GatewaySettings(model="tiny", api_keys_file=str(file), **settings)
 
@@ -51,11 +55,11 @@ async def test_a_salt_that_is_no_short_text_is_refused(one: Rig, path: str, salt
 
 async def test_with_sharing_by_key_each_key_has_salts_of_its_own(tmp_path: Path) -> None:
     async with rig(settings=with_keys(tmp_path, prefix_sharing="key")) as one:
-        found = [await salts(one, key=key, cache_salt=salt) for key in "kl" for salt in (None, "a")]
+        found = [await salts(one, key=key, cache_salt=salt) for key in KEYS for salt in (None, "a")]
         assert len({salt for [salt] in found}) == 4
         assert None not in [salt for [salt] in found]
-        assert await salts(one, key="k", cache_salt="a") == found[1]
-        assert not any(salt == "k" for [salt] in found), "the key itself is not stored"
+        assert await salts(one, key=KEYS[0], cache_salt="a") == found[1]
+        assert not any("secret" in str(salt) for [salt] in found), "the key itself is not stored"
 
 
 async def test_without_keys_all_share(caplog: pytest.LogCaptureFixture) -> None:
@@ -67,7 +71,7 @@ async def test_without_keys_all_share(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_other_ways_to_share_are_refused() -> None:
-    with pytest.raises(Exception, match="prefix-sharing"):
+    with pytest.raises(SettingError, match="prefix-sharing"):
         parse_settings(["--model", "m", "--prefix-sharing", "some"], {})
 
 
@@ -81,7 +85,7 @@ async def test_a_salt_is_refused_by_name_while_no_record_can_have_it(one: Rig) -
 async def test_sharing_by_key_shares_nothing_while_no_record_can_have_a_salt(tmp_path: Path) -> None:
     async with rig(settings=with_keys(tmp_path, prefix_sharing="key")) as one:
         await one.pool.set_schema(2)
-        headers = {"authorization": "Bearer k"}
+        headers = {"authorization": f"Bearer {KEYS[0]}"}
         status, error = error_of(await one.client.post(COMPLETIONS, json=PATHS[COMPLETIONS], headers=headers))
         assert (status, error["code"], error["param"]) == (503, "newer_schema_needed", None)
         assert "--prefix-sharing key" in error["message"]
