@@ -1,27 +1,17 @@
 """Mutants of the scheduler do what their names say: a run against one that changes nothing would prove nothing."""
 
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
-from operator import attrgetter
 
 import pytest
 
-from checker.points.mutants import MUTANTS
 from orca.core.domain.request import Request, Token
 from orca.core.domain.step import Claim, Epoch, Step
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import next_batch
 from orca.scheduler.policy.state import GroupState
+from support.checker.installed_mutant import installed_mutant
 from support.scheduler.scheduler_simulation import a_request, schedule_all, some_limits
-
-
-def install(mutant: str, replaced: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install a mutant until the end of the test. Args: replaced: the name that it replaces in its module."""
-    name, patch = MUTANTS[mutant]
-    module = importlib.import_module(name)
-    monkeypatch.setattr(f"{name}.{replaced}", attrgetter(replaced)(module))  # to be undone
-    patch(module)
 
 
 def request(name: str, *tokens: int, new: int = 1, arrival: int = 1) -> Request:
@@ -43,24 +33,23 @@ def few_blocks() -> list[Step]:
 
 
 @pytest.mark.parametrize(
-    ("mutant", "replaced", "run", "error"),
+    ("mutant", "run", "error"),
     [
-        ("a block of another request", "GroupPrefixes._share", another_lives, "a shared block holds other tokens"),
-        ("an eviction not sent", "GroupPrefixes.carry_out", few_blocks, None),  # the counts of free blocks differ
+        ("a block of another request", another_lives, "a shared block holds other tokens"),
+        ("an eviction not sent", few_blocks, None),  # the counts of free blocks differ
     ],
 )
 def test_a_mutant_of_shared_blocks_breaks_the_stages_that_have_tokens_in_their_blocks(
-    mutant: str, replaced: str, run: Callable[[], list[Step]], error: str | None, monkeypatch: pytest.MonkeyPatch
+    mutant: str, run: Callable[[], list[Step]], error: str | None
 ) -> None:
     assert run()
-    install(mutant, replaced, monkeypatch)
-    with pytest.raises(AssertionError, match=error):
+    with installed_mutant(mutant), pytest.raises(AssertionError, match=error):
         run()
 
 
-def test_a_log_loses_its_first_token_when_its_request_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    install("token left out", "_new_request", monkeypatch)
+def test_a_log_loses_its_first_token_when_its_request_starts_again() -> None:
     state, limits = GroupState(), some_limits()
     state.add(request("A", 1, 2, new=9), Claim(3, "test/1"), [Token(5), Token(6), Token(8)])
-    step = state.schedule(next_batch(IterationPolicy(), state, limits), Epoch(1, "test"))
+    with installed_mutant("token left out"):
+        step = state.schedule(next_batch(IterationPolicy(), state, limits), Epoch(1, "test"))
     assert [new.tokens for new in step.new] == [(1, 2, 6, 8, 8)]
