@@ -96,18 +96,7 @@ async def _call(target: LoadTarget, request: TraceRequest, body: bytes, start_s:
     await asyncio.sleep(start_s + request.arrival_s - perf_counter())
     sent_s = perf_counter()
     stream = EventStream(body)
-    try:
-        async with asyncio.timeout(target.timeout_s):
-            loop = asyncio.get_running_loop()
-            await loop.create_connection(lambda: stream, target.host, target.port, ssl=target.tls)
-            await stream.ended
-        error = stream.error or token_count_error(stream, request.new_tokens)
-    except TimeoutError:
-        error = f"no end within {target.timeout_s:g} s"
-    except OSError as failure:
-        error = f"connection: {failure}"
-    finally:
-        stream.close()
+    error = await read_stream(target, stream, request.new_tokens)
     return RequestOutcome(
         index=request.index,
         prompt_tokens=request.prompt_tokens,
@@ -119,6 +108,26 @@ async def _call(target: LoadTarget, request: TraceRequest, body: bytes, start_s:
         end_s=perf_counter() - start_s if stream.end_s is None else stream.end_s - start_s,
         error=error,
     )
+
+
+async def read_stream(target: LoadTarget, stream: "EventStream", new_tokens: int) -> str | None:
+    """Make a call now, and read its events until it ends.
+
+    Args: new_tokens: of all choices together.
+    Returns: why the call failed; None if it got exactly its tokens.
+    """
+    try:
+        async with asyncio.timeout(target.timeout_s):
+            loop = asyncio.get_running_loop()
+            await loop.create_connection(lambda: stream, target.host, target.port, ssl=target.tls)
+            await stream.ended
+        return stream.error or token_count_error(stream, new_tokens)
+    except TimeoutError:
+        return f"no end within {target.timeout_s:g} s"
+    except OSError as failure:
+        return f"connection: {failure}"
+    finally:
+        stream.close()
 
 
 def token_count_error(stream: "EventStream", wanted: int) -> str | None:
@@ -148,6 +157,7 @@ class EventStream(asyncio.Protocol):
         self.token_ids: list[int] = []
         self.end_s: float | None = None
         self.usage_tokens: int | None = None
+        self.cached_tokens: int | None = None  # of the prompt; None if the server does not say
         self.error: str | None = None
         self.status: int | None = None  # None until the head has arrived
         self.retry_after_s: float | None = None  # None if the answer has no such header
@@ -236,6 +246,7 @@ class EventStream(asyncio.Protocol):
         usage = event.get("usage")
         if usage:
             self.usage_tokens = usage["completion_tokens"]
+            self.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         for choice in event.get("choices", ()):
             self._read_choice(choice, now_s)
 

@@ -2,6 +2,7 @@
 
     serve         one trace against any OpenAI-compatible server
     deadlines     orders of claims: answers in time at several times the capacity (TCB)
+    turns         the prefix cache: conversations, choices of one prompt, and repairs, with and without it
     overload      several times more load than a running server can serve, from clients that try again
     sweep         median normalised latency against throughput per max batch size (ORCA, Figure 10)
     homogeneous   the same with requests of equal length (Figure 11)
@@ -48,6 +49,7 @@ from orca.bench.options import (
 )
 from orca.bench.plan import command as plan
 from orca.bench.sweep import ANY_VOCAB, Measure, Sweep, measure_real, run_sweep
+from orca.bench.turns import command as turns
 from orca.cli.model_folder import find_model
 from orca.cli.small_model import CONTINUES
 from orca.core.domain.errors import ModelError, OrcaError, SettingError
@@ -118,6 +120,7 @@ def _parser() -> CommandLineParser:
         )
     )
     deadlines.add_options(actions.add_parser("deadlines", help=deadlines.HELP))
+    turns.add_options(actions.add_parser("turns", help=turns.HELP))
     plan.add_options(actions.add_parser("plan", help=plan.HELP))
     exegpt.add_options(actions.add_parser("exegpt", help=exegpt.HELP))
     _add_host_options(
@@ -627,6 +630,7 @@ ACTIONS: Mapping[str, Callable[[argparse.Namespace, Sequence[str]], int | None]]
     "gpu": gpu.act,
     "peers": _peers,
     "deadlines": deadlines.act,
+    "turns": turns.act,
     "plan": plan.act,
     "exegpt": exegpt.act,
     "host": _host,

@@ -103,8 +103,8 @@ def add_trace_options(
         add("--preset", choices=tuple(PRESETS), help=f"lengths ({shown}; default {preset})")
         parser.set_defaults(default_preset=preset)
     kinds = "uniform from N to M; with MEAN and SD (standard deviation), normal and cut off at N and M"
-    add("--prompt-tokens", type=_lengths, metavar=_LENGTHS, help=f"tokens of a prompt, {kinds}{_default(prompt)}")
-    add("--new-tokens", type=_lengths, metavar=_LENGTHS, help=f"tokens to generate, {kinds}{_default(new)}")
+    add("--prompt-tokens", type=read_lengths, metavar=_LENGTHS, help=f"tokens of a prompt, {kinds}{_default(prompt)}")
+    add("--new-tokens", type=read_lengths, metavar=_LENGTHS, help=f"tokens to generate, {kinds}{_default(new)}")
     tasks = "lengths of a task of the ExeGPT paper (Table 3): truncated normal, independent of each other"
     add("--task", choices=tuple(TASKS), help=tasks)
     file = (
@@ -121,7 +121,8 @@ def _default(lengths: Lengths | None) -> str:
     return "" if lengths is None else f" ({lengths})"
 
 
-def _lengths(text: str) -> Lengths:
+def read_lengths(text: str) -> Lengths:
+    """Return the distribution of lengths that a text describes: `N`, `N:M`, or `N:M:MEAN:SD`."""
     try:
         return parse_lengths(text)
     except ValueError as error:

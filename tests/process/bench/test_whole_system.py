@@ -31,6 +31,43 @@ def test_a_sweep_starts_the_system_and_gets_every_token(tmp_path: Path) -> None:
     assert [(point["report"]["requests"], point["report"]["errors"]) for point in points] == [(6, {})] * 2
 
 
+def test_conversations_run_with_and_without_the_prefix_cache(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TINY)
+    file = tmp_path / "turns.json"
+    sizes = ["--system-tokens", "40", "--question-tokens", "8:16", "--answer-tokens", "4:8", "--rounds", "1"]
+    held = ["--model", str(tmp_path / "model"), "--conversations", "3", "--turns", "2"]
+    assert bench(["turns", *held, *sizes, "--json", str(file), *ONE_SMALL_STAGE]) == 0
+    [cached, plain] = json.loads(file.read_text())["model"]
+    prompts = [sum(turn["prompt_tokens"] for turn in each["turns"]) for each in (cached, plain)]
+    assert plain["computed_tokens"] == prompts[0] == prompts[1]
+    assert not any(turn["cached_tokens"] for turn in plain["turns"])
+    assert cached["computed_tokens"] + sum(turn["cached_tokens"] for turn in cached["turns"]) == prompts[0]
+    # The second turns find all full blocks of the first ones, and the system prompt has two.
+    assert all(turn["cached_tokens"] >= 48 for turn in cached["turns"] if turn["turn"] == 2)
+
+
+@pytest.mark.slow
+def test_choices_and_a_repair_compute_a_common_prompt_once(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TINY)
+    file = tmp_path / "runs.json"
+    sizes = ["--model", str(tmp_path / "model"), "--prompt-tokens", "70", "--rounds", "1", "--json", str(file)]
+    assert bench(["turns", "--choices", "4", *sizes, *ONE_SMALL_STAGE]) == 0
+    computed = {
+        (each["cache"], each["choices"]): each["computed_tokens"] for each in json.loads(file.read_text())["model"]
+    }
+    assert computed == {
+        ("with", 1): [70],
+        ("with", 4): [70 + 3 * 6],
+        ("without", 1): [70],
+        ("without", 4): [4 * 70],
+    }
+    assert bench(["turns", "--repair", "--conversations", "3", *sizes, *ONE_SMALL_STAGE]) == 0
+    cached, plain = json.loads(file.read_text())["model"]
+    assert (cached["cache"], plain["cache"]) == ("with", "without")
+    assert 0 < cached["computed_again"] <= plain["computed_again"] - 2 * 64
+    assert all(0 < each["first_s"] <= each["all_s"] for each in (cached, plain))
+
+
 def test_a_measurement_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     make_model(tmp_path / "model", TINY)
     command = [sys.executable, "-m", "orca.cli.main", "bench", "sweep", "--model", str(tmp_path / "model")]
