@@ -113,9 +113,7 @@ def lines(comparison: TurnComparison) -> list[str]:
         for cache in Cache:
             p50, p99 = (1000 * value for value in _first_token(comparison, cache, turn))
             found.append(f"{turn:<6}{cache:<10}{p50:>20.1f}{p99:>12.1f}")
-    for name, values, unit, _ in _quantities(comparison):
-        shown = f"{median(values):.4g} ({min(values):.4g} to {max(values):.4g}) {unit}"
-        found.append(f"{name}: {shown}")
+    found += map(str, _quantities(comparison))
     found.append(f"answers of the first round that differ: {comparison.different_answers}")
     return found
 
@@ -126,20 +124,36 @@ def _first_token(comparison: TurnComparison, cache: Cache, turn: int) -> tuple[f
     return percentile(values, 0.5), percentile(values, 0.99)
 
 
-def _quantities(comparison: TurnComparison) -> Iterator[tuple[str, list[float], str, Mapping[str, Setting]]]:
-    """Yield name, value of each round, unit and settings of what is not counted by turn."""
+@dataclass(frozen=True, slots=True)
+class _Quantity:
+    """What is measured once in each round."""
+
+    what: str
+    unit: str
+    values: Sequence[float]  # one for each round
+    settings: Mapping[str, Setting]
+
+    def __str__(self) -> str:
+        named = "".join(f", {key} {value}" for key, value in self.settings.items())
+        low, high = min(self.values), max(self.values)
+        return f"{self.what}{named}: {median(self.values):.4g} ({low:.4g} to {high:.4g}) {self.unit}"
+
+
+def _quantities(comparison: TurnComparison) -> Iterator[_Quantity]:
     for cache in Cache:
         runs, chosen = comparison.of(cache), {"cache": cache.value}
-        yield f"Generated tokens per second, {cache} cache", [run.tokens_per_s for run in runs], "tokens/s", chosen
-        yield f"Prompt tokens computed, {cache} cache", [run.computed_tokens for run in runs], "tokens", chosen
-        yield f"Memory written, {cache} cache", [run.memory_bytes / 2**20 for run in runs], "MiB", chosen
+        yield _Quantity("Generated tokens per second", "tokens/s", [run.tokens_per_s for run in runs], chosen)
+        yield _Quantity("Prompt tokens computed", "tokens", [run.computed_tokens for run in runs], chosen)
+        yield _Quantity("Memory written", "MiB", [run.memory_bytes / 2**20 for run in runs], chosen)
     found = [100 * run.run.cached_share for run in comparison.of(Cache.ON)]
-    yield "Prompt tokens found in the cache", found, "%", {}
-    yield "Tokens per second against those without the cache", comparison.ratios(lambda run: run.tokens_per_s), "x", {}
-    yield "Memory against that without the cache", comparison.ratios(lambda run: run.memory_bytes), "x", {}
+    yield _Quantity("Prompt tokens found in the cache", "%", found, {})
+    faster = comparison.ratios(lambda run: run.tokens_per_s)
+    yield _Quantity("Tokens per second against those without the cache", "x", faster, {})
+    more = comparison.ratios(lambda run: run.memory_bytes)
+    yield _Quantity("Memory against that without the cache", "x", more, {})
     last = comparison.turns
     for turn in sorted({1, min(2, last), last}):
-        yield f"First token at turn {turn}, times sooner", comparison.sooner(turn), "x", {"turn": turn}
+        yield _Quantity("First token, times sooner", "x", comparison.sooner(turn), {"turn": turn})
 
 
 def to_json(comparison: TurnComparison) -> list[dict[str, Any]]:
@@ -177,8 +191,8 @@ def figures(comparison: TurnComparison, settings: Mapping[str, Setting | None]) 
             for name, share in (("p50", 0.5), ("p99", 0.99)):
                 values = [percentile(each, share) for each in rounds]
                 found.append(measured(f"Time to first token, {name}", values, "ms", chosen, scale=1000))
-    for name, values, unit, more in _quantities(comparison):
-        what = name.partition(",")[0]
-        found.append(measured(what, values, unit, {**settings, **more}))
+    found += [
+        measured(each.what, each.values, each.unit, {**settings, **each.settings}) for each in _quantities(comparison)
+    ]
     found.append(measured("Answers that differ", comparison.different_answers, "answers", settings))
     return found
