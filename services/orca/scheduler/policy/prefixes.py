@@ -73,6 +73,11 @@ class GroupPrefixes:
         changes.evictions = self.index.evictions - evictions
         return changes
 
+    def forget(self, entry: GroupRequest) -> None:
+        """Take the blocks of a refused request out of the index, except those that others have."""
+        if entry.table is not None:
+            self.index.forget(entry.table)
+
     def check(self, requests: Iterable[GroupRequest]) -> None:
         """Recount every invariant. Args: requests: of the group. Raises: AssertionError."""
         check_index(self.index)
@@ -89,9 +94,7 @@ class GroupPrefixes:
         assert table is not None
         assert handle is not None
         had = len(table.blocks)
-        if entry.is_refused:
-            self.index.forget(table)
-        else:
+        if not entry.is_refused:
             self._fill(entry, entry.computed)
         stay = self.index.end(table)
         entry.table = None

@@ -78,6 +78,13 @@ class GroupState:
         if not entry.is_admitted and entry in self.requests:
             self.requests.remove(entry)
 
+    def refuse(self, entry: GroupRequest) -> None:
+        """Stop scheduling a request that the stages refuse. Others begin with none of its blocks from now on."""
+        entry.is_refused = True
+        self.end(entry)
+        if self.prefixes is not None:
+            self.prefixes.forget(entry)
+
     def acquit(self, entry: GroupRequest, block_tokens: int) -> None:
         """Let others join a request that ran alone and did no harm; it keeps only the slots that it needs."""
         entry.is_alone = False
