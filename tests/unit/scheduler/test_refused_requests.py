@@ -103,7 +103,7 @@ async def refuse_one(policy: Policy, stages: int, prefetch: int, index: int, pre
 @pytest.mark.parametrize(("size", "prefetch"), [(1, 0), (1, 1), (3, 0), (3, 1)])
 @pytest.mark.parametrize("refused", ["A", "AB", "B"])
 def test_requests_with_the_prompt_of_a_refused_one_have_their_tokens(size: int, prefetch: int, refused: str) -> None:
-    """With places for one request the others come in the step that frees the refused one."""
+    """The others come in the step that frees the refused one if there is a place for only one."""
     virtual_time.run(refuse_a_shared_prompt(size, prefetch, refused))
 
 

@@ -64,7 +64,7 @@ class StepTimePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
+class SchedulerTimes:
     """The times of one scheduler. Those in us have one value for each round."""
 
     batch_size: int
@@ -154,12 +154,12 @@ def _tokens(numbers: Random, count: int) -> tuple[int, ...]:
     return tuple(numbers.choices(range(VOCABULARY), k=count))
 
 
-def measure(plan: StepTimePlan) -> list[StepTimes]:
+def measure(plan: StepTimePlan) -> list[SchedulerTimes]:
     """Measure every batch size with every cache, in turns."""
     return [times for batch_size in plan.batch_sizes for times in _measure_size(plan, batch_size)]
 
 
-def _measure_size(plan: StepTimePlan, batch_size: int) -> list[StepTimes]:
+def _measure_size(plan: StepTimePlan, batch_size: int) -> list[SchedulerTimes]:
     schedulers = {cache: MeasuredScheduler(plan, batch_size, cache) for cache in Cache}
     for scheduler in schedulers.values():
         scheduler.fill()
@@ -168,7 +168,7 @@ def _measure_size(plan: StepTimePlan, batch_size: int) -> list[StepTimes]:
         for cache, scheduler in schedulers.items():
             times_us[cache].append([scheduler.step() / 1_000 for _ in range(plan.steps)])
     return [
-        StepTimes(
+        SchedulerTimes(
             batch_size=batch_size,
             cache=cache,
             median_us=[statistics.median(each) for each in times_us[cache]],
@@ -181,7 +181,7 @@ def _measure_size(plan: StepTimePlan, batch_size: int) -> list[StepTimes]:
     ]
 
 
-def lines(found: Sequence[StepTimes]) -> list[str]:
+def lines(found: Sequence[SchedulerTimes]) -> list[str]:
     """Return a table for a terminal."""
     head = f"{'batch':>6}{'cache':>9}{'median, us':>24}{'mean, us':>24}{'p99, us':>9}"
     shown = [f"{head}{'cache, us':>11}{'begin/step':>12}{'found, %':>10}"]
@@ -197,12 +197,12 @@ def _spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
 
 
-def _without_cache(found: Sequence[StepTimes]) -> dict[int, float]:
+def _without_cache(found: Sequence[SchedulerTimes]) -> dict[int, float]:
     """Return the mean time of a step without a cache, by batch size."""
     return {each.batch_size: statistics.median(each.mean_us) for each in found if each.cache is Cache.OFF}
 
 
-def figures(found: Sequence[StepTimes], settings: Mapping[str, Setting]) -> list[Measured]:
+def figures(found: Sequence[SchedulerTimes], settings: Mapping[str, Setting]) -> list[Measured]:
     """Return the times as figures for the benchmark pages."""
     records, without = [], _without_cache(found)
     for each in found:

@@ -96,7 +96,7 @@ class OwnedRequests:
 
     def refuse(self, entry: GroupRequest, reason: str) -> None:
         """End a request that cannot be run, after the tokens that it has. Its group and its neighbours go on."""
-        self._state.refuse(entry)
+        self._state.end(entry, is_refused=True)
         end = End(FinishReason.REFUSED, entry.received, detail=reason[:_REASON_CHARACTERS_MAX])
         self._note_end(entry, end)
         self._commit_queue.put(entry, entry.received, None, end)

@@ -86,11 +86,19 @@ NOWHERE = Node(None, b"", None, 0)
 
 
 def block_keys(tokens: Sequence[int], block_tokens: int) -> Iterator[bytes]:
-    """Yield the key of each full block of some tokens. Args: tokens: ids from 0 to 2^31 - 1."""
-    keys, width = array("i", tokens).tobytes(), 4 * block_tokens
-    for end in range(width, len(keys) + 1, width):
-        yield keys[end - width : end]
+    """Yield the key of each full block of some tokens. Args: tokens: ids from 0 to 2^31 - 1.
 
+    Tokens are converted when their keys are asked for: most lookups end far before the end of a long prompt.
+    """
+    width, converted = 4 * block_tokens, _CONVERTED_BLOCKS * block_tokens
+    for start in range(0, len(tokens), converted):
+        keys = array("i", tokens[start : start + converted]).tobytes()
+        for end in range(width, len(keys) + 1, width):
+            yield keys[end - width : end]
+
+
+_CONVERTED_BLOCKS = 16
+"""Blocks whose keys are made at once."""
 
 _SPARE_LEAVES = 64
 """Entries of the heap of leaves that may be stale, besides as many as there are nodes."""
@@ -223,13 +231,14 @@ class PrefixIndex:
         for node in chain:
             if node.is_idle:
                 node.used = self._now
-                self.leaves.add(node, self.nodes)
+        if chain and chain[0].is_idle:
+            self.leaves.add(chain[0], self.nodes)
         return len(table.blocks)
 
     def make_room(self, blocks: int) -> None:
         """Evict idle leaves, the least recently used first, until so many blocks are free."""
         while self.free < blocks:
-            self._evict(self.leaves.pop())
+            self._evict(self.leaves.pop(), blocks - self.free)
 
     def take_shrunk(self) -> dict[int, int]:
         """Return the kept tables that have shrunk since the last call, and their blocks now. The next step says so."""
@@ -268,15 +277,23 @@ class PrefixIndex:
         if not needed:
             del self.tables[table.handle]
 
-    def _evict(self, leaf: Node) -> None:
-        owner, parent = leaf.owner, leaf.parent
+    def _evict(self, leaf: Node, most: int) -> None:
+        """Evict a leaf, and then the nodes above it, the next ones to go, as far as the same table owns them.
+
+        Args: most: nodes; each of them frees a block.
+        """
+        owner, used, node = leaf.owner, leaf.used, leaf
         assert owner is not None
-        assert parent is not None
-        self._remove(leaf)
-        self.evictions += 1
+        for _ in range(most):
+            assert node.parent is not None
+            self._remove(node)
+            self.evictions += 1
+            node = node.parent
+            if node.owner is not owner or node.children or node.used != used or not node.is_idle:
+                break
         self._shrink(owner)
-        if parent.is_idle:
-            self.leaves.add(parent, self.nodes)
+        if node.is_idle:
+            self.leaves.add(node, self.nodes)
 
     def _remove(self, leaf: Node) -> None:
         owner, parent = leaf.owner, leaf.parent

@@ -5,9 +5,9 @@ The loop owns a `GroupState` for the length of an epoch and alone changes it. Po
 with unknown tokens (`assume_oldest`). Below, "in flight" means neither read nor assumed.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from orca.core.domain.request import Request, Token, reserved_slots
@@ -41,6 +41,8 @@ class GroupState:
     """Everything that the scheduler knows about one epoch of its group."""
 
     requests: list[GroupRequest] = field(default_factory=list)  # in order of arrival; until their slots return
+    admitted: list[GroupRequest] = field(default_factory=list)  # those of them that have slots
+    suspects: set[GroupRequest] = field(default_factory=set)  # those of them that must run alone
     steps: deque[StepInFlight] = field(default_factory=deque)  # unread, in order of their numbers
     reserved: int = 0  # slots
     handles: int = 0  # given out so far in this epoch
@@ -70,24 +72,31 @@ class GroupState:
             entry.part, entry.source_tokens = Part.TARGET, len(request.prompt)
         entry.claimed_ns = claimed_ns
         insort(self.requests, entry, key=by_arrival)
+        if is_alone:
+            self.suspects.add(entry)
         return entry
 
-    def end(self, entry: GroupRequest) -> None:
-        """Stop scheduling it. Its slots return when no step in flight holds it; it leaves at once if it has none."""
-        entry.is_ended = True
-        if not entry.is_admitted and entry in self.requests:
-            self.requests.remove(entry)
+    def ready(self) -> Iterator[GroupRequest]:
+        """Yield the requests that are neither in flight nor over, the oldest first."""
+        return (entry for entry in self.requests if not entry.in_flight and not entry.is_over)
 
-    def refuse(self, entry: GroupRequest) -> None:
-        """Stop scheduling a request that the stages refuse. Others begin with none of its blocks from now on."""
-        entry.is_refused = True
-        self.end(entry)
-        if self.prefixes is not None:
-            self.prefixes.forget(entry)
+    def end(self, entry: GroupRequest, *, is_refused: bool = False) -> None:
+        """Stop scheduling it. Its slots return when no step in flight holds it; it leaves at once if it has none.
+
+        Args: is_refused: by the stages; others begin with none of its blocks from now on.
+        """
+        entry.is_ended = True
+        if is_refused:
+            entry.is_refused = True
+            if self.prefixes is not None:
+                self.prefixes.forget(entry)
+        if not entry.is_admitted and entry in self.requests:
+            self._leave(entry)
 
     def acquit(self, entry: GroupRequest, block_tokens: int) -> None:
         """Let others join a request that ran alone and did no harm; it keeps only the slots that it needs."""
         entry.is_alone = False
+        self.suspects.discard(entry)
         # A short request has given its slots back before the pool answered.
         if entry.slots and entry in self.requests:
             needed = reserved_slots(entry.tokens, entry.source_tokens, block_tokens)
@@ -156,6 +165,8 @@ class GroupState:
         handles = [entry.handle for entry in self.requests if entry.handle is not None]
         assert len(handles) == len(set(handles)), "a handle is used twice"
         assert all(0 < handle <= self.handles for handle in handles), "a handle was never given out"
+        assert self.admitted == [entry for entry in self.requests if entry.is_admitted], "admitted requests miscounted"
+        assert self.suspects == {entry for entry in self.requests if entry.is_alone}, "suspects miscounted"
         assert self.reserved == sum(entry.slots for entry in self.requests), "slots reserved differ from their sum"
         assert sum(step.is_assumed and bool(step.rows) for step in self.steps) <= 1, "two steps are assumed"
         numbers = [step.number for step in self.steps]
@@ -192,12 +203,19 @@ class GroupState:
     def _free(self, entry: GroupRequest) -> None:
         assert entry.handle is not None
         assert entry.in_flight == 0
-        self.requests.remove(entry)
+        self._leave(entry)
+        self.admitted.remove(entry)
         self.reserved -= entry.slots
+
+    def _leave(self, entry: GroupRequest) -> None:
+        place = bisect_left(self.requests, entry.request.arrival, key=by_arrival)
+        del self.requests[self.requests.index(entry, place)]
+        self.suspects.discard(entry)
 
     def _admit(self, admission: Admission) -> None:
         entry = admission.request
         self.handles += 1
+        insort(self.admitted, entry, key=by_arrival)
         self.reserved += admission.slots
         entry.handle, entry.slots, entry.tokens = self.handles, admission.slots, admission.tokens
         entry.batch, entry.microbatch = admission.batch, admission.microbatch
