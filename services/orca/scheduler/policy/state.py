@@ -172,8 +172,8 @@ class GroupState:
         numbers = [step.number for step in self.steps]
         assert numbers == list(range(self.submitted - len(numbers) + 1, self.submitted + 1)), "a step is missing"
         for entry in self.requests:
-            self._check_entry(entry)
-            self._check_source(entry)
+            _check_entry(self, entry)
+            _check_source(self, entry)
             if block_tokens is not None and entry.is_admitted and not entry.is_alone:
                 tables = reserved_slots(entry.tokens, entry.source_tokens, block_tokens)
                 assert entry.slots == tables, "slots differ from the blocks of its tables"
@@ -181,24 +181,6 @@ class GroupState:
             self.prefixes.check(self.requests)
         in_steps = [row.request for step in self.steps for row in step.rows]
         assert len(in_steps) <= 1 or not any(entry.is_alone for entry in in_steps), "one that must run alone does not"
-
-    def _check_entry(self, entry: GroupRequest) -> None:
-        holding = [step for step in self.steps if any(row.request is entry for row in step.rows)]
-        assert entry.in_flight == sum(not step.is_assumed for step in holding), "steps in flight miscounted"
-        assert entry.in_flight <= 1, "a request is in two batches in flight"
-        drawing = sum(row.request is entry and row.sample for step in self.steps for row in step.rows)
-        assert entry.is_ended or entry.sampled - entry.received == drawing, "tokens on their way miscounted"
-        assert entry.sampled <= entry.request.max_new_tokens, "scheduled past its length"
-        assert entry.is_admitted == (entry.slots > 0), "slots without admission, or the reverse"
-        assert entry.is_admitted or not entry.iterations, "ran before its admission"
-
-    def _check_source(self, entry: GroupRequest) -> None:
-        assert bool(entry.source_tokens) == (entry.part is Part.TARGET), "a source without a target, or the reverse"
-        has_run = entry.part is Part.TARGET and entry.computed > 0
-        assert entry.sources_run == has_run, "its source did not run exactly once, with its first row"
-        entering = [step for step in self.steps if entry in step.batch.sources]
-        firsts = [step for step in entering if any(row.request is entry and row.start == 0 for row in step.rows)]
-        assert entering == firsts, "its source is not in the step of its first row"
 
     def _free(self, entry: GroupRequest) -> None:
         assert entry.handle is not None
@@ -237,6 +219,26 @@ class GroupState:
             entry.waited_ns = max(0, now_ns - entry.claimed_ns)
         entry.iterations += 1
         return Row(entry.handle, row.start, row.count, row.sample, token, entry.part)
+
+
+def _check_entry(state: GroupState, entry: GroupRequest) -> None:
+    holding = [step for step in state.steps if any(row.request is entry for row in step.rows)]
+    assert entry.in_flight == sum(not step.is_assumed for step in holding), "steps in flight miscounted"
+    assert entry.in_flight <= 1, "a request is in two batches in flight"
+    drawing = sum(row.request is entry and row.sample for step in state.steps for row in step.rows)
+    assert entry.is_ended or entry.sampled - entry.received == drawing, "tokens on their way miscounted"
+    assert entry.sampled <= entry.request.max_new_tokens, "scheduled past its length"
+    assert entry.is_admitted == (entry.slots > 0), "slots without admission, or the reverse"
+    assert entry.is_admitted or not entry.iterations, "ran before its admission"
+
+
+def _check_source(state: GroupState, entry: GroupRequest) -> None:
+    assert bool(entry.source_tokens) == (entry.part is Part.TARGET), "a source without a target, or the reverse"
+    has_run = entry.part is Part.TARGET and entry.computed > 0
+    assert entry.sources_run == has_run, "its source did not run exactly once, with its first row"
+    entering = [step for step in state.steps if entry in step.batch.sources]
+    firsts = [step for step in entering if any(row.request is entry and row.start == 0 for row in step.rows)]
+    assert entering == firsts, "its source is not in the step of its first row"
 
 
 def _new_request(admission: Admission, blocks: BlockChanges) -> NewRequest:
