@@ -100,6 +100,24 @@ async def refuse_one(policy: Policy, stages: int, prefetch: int, index: int, pre
     assert sorted(log.ends) == sorted(simulation.submitted)
 
 
+@pytest.mark.parametrize(("size", "prefetch"), [(1, 0), (1, 1), (3, 0), (3, 1)])
+@pytest.mark.parametrize("refused", ["A", "AB", "B"])
+def test_requests_with_the_prompt_of_a_refused_one_have_their_tokens(size: int, prefetch: int, refused: str) -> None:
+    """The others come in the step that frees the refused one if there is a place for only one."""
+    virtual_time.run(refuse_a_shared_prompt(size, prefetch, refused))
+
+
+async def refuse_a_shared_prompt(size: int, prefetch: int, refused: str) -> None:
+    simulation = a_simulation(choices=SchedulingOptions(max_batch_size=size, prefetch=prefetch, prefix_cache=True))
+    plan = Refusals({f"{name}.0": 0 for name in refused})
+    group = simulation.add_group(a_shape(slots=512), refusals=plan, cost=LinearCost(step_us=1_000))
+    await simulation.queue_up(a_request(name, prompt=40, new=8) for name in "ABCD")
+    simulation.start(group)
+    await simulation.finish()
+    await check_ends(simulation, plan.at)
+    check_nobody_noticed(group)
+
+
 @virtually
 async def test_neighbours_have_a_token_in_every_step_while_fifteen_requests_are_refused() -> None:
     """No time is measured: a neighbour that waits for anything leaves a step out."""
@@ -183,6 +201,7 @@ async def run_refusing_world(seed: int) -> None:
             max_batch_size=max_batch_size,
             prefetch=chance.randint(0, 1),
             cycle=a_random_cycle(chance, max_batch_size),
+            prefix_cache=not isinstance(policy, RequestLevelPolicy) and chance.random() < 0.5,
         ),
         policy=policy,
         chance=chance,

@@ -22,8 +22,8 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from orca.bench.deadlines import ordered_claims
 from orca.bench.options import add_figures_option, write_figures
-from orca.bench.parts import ordered_claims
 from orca.core.domain.request import End, FinishReason, Request, SamplingParams, Token
 from orca.pool.records import Caller, Claimed, CommitEntry, OnDisconnect, Submission
 from orca.pool.redis.embedded import EmbeddedRedis, find_redis_server

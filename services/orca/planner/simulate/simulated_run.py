@@ -9,17 +9,18 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
+from random import Random
 
 from orca.core.domain.engine import EngineShape
 from orca.core.domain.errors import SettingError
-from orca.core.domain.request import End, FinishReason, Request
+from orca.core.domain.request import End, FinishReason, Request, reserved_slots
 from orca.planner.simulate.outcomes import RequestOutcome, RunReport, summarise
 from orca.planner.workload.trace import GREEDY, Trace, TraceRequest
 from orca.pool.api import RequestPool
 from orca.pool.memory.pool import MemoryPool
 from orca.pool.memory.state import PoolClock, PoolState, RequestRecord
-from orca.pool.order.order_rules import OrderRules
-from orca.pool.records import Caller, CommitAnswer, CommitEntry, OnDisconnect, Submission
+from orca.pool.order.order_rules import ClaimOrder, OrderRules
+from orca.pool.records import Caller, ClaimAnswer, CommitAnswer, CommitEntry, OnDisconnect, Submission
 from orca.pool.settings import PoolSettings
 from orca.scheduler.dependencies import Dependencies
 from orca.scheduler.engines import virtual_time
@@ -36,12 +37,26 @@ from orca.scheduler.policy.request_level import RequestLevelPolicy
 OnArrival = Callable[[RequestPool, Request], Awaitable[None]]
 """Sees the pool and a request that comes now. Its waits are those of the run."""
 
-CALLER = Caller(group="simulated", process="simulated-1", revision="simulated")
+Prompts = Callable[[TraceRequest], tuple[int, ...]]
+"""Returns the prompt of a request. It is called when the request arrives."""
+
+REVISION = "simulated"
+CLAIM_MS_MAX = 1.0
+"""Longest time of a claim's way to the pool if several groups claim. Each claim takes a random time up to this one."""
+
+
+def without_content(request: TraceRequest) -> tuple[int, ...]:
+    """Return a prompt for stages that share nothing, and so do not read it."""
+    return (0,) * request.prompt_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """A simulated engine and the settings of its scheduler."""
+    """A simulated engine and the settings of its scheduler.
+
+    Several groups claim from one pool. Each has such an engine, and `epoch.holder` of its events is its process
+    (`process_of`). If two groups want the same request, chance decides which one is first, as it does on a network.
+    """
 
     shape: EngineShape
     cost: StepCost | Sequence[StepCost]  # of every stage, or one for each
@@ -52,6 +67,9 @@ class Simulation:
     baseline: RequestLevelPolicy = field(default_factory=RequestLevelPolicy)  # the policy named `request_level`
     cycle: CycleControls | None = None  # the controls of the policy `rra`
     rules: OrderRules | None = None  # of the order of claims; None: arrival
+    prefix_cache: bool = False  # requests begin with the KV blocks of others that have the same tokens
+    groups: int = 1
+    seed: int = 0  # of the chance between groups
 
     def measure(self, policy: str, max_batch_size: int, traces: Sequence[Trace]) -> Iterator[RunReport]:
         """Yield a report of each trace (see `sweep.Measure`). Raises: SettingError if the policy cannot run here."""
@@ -67,18 +85,20 @@ class Simulation:
         stage_times: list[StageTime] | None = None,
         is_over: asyncio.Event | None = None,
         on_arrival: OnArrival | None = None,
+        prompts: Prompts = without_content,
     ) -> list[RequestOutcome]:
         """Run one trace.
 
         Args:
-            stage_times: takes the time of each step on each stage.
+            observer: of all groups.
+            stage_times: takes the time of each step on each stage of all groups.
             on_arrival: is called before each submission.
             is_over: ends the run when it is set, at the latest when all requests have ended. A request without an end
                 then has an infinite `end_s`, and the tokens that it has got.
         Returns: an outcome per request, in order of arrival.
         """
         longest = trace.max_total_tokens + self.is_encoder_decoder
-        needed = max(self._request(request).slots(self.shape.block_tokens) for request in trace.requests)
+        needed = max(map(self._slots, trace.requests))
         if longest > self.shape.max_model_len or needed > self.shape.slots:
             raise SettingError(
                 f"the trace has a request of {longest} tokens, and one that needs {needed} slots; the simulated engine "
@@ -91,58 +111,80 @@ class Simulation:
             max_batch_tokens=self.max_batch_tokens,
             is_encoder_decoder=self.is_encoder_decoder,
             cycle=self.cycle if policy == "rra" else None,
+            prefix_cache=self.prefix_cache,
         )
+        if self.prefix_cache and (self.is_encoder_decoder or policy == "request_level"):
+            raise SettingError("encoder-decoder models and the policy request_level share no prefixes")
         if (refusal := chosen.refuse(choices.limits(self.shape))) is not None:
             raise SettingError(f"{policy}: {refusal}")
-        engine = SimulatedEngine(self.shape, cost=self.cost, host_us=self.host_us)
-        engine.stage_times = stage_times
+        engines = [
+            SimulatedEngine(self.shape, cost=self.cost, host_us=self.host_us, shares_prefixes=self.prefix_cache)
+            for _ in range(self.groups)
+        ]
+        for engine in engines:
+            engine.stage_times = stage_times
+        arrivals = _Arrivals(trace, lambda request: self._request(request, prompts(request)), on_arrival)
         is_over = is_over or asyncio.Event()
-        return virtual_time.run(self._run(chosen, engine, choices, trace, observer or Observer(), is_over, on_arrival))
+        return virtual_time.run(self._run(chosen, engines, choices, arrivals, observer or Observer(), is_over))
 
     async def _run(
         self,
         policy: Policy,
-        engine: SimulatedEngine,
+        engines: Sequence[SimulatedEngine],
         choices: SchedulingOptions,
-        trace: Trace,
+        arrivals: "_Arrivals",
         observer: Observer,
         is_over: asyncio.Event,
-        on_arrival: OnArrival | None,
     ) -> list[RequestOutcome]:
-        pool = WatchedPool(len(trace.requests), is_over)
+        requests = arrivals.trace.requests
+        pool = WatchedPool(len(requests), is_over, chance=Random(self.seed) if self.groups > 1 else None)
+        schedulers = [
+            GroupScheduler(self._dependencies(pool, engine, policy, group, observer), choices)
+            for group, engine in enumerate(engines, 1)
+        ]
+        async with asyncio.TaskGroup() as tasks:
+            for scheduler in schedulers:
+                tasks.create_task(scheduler.run())
+            await pool.is_served.wait()
+            start_s = asyncio.get_running_loop().time()
+            for request in requests:
+                tasks.create_task(arrivals.submit_on_time(pool, request, start_s))
+            await is_over.wait()
+            for scheduler in schedulers:
+                scheduler.stop()
+        return [
+            _outcome(request, pool.observed.get(parent_id(request), ObservedRequest()), start_s) for request in requests
+        ]
+
+    def _dependencies(
+        self, pool: RequestPool, engine: SimulatedEngine, policy: Policy, group: int, observer: Observer
+    ) -> Dependencies:
         orders = None if self.rules is None else ClaimOrders(self.rules)
-        dependencies = Dependencies(
+        return Dependencies(
             pool=pool,
             engine=engine,
             policy=policy,
-            caller=CALLER,
+            caller=Caller(group=f"simulated-{group}", process=process_of(group), revision=REVISION),
             calls=count(1),
             clock_ns=virtual_time.VirtualClock().monotonic_ns,
             wall_ms=virtual_time.VirtualClock().wall_ms,
             observer=observer if orders is None else Observers([observer, orders.times]),
             orders=orders,
         )
-        scheduler = GroupScheduler(dependencies, choices)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(scheduler.run())
-            await pool.is_served.wait()
-            start_s = asyncio.get_running_loop().time()
-            for request in trace.requests:
-                due_s = start_s + request.arrival_s
-                tasks.create_task(_submit_on_time(pool, self._request(request), due_s, on_arrival))
-            await is_over.wait()
-            scheduler.stop()
-        return [
-            _outcome(request, pool.observed.get(parent_id(request), ObservedRequest()), start_s)
-            for request in trace.requests
-        ]
 
-    def _request(self, trace_request: TraceRequest) -> Request:
+    def _slots(self, request: TraceRequest) -> int:
+        """Return the slots that a request needs for its whole length."""
+        source_tokens = request.prompt_tokens if self.is_encoder_decoder else 0
+        return reserved_slots(
+            request.max_total_tokens + self.is_encoder_decoder, source_tokens, self.shape.block_tokens
+        )
+
+    def _request(self, trace_request: TraceRequest, prompt: tuple[int, ...]) -> Request:
         return Request(
             parent=parent_id(trace_request),
             choice=0,
-            revision=CALLER.revision,
-            prompt=(0,) * trace_request.prompt_tokens,  # simulated stages do not read it
+            revision=REVISION,
+            prompt=prompt,
             decoder_prefix=(0,) if self.is_encoder_decoder else (),
             max_new_tokens=trace_request.new_tokens,
             sampling=GREEDY,
@@ -163,8 +205,12 @@ class ObservedRequest:
 class WatchedPool(MemoryPool):
     """The in-memory pool on the running loop's clock; records the times of readable tokens and of ends."""
 
-    def __init__(self, requests: int, is_done: asyncio.Event) -> None:
-        """Args: is_done: is set when all of so many requests have ended."""
+    def __init__(self, requests: int, is_done: asyncio.Event, *, chance: Random | None = None) -> None:
+        """
+        Args:
+            is_done: is set when all of so many requests have ended.
+            chance: of the time that a claim takes to get here; None: it takes none.
+        """
         # A saturated trace arrives as a whole: no bound of a queue applies to it.
         unbounded = PoolSettings(max_queued=requests, max_queued_prompt_tokens=1 << 40, bytes_max=1 << 50)
         super().__init__(virtual_time.VirtualClock(), unbounded)
@@ -172,12 +218,36 @@ class WatchedPool(MemoryPool):
         self.observed: dict[str, ObservedRequest] = {}
         self.is_served = asyncio.Event()  # a formed group has set the revision
         self._is_done = is_done
+        self._chance = chance
         self._unfinished = requests
 
     async def set_revision(self, revision: str, generation: int) -> str:
         current = await super().set_revision(revision, generation)
         self.is_served.set()
         return current
+
+    async def claim(
+        self,
+        caller: Caller,
+        call: int,
+        *,
+        free_slots: int,
+        total_slots: int,
+        block_tokens: int,
+        most: int,
+        order: ClaimOrder | None = None,
+    ) -> ClaimAnswer:
+        if self._chance is not None:
+            await asyncio.sleep(self._chance.uniform(0, CLAIM_MS_MAX) / 1_000)
+        return await super().claim(
+            caller,
+            call,
+            free_slots=free_slots,
+            total_slots=total_slots,
+            block_tokens=block_tokens,
+            most=most,
+            order=order,
+        )
 
     async def commit(self, entries: Sequence[CommitEntry]) -> list[CommitAnswer]:
         answers = await super().commit(entries)
@@ -212,14 +282,28 @@ class _WatchedState(PoolState):
         self._on_end(record.request.parent, end)
 
 
-async def _submit_on_time(pool: WatchedPool, request: Request, due_s: float, on_arrival: OnArrival | None) -> None:
-    """Submit a request when it is due, as a gateway would."""
-    await asyncio.sleep(due_s - asyncio.get_running_loop().time())
-    if on_arrival is not None:
-        await on_arrival(pool, request)
-    await pool.submit(
-        Submission(parent=request.parent, requests=(request,), reader="client", on_disconnect=OnDisconnect.KEEP)
-    )
+@dataclass(frozen=True, slots=True)
+class _Arrivals:
+    """The requests of a run, submitted when they are due, as a gateway would."""
+
+    trace: Trace
+    request_of: Callable[[TraceRequest], Request]
+    on_arrival: OnArrival | None
+
+    async def submit_on_time(self, pool: WatchedPool, due: TraceRequest, start_s: float) -> None:
+        """Submit a request when it is due. Args: start_s: time of the loop's clock at which the trace began."""
+        await asyncio.sleep(start_s + due.arrival_s - asyncio.get_running_loop().time())
+        request = self.request_of(due)
+        if self.on_arrival is not None:
+            await self.on_arrival(pool, request)
+        await pool.submit(
+            Submission(parent=request.parent, requests=(request,), reader="client", on_disconnect=OnDisconnect.KEEP)
+        )
+
+
+def process_of(group: int) -> str:
+    """Return the scheduler process of a group. Args: group: from 1."""
+    return f"simulated-{group}-1"
 
 
 def parent_id(request: TraceRequest | RequestOutcome) -> str:

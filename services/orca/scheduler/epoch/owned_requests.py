@@ -96,9 +96,9 @@ class OwnedRequests:
 
     def refuse(self, entry: GroupRequest, reason: str) -> None:
         """End a request that cannot be run, after the tokens that it has. Its group and its neighbours go on."""
-        entry.is_refused = True
+        self._state.end(entry, is_refused=True)
         end = End(FinishReason.REFUSED, entry.received, detail=reason[:_REASON_CHARACTERS_MAX])
-        self._end(entry, end)
+        self._note_end(entry, end)
         self._commit_queue.put(entry, entry.received, None, end)
         log.warning("request refused", extra=self._fields(entry) | {"detail": end.detail})
 
@@ -134,6 +134,9 @@ class OwnedRequests:
 
     def _end(self, entry: GroupRequest, end: End) -> None:
         self._state.end(entry)
+        self._note_end(entry, end)
+
+    def _note_end(self, entry: GroupRequest, end: End) -> None:
         del self._detectors[entry]
         self._dependencies.observer.ended(entry.request, end.reason, end.count)
         fields = self._fields(entry) | {"reason": end.reason, "tokens": end.count}

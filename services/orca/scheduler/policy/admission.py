@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from orca.core.domain.request import reserved_slots
-from orca.scheduler.policy.batch import BatchRow, GroupRequest
+from orca.scheduler.policy.batch import NO_HIT, BatchRow, GroupRequest, PrefixHit
 from orca.scheduler.policy.policy import BatchLimits
 from orca.scheduler.policy.state import GroupState
 
@@ -18,24 +18,22 @@ def slots_left(state: GroupState, limits: BatchLimits) -> int:
     return limits.slots - sum(entry.slots or slots_for(entry, limits) for entry in state.requests if not entry.is_over)
 
 
-def prefix_hit(entry: GroupRequest, state: GroupState, prompts: Sequence[BatchRow]) -> int:
-    """Return the tokens that a request need not compute at its first pick; 0 without a prefix cache.
+def prefix_hit(entry: GroupRequest, state: GroupState, prompts: Sequence[BatchRow]) -> PrefixHit:
+    """Return the blocks of others with which a request begins if it is picked now; none without a prefix cache.
 
     Args: prompts: rows of the same batch that run tokens of older requests' prompts.
     """
-    return 0 if state.prefixes is None else state.prefixes.hit_tokens(entry, prompts)
+    return NO_HIT if state.prefixes is None else state.prefixes.hit(entry, prompts)
 
 
-def oldest_suspect(pool: Sequence[GroupRequest], reserved: int, limits: BatchLimits) -> GroupRequest | None:
+def oldest_suspect(state: GroupState, reserved: int, limits: BatchLimits) -> GroupRequest | None:
     """Return the oldest request that must run alone and has its slots, or gets them before an older one needs them.
 
-    Args:
-        pool: requests that are not in flight and not over.
-        reserved: slots of all admitted requests.
+    Args: reserved: slots of all admitted requests that stay.
     """
-    if not [entry for entry in pool if entry.is_alone]:
+    if not state.suspects:
         return None
-    for entry in pool:
+    for entry in state.ready():
         if not entry.is_admitted:
             reserved += slots_for(entry, limits)
         if entry.is_alone and (entry.is_admitted or reserved <= limits.slots):

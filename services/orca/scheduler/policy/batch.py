@@ -16,7 +16,7 @@ from enum import StrEnum
 from orca.core.domain.request import Request
 from orca.core.domain.step import Claim, Part
 from orca.scheduler.policy.cycle import CyclePosition
-from orca.scheduler.policy.prefix_index import BlockTable
+from orca.scheduler.policy.prefix_index import BlockTable, Node
 
 
 class Phase(StrEnum):
@@ -81,6 +81,22 @@ class GroupRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """The blocks of other requests with which a request begins, found at its first pick (prefixes.py).
+
+    Either earlier steps have filled them all, or an older request fills the last ones in the same step.
+    """
+
+    tokens: int  # of whole blocks
+    blocks: int = 0
+    node: Node | None = None  # of the last block, if earlier steps have filled them all
+    filler: GroupRequest | None = None  # the older request, if they have not
+
+
+NO_HIT = PrefixHit(0)
+
+
+@dataclass(frozen=True, slots=True)
 class Admission:
     """A request's first scheduling, and the slots reserved for it."""
 
@@ -89,7 +105,12 @@ class Admission:
     tokens: int  # of the request itself, before rounding
     batch: int = 0  # request-level policy only
     microbatch: int = 0  # request-level policy and round-robin allocation
-    prefix_tokens: int = 0  # known tokens that need not be computed: those of whole blocks of other requests
+    prefix: PrefixHit = NO_HIT
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Known tokens that need not be computed."""
+        return self.prefix.tokens
 
 
 @dataclass(slots=True)

@@ -49,15 +49,15 @@ class IterationPolicy:
         Source: ORCA, Algorithm 1, lines 17 to 28.
         """
         freed: list[GroupRequest] = []
-        pool: list[GroupRequest] = []
-        for entry in state.requests:
+        staying: list[GroupRequest] = []
+        for entry in state.admitted:
             if not entry.in_flight:
-                (freed if entry.is_over else pool).append(entry)
+                (freed if entry.is_over else staying).append(entry)
         reserved = state.reserved - sum(entry.slots for entry in freed)
-        suspect = oldest_suspect(pool, reserved, limits)
-        if suspect is not None:
-            pool = [suspect]
-        prompt_tokens = _prompt_tokens(pool, limits)
+        suspect = oldest_suspect(state, reserved, limits)
+        # Requests that wait for their admission may be many, and only the oldest ones have a place.
+        pool = state.ready() if suspect is None else iter((suspect,))
+        prompt_tokens = _prompt_tokens(staying if suspect is None else [suspect], limits)
         admitted: list[Admission] = []
         sources: list[GroupRequest] = []
         source_slots = 0
@@ -81,9 +81,9 @@ class IterationPolicy:
                     continue
                 reserved += slots
                 hit = prefix_hit(entry, state, prompts)
-                start += hit
-                known_left -= hit
-                admitted.append(Admission(entry, slots, entry.request.max_total_tokens, prefix_tokens=hit))
+                start += hit.tokens
+                known_left -= hit.tokens
+                admitted.append(Admission(entry, slots, entry.request.max_total_tokens, prefix=hit))
                 if entry.source_tokens:
                     sources.append(entry)
                     source_slots += slots_needed(entry.source_tokens, limits.block_tokens)
@@ -104,8 +104,8 @@ class IterationPolicy:
         Requests that are over do not count although a step may still hold them. Their places and slots are sure to come
         back, and a successor that was claimed by then costs no iteration.
         """
-        staying = [entry for entry in state.requests if not entry.is_over]
-        places = limits.stages * limits.max_batch_size - len(staying)
+        over = sum(entry.is_over for entry in state.admitted)
+        places = limits.stages * limits.max_batch_size - (len(state.requests) - over)
         if places <= 0:
             return NO_CAPACITY
         return FreeCapacity(requests=places, slots=self.free_slots(state, limits))

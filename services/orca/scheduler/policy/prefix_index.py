@@ -45,7 +45,8 @@ class Node:
     depth: int  # blocks from the root down to this one
     used: int = 0  # time at which the last living request left it
     children: "dict[bytes, Node]" = field(default_factory=dict)
-    doubles: "list[BlockTable]" = field(default_factory=list)  # living tables that have these tokens in another block
+    # Living tables that have these tokens in another block. Nearly all nodes have none, so none has a list.
+    doubles: "tuple[BlockTable, ...]" = ()
 
     @property
     def block(self) -> KvBlock:
@@ -86,11 +87,19 @@ NOWHERE = Node(None, b"", None, 0)
 
 
 def block_keys(tokens: Sequence[int], block_tokens: int) -> Iterator[bytes]:
-    """Yield the key of each full block of some tokens. Args: tokens: ids from 0 to 2^31 - 1."""
-    keys, width = array("i", tokens).tobytes(), 4 * block_tokens
-    for end in range(width, len(keys) + 1, width):
-        yield keys[end - width : end]
+    """Yield the key of each full block of some tokens. Args: tokens: ids from 0 to 2^31 - 1.
 
+    Tokens are converted when their keys are asked for: most lookups end far before the end of a long prompt.
+    """
+    width, converted = 4 * block_tokens, _CONVERTED_BLOCKS * block_tokens
+    for start in range(0, len(tokens), converted):
+        keys = array("i", tokens[start : start + converted]).tobytes()
+        for end in range(width, len(keys) + 1, width):
+            yield keys[end - width : end]
+
+
+_CONVERTED_BLOCKS = 16
+"""Blocks whose keys are made at once."""
 
 _SPARE_LEAVES = 64
 """Entries of the heap of leaves that may be stale, besides as many as there are nodes."""
@@ -202,8 +211,8 @@ class PrefixIndex:
         for node in list(table.last.chain()):
             if node.owner is not table or node.children or node.doubles or node.block.tables > 1:
                 return
-            self._remove(node)
-            table.last = node.parent or NOWHERE
+            parent = self._remove(node, table)
+            table.last = parent if parent.depth else NOWHERE
 
     def end(self, table: BlockTable) -> int:
         """Take a request out of the living ones. Returns: the blocks of its table that stay; 0: the table is gone."""
@@ -214,22 +223,23 @@ class PrefixIndex:
         chain = list(table.last.chain())
         for node in chain:
             if node.block is not table.blocks[node.depth - 1]:
-                node.doubles.remove(table)
+                node.doubles = tuple(each for each in node.doubles if each is not table)
             elif node.doubles and not node.block.living:
-                self._hand_over(node, node.doubles.pop())
+                self._hand_over(node, node.doubles[-1])
         table.is_living = False
         self._shrink(table)
         self._shrunk.pop(table.handle, None)  # the step that ends a request says how much of its table stays
         for node in chain:
             if node.is_idle:
                 node.used = self._now
-                self.leaves.add(node, self.nodes)
+        if chain and chain[0].is_idle:
+            self.leaves.add(chain[0], self.nodes)
         return len(table.blocks)
 
     def make_room(self, blocks: int) -> None:
         """Evict idle leaves, the least recently used first, until so many blocks are free."""
         while self.free < blocks:
-            self._evict(self.leaves.pop())
+            self._evict(self.leaves.pop(), blocks - self.free)
 
     def take_shrunk(self) -> dict[int, int]:
         """Return the kept tables that have shrunk since the last call, and their blocks now. The next step says so."""
@@ -241,7 +251,7 @@ class PrefixIndex:
         if node.is_idle:
             self._hand_over(node, table)
         else:
-            node.doubles.append(table)
+            node.doubles = (*node.doubles, table)
 
     def _hand_over(self, node: Node, table: BlockTable) -> None:
         """Make a table the owner of a node, which then has its block."""
@@ -250,7 +260,7 @@ class PrefixIndex:
         before.owned.remove(node.depth)
         insort(table.owned, node.depth)
         node.owner = table
-        node.doubles = [each for each in node.doubles if each.blocks[node.depth - 1] is not node.block]
+        node.doubles = tuple(each for each in node.doubles if each.blocks[node.depth - 1] is not node.block)
         if not before.is_living:
             self._shrink(before)
 
@@ -268,19 +278,27 @@ class PrefixIndex:
         if not needed:
             del self.tables[table.handle]
 
-    def _evict(self, leaf: Node) -> None:
-        owner, parent = leaf.owner, leaf.parent
-        assert owner is not None
-        assert parent is not None
-        self._remove(leaf)
-        self.evictions += 1
-        self._shrink(owner)
-        if parent.is_idle:
-            self.leaves.add(parent, self.nodes)
+    def _evict(self, leaf: Node, most: int) -> None:
+        """Evict a leaf, and then the nodes above it, the next ones to go, as far as the same table owns them.
 
-    def _remove(self, leaf: Node) -> None:
-        owner, parent = leaf.owner, leaf.parent
+        Args: most: nodes; each of them frees a block.
+        """
+        owner, node = leaf.owner, leaf
         assert owner is not None
+        for _ in range(most):
+            node = self._remove(node, owner)
+            self.evictions += 1
+            # A request that ended has left all of these at one time. A root has no owner.
+            is_next = node.owner is owner and node.used == leaf.used and not node.children
+            if not is_next or owner.blocks[node.depth - 1].living:
+                break
+        self._shrink(owner)
+        if node.is_idle:
+            self.leaves.add(node, self.nodes)
+
+    def _remove(self, leaf: Node, owner: BlockTable) -> Node:
+        """Take a leaf out of the trie. Returns: the node above it."""
+        parent = leaf.parent
         assert parent is not None
         del parent.children[leaf.key]
         owner.owned.pop()  # it owns nothing below a leaf
@@ -288,6 +306,7 @@ class PrefixIndex:
         self.nodes -= 1
         if parent.parent is None and not parent.children:
             del self.roots[owner.salt]
+        return parent
 
 
 def _is_leaf_since(node: Node, used: int) -> bool:

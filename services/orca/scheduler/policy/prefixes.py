@@ -4,14 +4,14 @@ A request is matched once, at its first pick. It gets the longest chain of full 
 or that older rows of the same step fill. In every layer a stage writes the keys and values of the whole step before
 attention reads any. The last known token of a request is always computed, since that one draws the next token.
 
-Policies ask `hit_tokens` and leave the rest to `GroupState`.
+Policies ask `hit`, which is the only lookup, and leave the rest to `GroupState`.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from orca.core.domain.step import PrefixBlocks
-from orca.scheduler.policy.batch import Batch, BatchRow, GroupRequest
+from orca.scheduler.policy.batch import NO_HIT, Admission, Batch, BatchRow, GroupRequest, PrefixHit
 from orca.scheduler.policy.prefix_index import Node, PrefixIndex, block_keys, check_index
 
 
@@ -42,28 +42,30 @@ class GroupPrefixes:
         """The blocks of living requests."""
         return self.index.blocks - self.index.free - self.index.cached
 
-    def hit_tokens(self, entry: GroupRequest, prompts: Sequence[BatchRow]) -> int:
-        """Return how many of its known tokens a request need not compute if it is picked now: whole blocks.
+    def hit(self, entry: GroupRequest, prompts: Sequence[BatchRow]) -> PrefixHit:
+        """Return the blocks that a request need not compute if it is picked now. They stay until it is admitted.
 
         Args: prompts: rows of the same batch that run tokens of older requests' prompts.
         """
         blocks_max = (len(entry.known) - 1) // self._block_tokens
         if not blocks_max or not _may_hit(entry):
-            return 0
-        node = self._match(entry, blocks_max)
-        blocks = 0 if node is None else node.depth
+            return NO_HIT
+        keys = block_keys(entry.known, self._block_tokens)
+        node = self.index.match(entry.request.cache_salt, keys, blocks_max)
+        blocks, filler = 0 if node is None else node.depth, None
         for row in prompts:
-            blocks = self._common_blocks(entry, row, blocks, blocks_max)
-        return blocks * self._block_tokens
+            if (common := self._common_blocks(entry, row, blocks, blocks_max)) > blocks:
+                blocks, node, filler = common, None, row.request
+        return PrefixHit(blocks * self._block_tokens, blocks, node, filler) if blocks else NO_HIT
 
     def carry_out(self, batch: Batch) -> BlockChanges:
         """Note what a batch does with blocks, whose requests have their handles. Returns: what its step says of it."""
         changes, evictions = BlockChanges(), self.index.evictions
         for entry in batch.freed:
             self._end(entry, changes)
-        late: dict[int, int] = {}  # new handle -> blocks that older rows of this step fill
+        late: dict[int, PrefixHit] = {}  # new handle -> blocks of which an older row of this step fills some
         for admission in batch.admitted:
-            self._begin(admission.request, admission.prefix_tokens // self._block_tokens, changes, late)
+            self._begin(admission, changes, late)
         touched = [row for row in batch.rows if row.start + row.count >= row.request.watch]
         # All that goes is chosen before anything is filled, so no block goes that a later row begins with.
         self.index.make_room(sum(self._more_blocks(row, late) for row in touched))
@@ -72,6 +74,11 @@ class GroupPrefixes:
         changes.evicted |= self.index.take_shrunk()
         changes.evictions = self.index.evictions - evictions
         return changes
+
+    def forget(self, entry: GroupRequest) -> None:
+        """Take the blocks of a refused request out of the index, except those that others have."""
+        if entry.table is not None:
+            self.index.forget(entry.table)
 
     def check(self, requests: Iterable[GroupRequest]) -> None:
         """Recount every invariant. Args: requests: of the group. Raises: AssertionError."""
@@ -89,9 +96,7 @@ class GroupPrefixes:
         assert table is not None
         assert handle is not None
         had = len(table.blocks)
-        if entry.is_refused:
-            self.index.forget(table)
-        else:
+        if not entry.is_refused:
             self._fill(entry, entry.computed)
         stay = self.index.end(table)
         entry.table = None
@@ -99,25 +104,24 @@ class GroupPrefixes:
         if 0 < stay < had:
             changes.evicted[handle] = stay
 
-    def _begin(self, entry: GroupRequest, blocks: int, changes: BlockChanges, late: dict[int, int]) -> None:
+    def _begin(self, admission: Admission, changes: BlockChanges, late: dict[int, PrefixHit]) -> None:
+        entry, hit = admission.request, admission.prefix
         assert entry.handle is not None
         entry.table, entry.watch = self.index.begin(entry.handle, entry.request.cache_salt), 0
-        if blocks:
-            node = self._match(entry, blocks)
-            if node is not None and node.depth == blocks:
-                self._share(entry, node, changes)
-            else:
-                late[entry.handle] = blocks
+        if hit.node is not None:
+            self._share(entry, hit.node, changes)
+        elif hit.filler is not None:
+            late[entry.handle] = hit
 
-    def _run(self, row: BatchRow, changes: BlockChanges, late: dict[int, int]) -> None:
+    def _run(self, row: BatchRow, changes: BlockChanges, late: dict[int, PrefixHit]) -> None:
         entry, end = row.request, row.start + row.count
         assert entry.handle is not None
         assert entry.table is not None
-        if blocks := late.get(entry.handle):
-            node = self._match(entry, blocks)
-            assert node is not None
-            assert node.depth == blocks, "no older row fills these blocks"
-            self._share(entry, node, changes)
+        if (hit := late.get(entry.handle)) is not None:
+            assert hit.filler is not None
+            assert hit.filler.table is not None
+            chain = hit.filler.table.last.chain()
+            self._share(entry, next(node for node in chain if node.depth == hit.blocks), changes)
         self.index.grow(entry.table, -(-end // self._block_tokens))
         self._fill(entry, end)
         entry.watch = len(entry.table.blocks) * self._block_tokens + 1
@@ -139,15 +143,13 @@ class GroupPrefixes:
         if full > depth and _may_share(entry):
             self.index.fill(table, block_keys(_tokens(entry, depth * size, full * size), size))
 
-    def _more_blocks(self, row: BatchRow, late: dict[int, int]) -> int:
+    def _more_blocks(self, row: BatchRow, late: dict[int, PrefixHit]) -> int:
         entry = row.request
         assert entry.handle is not None
         assert entry.table is not None
-        has = late.get(entry.handle) or len(entry.table.blocks)
+        hit = late.get(entry.handle)
+        has = len(entry.table.blocks) if hit is None else hit.blocks
         return max(0, -(-(row.start + row.count) // self._block_tokens) - has)
-
-    def _match(self, entry: GroupRequest, blocks_max: int) -> Node | None:
-        return self.index.match(entry.request.cache_salt, block_keys(entry.known, self._block_tokens), blocks_max)
 
     def _common_blocks(self, entry: GroupRequest, row: BatchRow, found: int, most: int) -> int:
         """Return the blocks that a request has in common with those that a row has filled; `found` if that is more."""
@@ -155,9 +157,11 @@ class GroupPrefixes:
         most = min(most, min(row.start + row.count, len(other.known)) // size)
         if most <= found or not _may_share(other) or other.request.cache_salt != entry.request.cache_salt:
             return found
+        if entry.known[:size] != other.known[:size]:
+            return found
         if entry.known[: most * size] == other.known[: most * size]:
             return most
-        common = 0
+        common = 1
         while entry.known[common * size : (common + 1) * size] == other.known[common * size : (common + 1) * size]:
             common += 1
         return max(found, common)

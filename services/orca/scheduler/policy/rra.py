@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from orca.core.domain.request import slots_needed
 from orca.scheduler.policy.admission import oldest_suspect, prefix_hit, slots_for, slots_left
-from orca.scheduler.policy.batch import Admission, Batch, BatchRow, GroupRequest
+from orca.scheduler.policy.batch import NO_HIT, Admission, Batch, BatchRow, GroupRequest, PrefixHit
 from orca.scheduler.policy.cycle import CYCLE_START, CycleControls, CyclePosition, turns
 from orca.scheduler.policy.policy import (
     NO_CAPACITY,
@@ -46,11 +46,11 @@ class RoundRobinPolicy:
 
         While there is a request that must run alone, all others pause, and so does the cycle.
         """
-        freed = tuple(entry for entry in state.requests if entry.is_over and not entry.in_flight)
+        freed = tuple(entry for entry in state.admitted if entry.is_over and not entry.in_flight)
         reserved = state.reserved - sum(entry.slots for entry in freed)
         staying = [entry for entry in state.requests if not entry.is_over]
         microbatches = _microbatches(staying, limits.stages)
-        suspect = oldest_suspect([entry for entry in staying if not entry.in_flight], reserved, limits)
+        suspect = oldest_suspect(state, reserved, limits)
         if suspect is not None:
             smallest = min(range(limits.stages), key=lambda number: len(microbatches[number]))
             new = [] if suspect.is_admitted else [_admission(suspect, smallest, limits)]
@@ -62,8 +62,7 @@ class RoundRobinPolicy:
             if turn.is_encoding:
                 entering = _entering(waiting, turn, reserved, limits, [len(each) for each in microbatches])
                 if entering:
-                    rows = _first_rows(entering, state)
-                    new = [_admission(row.request, turn.microbatch, limits, row.start) for row in rows]
+                    new, rows = _enter(entering, turn.microbatch, limits, state)
                     entered = turn.entering(len(entering), sum(map(_prompt_tokens, entering)))
                     return _batch(freed, new, rows, entered.after(limits.stages))
             elif members:
@@ -185,18 +184,22 @@ def _prompt_tokens(entry: GroupRequest) -> int:
     return entry.source_tokens or len(entry.known)
 
 
-def _admission(entry: GroupRequest, microbatch: int, limits: BatchLimits, prefix_tokens: int = 0) -> Admission:
+def _admission(entry: GroupRequest, microbatch: int, limits: BatchLimits, prefix: PrefixHit = NO_HIT) -> Admission:
     slots, tokens = slots_for(entry, limits), entry.request.max_total_tokens
-    return Admission(entry, slots, tokens, microbatch=microbatch, prefix_tokens=prefix_tokens)
+    return Admission(entry, slots, tokens, microbatch=microbatch, prefix=prefix)
 
 
-def _first_rows(entering: Sequence[GroupRequest], state: GroupState) -> list[BatchRow]:
-    """Return the rows of new requests: all that they know, but for the prefixes that they need not compute."""
+def _enter(
+    entering: Sequence[GroupRequest], microbatch: int, limits: BatchLimits, state: GroupState
+) -> tuple[list[Admission], list[BatchRow]]:
+    """Admit new requests, and return their rows: all that they know, but for prefixes that they need not compute."""
+    admitted: list[Admission] = []
     rows: list[BatchRow] = []
     for entry in entering:
         hit = prefix_hit(entry, state, rows)
-        rows.append(BatchRow(entry, hit, len(entry.known) - hit, True))
-    return rows
+        admitted.append(_admission(entry, microbatch, limits, hit))
+        rows.append(BatchRow(entry, hit.tokens, len(entry.known) - hit.tokens, True))
+    return admitted, rows
 
 
 def _row(entry: GroupRequest) -> BatchRow:

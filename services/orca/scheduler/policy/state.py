@@ -5,9 +5,9 @@ The loop owns a `GroupState` for the length of an epoch and alone changes it. Po
 with unknown tokens (`assume_oldest`). Below, "in flight" means neither read nor assumed.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from orca.core.domain.request import Request, Token, reserved_slots
@@ -41,6 +41,8 @@ class GroupState:
     """Everything that the scheduler knows about one epoch of its group."""
 
     requests: list[GroupRequest] = field(default_factory=list)  # in order of arrival; until their slots return
+    admitted: list[GroupRequest] = field(default_factory=list)  # those of them that have slots
+    suspects: set[GroupRequest] = field(default_factory=set)  # those of them that must run alone
     steps: deque[StepInFlight] = field(default_factory=deque)  # unread, in order of their numbers
     reserved: int = 0  # slots
     handles: int = 0  # given out so far in this epoch
@@ -70,17 +72,31 @@ class GroupState:
             entry.part, entry.source_tokens = Part.TARGET, len(request.prompt)
         entry.claimed_ns = claimed_ns
         insort(self.requests, entry, key=by_arrival)
+        if is_alone:
+            self.suspects.add(entry)
         return entry
 
-    def end(self, entry: GroupRequest) -> None:
-        """Stop scheduling it. Its slots return when no step in flight holds it; it leaves at once if it has none."""
+    def ready(self) -> Iterator[GroupRequest]:
+        """Yield the requests that are neither in flight nor over, the oldest first."""
+        return (entry for entry in self.requests if not entry.in_flight and not entry.is_over)
+
+    def end(self, entry: GroupRequest, *, is_refused: bool = False) -> None:
+        """Stop scheduling it. Its slots return when no step in flight holds it; it leaves at once if it has none.
+
+        Args: is_refused: by the stages; others begin with none of its blocks from now on.
+        """
         entry.is_ended = True
+        if is_refused:
+            entry.is_refused = True
+            if self.prefixes is not None:
+                self.prefixes.forget(entry)
         if not entry.is_admitted and entry in self.requests:
-            self.requests.remove(entry)
+            self._leave(entry)
 
     def acquit(self, entry: GroupRequest, block_tokens: int) -> None:
         """Let others join a request that ran alone and did no harm; it keeps only the slots that it needs."""
         entry.is_alone = False
+        self.suspects.discard(entry)
         # A short request has given its slots back before the pool answered.
         if entry.slots and entry in self.requests:
             needed = reserved_slots(entry.tokens, entry.source_tokens, block_tokens)
@@ -149,13 +165,15 @@ class GroupState:
         handles = [entry.handle for entry in self.requests if entry.handle is not None]
         assert len(handles) == len(set(handles)), "a handle is used twice"
         assert all(0 < handle <= self.handles for handle in handles), "a handle was never given out"
+        assert self.admitted == [entry for entry in self.requests if entry.is_admitted], "admitted requests miscounted"
+        assert self.suspects == {entry for entry in self.requests if entry.is_alone}, "suspects miscounted"
         assert self.reserved == sum(entry.slots for entry in self.requests), "slots reserved differ from their sum"
         assert sum(step.is_assumed and bool(step.rows) for step in self.steps) <= 1, "two steps are assumed"
         numbers = [step.number for step in self.steps]
         assert numbers == list(range(self.submitted - len(numbers) + 1, self.submitted + 1)), "a step is missing"
         for entry in self.requests:
-            self._check_entry(entry)
-            self._check_source(entry)
+            _check_entry(self, entry)
+            _check_source(self, entry)
             if block_tokens is not None and entry.is_admitted and not entry.is_alone:
                 tables = reserved_slots(entry.tokens, entry.source_tokens, block_tokens)
                 assert entry.slots == tables, "slots differ from the blocks of its tables"
@@ -164,33 +182,22 @@ class GroupState:
         in_steps = [row.request for step in self.steps for row in step.rows]
         assert len(in_steps) <= 1 or not any(entry.is_alone for entry in in_steps), "one that must run alone does not"
 
-    def _check_entry(self, entry: GroupRequest) -> None:
-        holding = [step for step in self.steps if any(row.request is entry for row in step.rows)]
-        assert entry.in_flight == sum(not step.is_assumed for step in holding), "steps in flight miscounted"
-        assert entry.in_flight <= 1, "a request is in two batches in flight"
-        drawing = sum(row.request is entry and row.sample for step in self.steps for row in step.rows)
-        assert entry.is_ended or entry.sampled - entry.received == drawing, "tokens on their way miscounted"
-        assert entry.sampled <= entry.request.max_new_tokens, "scheduled past its length"
-        assert entry.is_admitted == (entry.slots > 0), "slots without admission, or the reverse"
-        assert entry.is_admitted or not entry.iterations, "ran before its admission"
-
-    def _check_source(self, entry: GroupRequest) -> None:
-        assert bool(entry.source_tokens) == (entry.part is Part.TARGET), "a source without a target, or the reverse"
-        has_run = entry.part is Part.TARGET and entry.computed > 0
-        assert entry.sources_run == has_run, "its source did not run exactly once, with its first row"
-        entering = [step for step in self.steps if entry in step.batch.sources]
-        firsts = [step for step in entering if any(row.request is entry and row.start == 0 for row in step.rows)]
-        assert entering == firsts, "its source is not in the step of its first row"
-
     def _free(self, entry: GroupRequest) -> None:
         assert entry.handle is not None
         assert entry.in_flight == 0
-        self.requests.remove(entry)
+        self._leave(entry)
+        self.admitted.remove(entry)
         self.reserved -= entry.slots
+
+    def _leave(self, entry: GroupRequest) -> None:
+        place = bisect_left(self.requests, entry.request.arrival, key=by_arrival)
+        del self.requests[self.requests.index(entry, place)]
+        self.suspects.discard(entry)
 
     def _admit(self, admission: Admission) -> None:
         entry = admission.request
         self.handles += 1
+        insort(self.admitted, entry, key=by_arrival)
         self.reserved += admission.slots
         entry.handle, entry.slots, entry.tokens = self.handles, admission.slots, admission.tokens
         entry.batch, entry.microbatch = admission.batch, admission.microbatch
@@ -212,6 +219,26 @@ class GroupState:
             entry.waited_ns = max(0, now_ns - entry.claimed_ns)
         entry.iterations += 1
         return Row(entry.handle, row.start, row.count, row.sample, token, entry.part)
+
+
+def _check_entry(state: GroupState, entry: GroupRequest) -> None:
+    holding = [step for step in state.steps if any(row.request is entry for row in step.rows)]
+    assert entry.in_flight == sum(not step.is_assumed for step in holding), "steps in flight miscounted"
+    assert entry.in_flight <= 1, "a request is in two batches in flight"
+    drawing = sum(row.request is entry and row.sample for step in state.steps for row in step.rows)
+    assert entry.is_ended or entry.sampled - entry.received == drawing, "tokens on their way miscounted"
+    assert entry.sampled <= entry.request.max_new_tokens, "scheduled past its length"
+    assert entry.is_admitted == (entry.slots > 0), "slots without admission, or the reverse"
+    assert entry.is_admitted or not entry.iterations, "ran before its admission"
+
+
+def _check_source(state: GroupState, entry: GroupRequest) -> None:
+    assert bool(entry.source_tokens) == (entry.part is Part.TARGET), "a source without a target, or the reverse"
+    has_run = entry.part is Part.TARGET and entry.computed > 0
+    assert entry.sources_run == has_run, "its source did not run exactly once, with its first row"
+    entering = [step for step in state.steps if entry in step.batch.sources]
+    firsts = [step for step in entering if any(row.request is entry and row.start == 0 for row in step.rows)]
+    assert entering == firsts, "its source is not in the step of its first row"
 
 
 def _new_request(admission: Admission, blocks: BlockChanges) -> NewRequest:
