@@ -83,7 +83,9 @@ def measure_real(
     """Return a `Measure` of `orca up` on this machine: one system per policy and max batch size, for all its traces."""
 
     async def run(policy: str, max_batch_size: int, traces: Sequence[Trace], folder: Path) -> list[RunReport]:
-        options = ["--policy", policy, "--max-batch-size", str(max_batch_size), *up_options]
+        # The paper's engine computes each prompt.
+        paper = ["--prefix-cache", "false"]
+        options = ["--policy", policy, "--max-batch-size", str(max_batch_size), *paper, *up_options]
         options += baseline_flags(baseline) if policy == "request_level" else []
         options += cycle_flags(cycle) if policy == "rra" and cycle is not None else []
         async with running_system(model, options, folder, vocab_size=vocab_size) as target:

@@ -91,9 +91,9 @@ class BatchingSettings:
     )
 
     prefix_cache: bool = setting(
-        False,
-        "true lets requests begin with KV blocks of others that have the same tokens; encoder-decoder models and the"
-        " policy request_level run without",
+        True,
+        "true lets requests begin with KV blocks of others that have the same tokens, false computes every prompt;"
+        " encoder-decoder models and the policy request_level run without",
     )
     order: str = setting(
         "arrival",

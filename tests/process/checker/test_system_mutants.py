@@ -17,7 +17,7 @@ COME_LATE = ("points", "--only", "worker serve.Run: come late")
 OUTLIVE = ("points", "--only", "scheduler pool.commit: outlive")
 # Several requests at a time, and memory for the blocks of about five that ended.
 SHARE = ("kills", "--kills", "3", "--faults", "scheduler", "--no-freezes", "--tokens-between", "1000", "--rate", "4")
-FEW_SLOTS = ("--up", "--slots", "512", "--prefix-cache", "true")
+FEW_SLOTS = ("--up", "--slots", "512")
 SLOW_STAGES = {"ORCA_WORKER_DELAY_MS": "10"}
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(900)]

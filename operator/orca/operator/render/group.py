@@ -281,7 +281,7 @@ def _scheduler_pod(
         "bounds_file": f"{_SCHEDULE_FOLDER}/{_BOUNDS_FILE}",
         "prefetch": chosen.prefetch,
         # The default needs no flag: schedulers of earlier releases do not know it.
-        "prefix_cache": chosen.prefix_cache or None,
+        "prefix_cache": None if chosen.prefix_cache else False,
         "slots": chosen.kv_slots,
         # A flag, so that no environment variable sets other blocks than those in which slots are promised.
         "block_tokens": DEFAULT_BLOCK_TOKENS,

@@ -16,7 +16,7 @@ class CallFailed(OrcaError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOutcome:
-    """What the client of a turn saw. Times are seconds."""
+    """A turn as its client saw it. Times are seconds."""
 
     conversation: int
     turn: int  # from 1

@@ -12,7 +12,7 @@ from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
 from orca.bench.turns.calls import complete, converse
 from orca.bench.turns.compare import WARM_UP
-from orca.bench.turns.variants import Cache, MeasuredModel, RunningOrca, running_orca
+from orca.bench.turns.variants import CacheUse, MeasuredModel, RunningOrca, running_orca
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class ChoicesPlan:
 class ChoicesRun:
     """The calls of one kind on one system."""
 
-    cache: Cache
+    cache: CacheUse
     choices: int
     prompt_tokens: int
     computed_tokens: Sequence[int]  # of prompts, in each call
@@ -46,19 +46,19 @@ class ChoicesRun:
 def measure(model: MeasuredModel, plan: ChoicesPlan, report: Callable[[str], None]) -> list[ChoicesRun]:
     """Make calls with one and with all choices, on both systems. Raises: ServerFailed, CallFailed."""
     found = []
-    for cache in Cache:
+    for cache in CacheUse:
         report(f"{model.name}, {cache} cache")
         found += asyncio.run(_measure(model, plan, cache))
     return found
 
 
-async def _measure(model: MeasuredModel, plan: ChoicesPlan, cache: Cache) -> list[ChoicesRun]:
+async def _measure(model: MeasuredModel, plan: ChoicesPlan, cache: CacheUse) -> list[ChoicesRun]:
     async with running_orca(model, cache) as system:
         await converse(system.target, WARM_UP)
         return [await _calls(system, plan, cache, choices) for choices in (1, plan.choices)]
 
 
-async def _calls(system: RunningOrca, plan: ChoicesPlan, cache: Cache, choices: int) -> ChoicesRun:
+async def _calls(system: RunningOrca, plan: ChoicesPlan, cache: CacheUse, choices: int) -> ChoicesRun:
     computed, first_s, last_s = [], [], []
     for number in range(plan.rounds):
         prompt = Random(f"{plan.seed}/{choices}/{number}").choices(

@@ -10,8 +10,9 @@ from typing import Any
 from orca.bench.figures.figure import Measured, Setting
 from orca.bench.options import add_output_options, comma_separated, positive, read_lengths, write_figures, write_json
 from orca.bench.plan.models import check_shapes, chosen_models, report
-from orca.bench.turns import choices, compare, repair
+from orca.bench.turns import choices, compare, hit_rate, repair
 from orca.bench.turns.conversations import ConversationSpec
+from orca.bench.turns.shared_trace import read_shared_trace
 from orca.bench.turns.variants import MeasuredModel, check_up_options
 from orca.core.domain.errors import SettingError
 from orca.core.domain.model import load_model_info
@@ -25,7 +26,14 @@ CHOICES_NEW = 16
 REPAIR_OWN = 32
 REPAIR_NEW = 128
 REPAIR_BEFORE = 16
-ONLY_WITH = {"kill": ("repair",), "prompt_tokens": ("choices", "repair")}
+TRACE_DIVISOR = 16
+ONLY_WITH = {
+    "kill": ("repair",),
+    "prompt_tokens": ("choices", "repair"),
+    "divisor": ("trace",),
+    "requests": ("trace",),
+    "groups": ("trace",),
+}
 """Options that some ways to run the bench have alone."""
 
 
@@ -53,6 +61,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     of_one = "instead: calls with one choice and with N choices"
     instead.add_argument("--choices", type=positive(int), metavar="N", help=of_one)
     instead.add_argument("--repair", action="store_true", help="instead: kill a process while requests run")
+    trace = "instead: hit rates on Mooncake's public trace, simulated, for some groups and cache sizes"
+    instead.add_argument("--trace", type=Path, metavar="FILE", help=trace)
+    shorter = f"with --trace: divides all lengths, a divisor of 512 ({TRACE_DIVISOR})"
+    add("--divisor", type=positive(int), metavar="N", help=shorter)
+    add("--requests", type=positive(int), metavar="N", help="with --trace: only the first N requests (all)")
+    add("--groups", type=comma_separated(positive(int)), metavar="N,M", help="with --trace: groups on one pool (1,2)")
     prompt = f"with --choices and --repair: tokens of the prompt, or of its common beginning ({CHOICES_PROMPT})"
     add("--prompt-tokens", type=positive(int), metavar="N", help=prompt)
     add("--kill", choices=repair.VICTIMS, help="with --repair: the process (worker)")
@@ -60,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class ModelResults:
     """The results of one model."""
 
     lines: Sequence[str]
@@ -70,13 +84,16 @@ class Results:
 
 def act(options: argparse.Namespace, up_options: Sequence[str]) -> int | None:
     """Run the bench. Raises: SettingError, ModelError, OrcaError."""
-    way = "repair" if options.repair else "choices" if options.choices is not None else "turns"
+    way = next((name for name in INSTEAD if getattr(options, name)), "turns")
     for option, ways in ONLY_WITH.items():
         if getattr(options, option) is not None and way not in ways:
             flags = " and ".join(f"--{each}" for each in ways)
             raise SettingError(f"--{option.replace('_', '-')} is for {flags}")
     if options.no_shared and way != "turns":
         raise SettingError(f"--no-shared is for conversations: leave --{way} out")
+    if way == "trace":
+        _trace(options, up_options)
+        return None
     check_up_options(up_options)
     check_shapes(options)
     content: dict[str, Any] = {}
@@ -93,13 +110,28 @@ def act(options: argparse.Namespace, up_options: Sequence[str]) -> int | None:
     return None
 
 
+def _trace(options: argparse.Namespace, up_options: Sequence[str]) -> None:
+    """Print the hit rates on a trace. Raises: SettingError."""
+    if up_options or options.model is not None:
+        raise SettingError("--trace runs on simulated stages: leave --model and options for `orca up` out")
+    trace = read_shared_trace(options.trace, divisor=options.divisor or TRACE_DIVISOR, requests_max=options.requests)
+    plan = hit_rate.HitRatePlan(
+        trace=trace, groups=options.groups or (1, 2), max_batch_size=options.max_batch_size, seed=options.seed
+    )
+    rates = hit_rate.measure_hit_rates(plan, report)
+    print("\n".join(hit_rate.lines(rates)))
+    write_json(options.json, hit_rate.to_json(rates))
+    settings: Mapping[str, Setting] = {"trace": trace.source, "requests": len(trace.requests)}
+    write_figures(options, hit_rate.figures(rates, settings), device="virtual time")
+
+
 def _models(options: argparse.Namespace, up_options: Sequence[str], folder: Path) -> Iterator[MeasuredModel]:
     for model in chosen_models(options, folder):
         words = ["--max-batch-size", str(options.max_batch_size), *up_options]
         yield MeasuredModel(model, load_model_info(model).vocab_size, words)
 
 
-def _turns(options: argparse.Namespace, model: MeasuredModel) -> Results:
+def _turns(options: argparse.Namespace, model: MeasuredModel) -> ModelResults:
     spec = ConversationSpec(
         conversations=options.conversations,
         turns=options.turns,
@@ -119,10 +151,10 @@ def _turns(options: argparse.Namespace, model: MeasuredModel) -> Results:
         "question": str(options.question_tokens),
         "answer": str(options.answer_tokens),
     }
-    return Results(compare.lines(found), compare.to_json(found), compare.figures(found, settings))
+    return ModelResults(compare.lines(found), compare.to_json(found), compare.figures(found, settings))
 
 
-def _choices(options: argparse.Namespace, model: MeasuredModel) -> Results:
+def _choices(options: argparse.Namespace, model: MeasuredModel) -> ModelResults:
     plan = choices.ChoicesPlan(
         choices=options.choices,
         prompt_tokens=options.prompt_tokens or CHOICES_PROMPT,
@@ -132,10 +164,10 @@ def _choices(options: argparse.Namespace, model: MeasuredModel) -> Results:
     )
     _check_length(model, plan.prompt_tokens + plan.new_tokens)
     found = choices.measure(model, plan, report)
-    return Results(choices.lines(found), choices.to_json(found), choices.figures(found, {"model": model.name}))
+    return ModelResults(choices.lines(found), choices.to_json(found), choices.figures(found, {"model": model.name}))
 
 
-def _repair(options: argparse.Namespace, model: MeasuredModel) -> Results:
+def _repair(options: argparse.Namespace, model: MeasuredModel) -> ModelResults:
     plan = repair.RepairPlan(
         requests=options.conversations,
         shared_tokens=options.prompt_tokens or CHOICES_PROMPT,
@@ -154,7 +186,7 @@ def _repair(options: argparse.Namespace, model: MeasuredModel) -> Results:
         "prompt_tokens": plan.shared_tokens,
         "killed": plan.victim,
     }
-    return Results(repair.lines(found), repair.to_json(found), repair.figures(found, settings))
+    return ModelResults(repair.lines(found), repair.to_json(found), repair.figures(found, settings))
 
 
 def _check_length(model: MeasuredModel, tokens: int) -> None:
@@ -164,9 +196,11 @@ def _check_length(model: MeasuredModel, tokens: int) -> None:
         raise SettingError(f"the longest request has {tokens} tokens, and {model.name} takes {most}")
 
 
-WAYS: Mapping[str, Callable[[argparse.Namespace, MeasuredModel], Results]] = {
+INSTEAD = ("choices", "repair", "trace")
+"""Ways to run the bench other than conversations, by the names of their options."""
+WAYS: Mapping[str, Callable[[argparse.Namespace, MeasuredModel], ModelResults]] = {
     "turns": _turns,
     "choices": _choices,
     "repair": _repair,
 }
-"""Ways to run the bench."""
+"""Ways that start `orca up`."""

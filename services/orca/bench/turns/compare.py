@@ -10,7 +10,7 @@ from orca.bench.figures.figure import Measured, Setting
 from orca.bench.figures.writer import measured
 from orca.bench.turns.calls import ConversationRun, TurnOutcome, converse
 from orca.bench.turns.conversations import ConversationSpec
-from orca.bench.turns.variants import Cache, MeasuredModel, running_orca
+from orca.bench.turns.variants import CacheUse, MeasuredModel, running_orca
 from orca.planner.simulate.outcomes import percentile
 from orca.planner.workload.lengths import Range
 
@@ -24,7 +24,7 @@ WARM_UP = ConversationSpec(
 class CacheRun:
     """One run of all conversations on one system."""
 
-    cache: Cache
+    cache: CacheUse
     round: int
     run: ConversationRun
     computed_tokens: int  # of prompts
@@ -41,24 +41,24 @@ class TurnComparison:
 
     runs: Sequence[CacheRun]
 
-    def of(self, cache: Cache) -> list[CacheRun]:
+    def of(self, cache: CacheUse) -> list[CacheRun]:
         return [each for each in self.runs if each.cache is cache]
 
     @property
     def turns(self) -> int:
         return max(turn.turn for turn in self.runs[0].run.turns)
 
-    def first_s(self, cache: Cache, turn: int) -> list[list[float]]:
+    def first_s(self, cache: CacheUse, turn: int) -> list[list[float]]:
         """Return the times to the first token at a turn, a list for each round."""
         return [[each.first_s for each in run.run.turns if each.turn == turn] for run in self.of(cache)]
 
     def ratios(self, read: Callable[[CacheRun], float]) -> list[float]:
         """Return a quantity with the cache over the same without it, for each round."""
-        return [read(own) / read(other) for own, other in zip(self.of(Cache.ON), self.of(Cache.OFF), strict=True)]
+        return [read(own) / read(other) for own, other in zip(self.of(CacheUse.ON), self.of(CacheUse.OFF), strict=True)]
 
     def sooner(self, turn: int) -> list[float]:
         """Return how many times shorter the median time to the first token is with the cache, for each round."""
-        pairs = zip(self.first_s(Cache.ON, turn), self.first_s(Cache.OFF, turn), strict=True)
+        pairs = zip(self.first_s(CacheUse.ON, turn), self.first_s(CacheUse.OFF, turn), strict=True)
         return [median(without) / median(own) for own, without in pairs]
 
     @property
@@ -67,7 +67,7 @@ class TurnComparison:
 
         Only two best tokens that are closer than a rounding error may do that.
         """
-        own, other = (_answers(self.of(cache)[0].run.turns) for cache in (Cache.ON, Cache.OFF))
+        own, other = (_answers(self.of(cache)[0].run.turns) for cache in (CacheUse.ON, CacheUse.OFF))
         ended, found = set[int](), 0
         for place in sorted(own):
             if place[0] not in ended and own[place] != other[place]:
@@ -85,13 +85,13 @@ def compare(model: MeasuredModel, spec: ConversationSpec, rounds: int, report: C
     runs = []
     for number in range(1, rounds + 1):
         # The one that begins a round has a cooler machine.
-        for cache in (Cache.ON, Cache.OFF) if number % 2 else (Cache.OFF, Cache.ON):
+        for cache in (CacheUse.ON, CacheUse.OFF) if number % 2 else (CacheUse.OFF, CacheUse.ON):
             runs.append(asyncio.run(_run(model, replace(spec, seed=spec.seed + number), cache, number)))
             report(f"{model.name}, round {number}, {cache} cache: {runs[-1].tokens_per_s:.1f} tokens/s")
     return TurnComparison(runs)
 
 
-async def _run(model: MeasuredModel, spec: ConversationSpec, cache: Cache, number: int) -> CacheRun:
+async def _run(model: MeasuredModel, spec: ConversationSpec, cache: CacheUse, number: int) -> CacheRun:
     async with running_orca(model, cache) as system:
         await converse(system.target, WARM_UP)
         before = system.prompt_tokens
@@ -110,7 +110,7 @@ def lines(comparison: TurnComparison) -> list[str]:
     """Return a table for a terminal."""
     found = [f"{'turn':<6}{'cache':<10}{'first token p50 ms':>20}{'p99 ms':>12}"]
     for turn in range(1, comparison.turns + 1):
-        for cache in Cache:
+        for cache in CacheUse:
             p50, p99 = (1000 * value for value in _first_token(comparison, cache, turn))
             found.append(f"{turn:<6}{cache:<10}{p50:>20.1f}{p99:>12.1f}")
     found += map(str, _quantities(comparison))
@@ -118,7 +118,7 @@ def lines(comparison: TurnComparison) -> list[str]:
     return found
 
 
-def _first_token(comparison: TurnComparison, cache: Cache, turn: int) -> tuple[float, float]:
+def _first_token(comparison: TurnComparison, cache: CacheUse, turn: int) -> tuple[float, float]:
     """Return median and 99th percentile over all rounds, in seconds."""
     values = sorted(value for each in comparison.first_s(cache, turn) for value in each)
     return percentile(values, 0.5), percentile(values, 0.99)
@@ -126,7 +126,7 @@ def _first_token(comparison: TurnComparison, cache: Cache, turn: int) -> tuple[f
 
 @dataclass(frozen=True, slots=True)
 class _Quantity:
-    """What is measured once in each round."""
+    """A quantity that is measured once in each round."""
 
     what: str
     unit: str
@@ -140,12 +140,12 @@ class _Quantity:
 
 
 def _quantities(comparison: TurnComparison) -> Iterator[_Quantity]:
-    for cache in Cache:
+    for cache in CacheUse:
         runs, chosen = comparison.of(cache), {"cache": cache.value}
         yield _Quantity("Generated tokens per second", "tokens/s", [run.tokens_per_s for run in runs], chosen)
         yield _Quantity("Prompt tokens computed", "tokens", [run.computed_tokens for run in runs], chosen)
         yield _Quantity("Memory written", "MiB", [run.memory_bytes / 2**20 for run in runs], chosen)
-    found = [100 * run.run.cached_share for run in comparison.of(Cache.ON)]
+    found = [100 * run.run.cached_share for run in comparison.of(CacheUse.ON)]
     yield _Quantity("Prompt tokens found in the cache", "%", found, {})
     faster = comparison.ratios(lambda run: run.tokens_per_s)
     yield _Quantity("Tokens per second against those without the cache", "x", faster, {})
@@ -185,7 +185,7 @@ def figures(comparison: TurnComparison, settings: Mapping[str, Setting | None]) 
     """Return the figures of the pages."""
     found = []
     for turn in range(1, comparison.turns + 1):
-        for cache in Cache:
+        for cache in CacheUse:
             chosen = {**settings, "cache": cache.value, "turn": turn}
             rounds = [sorted(values) for values in comparison.first_s(cache, turn)]
             for name, share in (("p50", 0.5), ("p99", 0.99)):

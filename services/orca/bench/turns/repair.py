@@ -19,7 +19,7 @@ from orca.bench.figures.writer import measured
 from orca.bench.peers.memory import parent_id, process_name
 from orca.bench.turns.calls import CallFailed, converse, greedy_call, read_whole
 from orca.bench.turns.compare import WARM_UP
-from orca.bench.turns.variants import Cache, MeasuredModel, running_orca
+from orca.bench.turns.variants import CacheUse, MeasuredModel, running_orca
 
 VICTIMS = ("worker", "scheduler")
 """Processes that are killed: the stage with the KV cache, or the scheduler, whose stages live on."""
@@ -43,7 +43,7 @@ class RepairPlan:
 class RepairRun:
     """One kill."""
 
-    cache: Cache
+    cache: CacheUse
     round: int
     computed_again: int  # tokens of prompts and answers, in the epochs after the kill
     first_s: float  # from the kill to the next token of any request
@@ -54,13 +54,13 @@ def measure(model: MeasuredModel, plan: RepairPlan, report: Callable[[str], None
     """Kill once in each round, with and without the cache. Raises: ServerFailed, CallFailed."""
     found = []
     for number in range(1, plan.rounds + 1):
-        for cache in Cache:
+        for cache in CacheUse:
             found.append(asyncio.run(_measure(model, plan, cache, number)))
             report(f"{model.name}, round {number}, {cache} cache: next token after {found[-1].first_s:.2f} s")
     return found
 
 
-async def _measure(model: MeasuredModel, plan: RepairPlan, cache: Cache, number: int) -> RepairRun:
+async def _measure(model: MeasuredModel, plan: RepairPlan, cache: CacheUse, number: int) -> RepairRun:
     async with running_orca(model, cache) as system:
         await converse(system.target, WARM_UP)
         streams = [EventStream(call) for call in _calls(system.target, plan, number)]
@@ -117,7 +117,7 @@ def _resumed_s(stream: EventStream) -> float:
 def lines(runs: Sequence[RepairRun]) -> list[str]:
     """Return a table for a terminal."""
     found = [f"{'cache':<10}{'tokens again':>14}{'next token s':>14}{'all resumed s':>15}"]
-    for cache in Cache:
+    for cache in CacheUse:
         own = [each for each in runs if each.cache is cache]
         again, first, every = (
             median(values)
@@ -135,7 +135,7 @@ def to_json(runs: Sequence[RepairRun]) -> list[dict[str, Any]]:
 def figures(runs: Sequence[RepairRun], settings: Mapping[str, Setting | None]) -> list[Measured]:
     """Return the figures of the pages."""
     found = []
-    for cache in Cache:
+    for cache in CacheUse:
         own, chosen = [each for each in runs if each.cache is cache], {**settings, "cache": cache.value}
         again = [each.computed_again for each in own]
         found.append(measured("Tokens computed again after a kill", again, "tokens", chosen))

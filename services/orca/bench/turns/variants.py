@@ -19,7 +19,7 @@ from orca.scheduler.policy.batch import Phase
 _OWN_OPTIONS = ("--prefix-cache", "--iteration-log")
 
 
-class Cache(StrEnum):
+class CacheUse(StrEnum):
     """A variant of `orca up`."""
 
     ON = "with"
@@ -27,7 +27,7 @@ class Cache(StrEnum):
 
     @property
     def words(self) -> list[str]:
-        return ["--prefix-cache", "true" if self is Cache.ON else "false"]
+        return ["--prefix-cache", "true" if self is CacheUse.ON else "false"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def check_up_options(up_options: Sequence[str]) -> None:
 
 
 @asynccontextmanager
-async def running_orca(model: MeasuredModel, cache: Cache) -> AsyncIterator[RunningOrca]:
+async def running_orca(model: MeasuredModel, cache: CacheUse) -> AsyncIterator[RunningOrca]:
     """Run `orca up` with a new pool and a new cache. Raises: ServerFailed."""
     watch, processes = MemoryWatch(), []
 

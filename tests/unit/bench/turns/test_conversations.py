@@ -10,7 +10,7 @@ from orca.bench import main as bench
 from orca.bench.turns.calls import CallFailed, ConversationRun, TurnOutcome, converse
 from orca.bench.turns.compare import CacheRun, TurnComparison
 from orca.bench.turns.conversations import ConversationSpec, conversations
-from orca.bench.turns.variants import Cache, prompt_tokens_by_epoch
+from orca.bench.turns.variants import CacheUse, prompt_tokens_by_epoch
 from orca.core.domain.errors import SettingError
 from orca.planner.workload.lengths import Range
 from support.bench.fake_completions import HEAD, chunk, event, serving, token
@@ -94,7 +94,7 @@ def test_rows_of_known_tokens_count_for_their_epoch() -> None:
     assert prompt_tokens_by_epoch(lines) == {1: 12, 2: 16}
 
 
-def run(cache: Cache, number: int, *tokens: tuple[int, ...], first_s: float = 1.0, seconds: float = 2.0) -> CacheRun:
+def run(cache: CacheUse, number: int, *tokens: tuple[int, ...], first_s: float = 1.0, seconds: float = 2.0) -> CacheRun:
     """A run of one conversation with an answer per turn."""
     turns = [
         TurnOutcome(
@@ -115,10 +115,10 @@ def run(cache: Cache, number: int, *tokens: tuple[int, ...], first_s: float = 1.
 def test_the_two_systems_are_compared_round_by_round() -> None:
     comparison = TurnComparison(
         [
-            run(Cache.ON, 1, (1,), (2,), first_s=0.5, seconds=1.0),
-            run(Cache.OFF, 1, (1,), (2,), first_s=2.0),
-            run(Cache.OFF, 2, (1,), (2,), first_s=3.0),
-            run(Cache.ON, 2, (1,), (2,), seconds=0.5),
+            run(CacheUse.ON, 1, (1,), (2,), first_s=0.5, seconds=1.0),
+            run(CacheUse.OFF, 1, (1,), (2,), first_s=2.0),
+            run(CacheUse.OFF, 2, (1,), (2,), first_s=3.0),
+            run(CacheUse.ON, 2, (1,), (2,), seconds=0.5),
         ]
     )
     assert comparison.ratios(lambda each: each.tokens_per_s) == [2.0, 4.0]
@@ -127,7 +127,7 @@ def test_the_two_systems_are_compared_round_by_round() -> None:
 
 
 def test_only_the_first_difference_of_a_conversation_counts() -> None:
-    comparison = TurnComparison([run(Cache.ON, 1, (1,), (2,), (3,)), run(Cache.OFF, 1, (1,), (8,), (9,))])
+    comparison = TurnComparison([run(CacheUse.ON, 1, (1,), (2,), (3,)), run(CacheUse.OFF, 1, (1,), (8,), (9,))])
     assert comparison.different_answers == 1
 
 
@@ -138,6 +138,10 @@ def test_only_the_first_difference_of_a_conversation_counts() -> None:
         ("--prompt-tokens 100", "--prompt-tokens is for --choices and --repair"),
         ("--choices 8 --kill worker", "--kill is for --repair"),
         ("--choices 8 --no-shared", "--no-shared is for conversations: leave --choices out"),
+        ("--groups 2", "--groups is for --trace"),
+        ("--trace FILE --no-shared", "--no-shared is for conversations: leave --trace out"),
+        ("--trace FILE -- --stages 2", "--trace runs on simulated stages"),
+        ("--trace FILE", "FILE cannot be read"),
         ("-- --prefix-cache true", "--prefix-cache is set by this bench"),
         ("-- --iteration-log=here", "--iteration-log is set by this bench"),
     ],
