@@ -107,7 +107,7 @@ def test_every_request_runs_to_its_end_and_no_limit_is_exceeded(
 def test_without_early_ends_prefetch_does_not_change_the_sequence_of_batches(
     shares: bool, requests: list[Request], limits: BatchLimits, policy: Policy
 ) -> None:
-    """With prefetch a drawn token is in the cache a step later, so a request may compute more of its own."""
+    """A drawn token is in the cache a step later with prefetch, so a request may compute more of its own."""
     limits = replace(limits, shares_prefixes=shares)
 
     def shape(steps: list[Step]) -> list[object]:
@@ -122,7 +122,7 @@ def test_without_early_ends_prefetch_does_not_change_the_sequence_of_batches(
 @settings(max_examples=EXAMPLES)
 @given(requests=some_requests(), limits=limits_for(), policy=policies, seed=st.integers(0, 99))
 def test_a_hit_moves_no_request(requests: list[Request], limits: BatchLimits, policy: Policy, seed: int) -> None:
-    """Where prompts run whole, each batch has the requests that it has without the cache."""
+    """Each batch has the requests that it has without the cache, if prompts run whole."""
     steps, plain = (
         schedule_all(policy, replace(limits, shares_prefixes=shares), requests, ends=early_ends(seed))
         for shares in (True, False)
