@@ -86,7 +86,9 @@ def test_a_recorded_step_reads_shared_blocks_and_keeps_the_tables(kind: str) -> 
     if kind == "gpu":  # the recording puts the block of each row into its line; on a CPU the host has done so
         for row in step.rows:
             tables[row.line, row.position // BLOCK_TOKENS] = -1
-    tables, cache, count = tables.to(device), step.cache.to(device), len(step.rows)
+    # A line before those of requests: a row of padding, whose line is -1, must not write there.
+    guarded = torch.cat((torch.full_like(tables[:1], -7), tables)).to(device)
+    tables, cache, count = guarded[1:], step.cache.to(device), len(step.rows)
     qkv = torch.zeros(8, *step.qkv.shape[1:], device=device)  # twice as many rows: the rest is padding
     qkv[:count] = step.qkv.to(device)
     numbers = torch.zeros(len(tables), dtype=torch.int64, device=device)
@@ -113,6 +115,7 @@ def test_a_recorded_step_reads_shared_blocks_and_keeps_the_tables(kind: str) -> 
         replay()
         expect(output[:count], expected)
         assert torch.equal(tables.cpu(), step.tables)
+        assert set(guarded[0].tolist()) == {-7}
 
 
 @pytest.mark.parametrize("threads", [1, 4])
