@@ -1,13 +1,16 @@
 """The prefix cache as a client sees it: the salt of a call, and the cached tokens of its usage."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from orca.core.api_keys import ApiKey, KeyLimits, key_digest, key_line
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import Request
+from orca.gateway.answer.tracing import Tracing
 from orca.gateway.settings import GatewaySettings, parse_settings
 from support.gateway.gateway_rig import Rig, error_of, events, recording, rig
 
@@ -117,3 +120,31 @@ async def test_a_stream_has_the_same_usage_also_when_it_is_resumed(one: Rig, opt
     assert all(each["prompt_tokens_details"] == {"cached_tokens": 16} for each in usage)
     rest = await one.client.post(COMPLETIONS, json=body, headers={**headers, "last-event-id": "0.1"})
     assert list(events(rest.text))[-2:] == whole[-2:]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_span_has_the_cached_tokens_of_the_usage(stream: bool) -> None:
+    exporter = InMemorySpanExporter()
+    async with rig(tracing=Tracing(exporter)) as one:
+        await one.complete()
+        one.scheduler.cached = lambda request: [0, 64, 16, 64][request.choice]
+        assert (await one.post(COMPLETIONS, prompt=["the fox", "a"], n=2, stream=stream)).status_code == 200
+    calls = [span.attributes or {} for span in exporter.get_finished_spans() if span.name == f"POST {COMPLETIONS}"]
+    assert [call.get("gen_ai.usage.cache_read.input_tokens") for call in calls] == [None, 16]
+
+
+async def test_no_span_has_a_salt(tmp_path: Path) -> None:
+    exporter = InMemorySpanExporter()
+    async with rig(settings=with_keys(tmp_path, prefix_sharing="key"), tracing=Tracing(exporter)) as one:
+        stored = [await salts(one, path, key=KEYS[0], cache_salt="tenant-7") for path in PATHS]
+        await one.pool.set_schema(2)
+        headers = {"authorization": f"Bearer {KEYS[0]}"}
+        refused = await one.client.post(
+            COMPLETIONS, json=PATHS[COMPLETIONS] | {"cache_salt": "tenant-7"}, headers=headers
+        )
+        assert refused.status_code in (400, 503)
+    spans = [span.to_json() for span in exporter.get_finished_spans()]
+    assert len(spans) > 3 * len(PATHS)
+    assert all(salt is not None for [salt] in stored)
+    hidden = {"tenant-7", *KEYS, *(json.dumps(salt)[1:-1] for [salt] in stored)}
+    assert not [span for span in spans if any(each in span for each in hidden)]

@@ -81,6 +81,8 @@ class AcceptedCall:
     cursor: Cursor = field(default_factory=dict)  # the events that a stream's client has already
     is_resumed: bool = False  # an earlier connection made the call
     ended_before: frozenset[str] = frozenset()  # requests that had ended when the client came back
+    # Prompt tokens that were not computed, by request, as far as first tokens were read and say so.
+    cached_tokens: dict[str, int] = field(default_factory=dict)
     # Called when the connection is over, with the ends that were sent, by request.
     on_closed: Callable[["AcceptedCall", Mapping[str, End]], None] = field(default=lambda _accepted, _ends: None)
 
@@ -143,6 +145,8 @@ class Delivery(Response):
         for request_id, part in parts:
             if part.tokens:
                 self._token_times.record(request_id, now)
+                if (cached := part.tokens[0].cached_prompt_tokens) is not None:
+                    self._accepted.cached_tokens[request_id] = cached
             if part.end is not None:
                 self._ends[request_id] = part.end
                 if request_id not in self._accepted.ended_before:

@@ -60,8 +60,17 @@ async def _summarize(gateway: Gateway, accepted: AcceptedCall, ends: Mapping[str
             "orca.choices_unseen": len(accepted.requests) - len(ends),
             **{f"orca.{name}": value for name, value in fields.items()},
         }
+        if (cached := _cached_tokens(accepted)) is not None:
+            attributes["gen_ai.usage.cache_read.input_tokens"] = cached
         first_claimed_ms = found[0].first_claimed_ms if found else None
         gateway.tracing.finish(span, accepted.timing, attributes, first_claimed_ms)
+
+
+def _cached_tokens(accepted: AcceptedCall) -> int | None:
+    """Return the prompt tokens that were not computed, counted as in the answer's usage; None if they are not known."""
+    firsts = accepted.requests[:: accepted.options.choices_per_prompt]
+    known = [accepted.cached_tokens[request.id] for request in firsts if request.id in accepted.cached_tokens]
+    return sum(known) if known else None
 
 
 def _count_goals(

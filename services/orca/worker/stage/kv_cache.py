@@ -64,6 +64,11 @@ class BlockTables:
         self._unpublished: list[tuple[int, int, int]] = []  # line, place, block
         self.grow(lines, columns)
 
+    @staticmethod
+    def is_copied(device: torch.device) -> bool:
+        """Return whether kernels on a device read a copy of the host's tables."""
+        return device.type != "cpu"
+
     def slots_of(self, lines: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the slot of each token. Args: lines, positions: [tokens]."""
         blocks = self.host[lines, positions // self._block_tokens].astype(np.int64)
@@ -74,7 +79,7 @@ class BlockTables:
         self._unpublished.append((line, place, block))
 
     def publish(self, *, is_recorded: bool) -> None:
-        if self._unpublished and not is_recorded and self._device.type != "cpu":
+        if self._unpublished and not is_recorded and self.is_copied(self._device):
             lines, places, blocks = to_device(np.array(self._unpublished, np.int64), self._device).T
             self.tensor[lines, places] = blocks.int()
         self._unpublished.clear()
@@ -85,7 +90,7 @@ class BlockTables:
         self.host = np.zeros((lines, columns), np.int32)
         self.host[: before.shape[0], : before.shape[1]] = before
         tables = torch.from_numpy(self.host)
-        self.tensor = tables if self._device.type == "cpu" else tables.to(self._device)
+        self.tensor = tables.to(self._device, copy=True) if self.is_copied(self._device) else tables
 
 
 class BlockStore:

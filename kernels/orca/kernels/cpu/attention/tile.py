@@ -4,7 +4,8 @@ Keys and values are rows [head_dim] of their own dtype. Queries are rows of bflo
 of them (AVX512_BF16), otherwise of float32 (`query_element`). Sums over values are rows of float32 in an order that is
 cheap to compute (`_load_ordered`); only `write_mean` restores the order of the elements.
 
-The result of a query and a key does not depend on the queries and keys beside them.
+If head_dim is a multiple of 8, the result of a query and a key does not depend on the queries and keys beside them.
+Otherwise LLVM cuts a row's last vector up, and may round its products in one tile and not in another.
 """
 
 from typing import Any
