@@ -31,6 +31,7 @@ from tempfile import TemporaryDirectory
 from orca.bench import client, engine, overload, plot, report, simulate
 from orca.bench.deadlines import command as deadlines
 from orca.bench.exegpt import command as exegpt
+from orca.bench.figures.figure import Setting
 from orca.bench.gpu import command as gpu
 from orca.bench.options import (
     add_figures_option,
@@ -50,13 +51,15 @@ from orca.bench.options import (
 from orca.bench.plan import command as plan
 from orca.bench.sweep import ANY_VOCAB, Measure, Sweep, measure_real, run_sweep
 from orca.bench.turns import command as turns
+from orca.bench.turns.conversations import ConversationSpec
+from orca.bench.turns.trace import conversation_trace
 from orca.cli.model_folder import find_model
 from orca.cli.small_model import CONTINUES
 from orca.core.domain.errors import ModelError, OrcaError, SettingError
 from orca.core.domain.model import DTYPES, QUANTIZATIONS, load_model_info
 from orca.core.process.command_line import CommandLineParser
 from orca.planner.simulate.outcomes import RequestOutcome, summarise
-from orca.planner.workload.trace import generate
+from orca.planner.workload.trace import TraceSpec, generate
 from orca.worker.machine import thread_variables
 
 SEQ2SEQ_SHAPES = ("t5-60m", "bart-60m")
@@ -259,6 +262,8 @@ def _add_peers_options(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=positive(int), default=16, metavar="N", help="requests in a batch (%(default)s)")
     add("--threads", type=positive(int), default=2, metavar="N", help="threads of computation per system (%(default)s)")
     add("--rounds", type=positive(int), default=3, metavar="N", help="runs of each system (%(default)s)")
+    shared = "instead of a trace: conversations of N turns, as many as the batch; all systems use their prefix caches"
+    add("--turns", type=positive(int), metavar="N", help=shared)
     add("--judge-only", action="store_true", help="transformers only judges the tokens, as with --rate")
     add("--openvino", type=program_path, metavar="PYTHON", help="Python of an environment with peers/openvino.txt")
     add("--vllm", type=program_path, metavar="PYTHON", help="Python of an environment with peers/vllm.txt")
@@ -559,17 +564,19 @@ def _peers(options: argparse.Namespace, up_options: Sequence[str]) -> None:
 
     pythons = {"openvino": options.openvino, "vllm": options.vllm, "ctranslate2": options.ctranslate2}
     compare.check_environments(**pythons)
-    trace = generate(trace_spec(options, options.rate))
+    spec = _peers_spec(options)
     given_model = None if options.model is None else find_model(options.model)[0]
     with TemporaryDirectory(prefix="orca-peers-") as folder:
         model = given_model or compare.make_random_model(options.shape, Path(folder), _print_progress)
         info = load_model_info(model)
         is_encoder_decoder = info.encoder_decoder is not None
         compare.check_kind(**pythons, is_encoder_decoder=is_encoder_decoder)
+        if options.turns is not None and is_encoder_decoder:
+            raise SettingError("--turns is for decoder-only models: others have no prefix cache")
         comparison = PeerComparison(
             model=model,
             vocab_size=info.vocab_size,
-            trace=trace,
+            trace=conversation_trace(spec, info.vocab_size) if isinstance(spec, ConversationSpec) else generate(spec),
             batch_size=options.batch_size,
             threads=options.threads,
             rounds=options.rounds,
@@ -582,7 +589,30 @@ def _peers(options: argparse.Namespace, up_options: Sequence[str]) -> None:
         results = compare.compare(comparison, _print_progress)
         print("\n".join(table.lines(comparison, results)))
         write_json(options.json, table.to_json(comparison, results))
-        write_figures(options, figures.figures(comparison, results, trace_settings(options, options.rate)))
+        write_figures(options, figures.figures(comparison, results, _peers_settings(options)))
+
+
+def _peers_spec(options: argparse.Namespace) -> TraceSpec | ConversationSpec:
+    """Return the settings of the requests of a comparison. Raises: SettingError."""
+    if options.turns is None:
+        return trace_spec(options, options.rate)
+    for name in ("rate", "preset", "prompt_tokens", "new_tokens", "task", "lengths"):
+        if getattr(options, name) is not None:
+            raise SettingError(f"--turns names the requests already: leave --{name.replace('_', '-')} out")
+    return ConversationSpec(
+        conversations=options.batch_size,
+        turns=options.turns,
+        system_tokens=turns.SYSTEM_TOKENS,
+        question_tokens=turns.QUESTION_TOKENS,
+        answer_tokens=turns.ANSWER_TOKENS,
+        seed=options.seed,
+    )
+
+
+def _peers_settings(options: argparse.Namespace) -> dict[str, Setting]:
+    if options.turns is None:
+        return trace_settings(options, options.rate)
+    return {"load": "all at once", "lengths": f"conversations of {options.turns} turns"}
 
 
 def _host(options: argparse.Namespace, up_options: Sequence[str]) -> None:

@@ -272,7 +272,7 @@ async def test_a_refusal_by_an_idle_engine_says_that_another_try_is_useless() ->
     with pytest.raises(ApiError) as refused:
         idle.check_run_time(request, END, 1_000, "deadline_ms")
     error = refused.value
-    assert error.message == "an idle engine needs at least 1100 ms for this call: deadline_ms 1000 cannot be met"
+    assert error.message == "an idle engine needs at least 1100 ms for this call, and deadline_ms allows 1000 ms"
     assert (error.status, error.is_final, error.retry_after_s) == (429, True, None)
 
 

@@ -237,7 +237,7 @@ def main(words: Sequence[str]) -> None:
     )
     found = measure(plan)
     print("\n".join(lines(found)))
-    write_figures(options, figures(found, {"in hand": plan.in_hand, "cached blocks": plan.cached_blocks}))
+    write_figures(options, figures(found, {"in_hand": plan.in_hand, "cached_blocks": plan.cached_blocks}))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from orca.core.process.gc_freeze import freeze_all
 from orca.planner.workload.trace import GREEDY
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, next_batch
+from orca.scheduler.policy.prefixes import GroupPrefixes
 from orca.scheduler.policy.state import GroupState
 from orca.worker.models.build import StageModel, load_stage
 from orca.worker.stage.stage import Stage
@@ -102,6 +103,7 @@ def run(
         max_model_len=max(request.max_total_tokens for request in requests),
         max_batch_tokens=max_batch_tokens,
         is_encoder_decoder=kind is not None,
+        shares_prefixes=workload.is_shared,
     )
     stage = Stage(
         model,
@@ -111,6 +113,8 @@ def run(
         feeds_tokens=False,
     )
     state, policy, epoch = GroupState(), IterationPolicy(), Epoch(1, "bench")
+    if limits.shares_prefixes:
+        state.prefixes = GroupPrefixes(limits.slots, limits.block_tokens)
     answers: list[list[int]] = [[] for _ in workload.prompts]
     while True:
         for number in arrivals.take():

@@ -65,7 +65,8 @@ def _pipeline(folder: Path, precision: str, workload: PeerWorkload) -> Any:
     scheduling.max_num_seqs = workload.batch_size
     scheduling.max_num_batched_tokens = BATCH_TOKENS
     scheduling.cache_size = workload.cache_gib(CACHE_BLOCK_TOKENS)
-    scheduling.enable_prefix_caching = False  # random prompts share no prefix: the search would only cost time
+    # Random prompts share no prefix: the search would only cost time.
+    scheduling.enable_prefix_caching = workload.is_shared
     options: dict[str, object] = {"INFERENCE_NUM_THREADS": workload.threads}
     if precision == "f32":
         options |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}

@@ -138,7 +138,7 @@ def _continuous_config(kind: Any, workload: PeerWorkload, batch_tokens: int) -> 
         max_batch_tokens=batch_tokens,
         # Older versions have no such bound: they run as many requests as fit.
         **({"max_requests_per_batch": workload.batch_size} if "max_requests_per_batch" in known else {}),
-        allow_block_sharing=False,  # random prompts share no prefix: the search would only cost time
+        allow_block_sharing=workload.is_shared,  # where prompts share no prefix, the search would only cost time
     )
 
 

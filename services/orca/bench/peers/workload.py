@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from orca.bench.turns.trace import ConversationTrace
 from orca.planner.workload.trace import Trace
 
 
@@ -20,6 +21,7 @@ class PeerWorkload:
     batch_size: int
     threads: int
     arrivals_s: list[float] | None = None  # of each request, after the start; None: all arrive at the start
+    is_shared: bool = False  # prompts begin alike, and each system uses its prefix cache
 
     @staticmethod
     def of(trace: Trace, model: Path, vocab_size: int, *, batch_size: int, threads: int) -> "PeerWorkload":
@@ -30,6 +32,7 @@ class PeerWorkload:
             batch_size=batch_size,
             threads=threads,
             arrivals_s=None if trace.spec.rate is None else [request.arrival_s for request in trace.requests],
+            is_shared=isinstance(trace, ConversationTrace),
         )
 
     def save(self, path: Path) -> None:
@@ -60,13 +63,17 @@ class PeerWorkload:
         return -(-self.batch_size * whole_blocks * token_bytes // 2**30)
 
     def head(self, requests: int) -> "PeerWorkload":
-        """Return the first requests, all at the start, with at most four tokens each, to warm up caches."""
+        """Return the first requests, all at the start, with at most four tokens each, to warm a system up.
+
+        Their prompts are reversed, so that no prefix cache finds them later.
+        """
         return PeerWorkload(
             model=self.model,
-            prompts=self.prompts[:requests],
+            prompts=[prompt[::-1] for prompt in self.prompts[:requests]],
             new_tokens=[min(4, count) for count in self.new_tokens[:requests]],
             batch_size=self.batch_size,
             threads=self.threads,
+            is_shared=self.is_shared,
         )
 
 

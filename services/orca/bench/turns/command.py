@@ -21,6 +21,8 @@ from orca.planner.workload.lengths import Range
 HELP = "the prefix cache: conversations, choices of one prompt, and repairs, with and without it"
 
 SHAPES = ("llama-63m",)
+SYSTEM_TOKENS = 400
+QUESTION_TOKENS = ANSWER_TOKENS = Range(32, 96)
 CHOICES_PROMPT = 1_000
 CHOICES_NEW = 16
 REPAIR_OWN = 32
@@ -47,12 +49,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--conversations", type=positive(int), default=16, metavar="N", help=held)
     add("--turns", type=positive(int), default=8, metavar="N", help="turns of a conversation (%(default)s)")
     system = "tokens that all conversations begin with (%(default)s)"
-    add("--system-tokens", type=positive(int), default=400, metavar="N", help=system)
+    add("--system-tokens", type=positive(int), default=SYSTEM_TOKENS, metavar="N", help=system)
     uniform = "uniform from N to M"
     question = f"tokens that a turn adds, {uniform} (32:96)"
-    add("--question-tokens", type=read_lengths, default=Range(32, 96), metavar="N[:M]", help=question)
+    add("--question-tokens", type=read_lengths, default=QUESTION_TOKENS, metavar="N[:M]", help=question)
     answer = f"tokens of an answer, {uniform} (32:96)"
-    add("--answer-tokens", type=read_lengths, default=Range(32, 96), metavar="N[:M]", help=answer)
+    add("--answer-tokens", type=read_lengths, default=ANSWER_TOKENS, metavar="N[:M]", help=answer)
     add("--max-batch-size", type=positive(int), default=16, metavar="N", help="requests in a batch (%(default)s)")
     add("--rounds", type=positive(int), default=3, metavar="N", help="runs of each, in turns (%(default)s)")
     add("--seed", type=int, default=0, metavar="N", help="seed of lengths and prompts (%(default)s)")

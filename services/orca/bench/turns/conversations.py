@@ -51,10 +51,10 @@ class Conversation:
         """Return the prompt of the next turn: the history and a question of random tokens."""
         spec = self.spec
         if not self.history:
-            self.history += _random_tokens(f"{spec.seed}/system", vocab_size, spec.system_tokens)
+            self.history += random_tokens(f"{spec.seed}/system", vocab_size, spec.system_tokens)
         name = f"{spec.seed}/{turn.conversation}/{turn.number}"
-        self.history += _random_tokens(f"{name}/question", vocab_size, turn.question_tokens)
-        return list(self.history) if spec.is_shared else _random_tokens(f"{name}/prompt", vocab_size, len(self.history))
+        self.history += random_tokens(f"{name}/question", vocab_size, turn.question_tokens)
+        return list(self.history) if spec.is_shared else random_tokens(f"{name}/prompt", vocab_size, len(self.history))
 
     def hear(self, answer: Sequence[int]) -> None:
         """Add the answer of the turn to the history."""
@@ -76,5 +76,6 @@ def conversations(spec: ConversationSpec) -> list[Conversation]:
     ]
 
 
-def _random_tokens(seed: str, vocab_size: int, count: int) -> list[int]:
+def random_tokens(seed: str, vocab_size: int, count: int) -> list[int]:
+    """Return token ids below `vocab_size`, the same ones for the same seed."""
     return Random(seed).choices(range(vocab_size), k=count)

@@ -161,7 +161,7 @@ class Overload:
         if wait_s * DEADLINE_MARGIN * 1000 > deadline_ms:
             raise ApiError(
                 429,
-                f"requests wait for about {wait_s:.0f} s at the moment: {param} {deadline_ms} cannot be met",
+                f"requests wait for about {wait_s:.0f} s at the moment, and {param} allows {deadline_ms} ms",
                 kind="overloaded_error",
                 param=param,
                 code="deadline_unreachable",
@@ -181,7 +181,7 @@ class Overload:
         if least_ms > deadline_ms:
             raise ApiError(
                 429,
-                f"an idle engine needs at least {least_ms:.0f} ms for this call: {param} {deadline_ms} cannot be met",
+                f"an idle engine needs at least {least_ms:.0f} ms for this call, and {param} allows {deadline_ms} ms",
                 kind="overloaded_error",
                 param=param,
                 code="deadline_unreachable",

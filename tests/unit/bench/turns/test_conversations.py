@@ -1,15 +1,20 @@
 """`orca bench turns`: the prompts of conversations, what their clients see, and the counts of computed tokens."""
 
+import argparse
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
 import orjson
 import pytest
 
 from orca.bench import main as bench
+from orca.bench.peers.workload import PeerWorkload
 from orca.bench.turns.calls import CallFailed, ConversationRun, TurnOutcome, converse
 from orca.bench.turns.compare import CacheRun, TurnComparison
 from orca.bench.turns.conversations import ConversationSpec, conversations
+from orca.bench.turns.trace import conversation_trace
 from orca.bench.turns.variants import CacheUse, prompt_tokens_by_epoch
 from orca.core.domain.errors import SettingError
 from orca.planner.workload.lengths import Range
@@ -149,3 +154,30 @@ def test_only_the_first_difference_of_a_conversation_counts() -> None:
 def test_options_that_do_not_fit_are_named(words: str, named: str) -> None:
     with pytest.raises(SettingError, match=named):
         bench.main(["turns", *words.split()])
+
+
+def test_a_fixed_trace_has_the_first_turns_of_all_conversations_then_the_second_ones() -> None:
+    trace = conversation_trace(SPEC, 1000)
+    asked = [trace.prompt(request.index, 1000) for request in trace.requests]
+    assert [len(prompt) for prompt in asked] == [request.prompt_tokens for request in trace.requests]
+    assert [request.arrival_s for request in trace.requests] == [0.0] * 9
+    for place, each in enumerate(conversations(SPEC)):
+        own = asked[place :: SPEC.conversations]
+        assert [request.new_tokens for request in trace.requests[place::3]] == [
+            turn.answer_tokens for turn in each.turns
+        ]
+        assert all(after[: len(before)] == before for before, after in pairwise(own))
+    workload = PeerWorkload.of(trace, Path("model"), 1000, batch_size=2, threads=1)
+    assert (workload.is_shared, workload.prompts) == (True, asked)
+    assert not {tuple(prompt[:8]) for prompt in workload.head(9).prompts} & {tuple(prompt[:8]) for prompt in asked}
+
+
+@pytest.mark.parametrize("given", ["--rate 2", "--task T", "--prompt-tokens 7"])
+def test_a_comparison_of_peers_has_one_kind_of_requests(given: str) -> None:
+    options = argparse.Namespace(
+        turns=2, rate=None, preset=None, prompt_tokens=None, new_tokens=None, task=None, lengths=None
+    )
+    name = given.split()[0]
+    setattr(options, name.removeprefix("--").replace("-", "_"), 7)
+    with pytest.raises(SettingError, match=f"--turns names the requests already: leave {name} out"):
+        bench._peers_spec(options)
