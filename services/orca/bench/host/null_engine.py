@@ -57,7 +57,7 @@ class NullEngine:
         return self._shape
 
     async def submit(self, step: Step) -> None:
-        for handle in step.freed:
+        for handle in (*step.freed, *step.kept):
             del self._next[handle]
         for new in step.new:
             index = len(new.tokens) - new.prompt_length

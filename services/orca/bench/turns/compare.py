@@ -94,6 +94,9 @@ def compare(model: MeasuredModel, spec: ConversationSpec, rounds: int, report: C
 async def _run(model: MeasuredModel, spec: ConversationSpec, cache: CacheUse, number: int) -> CacheRun:
     async with running_orca(model, cache) as system:
         await converse(system.target, WARM_UP)
+        if not spec.is_shared:
+            # The cache writes all offered memory for the first time once, which is no cost of a step later.
+            await converse(system.target, replace(spec, seed=spec.seed + WARM_UP.seed))
         before = system.prompt_tokens
         run = await converse(system.target, spec)
         system.memory.stop()
