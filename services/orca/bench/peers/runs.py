@@ -16,7 +16,7 @@ from orca.bench.peers.memory import MemoryWatch, ProcessPeak, memory_of_ranks, s
 from orca.bench.peers.results import PeerRound
 from orca.bench.peers.workload import PeerAnswer
 from orca.bench.system import log_tail, running_system
-from orca.bench.turns.trace import ConversationTrace
+from orca.bench.turns.trace import FixedTrace
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
 from orca.core.process.parent_death import die_with_parent
 from orca.planner.simulate.outcomes import summarise
@@ -130,4 +130,4 @@ def _warm_up(comparison: PeerComparison) -> Trace:
     first, trace = comparison.trace.requests[: 2 * comparison.batch_size], comparison.trace
     requests = tuple(replace(request, arrival_s=0.0, new_tokens=min(4, request.new_tokens)) for request in first)
     prompts = tuple(tuple(trace.prompt(request.index, comparison.vocab_size)[::-1]) for request in first)
-    return ConversationTrace(trace.spec, requests, prompts)
+    return FixedTrace(trace.spec, requests, prompts)

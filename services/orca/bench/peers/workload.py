@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from orca.bench.turns.trace import ConversationTrace
+from orca.bench.turns.trace import FixedTrace
 from orca.planner.workload.trace import Trace
 
 
@@ -32,7 +32,7 @@ class PeerWorkload:
             batch_size=batch_size,
             threads=threads,
             arrivals_s=None if trace.spec.rate is None else [request.arrival_s for request in trace.requests],
-            is_shared=isinstance(trace, ConversationTrace),
+            is_shared=isinstance(trace, FixedTrace),
         )
 
     def save(self, path: Path) -> None:

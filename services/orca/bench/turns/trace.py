@@ -12,8 +12,8 @@ from orca.planner.workload.trace import Trace, TraceRequest, TraceSpec
 
 
 @dataclass(frozen=True, slots=True)
-class ConversationTrace(Trace):
-    """A trace whose prompts are those of conversations: the first turns of all of them, then the second ones."""
+class FixedTrace(Trace):
+    """A trace whose prompts are given, such as those of conversations."""
 
     prompts: tuple[tuple[int, ...], ...]
 
@@ -23,8 +23,8 @@ class ConversationTrace(Trace):
         return list(self.prompts[index])
 
 
-def conversation_trace(spec: ConversationSpec, vocab_size: int) -> ConversationTrace:
-    """Return a trace whose requests all arrive at 0, in order of turns."""
+def conversation_trace(spec: ConversationSpec, vocab_size: int) -> FixedTrace:
+    """Return a trace whose requests all arrive at 0: the first turns of all conversations, then the second ones."""
     requests: list[TraceRequest] = []
     prompts: list[tuple[int, ...]] = []
     held = conversations(spec)
@@ -42,4 +42,4 @@ def conversation_trace(spec: ConversationSpec, vocab_size: int) -> ConversationT
         new_tokens=Range(spec.answer_tokens.low, spec.answer_tokens.high),
         seed=spec.seed,
     )
-    return ConversationTrace(trace, tuple(requests), tuple(prompts))
+    return FixedTrace(trace, tuple(requests), tuple(prompts))
