@@ -4,7 +4,6 @@ import random
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ import torch
 from orca.core.domain.errors import EngineError
 from orca.core.domain.step import PrefixBlocks
 from orca.worker.stage.kv_cache import KVCache
+from support.resident import addresses, resident_bytes_at
 
 
 def cache(slots: int = 32, block_tokens: int = 4, *, has_sources: bool = False) -> KVCache:
@@ -290,14 +290,7 @@ def test_memory_is_the_size_of_the_slots_in_every_layer() -> None:
     assert cache().bytes == 32 * 2 * (2 * 3 * 5) * 4
 
 
-def resident_bytes() -> int:
-    """Memory that this process holds in pages."""
-    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS:")]
-    return int(line.split()[1]) << 10
-
-
 def test_memory_is_resident_only_for_written_slots() -> None:
-    before = resident_bytes()
     kv = KVCache(
         num_layers=2,
         slots=1 << 18,
@@ -308,14 +301,15 @@ def test_memory_is_resident_only_for_written_slots() -> None:
         device=torch.device("cpu"),
     )
     assert kv.bytes == 256 << 20
-    assert resident_bytes() - before < 16 << 20
+    parts = [addresses(layer) for layer in kv.layers]
+    assert resident_bytes_at(*parts) < 16 << 20
     assert not kv.layers[1].flatten()[::512].any()  # reads of every page
-    assert resident_bytes() - before < 16 << 20
+    assert resident_bytes_at(*parts) < 16 << 20
     for layer in kv.layers:
         layer[: len(layer) // 2] = 1.0
-    assert 120 << 20 < resident_bytes() - before < 144 << 20
+    assert 120 << 20 < resident_bytes_at(*parts) < 144 << 20
     del kv, layer
-    assert resident_bytes() - before < 16 << 20
+    assert resident_bytes_at(*parts) < 16 << 20
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
