@@ -284,6 +284,29 @@ def test_a_processor_without_half_precision_rounds_in_software() -> None:
     subprocess.run([sys.executable, "-c", _ON_HASWELL], env=environment, check=True, timeout=300)
 
 
+_DIGEST = """
+import hashlib
+import torch
+from orca.kernels.contract.reference import NormParameters
+from orca.kernels.cpu.product.product import PackedWeight
+from orca.kernels.cpu.team import code
+made = torch.Generator().manual_seed(0)
+x, weight = torch.randn(300, 90, generator=made), torch.randn(96, 90, generator=made)
+product = PackedWeight(weight).product(x, NormParameters(torch.ones(90), 1e-5))
+print(code.has_compiled(), hashlib.sha256(product.numpy().tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kept_kernels")
+def test_a_kernel_computes_the_same_bits_when_it_is_loaded_from_the_cache() -> None:
+    """LLVM contracts a product and a sum in one of the two if it has the choice."""
+    runs = [subprocess.run([sys.executable, "-c", _DIGEST], capture_output=True, text=True, check=True) for _ in "12"]
+    (compiled, digest), (loaded, digest_loaded) = (run.stdout.split() for run in runs)
+    assert (compiled, loaded) == ("True", "False")
+    assert digest == digest_loaded
+
+
 @pytest.mark.parametrize(("processor", "locality"), [("znver5", 0), ("znver4", 2), ("haswell", 2)])
 def test_non_temporal_prefetch_is_used_only_if_measured_faster(
     processor: str, locality: int, monkeypatch: pytest.MonkeyPatch

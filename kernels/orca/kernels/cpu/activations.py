@@ -9,7 +9,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from orca.kernels.contract.activation import Activation
-from orca.kernels.cpu.team.intrinsics import constant, load_vector, type_like
+from orca.kernels.cpu.team.intrinsics import constant, emit_fma, load_vector, type_like
 
 
 def _call(builder: Any, name: str, x: Any) -> Any:
@@ -23,7 +23,7 @@ def _exp(builder: Any, x: Any) -> Any:
     """Emit e ** x (`exp`). The polynomial is that of Cephes' expf."""
 
     def multiply_add(one: Any, other: Any, added: Any) -> Any:
-        return builder.fadd(builder.fmul(one, other, flags=("contract",)), added, flags=("contract",))
+        return emit_fma(builder, one, other, added)
 
     is_small = builder.fcmp_ordered("<", x, constant(x.type, -87.0))
     x = builder.select(is_small, constant(x.type, -87.0), x)

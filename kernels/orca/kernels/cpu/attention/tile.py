@@ -18,6 +18,7 @@ from numba.extending import intrinsic
 from orca.kernels.cpu.team.intrinsics import (
     BFLOAT,
     constant,
+    emit_fma,
     emit_from_float32,
     emit_to_float32,
     has_cpu_feature,
@@ -116,11 +117,10 @@ class _Dots:
 
     def add(self, builder: Any, sums: list[Any], query: Any, key: Any) -> None:
         """Add to the sum with the same number of lanes; all pieces except the last have equal lengths."""
-        product = builder.fmul(query, key, flags=SUM_FLAGS)
-        if sums and sums[-1].type == product.type:
-            sums[-1] = builder.fadd(sums[-1], product, flags=SUM_FLAGS)
+        if sums and sums[-1].type == query.type:
+            sums[-1] = emit_fma(builder, query, key, sums[-1])
         else:
-            sums.append(product)
+            sums.append(builder.fmul(query, key, flags=SUM_FLAGS))
 
 
 class _PairedDots:
@@ -255,8 +255,7 @@ def add_weighted(
                     sum_ = load_vector(builder, at, 0, types.float32, here[0].type.count)
                     for place in places:
                         weight = splat(builder, factors[i][place], here[place].type.count)
-                        product = builder.fmul(weight, here[place], flags=SUM_FLAGS)
-                        sum_ = builder.fadd(sum_, product, flags=SUM_FLAGS)
+                        sum_ = emit_fma(builder, weight, here[place], sum_)
                     builder.store(sum_, builder.inttoptr(at, sum_.type.as_pointer()), align=4)
         return context.get_dummy_value()
 

@@ -14,11 +14,12 @@ from numba import literally, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from orca.kernels.cpu.attention.tile import FLOAT, SUM_FLAGS, shuffle
+from orca.kernels.cpu.attention.tile import FLOAT, shuffle
 from orca.kernels.cpu.team.intrinsics import (
     FAST,
     LINE_BYTES,
     constant,
+    emit_fma,
     has_cpu_feature,
     load_vector,
     prefetch,
@@ -97,8 +98,7 @@ def _dots(
             for i, each in enumerate(sums):
                 at = builder.add(queries_at, builder.mul(builder.add(loop.index, _LONG(i * width)), _LONG(4)))
                 asked = splat(builder, builder.load(builder.inttoptr(at, FLOAT.as_pointer()), align=4), KEYS)
-                product = builder.fmul(asked, row, flags=SUM_FLAGS)
-                builder.store(builder.fadd(builder.load(each), product, flags=SUM_FLAGS), each)
+                builder.store(emit_fma(builder, asked, row, builder.load(each)), each)
         for i, each in enumerate(sums):
             at = builder.add(scores_at, builder.mul(score_bytes_, _LONG(i)))
             builder.store(builder.load(each), builder.inttoptr(at, _VECTOR.as_pointer()), align=4)
@@ -174,8 +174,8 @@ def _add_rows(
                 for at, total in zip(weights_at, totals, strict=True):
                     here = builder.add(at, builder.mul(loop.index, _LONG(4)))
                     weight = builder.load(builder.inttoptr(here, FLOAT.as_pointer()), align=4)
-                    product = builder.fmul(splat(builder, weight, vector.count), row, flags=SUM_FLAGS)
-                    builder.store(builder.fadd(builder.load(total), product, flags=SUM_FLAGS), total)
+                    product = splat(builder, weight, vector.count), row
+                    builder.store(emit_fma(builder, *product, builder.load(total)), total)
             for at, total in zip(places, totals, strict=True):
                 builder.store(builder.load(total), builder.inttoptr(at, vector.as_pointer()), align=4)
         return context.get_dummy_value()

@@ -15,6 +15,7 @@ from orca.kernels.cpu.team.intrinsics import (
     BFLOAT,
     LINE_BYTES,
     constant,
+    emit_fma,
     emit_prefetch,
     has_cpu_feature,
     load_vector,
@@ -158,7 +159,7 @@ class _Singles:
         return [load_vector(builder, address, first, self._kind, self.lanes) for first in (0, self.lanes)]
 
     def add(self, builder: Any, sums: Any, one: Any, weights: Any) -> Any:
-        return builder.fadd(sums, builder.fmul(one, weights, flags=("contract",)), flags=("contract",))
+        return emit_fma(builder, one, weights, sums)
 
 
 class _Words(_Singles):

@@ -233,6 +233,25 @@ def from_float32(_typing: Any, number: Any, kind: Any) -> Any:
     return kind.dtype(types.float32, kind), generate
 
 
+def emit_fma(builder: Any, one: Any, other: Any, added: Any) -> Any:
+    """Emit one x other + added for float32 numbers or vectors, rounded once if the processor can do that.
+
+    If LLVM were only allowed to contract a product and a sum, it would do so where both end up in one block. Then the
+    same function would compute other bits in another kernel, or after it was loaded from the cache.
+    """
+    if not _has_fma():
+        return builder.fadd(
+            builder.fmul(one, other, flags=("nsz",)), added, flags=("nsz",)
+        )  # no flags: Numba adds some
+    name = f"llvm.fma.v{one.type.count}f32" if isinstance(one.type, ir.VectorType) else "llvm.fma.f32"
+    kind = ir.FunctionType(one.type, [one.type] * 3)
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [one, other, added])
+
+
+def _has_fma() -> bool:
+    return has_cpu_feature("fma") or llvmlite.binding.get_process_triple().startswith(("aarch64", "arm64"))
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def prefetch(_typing: Any, address: Any) -> Any:
     """Prefetch the cache line at an address for reading."""
@@ -255,8 +274,12 @@ def prefetch_to_write(_typing: Any, address: Any) -> Any:
     return types.void(types.int64), generate
 
 
-def _sum(builder: Any, at: Any, many: Any, kind: Any, term: Callable[[Any], Any]) -> Any:
-    """Emit the float32 sum of the terms of `many` elements of a kind, in a fixed order."""
+def _sum(builder: Any, at: Any, many: Any, kind: Any, add_term: Callable[[Any, Any], Any]) -> Any:
+    """Emit the float32 sum of the terms of `many` elements of a kind, in a fixed order.
+
+    Args:
+        add_term: emits a sum and the term of a number; numbers and sums are vectors, or single ones.
+    """
     long = ir.IntType(64)
     whole = builder.and_(many, long(-_LANES))
     lanes = cgutils.alloca_once_value(builder, constant(ir.VectorType(_FLOAT, _LANES), 0.0))
@@ -266,7 +289,7 @@ def _sum(builder: Any, at: Any, many: Any, kind: Any, term: Callable[[Any], Any]
         here = builder.add(at, builder.mul(first, long(kind.bitwidth // 8)))
         numbers = load_vector(builder, here, 0, kind, width)
         numbers = numbers if width > 1 else builder.extract_element(numbers, ir.IntType(32)(0))
-        builder.store(builder.fadd(builder.load(sums), term(numbers), flags=("contract",)), sums)
+        builder.store(add_term(numbers, builder.load(sums)), sums)
 
     with cgutils.for_range_slice(builder, long(0), whole, long(_LANES)) as (first, _):
         add(lanes, first, _LANES)
@@ -290,7 +313,7 @@ def sum_of(_typing: Any, address: Any, count: Any, kind: Any) -> Any:
     """Return the float32 sum of `count` elements of a kind, in a fixed order."""
 
     def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        return _sum(builder, values[0], values[1], kind.dtype, lambda numbers: numbers)
+        return _sum(builder, values[0], values[1], kind.dtype, builder.fadd)
 
     return types.float32(address, count, kind), generate
 
@@ -300,12 +323,12 @@ def sum_of_squares(_typing: Any, address: Any, count: Any, mean: Any, kind: Any)
     """Return the float32 sum of squared differences of `count` elements of a kind from `mean`, in a fixed order."""
 
     def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        def square(numbers: Any) -> Any:
+        def add_square(numbers: Any, sums: Any) -> Any:
             is_vector = isinstance(numbers.type, ir.VectorType)
             away = builder.fsub(numbers, splat(builder, values[2], numbers.type.count) if is_vector else values[2])
-            return builder.fmul(away, away, flags=("contract",))
+            return emit_fma(builder, away, away, sums)
 
-        return _sum(builder, values[0], values[1], kind.dtype, square)
+        return _sum(builder, values[0], values[1], kind.dtype, add_square)
 
     return types.float32(address, count, mean, kind), generate
 
@@ -331,7 +354,7 @@ def rotate_lanes(_typing: Any, numbers: Any, turns: Any, lanes: Any) -> Any:
             ir.Constant(turn.type, [-1.0, 1.0] * (width // 2)),
         )
         others = builder.fmul(picked(number, [lane ^ 1 for lane in range(width)]), sin)
-        turned = builder.fadd(builder.fmul(number, cos, flags=("contract",)), others, flags=("contract",))
+        turned = emit_fma(builder, number, cos, others)
         builder.store(turned, builder.inttoptr(values[0], turned.type.as_pointer()), align=4)
         return context.get_dummy_value()
 
