@@ -22,6 +22,7 @@ from orca.scheduler.dependencies import Dependencies
 from orca.scheduler.epoch.epoch_run import EpochRun
 from orca.scheduler.observer import SchedulerLoad
 from orca.scheduler.policy.policy import BatchBounds, BatchLimits
+from orca.scheduler.policy.prefixes import PrefixCharge
 from orca.scheduler.policy.state import GroupState
 from orca.scheduler.seat import GroupSeat
 
@@ -39,6 +40,7 @@ class SchedulingOptions(BatchBounds):
     is_encoder_decoder: bool = False  # the model is one: its requests have a source and a target
     are_slots_chosen: bool = False  # slots of the engine are set; otherwise memory decides them
     prefix_cache: bool = False  # requests begin with the KV blocks of others that have the same tokens
+    prefix_charge: PrefixCharge = PrefixCharge.EACH
     generation: int = 1  # of the revision: the newest one becomes current
     is_predecessor_dead: bool = False  # the last holder of the seat was seen to exit (protocol: enter)
 
@@ -55,6 +57,7 @@ class SchedulingOptions(BatchBounds):
             is_encoder_decoder=self.is_encoder_decoder,
             are_slots_chosen=self.are_slots_chosen,
             shares_prefixes=self.prefix_cache,
+            prefix_charge=self.prefix_charge,
         )
 
 

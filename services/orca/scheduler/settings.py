@@ -30,6 +30,7 @@ from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.cycle import DEFAULT_THRESHOLD_PERCENT, CycleControls
 from orca.scheduler.policy.policies import POLICIES, policy_of
 from orca.scheduler.policy.policy import BatchBounds, Policy
+from orca.scheduler.policy.prefixes import PrefixCharge
 from orca.scheduler.policy.request_level import HABITS, Habits, RequestLevelPolicy
 
 PREFIX = "ORCA_SCHEDULER_"
@@ -94,6 +95,12 @@ class BatchingSettings:
         True,
         "true lets requests begin with KV blocks of others that have the same tokens, false computes every prompt;"
         " encoder-decoder models and the policy request_level run without",
+    )
+    prefix_charge: str = setting(
+        "each",
+        "what KV blocks that several requests have take of the slots: as many blocks as requests (each), or one (once),"
+        " so that more requests run; without meaning if there is no prefix cache",
+        choices=tuple(PrefixCharge),
     )
     order: str = setting(
         "arrival",
@@ -294,6 +301,7 @@ class SchedulerSettings(BatchingSettings):
             are_slots_chosen=self.slots is not None,
             generation=self.generation,
             is_predecessor_dead=self.predecessor_exited,
+            prefix_charge=PrefixCharge(self.prefix_charge),
         )
         return options.with_bounds(bounds or self.make_bounds())
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from orca.bench.parts.tiny_families import tiny_checkpoint
+from orca.scheduler.policy.prefixes import PrefixCharge
 from support.system.hugging_face import Reference, Verdict, generate
 from support.system.running_group import BLOCK_TOKENS, Output, RunningGroup, Work
 
@@ -86,10 +87,11 @@ def cached(outputs: list[Output]) -> list[int]:
 
 
 CHOICES: list[dict[str, Any]] = [
-    {"slots": slots, "prefetch": prefetch, "max_batch_tokens": tokens, "max_batch_size": 6}
+    {"slots": slots, "prefetch": prefetch, "max_batch_tokens": tokens, "max_batch_size": 6, "prefix_charge": charge}
     for slots in SLOTS
     for prefetch in (0, 1)
     for tokens in (None, 24)
+    for charge in PrefixCharge
 ]
 
 
@@ -98,7 +100,7 @@ async def test_output_equals_hugging_face_with_shared_prefixes(
     oracles: dict[str, Oracle], family: str, layout: tuple[int, int]
 ) -> None:
     # Few slots, with each value of the others.
-    await check(oracles[family], layout, [CHOICES[0], CHOICES[3], CHOICES[-2]])
+    await check(oracles[family], layout, [CHOICES[0], CHOICES[7], CHOICES[-4]])
 
 
 @pytest.mark.prove

@@ -36,7 +36,6 @@ from orca.scheduler.observer import IterationHistory, IterationRecord, Observers
 from orca.scheduler.order.claim_orders import ClaimOrders
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, Policy, next_batch
-from orca.scheduler.policy.prefixes import GroupPrefixes
 from orca.scheduler.policy.state import GroupState
 
 REVISION = "r1"
@@ -94,10 +93,9 @@ def schedule_all(
     `late` requests come in at a turn, with the arrival number that they have, which may be an old one. `logs` has the
     number of tokens that earlier claims of a request have logged, by its id.
     """
-    state, steps, epoch = GroupState(), [], Epoch(1, "test")
+    state, steps, epoch = GroupState(prefixes=limits.make_prefixes()), [], Epoch(1, "test")
     blocks = None
     if limits.shares_prefixes:
-        state.prefixes = GroupPrefixes(limits.slots, limits.block_tokens)
         blocks = SimulatedBlocks(limits.slots // limits.block_tokens, limits.block_tokens)
     for number, request in enumerate(requests, 1):
         log = (Token(7),) * logs.get(request.id, 0)
@@ -117,7 +115,7 @@ def schedule_all(
                 assert state.prefixes is not None
                 assert blocks.free == state.prefixes.index.free
             state.check(limits.block_tokens)
-            assert state.reserved <= limits.slots
+            assert state.charged_without() <= limits.slots
             continue
         assert state.steps, "deadlock: nothing runs and nothing can be selected"
         for pick in state.read().rows:

@@ -168,6 +168,7 @@ def test_variables_that_an_option_wins_over_are_named_once(variables: dict[str, 
 
 BATCHING = {
     "prefix_cache": ["--prefix-cache", "false"],
+    "prefix_charge": ["--prefix-charge", "once"],
     "policy": ["--policy", "request_level"],
     "max_batch_size": ["--max-batch-size", "5"],
     "max_batch_tokens": ["--max-batch-tokens", "64"],

@@ -34,6 +34,10 @@ def has_cache(cluster: FakeCluster) -> bool:
     return scheduler_settings(arguments(cluster, "StatefulSet", names.SCHEDULER), SCHEDULER).prefix_cache
 
 
+def charge(cluster: FakeCluster) -> str:
+    return scheduler_settings(arguments(cluster, "StatefulSet", names.SCHEDULER), SCHEDULER).prefix_charge
+
+
 def sharing(cluster: FakeCluster) -> str:
     return gateway_settings(arguments(cluster, "Deployment", names.GATEWAY), GATEWAY).prefix_sharing
 
@@ -57,6 +61,14 @@ def test_the_cache_can_be_switched_off_and_an_edit_replaces_schedulers_only() ->
     assert not has_cache(cluster)
     assert edited(cluster, scheduler={"prefixCache": True}) == cluster.names("StatefulSet", names.SCHEDULER)
     assert has_cache(cluster)
+
+
+def test_shared_blocks_may_be_charged_once_and_an_edit_replaces_schedulers_only() -> None:
+    cluster = settled(scheduler={"prefixCharge": "Once"})
+    assert charge(cluster) == "once"
+    assert edited(cluster, scheduler={"prefixCharge": "Each"}) == cluster.names("StatefulSet", names.SCHEDULER)
+    assert "--prefix-charge" not in arguments(cluster, "StatefulSet", names.SCHEDULER)
+    assert charge(cluster) == "each"
 
 
 def test_calls_may_share_with_those_of_their_key_and_an_edit_replaces_gateways_only() -> None:

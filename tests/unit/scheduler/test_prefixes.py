@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orca.core.domain.request import Request
-from orca.core.domain.step import PrefixBlocks, Step
+from orca.core.domain.step import Claim, Epoch, PrefixBlocks, Step
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, Policy
+from orca.scheduler.policy.prefixes import PrefixCharge
 from orca.scheduler.policy.rra import RoundRobinPolicy
+from orca.scheduler.policy.state import GroupState
 from support.effort import tries
 from support.scheduler.cycles import cycles
 from support.scheduler.scheduler_simulation import a_request, older_ran_most, schedule_all, some_limits
@@ -95,6 +97,32 @@ def test_a_group_without_free_memory_evicts_what_was_used_least_recently() -> No
     assert evicted == [(1, 1), (1, 0), (2, 1)]
 
 
+def most_at_a_time(charge: PrefixCharge) -> int:
+    """Return the largest batch of some requests with one prompt, each of which reserves 28 slots."""
+    requests = [a_request(name, prompt=16, new=12) for name in "ABCDEFGH"]
+    bounds = limits(slots=88, max_batch_size=8, prefix_charge=charge)
+    return max(len(step.rows) for step in schedule_all(POLICY, bounds, requests))
+
+
+def test_more_requests_run_if_shared_blocks_are_charged_once() -> None:
+    """The first one takes 28 slots, and each of the others 16: it shares three blocks."""
+    assert most_at_a_time(PrefixCharge.EACH) == 3
+    # The fourth finds 28 slots free and keeps 16 of them. The fifth finds 12.
+    assert most_at_a_time(PrefixCharge.ONCE) == 4
+
+
+def test_a_group_of_requests_that_end_together_leaves_nothing_charged() -> None:
+    state = GroupState(prefixes=limits(prefix_charge=PrefixCharge.ONCE).make_prefixes())
+    entries = [
+        state.add(replace(a_request(name, prompt=10, new=2), arrival=at), Claim(1, "g/1"))
+        for at, name in enumerate("ABC")
+    ]
+    state.schedule(POLICY.select(state, limits(prefix_charge=PrefixCharge.ONCE)), Epoch(1, "g"))
+    assert state.reserved == 3 * 12
+    assert state.charged_without() == 12 + 2 * 4
+    assert [state.charged_without(entries[:ended]) for ended in range(4)] == [20, 16, 12, 0]
+
+
 policies = st.just(IterationPolicy()) | st.just(RoundRobinPolicy())
 
 
@@ -111,6 +139,7 @@ def some_worlds(draw: st.DrawFn) -> tuple[Policy, BatchLimits, list[Request]]:
         prefetch=draw(st.integers(0, 1)),
         max_batch_tokens=size + draw(st.integers(1, 5)) if is_chunked else None,
         cycle=draw(cycles(stages * size)),
+        prefix_charge=draw(st.sampled_from(PrefixCharge)),
     )
     prompts = draw(
         st.lists(

@@ -26,6 +26,7 @@ from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.cycle import CycleControls
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import Policy
+from orca.scheduler.policy.prefixes import PrefixCharge
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
 from orca.scheduler.policy.rra import RoundRobinPolicy
 from support.effort import tries
@@ -57,6 +58,7 @@ def random_simulation(chance: random.Random, *, has_sources: bool, prefix_cache:
             is_encoder_decoder=has_sources,
             cycle=cycle,
             prefix_cache=prefix_cache and not has_sources and not isinstance(policy, RequestLevelPolicy),
+            prefix_charge=chance.choice([*PrefixCharge]),
         ),
         policy=policy,
         chance=chance,

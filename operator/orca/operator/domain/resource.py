@@ -176,6 +176,7 @@ class SchedulerSpec:
     max_batch_tokens: int | None = None
     prefetch: int
     prefix_cache: bool
+    prefix_charge: str
     resources: ResourcesSpec
     pod_patch: Mapping[str, Any] = field(default_factory=dict)
     pod_patch_remove: tuple[str, ...] = ()

@@ -280,8 +280,9 @@ def _scheduler_pod(
         **_order_settings(chosen),
         "bounds_file": f"{_SCHEDULE_FOLDER}/{_BOUNDS_FILE}",
         "prefetch": chosen.prefetch,
-        # The default needs no flag: schedulers of earlier releases do not know it.
+        # The defaults need no flags: schedulers of earlier releases do not know them.
         "prefix_cache": None if chosen.prefix_cache else False,
+        "prefix_charge": None if chosen.prefix_charge == "Each" else chosen.prefix_charge.lower(),
         "slots": chosen.kv_slots,
         # A flag, so that no environment variable sets other blocks than those in which slots are promised.
         "block_tokens": DEFAULT_BLOCK_TOKENS,

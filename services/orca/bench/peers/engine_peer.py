@@ -28,7 +28,6 @@ from orca.core.process.gc_freeze import freeze_all
 from orca.planner.workload.trace import GREEDY
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, next_batch
-from orca.scheduler.policy.prefixes import GroupPrefixes
 from orca.scheduler.policy.state import GroupState
 from orca.worker.models.build import StageModel, load_stage
 from orca.worker.stage.stage import Stage
@@ -112,9 +111,7 @@ def run(
         eos_token_ids=eos_token_ids,
         feeds_tokens=False,
     )
-    state, policy, epoch = GroupState(), IterationPolicy(), Epoch(1, "bench")
-    if limits.shares_prefixes:
-        state.prefixes = GroupPrefixes(limits.slots, limits.block_tokens)
+    state, policy, epoch = GroupState(prefixes=limits.make_prefixes()), IterationPolicy(), Epoch(1, "bench")
     answers: list[list[int]] = [[] for _ in workload.prompts]
     while True:
         for number in arrivals.take():

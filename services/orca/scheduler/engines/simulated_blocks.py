@@ -38,6 +38,12 @@ class SimulatedBlocks:
     def free(self) -> int:
         return len(self._free)
 
+    @property
+    def shared(self) -> int:
+        """Blocks of requests that other requests count already."""
+        held = [block for each in self._held.values() for block in each.blocks]
+        return len(held) - len(set(held))
+
     def take(self, step: Step) -> None:
         """Take the differences of a step, and run its rows. The tokens that they draw come with `draw`."""
         for handle in step.freed:

@@ -24,7 +24,6 @@ from orca.scheduler.epoch.steps import StepSubmitter
 from orca.scheduler.observer import IterationRecord, SchedulerLoad
 from orca.scheduler.policy.batch import GroupRequest
 from orca.scheduler.policy.policy import BatchBounds, BatchLimits
-from orca.scheduler.policy.prefixes import GroupPrefixes
 from orca.scheduler.policy.state import GroupState
 
 log = logging.getLogger("orca.scheduler")
@@ -43,9 +42,7 @@ class EpochRun:
         self._dependencies = dependencies
         self._epoch = epoch
         self._limits = limits
-        self.state = GroupState(
-            prefixes=GroupPrefixes(limits.slots, limits.block_tokens) if limits.shares_prefixes else None
-        )
+        self.state = GroupState(prefixes=limits.make_prefixes())
         self._commit_queue = CommitQueue(holds_results=dependencies.policy.holds_results, can_wait=self._can_wait)
         self._claimer = RequestClaimer(dependencies, limits, self.state, adopt=self._adopt)
         self._steps = StepSubmitter(
@@ -107,11 +104,11 @@ class EpochRun:
             running=running,
             claimed=sum(not entry.is_admitted for entry in self.state.requests),
             waiting=self._claimer.waiting,
-            slots_reserved=self.state.reserved,
+            slots_reserved=self.state.charged_without(),
             slots=self._limits.slots,
             uncommitted=len(self._commit_queue),
             cached_blocks=0 if prefixes is None else prefixes.index.cached,
-            held_blocks=0 if prefixes is None else prefixes.held_blocks,
+            held_blocks=0 if prefixes is None else prefixes.index.held,
         )
 
     def in_flight(self) -> dict[str, Claim]:

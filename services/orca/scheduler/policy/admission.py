@@ -15,7 +15,9 @@ def slots_for(entry: GroupRequest, limits: BatchLimits) -> int:
 
 def slots_left(state: GroupState, limits: BatchLimits) -> int:
     """Return the slots that all requests of the group leave, those that are not admitted yet included."""
-    return limits.slots - sum(entry.slots or slots_for(entry, limits) for entry in state.requests if not entry.is_over)
+    over = [entry for entry in state.admitted if entry.is_over]
+    waiting = (entry for entry in state.requests if not entry.is_admitted and not entry.is_over)
+    return limits.slots - state.charged_without(over) - sum(slots_for(entry, limits) for entry in waiting)
 
 
 def prefix_hit(entry: GroupRequest, state: GroupState, prompts: Sequence[BatchRow]) -> PrefixHit:

@@ -53,7 +53,7 @@ class IterationPolicy:
         for entry in state.admitted:
             if not entry.in_flight:
                 (freed if entry.is_over else staying).append(entry)
-        reserved = state.reserved - sum(entry.slots for entry in freed)
+        reserved = state.charged_without(freed)
         suspect = oldest_suspect(state, reserved, limits)
         # Requests that wait for their admission may be many, and only the oldest ones have a place.
         pool = state.ready() if suspect is None else iter((suspect,))

@@ -13,6 +13,7 @@ from orca.core.domain.errors import SettingError
 from orca.core.domain.request import least_slots, slots_needed, slots_of_any_split
 from orca.scheduler.policy.batch import NOTHING, Batch
 from orca.scheduler.policy.cycle import CycleControls
+from orca.scheduler.policy.prefixes import GroupPrefixes, PrefixCharge
 from orca.scheduler.policy.state import GroupState
 
 
@@ -45,6 +46,7 @@ class BatchLimits(BatchBounds):
     is_encoder_decoder: bool = False  # each request has a source and a target, and a block table for each
     are_slots_chosen: bool = False  # otherwise the memory that was free when the group formed decided them
     shares_prefixes: bool = False  # requests begin with the KV blocks of others that have the same tokens
+    prefix_charge: PrefixCharge = PrefixCharge.EACH
 
     def __post_init__(self) -> None:
         """Raises: SettingError that names the limit if it makes no sense."""
@@ -60,6 +62,12 @@ class BatchLimits(BatchBounds):
             raise SettingError(
                 f"max_batch_tokens ({self.max_batch_tokens}) must be above max_batch_size ({self.max_batch_size})"
             )
+
+    def make_prefixes(self) -> GroupPrefixes | None:
+        """Return the prefixes of a new epoch; None if requests share none."""
+        if not self.shares_prefixes:
+            return None
+        return GroupPrefixes(self.slots, self.block_tokens, charge=self.prefix_charge)
 
     @property
     def refusal(self) -> str | None:

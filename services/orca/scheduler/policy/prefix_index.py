@@ -22,6 +22,7 @@ recently used idle leaf is evicted. Living requests have at most what is reserve
 import heapq
 from array import array
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
@@ -146,6 +147,7 @@ class PrefixIndex:
         self.blocks = blocks
         self.free = blocks
         self.cached = 0  # blocks that only kept tables have
+        self.taken = 0  # blocks of living requests, those that several have counted for each of them
         self.nodes = 0
         self.evictions = 0  # nodes evicted so far
         self.tables: dict[int, BlockTable] = {}  # by handle; living and kept ones
@@ -174,6 +176,7 @@ class PrefixIndex:
         assert not table.blocks
         table.blocks = node.owner.blocks[: node.depth]
         table.last = node
+        self.taken += node.depth
         for block in table.blocks:
             self.cached -= not block.living
             block.tables += 1
@@ -188,6 +191,7 @@ class PrefixIndex:
         assert more <= self.free
         if more > 0:
             self.free -= more
+            self.taken += more
             table.blocks += [KvBlock() for _ in range(more)]
 
     def fill(self, table: BlockTable, keys: Iterable[bytes]) -> None:
@@ -217,6 +221,7 @@ class PrefixIndex:
     def end(self, table: BlockTable) -> int:
         """Take a request out of the living ones. Returns: the blocks of its table that stay; 0: the table is gone."""
         self._now += 1
+        self.taken -= len(table.blocks)
         for block in table.blocks:
             block.living -= 1
             self.cached += not block.living
@@ -235,6 +240,19 @@ class PrefixIndex:
         if chain and chain[0].is_idle:
             self.leaves.add(chain[0], self.nodes)
         return len(table.blocks)
+
+    @property
+    def held(self) -> int:
+        """Blocks of living requests, each counted once."""
+        return self.blocks - self.free - self.cached
+
+    def shared_without(self, leaving: Sequence[BlockTable]) -> int:
+        """Return how often living requests have blocks that others count already, once some of them have ended."""
+        if not leaving:
+            return self.taken - self.held
+        ends = Counter(block for table in leaving for block in table.blocks)
+        held = self.held - sum(block.living == tables for block, tables in ends.items())
+        return self.taken - ends.total() - held
 
     def make_room(self, blocks: int) -> None:
         """Evict idle leaves, the least recently used first, until so many blocks are free."""
@@ -326,6 +344,7 @@ def check_index(index: PrefixIndex) -> None:
     blocks = {id(block): block for table in tables for block in table.blocks}
     assert index.free == index.blocks - len(blocks), "free blocks miscounted"
     assert index.cached == sum(not block.living for block in blocks.values()), "cached blocks miscounted"
+    assert index.taken == sum(block.living for block in blocks.values()), "blocks taken miscounted"
     for block in blocks.values():
         having = [table for table in tables if block in table.blocks]
         assert block.tables == len(having), "tables of a block miscounted"

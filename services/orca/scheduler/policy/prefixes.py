@@ -9,10 +9,18 @@ Policies ask `hit`, which is the only lookup, and leave the rest to `GroupState`
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from orca.core.domain.step import PrefixBlocks
 from orca.scheduler.policy.batch import NO_HIT, Admission, Batch, BatchRow, GroupRequest, PrefixHit
 from orca.scheduler.policy.prefix_index import Node, PrefixIndex, block_keys, check_index
+
+
+class PrefixCharge(StrEnum):
+    """What the blocks that several living requests have take of the slots of a group."""
+
+    EACH = "each"  # as many blocks as requests that have them, as if nobody shared any
+    ONCE = "once"  # one block
 
 
 @dataclass(slots=True)
@@ -33,14 +41,20 @@ class GroupPrefixes:
         slots: of the group, a whole number of blocks.
     """
 
-    def __init__(self, slots: int, block_tokens: int) -> None:
+    def __init__(self, slots: int, block_tokens: int, *, charge: PrefixCharge = PrefixCharge.EACH) -> None:
         self.index = PrefixIndex(slots // block_tokens)
         self._block_tokens = block_tokens
+        self._charge = charge
 
-    @property
-    def held_blocks(self) -> int:
-        """The blocks of living requests."""
-        return self.index.blocks - self.index.free - self.index.cached
+    def uncharged_slots(self, leaving: Iterable[GroupRequest] = ()) -> int:
+        """Return the reserved slots that are not charged, because they are in blocks for which others are charged.
+
+        Args: leaving: requests that are counted as ended.
+        """
+        if self._charge is PrefixCharge.EACH:
+            return 0
+        tables = [entry.table for entry in leaving if entry.table is not None]
+        return self.index.shared_without(tables) * self._block_tokens
 
     def hit(self, entry: GroupRequest, prompts: Sequence[BatchRow]) -> PrefixHit:
         """Return the blocks that a request need not compute if it is picked now. They stay until it is admitted.
@@ -83,13 +97,23 @@ class GroupPrefixes:
     def check(self, requests: Iterable[GroupRequest]) -> None:
         """Recount every invariant. Args: requests: of the group. Raises: AssertionError."""
         check_index(self.index)
-        admitted = {entry.handle for entry in requests if entry.is_admitted}
+        admitted = [entry for entry in requests if entry.is_admitted]
         living = {handle for handle, table in self.index.tables.items() if table.is_living}
-        assert living == admitted, "the tables are not those of the requests that are admitted"
+        assert living == {entry.handle for entry in admitted}, "the tables are not those of the admitted requests"
         for entry in requests:
             if entry.table is not None:
                 assert len(entry.table.blocks) == -(-entry.computed // self._block_tokens), "blocks without tokens"
                 assert len(entry.table.blocks) * self._block_tokens <= entry.slots, "more blocks than reserved"
+        self._check_charge(admitted)
+
+    def _check_charge(self, admitted: Sequence[GroupRequest]) -> None:
+        """Recount the slots that are not charged: for all requests, and for all but one."""
+        for leaving in ([], *([entry] for entry in admitted)):
+            tables = [entry.table for entry in admitted if entry.table is not None and entry not in leaving]
+            different = {id(block) for table in tables for block in table.blocks}
+            shared = sum(len(table.blocks) for table in tables) - len(different)
+            uncharged = shared * self._block_tokens if self._charge is PrefixCharge.ONCE else 0
+            assert self.uncharged_slots(leaving) == uncharged, "shared blocks miscounted"
 
     def _end(self, entry: GroupRequest, changes: BlockChanges) -> None:
         table, handle = entry.table, entry.handle

@@ -65,7 +65,7 @@ class RequestLevelPolicy:
         gone = set(map(id, freed))
         alive = [members for members in batches if any(id(entry) not in gone for entry in members)]
         if len(alive) < (1 if self.habits.splits_batch else limits.stages):
-            reserved = state.reserved - sum(entry.slots for entry in freed)
+            reserved = state.charged_without(freed)
             admitted = self._form_batch(state, limits, reserved)
             if admitted:
                 members = [admission.request for admission in admitted]

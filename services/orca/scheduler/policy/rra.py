@@ -47,7 +47,7 @@ class RoundRobinPolicy:
         While there is a request that must run alone, all others pause, and so does the cycle.
         """
         freed = tuple(entry for entry in state.admitted if entry.is_over and not entry.in_flight)
-        reserved = state.reserved - sum(entry.slots for entry in freed)
+        reserved = state.charged_without(freed)
         staying = [entry for entry in state.requests if not entry.is_over]
         microbatches = _microbatches(staying, limits.stages)
         suspect = oldest_suspect(state, reserved, limits)

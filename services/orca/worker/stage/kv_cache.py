@@ -9,8 +9,9 @@ Memory is cut into blocks of `block_tokens` slots; a slot holds one token's keys
 A request of an encoder-decoder model has a second table: the keys and values of its source for cross attention lie in
 the same blocks. Its line is the same in both tables.
 
-A request reserves slots for its whole length at its first step, so it never waits for memory. Blocks are taken from the
-free list only as its tokens come. The host decides with tables of its own. On a CPU they are also the tables that
+A request reserves slots for its whole length at its first step, so it never waits for memory. Blocks that several
+requests have are charged once; a scheduler that charges them for each request stays below this bound. Blocks are taken
+from the free list only as tokens come. The host decides with tables of its own. On a CPU they are also the tables that
 kernels read; another device has a copy, which `publish` brings up to date.
 
 Tables may have their first blocks in common: a request may begin with those of another one. That one may have ended,
@@ -100,6 +101,8 @@ class BlockStore:
         # Last in, first out: a block that was just freed is the one most likely to be in the processor's cache.
         self._free = list(range(blocks - 1, -1, -1))
         self._holders = [0] * blocks  # tables that have each block
+        self._living = [0] * blocks  # those of them that are no kept tables
+        self.shared = 0  # blocks of requests that other requests count already
         self._kept: dict[int, list[int]] = {}  # blocks of requests that have ended, by handle
 
     @property
@@ -112,16 +115,24 @@ class BlockStore:
         if not self._free:
             raise EngineError(f"request {handle} needs a KV block and none is free: kept tables have the others")
         block = self._free.pop()
-        self._holders[block] = 1
+        self._holders[block] = self._living[block] = 1
         return block
 
     def hold(self, blocks: Sequence[int]) -> None:
-        """Count blocks for one more table."""
+        """Count blocks for the table of one more request."""
         for block in blocks:
             self._holders[block] += 1
+            self.shared += self._living[block] > 0
+            self._living[block] += 1
+
+    def leave(self, blocks: Sequence[int]) -> None:
+        """Count blocks no more for the table of a request, which is freed or kept next."""
+        for block in blocks:
+            self._living[block] -= 1
+            self.shared -= self._living[block] > 0
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Take blocks out of a table."""
+        """Take blocks out of a table that counts for no request."""
         holders = self._holders
         for block in reversed(blocks):
             holders[block] -= 1
@@ -130,6 +141,7 @@ class BlockStore:
 
     def keep(self, handle: int, blocks: list[int]) -> None:
         """Keep the table of a request that ends."""
+        self.leave(blocks)
         self._kept[handle] = blocks
 
     def kept(self, handle: int) -> list[int] | None:
@@ -148,9 +160,12 @@ class BlockStore:
 
     def check(self, tables: Sequence[Sequence[int]]) -> None:
         """Recount: each block is free or in as many tables as counted. Args: tables: of all requests."""
-        held = Counter(block for blocks in (*tables, *self._kept.values()) for block in blocks)
+        living = Counter(block for blocks in tables for block in blocks)
+        held = living + Counter(block for blocks in self._kept.values() for block in blocks)
         assert sorted([*held, *self._free]) == list(range(len(self._holders))), "a block is lost"
         assert self._holders == [held[block] for block in range(len(self._holders))], "tables of a block miscounted"
+        assert self._living == [living[block] for block in range(len(self._living))], "requests of a block miscounted"
+        assert self.shared == living.total() - len(living), "shared blocks miscounted"
         assert all(self._kept.values()), "a kept table without blocks"
 
 
@@ -219,10 +234,9 @@ class KVCache:
         own, of_source = (slots_needed(each, self.block_tokens) for each in (tokens, source_tokens))
         if handle in self._tables:
             raise EngineError(f"request {handle} is on this stage already")
-        if self._slots_reserved + own + of_source > self.slots:
+        if self.slots_charged + own + of_source > self.slots:
             raise EngineError(
-                f"request {handle} needs {own + of_source} slots, but {self._slots_reserved} of {self.slots} are "
-                "reserved"
+                f"request {handle} needs {own + of_source} slots, but {self.slots_charged} of {self.slots} are reserved"
             )
         self._slots_reserved += own + of_source
         lines, columns = self.own.host.shape
@@ -295,6 +309,7 @@ class KVCache:
         self._free_lines.append(table.line)
         for each in (table, self._source_tables.pop(handle, None)):
             if each is not None:
+                self.blocks.leave(each.blocks)
                 self.blocks.release(each.blocks)
                 self._slots_reserved -= each.slots_reserved
 
@@ -327,14 +342,16 @@ class KVCache:
         return self.blocks.in_use * self.block_tokens
 
     @property
-    def slots_reserved(self) -> int:
-        return self._slots_reserved
+    def slots_charged(self) -> int:
+        """Slots of all blocks that requests have, each counted once, and of those that they may still take."""
+        return self._slots_reserved - self.blocks.shared * self.block_tokens
 
     def check(self) -> None:
         """Recount: each block is free or in tables, and reservations add up and hold their blocks."""
         tables = [*self._tables.values(), *self._source_tables.values()]
         self.blocks.check([table.blocks for table in tables])
-        assert self._slots_reserved == sum(table.slots_reserved for table in tables) <= self.slots
+        assert self._slots_reserved == sum(table.slots_reserved for table in tables)
+        assert self.slots_charged <= self.slots
         assert all(len(table.blocks) * self.block_tokens <= table.slots_reserved for table in tables)
         lines = [table.line for table in self._tables.values()]
         assert sorted(lines + self._free_lines) == list(range(len(self.own.host))), "a line is lost or held twice"

@@ -38,7 +38,7 @@ def slots(kv: KVCache, handle: int, tokens: int) -> list[int]:
 def test_blocks_are_allocated_as_tokens_arrive_and_not_before() -> None:
     kv = cache()
     kv.reserve(7, 10)
-    assert (kv.slots_reserved, kv.slots_in_use) == (12, 0)
+    assert (kv.slots_charged, kv.slots_in_use) == (12, 0)
     for tokens, used in ((1, 4), (4, 4), (5, 8), (10, 12)):
         assert len(set(slots(kv, 7, tokens))) == tokens
         assert kv.slots_in_use == used
@@ -122,7 +122,7 @@ def test_no_slot_is_shared_in_a_long_random_run() -> None:
     limits: dict[int, int] = {}
     for handle in range(400):
         limit = draw.randint(1, 20)
-        while kv.slots_reserved + -(-limit // 4) * 4 > 64:
+        while kv.slots_charged + -(-limit // 4) * 4 > 64:
             gone = draw.choice(list(lengths))
             kv.free(gone)
             del lengths[gone]
@@ -175,7 +175,7 @@ def test_a_kept_table_gives_its_blocks_to_later_requests_until_it_is_evicted() -
     kv.reserve(1, 12)
     first = slots(kv, 1, 12)
     kv.keep(1)
-    assert (kv.slots_reserved, kv.slots_in_use) == (0, 12)
+    assert (kv.slots_charged, kv.slots_in_use) == (0, 12)
     kv.blocks.evict(PrefixBlocks(1, 2))
     assert kv.slots_in_use == 8
     kv.reserve(2, 12)
@@ -208,6 +208,24 @@ def test_a_step_that_does_not_fit_the_tables_breaks_the_epoch(act: Callable[[KVC
         act(kv)
 
 
+def test_a_block_that_several_requests_have_is_charged_once() -> None:
+    kv = cache(slots=24)
+    kv.reserve(1, 12)
+    slots(kv, 1, 12)
+    kv.reserve(2, 12)
+    kv.share(2, PrefixBlocks(1, 2))
+    assert kv.slots_charged == 16
+    kv.reserve(3, 8)
+    with pytest.raises(EngineError, match="request 4 needs 4 slots, but 24 of 24 are reserved"):
+        kv.reserve(4, 1)
+    kv.check()
+    kv.keep(1)
+    assert kv.slots_charged == 20, "the third block of request 1 counts no more"
+    kv.free(2)
+    assert kv.slots_charged == 8
+    kv.check()
+
+
 def test_without_an_eviction_no_block_is_taken_from_a_kept_table() -> None:
     kv = cache(slots=12)
     kv.reserve(1, 12)
@@ -221,7 +239,7 @@ def test_without_an_eviction_no_block_is_taken_from_a_kept_table() -> None:
 def test_a_source_has_a_table_of_its_own_in_the_same_blocks() -> None:
     kv = cache(slots=24, has_sources=True)
     kv.reserve(1, 6, 5)
-    assert kv.slots_reserved == 16
+    assert kv.slots_charged == 16
     with pytest.raises(EngineError, match="request 2 needs 12 slots, but 16 of 24 are reserved"):
         kv.reserve(2, 1, 5)
     kv.reserve(3, 4, 1)
@@ -230,9 +248,9 @@ def test_a_source_has_a_table_of_its_own_in_the_same_blocks() -> None:
     assert kv.slots_in_use == 24
     kv.check()
     kv.free(1)
-    assert (kv.slots_in_use, kv.slots_reserved) == (8, 8)
+    assert (kv.slots_in_use, kv.slots_charged) == (8, 8)
     kv.free(3)
-    assert (kv.slots_in_use, kv.slots_reserved) == (0, 0)
+    assert (kv.slots_in_use, kv.slots_charged) == (0, 0)
     kv.check()
 
 
@@ -250,7 +268,7 @@ def test_no_slot_is_shared_between_sources_and_targets_in_a_long_random_run() ->
     held: dict[int, tuple[int, int, int]] = {}  # source, target so far, its limit
     for handle in range(300):
         source, limit = draw.randint(1, 40), draw.randint(1, 20)
-        while kv.slots_reserved + -(-limit // 4) * 4 + -(-source // 4) * 4 > 128:
+        while kv.slots_charged + -(-limit // 4) * 4 + -(-source // 4) * 4 > 128:
             gone = draw.choice(list(held))
             kv.free(gone)
             del held[gone]

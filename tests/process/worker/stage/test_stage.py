@@ -275,7 +275,7 @@ def test_blocks_are_used_by_one_request_after_another(folder: Path) -> None:
     asks = random_asks(VOCAB, 12, seed=6)
     serve(chain, asks, max_batch_size=2)
     stage = chain.stages[0][0]
-    assert (stage.slots_in_use, stage.cache.slots_reserved) == (0, 0)
+    assert (stage.slots_in_use, stage.cache.slots_charged) == (0, 0)
     alone = [Ask(ask.prompt, ask.max_new_tokens) for ask in asks]
     for ask in alone:
         serve(Chain(folder), [ask])
