@@ -36,6 +36,7 @@ from orca.scheduler.bounds_file import BoundsFile
 from orca.scheduler.dependencies import Dependencies, LoopTimings
 from orca.scheduler.engines.grpc_engine import GrpcEngine
 from orca.scheduler.formation_watch import FormationWatch
+from orca.scheduler.gc_pace import GcPace
 from orca.scheduler.loop import GroupScheduler, flat_errors
 from orca.scheduler.metrics import SchedulerMetrics
 from orca.scheduler.observer import IterationLogFile, Observer, Observers
@@ -116,8 +117,8 @@ async def _schedule(
         dtype=settings.dtype,
         has_prefix_cache=has_prefix_cache,
     )
-    watch = FormationWatch(settings.unformed_s, time.monotonic)
-    observers: list[Observer] = [metrics, watch]
+    watch, pace = FormationWatch(settings.unformed_s, time.monotonic), GcPace()
+    observers: list[Observer] = [metrics, watch, pace]
     rules = settings.make_rules()
     orders = None if rules is None else ClaimOrders(rules)
     if orders is not None:
@@ -149,7 +150,8 @@ async def _schedule(
         if bounds_file is not None:
             stack.callback(asyncio.create_task(bounds_file.run(scheduler)).cancel)
         metrics.watch(scheduler.load, unformed_s=watch.unformed_s, loop=asyncio.get_running_loop())
-        stack.callback(asyncio.create_task(watch.run()).cancel)
+        for running in (watch.run(), pace.run()):
+            stack.callback(asyncio.create_task(running).cancel)
         if settings.metrics_listen is not None:
             port = await InternalPort.open(
                 settings.metrics_listen, {"/metrics": metrics.page, "/ready": watch.ready_page}

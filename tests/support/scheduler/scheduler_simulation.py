@@ -34,6 +34,7 @@ from orca.scheduler.engines.virtual_time import VirtualClock
 from orca.scheduler.loop import GroupScheduler, SchedulingOptions
 from orca.scheduler.observer import IterationHistory, IterationRecord, Observers
 from orca.scheduler.order.claim_orders import ClaimOrders
+from orca.scheduler.policy.admission import charged_slots
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, Policy, next_batch
 from orca.scheduler.policy.state import GroupState
@@ -115,7 +116,7 @@ def schedule_all(
                 assert state.prefixes is not None
                 assert blocks.free == state.prefixes.index.free
             state.check(limits.block_tokens)
-            assert state.charged_without() <= limits.slots
+            assert charged_slots(state) <= limits.slots
             continue
         assert state.steps, "deadlock: nothing runs and nothing can be selected"
         for pick in state.read().rows:

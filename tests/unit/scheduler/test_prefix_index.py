@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orca.scheduler.policy.prefix_index import BlockTable, Node, PrefixIndex, block_keys, check_index
+from orca.scheduler.policy.prefix_index import BlockTable, Node, PrefixIndex, block_keys, check_index, shared_blocks
 from support.effort import tries
 
 BLOCK = 2
@@ -190,7 +190,7 @@ class AnyHistory(RuleBasedStateMachine):
     )
     def begin(self, tokens: list[int], more: int, salt: str | None, matched: bool) -> None:
         reserved = -(-(len(tokens) + more) // BLOCK)
-        if sum(self.reserved.values()) - self.requests.index.shared_without(()) + reserved <= self.BLOCKS:
+        if sum(self.reserved.values()) - shared_blocks(self.requests.index) + reserved <= self.BLOCKS:
             handle, blocks = self.requests.begin(tokens, salt=salt, matched=matched)
             assert blocks * BLOCK < len(tokens)
             self.reserved[handle] = reserved

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from orca.core.domain.request import Request
 from orca.core.domain.step import Claim, Epoch, PrefixBlocks, Step
+from orca.scheduler.policy.admission import charged_slots
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, Policy
 from orca.scheduler.policy.prefixes import PrefixCharge
@@ -119,8 +120,8 @@ def test_a_group_of_requests_that_end_together_leaves_nothing_charged() -> None:
     ]
     state.schedule(POLICY.select(state, limits(prefix_charge=PrefixCharge.ONCE)), Epoch(1, "g"))
     assert state.reserved == 3 * 12
-    assert state.charged_without() == 12 + 2 * 4
-    assert [state.charged_without(entries[:ended]) for ended in range(4)] == [20, 16, 12, 0]
+    assert charged_slots(state) == 12 + 2 * 4
+    assert [charged_slots(state, entries[:ended]) for ended in range(4)] == [20, 16, 12, 0]
 
 
 policies = st.just(IterationPolicy()) | st.just(RoundRobinPolicy())

@@ -9,6 +9,7 @@ The target is a median under 200 us.
 """
 
 import argparse
+import gc
 import statistics
 import sys
 import time
@@ -26,7 +27,6 @@ from orca.core.domain.step import Claim, Epoch
 from orca.planner.workload.trace import GREEDY
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, next_batch
-from orca.scheduler.policy.prefixes import GroupPrefixes
 from orca.scheduler.policy.state import GroupState
 
 PROMPT_TOKENS = 1_024
@@ -38,6 +38,9 @@ NEW_TOKENS_MAX = 127
 
 BEGINNING_BLOCKS = 400
 """Blocks of the cache for each of the different beginnings of prompts, which has 48: none of them is evicted."""
+
+COLLECT_EVERY = 20
+"""Steps between collections of garbage, which a scheduler makes at a pace (scheduler/gc_pace.py): steps of 5 ms."""
 
 VOCABULARY = 32_000
 TOKEN = 7
@@ -91,11 +94,10 @@ class MeasuredScheduler:
             shares_prefixes=cache is not Cache.OFF,
         )
         self._policy = IterationPolicy()
-        self.state = GroupState()
-        if cache is not Cache.OFF:
-            self.state.prefixes = GroupPrefixes(self._limits.slots, DEFAULT_BLOCK_TOKENS)
+        self.state = GroupState(prefixes=self._limits.make_prefixes())
         self._requests = _requests(cache, max(1, plan.cached_blocks // BEGINNING_BLOCKS))
         self._in_hand = plan.in_hand
+        self._steps = 0
         self.begun = self.looked_up = self.found = 0
 
     def fill(self) -> None:
@@ -120,6 +122,9 @@ class MeasuredScheduler:
                 if row.request.received == row.request.request.max_new_tokens:
                     state.end(row.request)
         self._policy.free_capacity(state, self._limits)
+        self._steps += 1
+        if self._steps % COLLECT_EVERY == 0:
+            gc.collect(1)
         took_ns = time.thread_time_ns() - start_ns
         for admission in batch.admitted:
             self.begun += 1
@@ -156,7 +161,11 @@ def _tokens(numbers: Random, count: int) -> tuple[int, ...]:
 
 def measure(plan: StepTimePlan) -> list[SchedulerTimes]:
     """Measure every batch size with every cache, in turns."""
-    return [times for batch_size in plan.batch_sizes for times in _measure_size(plan, batch_size)]
+    gc.disable()
+    try:
+        return [times for batch_size in plan.batch_sizes for times in _measure_size(plan, batch_size)]
+    finally:
+        gc.enable()
 
 
 def _measure_size(plan: StepTimePlan, batch_size: int) -> list[SchedulerTimes]:

@@ -93,6 +93,13 @@ class _StageState:
     error: EngineError | None = None
     is_watched: bool = False  # a timer is set for the oldest step in flight
 
+    def check_slots(self, shape: EngineShape) -> None:
+        """Raises: AssertionError for more slots than there are, even if shared blocks are counted once."""
+        more = self.slots_in_use - shape.slots
+        if more > 0 and self.blocks is not None:
+            more -= self.blocks.shared * shape.block_tokens
+        assert more <= 0, "more slots are in use than there are"
+
 
 class SimulatedEngine:
     """Stages that take time and compute nothing.
@@ -166,7 +173,7 @@ class SimulatedEngine:
         _check_rows(state.held, step, self.shape.block_tokens)
         if state.blocks is not None:
             state.blocks.take(step)
-        self._check_slots(state)
+        state.check_slots(self.shape)
         fault = self._faults(step) if step.rows else None
         start_us, end_us = self._run_stages(state, step, fault)
         state.timeout.submit(step.number, now_us=self._now_us())
@@ -229,12 +236,6 @@ class SimulatedEngine:
             state.held[new.handle] = held
             state.slots_in_use += held.slots
         self.slots_in_use_max = max(self.slots_in_use_max, state.slots_in_use)
-
-    def _check_slots(self, state: _StageState) -> None:
-        more = state.slots_in_use - self.shape.slots
-        if more > 0 and state.blocks is not None:
-            more -= state.blocks.shared * self.shape.block_tokens
-        assert more <= 0, "more slots are in use than there are"
 
     def _run_stages(self, state: _StageState, step: Step, fault: StepFault | None) -> tuple[int, int]:
         """Pass the step through the stages, which run one step at a time. Returns: start and end on the last stage."""

@@ -22,8 +22,10 @@ from orca.scheduler.epoch.commits import Committer
 from orca.scheduler.epoch.owned_requests import OwnedRequests
 from orca.scheduler.epoch.steps import StepSubmitter
 from orca.scheduler.observer import IterationRecord, SchedulerLoad
+from orca.scheduler.policy.admission import charged_slots
 from orca.scheduler.policy.batch import GroupRequest
 from orca.scheduler.policy.policy import BatchBounds, BatchLimits
+from orca.scheduler.policy.prefix_index import held_blocks
 from orca.scheduler.policy.state import GroupState
 
 log = logging.getLogger("orca.scheduler")
@@ -104,11 +106,11 @@ class EpochRun:
             running=running,
             claimed=sum(not entry.is_admitted for entry in self.state.requests),
             waiting=self._claimer.waiting,
-            slots_reserved=self.state.charged_without(),
+            slots_reserved=charged_slots(self.state),
             slots=self._limits.slots,
             uncommitted=len(self._commit_queue),
             cached_blocks=0 if prefixes is None else prefixes.index.cached,
-            held_blocks=0 if prefixes is None else prefixes.index.held,
+            held_blocks=0 if prefixes is None else held_blocks(prefixes.index),
         )
 
     def in_flight(self) -> dict[str, Claim]:

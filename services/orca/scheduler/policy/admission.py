@@ -13,11 +13,21 @@ def slots_for(entry: GroupRequest, limits: BatchLimits) -> int:
     return reserved_slots(entry.request.max_total_tokens, entry.source_tokens, limits.block_tokens)
 
 
+def charged_slots(state: GroupState, leaving: Sequence[GroupRequest] = ()) -> int:
+    """Return the slots that requests take from the group, once some of them have left.
+
+    With prefixes whose blocks are charged once, these are the slots of all blocks that requests have, each counted
+    once, and those that they may still take.
+    """
+    reserved = state.reserved - sum(entry.slots for entry in leaving)
+    return reserved if state.prefixes is None else reserved - state.prefixes.uncharged_slots(leaving)
+
+
 def slots_left(state: GroupState, limits: BatchLimits) -> int:
     """Return the slots that all requests of the group leave, those that are not admitted yet included."""
     over = [entry for entry in state.admitted if entry.is_over]
     waiting = (entry for entry in state.requests if not entry.is_admitted and not entry.is_over)
-    return limits.slots - state.charged_without(over) - sum(slots_for(entry, limits) for entry in waiting)
+    return limits.slots - charged_slots(state, over) - sum(slots_for(entry, limits) for entry in waiting)
 
 
 def prefix_hit(entry: GroupRequest, state: GroupState, prompts: Sequence[BatchRow]) -> PrefixHit:

@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass
 
 from orca.core.domain.request import slots_needed
-from orca.scheduler.policy.admission import oldest_suspect, prefix_hit, slots_for, slots_left
+from orca.scheduler.policy.admission import charged_slots, oldest_suspect, prefix_hit, slots_for, slots_left
 from orca.scheduler.policy.batch import Admission, Batch, BatchRow, GroupRequest
 from orca.scheduler.policy.policy import (
     NO_CAPACITY,
@@ -53,7 +53,7 @@ class IterationPolicy:
         for entry in state.admitted:
             if not entry.in_flight:
                 (freed if entry.is_over else staying).append(entry)
-        reserved = state.charged_without(freed)
+        reserved = charged_slots(state, freed)
         suspect = oldest_suspect(state, reserved, limits)
         # Requests that wait for their admission may be many, and only the oldest ones have a place.
         pool = state.ready() if suspect is None else iter((suspect,))

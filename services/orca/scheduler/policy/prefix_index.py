@@ -241,19 +241,6 @@ class PrefixIndex:
             self.leaves.add(chain[0], self.nodes)
         return len(table.blocks)
 
-    @property
-    def held(self) -> int:
-        """Blocks of living requests, each counted once."""
-        return self.blocks - self.free - self.cached
-
-    def shared_without(self, leaving: Sequence[BlockTable]) -> int:
-        """Return how often living requests have blocks that others count already, once some of them have ended."""
-        if not leaving:
-            return self.taken - self.held
-        ends = Counter(block for table in leaving for block in table.blocks)
-        held = self.held - sum(block.living == tables for block, tables in ends.items())
-        return self.taken - ends.total() - held
-
     def make_room(self, blocks: int) -> None:
         """Evict idle leaves, the least recently used first, until so many blocks are free."""
         while self.free < blocks:
@@ -325,6 +312,21 @@ class PrefixIndex:
         if parent.parent is None and not parent.children:
             del self.roots[owner.salt]
         return parent
+
+
+def held_blocks(index: PrefixIndex) -> int:
+    """Return the number of blocks that living requests have, each counted once."""
+    return index.blocks - index.free - index.cached
+
+
+def shared_blocks(index: PrefixIndex, leaving: Sequence[BlockTable] = ()) -> int:
+    """Return how often living requests have a block that another one has: in k of their tables it counts k - 1 times.
+
+    Args: leaving: tables of living requests that are counted as ended.
+    """
+    gone = Counter(block for table in leaving for block in table.blocks)
+    held = held_blocks(index) - sum(block.living == tables for block, tables in gone.items())
+    return index.taken - gone.total() - held
 
 
 def _is_leaf_since(node: Node, used: int) -> bool:

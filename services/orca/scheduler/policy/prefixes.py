@@ -13,11 +13,11 @@ from enum import StrEnum
 
 from orca.core.domain.step import PrefixBlocks
 from orca.scheduler.policy.batch import NO_HIT, Admission, Batch, BatchRow, GroupRequest, PrefixHit
-from orca.scheduler.policy.prefix_index import Node, PrefixIndex, block_keys, check_index
+from orca.scheduler.policy.prefix_index import Node, PrefixIndex, block_keys, check_index, shared_blocks
 
 
 class PrefixCharge(StrEnum):
-    """What the blocks that several living requests have take of the slots of a group."""
+    """Decides what the blocks that several living requests have take of a group's slots."""
 
     EACH = "each"  # as many blocks as requests that have them, as if nobody shared any
     ONCE = "once"  # one block
@@ -54,7 +54,7 @@ class GroupPrefixes:
         if self._charge is PrefixCharge.EACH:
             return 0
         tables = [entry.table for entry in leaving if entry.table is not None]
-        return self.index.shared_without(tables) * self._block_tokens
+        return shared_blocks(self.index, tables) * self._block_tokens
 
     def hit(self, entry: GroupRequest, prompts: Sequence[BatchRow]) -> PrefixHit:
         """Return the blocks that a request need not compute if it is picked now. They stay until it is admitted.
@@ -114,6 +114,8 @@ class GroupPrefixes:
             shared = sum(len(table.blocks) for table in tables) - len(different)
             uncharged = shared * self._block_tokens if self._charge is PrefixCharge.ONCE else 0
             assert self.uncharged_slots(leaving) == uncharged, "shared blocks miscounted"
+            given_back = sum(entry.slots for entry in leaving) + uncharged - self.uncharged_slots()
+            assert given_back >= 0, "the end of a request raises what is charged"
 
     def _end(self, entry: GroupRequest, changes: BlockChanges) -> None:
         table, handle = entry.table, entry.handle

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from itertools import groupby
 
 from orca.core.domain.request import reserved_slots, slots_needed
+from orca.scheduler.policy.admission import charged_slots
 from orca.scheduler.policy.batch import NOTHING, Admission, Batch, BatchRow, GroupRequest
 from orca.scheduler.policy.policy import UNBOUNDED_ROOM, BatchBounds, BatchLimits, FreeCapacity, PromptRoom
 from orca.scheduler.policy.state import GroupState
@@ -65,7 +66,7 @@ class RequestLevelPolicy:
         gone = set(map(id, freed))
         alive = [members for members in batches if any(id(entry) not in gone for entry in members)]
         if len(alive) < (1 if self.habits.splits_batch else limits.stages):
-            reserved = state.charged_without(freed)
+            reserved = charged_slots(state, freed)
             admitted = self._form_batch(state, limits, reserved)
             if admitted:
                 members = [admission.request for admission in admitted]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orca.core.domain.request import slots_needed
-from orca.scheduler.policy.admission import oldest_suspect, prefix_hit, slots_for, slots_left
+from orca.scheduler.policy.admission import charged_slots, oldest_suspect, prefix_hit, slots_for, slots_left
 from orca.scheduler.policy.batch import NO_HIT, Admission, Batch, BatchRow, GroupRequest, PrefixHit
 from orca.scheduler.policy.cycle import CYCLE_START, CycleControls, CyclePosition, turns
 from orca.scheduler.policy.policy import (
@@ -47,7 +47,7 @@ class RoundRobinPolicy:
         While there is a request that must run alone, all others pause, and so does the cycle.
         """
         freed = tuple(entry for entry in state.admitted if entry.is_over and not entry.in_flight)
-        reserved = state.charged_without(freed)
+        reserved = charged_slots(state, freed)
         staying = [entry for entry in state.requests if not entry.is_over]
         microbatches = _microbatches(staying, limits.stages)
         suspect = oldest_suspect(state, reserved, limits)

@@ -80,15 +80,6 @@ class GroupState:
         """Yield the requests that are neither in flight nor over, the oldest first."""
         return (entry for entry in self.requests if not entry.in_flight and not entry.is_over)
 
-    def charged_without(self, leaving: Sequence[GroupRequest] = ()) -> int:
-        """Return the slots that requests take from the group, once some of them have left.
-
-        With prefixes whose blocks are charged once, these are the slots of all blocks that requests have, each counted
-        once, and those that they may still take.
-        """
-        reserved = self.reserved - sum(entry.slots for entry in leaving)
-        return reserved if self.prefixes is None else reserved - self.prefixes.uncharged_slots(leaving)
-
     def end(self, entry: GroupRequest, *, is_refused: bool = False) -> None:
         """Stop scheduling it. Its slots return when no step in flight holds it; it leaves at once if it has none.
 
@@ -188,7 +179,6 @@ class GroupState:
                 assert entry.slots == tables, "slots differ from the blocks of its tables"
         if self.prefixes is not None:
             self.prefixes.check(self.requests)
-            _check_charge(self)
         in_steps = [row.request for step in self.steps for row in step.rows]
         assert len(in_steps) <= 1 or not any(entry.is_alone for entry in in_steps), "one that must run alone does not"
 
@@ -240,12 +230,6 @@ def _check_entry(state: GroupState, entry: GroupRequest) -> None:
     assert entry.sampled <= entry.request.max_new_tokens, "scheduled past its length"
     assert entry.is_admitted == (entry.slots > 0), "slots without admission, or the reverse"
     assert entry.is_admitted or not entry.iterations, "ran before its admission"
-
-
-def _check_charge(state: GroupState) -> None:
-    charged = state.charged_without()
-    for entry in state.admitted:
-        assert state.charged_without([entry]) <= charged, "the end of a request raises the charge"
 
 
 def _check_source(state: GroupState, entry: GroupRequest) -> None:
