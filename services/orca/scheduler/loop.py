@@ -13,7 +13,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from orca.core.domain.engine import EngineShape
+from orca.core.domain.engine import EngineShape, PrefixCharge
 from orca.core.domain.errors import EngineError, PoolUnavailable, SettingError
 from orca.core.domain.step import Epoch
 from orca.pool.api import SeatLost
@@ -22,7 +22,6 @@ from orca.scheduler.dependencies import Dependencies
 from orca.scheduler.epoch.epoch_run import EpochRun
 from orca.scheduler.observer import SchedulerLoad
 from orca.scheduler.policy.policy import BatchBounds, BatchLimits
-from orca.scheduler.policy.prefixes import PrefixCharge
 from orca.scheduler.policy.state import GroupState
 from orca.scheduler.seat import GroupSeat
 
@@ -43,6 +42,11 @@ class SchedulingOptions(BatchBounds):
     prefix_charge: PrefixCharge = PrefixCharge.EACH
     generation: int = 1  # of the revision: the newest one becomes current
     is_predecessor_dead: bool = False  # the last holder of the seat was seen to exit (protocol: enter)
+
+    @property
+    def prefixes(self) -> PrefixCharge | None:
+        """The charge for blocks that requests share; None if they share none."""
+        return self.prefix_charge if self.prefix_cache else None
 
     def limits(self, shape: EngineShape) -> BatchLimits:
         return BatchLimits(

@@ -36,7 +36,7 @@ class PrefixCounters:
 
     def __init__(self, counter: Callable[[str, str], Counter]) -> None:
         self._looked_up = counter(
-            "orca_prefix_cache_queries", "Known tokens of requests that began, looked up in the prefix cache."
+            "orca_prefix_cache_queries", "Known tokens of requests that began with a prefix cache."
         )
         self._found = counter("orca_prefix_cache_hits", "Those of them that were found there and not computed.")
         self._evicted = counter("orca_prefix_cache_evictions", "KV blocks that left the prefix cache for others.")

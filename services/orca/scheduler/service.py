@@ -200,7 +200,10 @@ def _has_prefix_cache(settings: SchedulerSettings, model: ModelInfo) -> bool:
 def refusals_of(model: ModelInfo) -> Callable[[Request], str | None]:
     """Return a function that gives the reason why no group of this model can run a request."""
     bounds = ModelBounds(
-        vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids, encoder_decoder=model.encoder_decoder
+        vocab_size=model.vocab_size,
+        positions=model.positions,
+        eos_token_ids=model.eos_token_ids,
+        encoder_decoder=model.encoder_decoder,
     )
 
     def refuse(request: Request) -> str | None:

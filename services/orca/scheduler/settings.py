@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orca.core.domain.engine import PrefixCharge
 from orca.core.domain.errors import BadValue
 from orca.core.domain.model import DTYPES, QUANTIZATIONS
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS
@@ -30,7 +31,6 @@ from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.cycle import DEFAULT_THRESHOLD_PERCENT, CycleControls
 from orca.scheduler.policy.policies import POLICIES, policy_of
 from orca.scheduler.policy.policy import BatchBounds, Policy
-from orca.scheduler.policy.prefixes import PrefixCharge
 from orca.scheduler.policy.request_level import HABITS, Habits, RequestLevelPolicy
 
 PREFIX = "ORCA_SCHEDULER_"

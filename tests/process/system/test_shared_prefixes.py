@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orca.bench.parts.tiny_families import tiny_checkpoint
-from orca.scheduler.policy.prefixes import PrefixCharge
+from orca.core.domain.engine import PrefixCharge
 from support.system.hugging_face import Reference, Verdict, generate
 from support.system.running_group import BLOCK_TOKENS, Output, RunningGroup, Work
 

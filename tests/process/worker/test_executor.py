@@ -75,6 +75,7 @@ def test_a_line_of_the_iteration_log_has_the_requests_and_times_of_a_step(tmp_pa
         epoch=EPOCH,
         number=7,
         freed=(4,),
+        kept=(3,),
         new=(new_request(6, (1, 2), 3),),
         rows=(Row(handle=5, start=9, count=1, sample=True, token=3), Row(handle=6, start=0, count=2, sample=True)),
     )
@@ -88,6 +89,7 @@ def test_a_line_of_the_iteration_log_has_the_requests_and_times_of_a_step(tmp_pa
         "handles": [5, 6],
         "new": ["request6.0"],
         "freed": [4],
+        "kept": [3],
         "tokens": 3,
         "received_ns": 10,
         "start_ns": 20,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import shutil
 from pathlib import Path
@@ -61,8 +62,9 @@ async def log_after_its_end(pool: RedisPool, request: Request) -> LogSlice:
 
 @pytest.mark.parametrize("stages", [1, 2])
 async def test_it_promises_both_tables_runs_a_target_and_refuses_a_request_without_one(
-    tmp_path: Path, stages: int
+    tmp_path: Path, stages: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "orca.scheduler")
     shape = EngineShape(stages=stages, slots=256, block_tokens=16, max_model_len=32)
     engine = SimulatedEngine(shape, tokens=by_index(lambda index: 9 - index), cost=LinearCost(step_us=500))
     with EmbeddedRedis(tmp_path / "redis") as redis:
@@ -84,6 +86,9 @@ async def test_it_promises_both_tables_runs_a_target_and_refuses_a_request_witho
             assert refused is not None
             assert refused.reason is FinishReason.REFUSED
             assert "no decoder_prefix" in (refused.detail or "")
+            [line] = [record for record in caplog.records if record.message == "the prefix cache is off"]
+            assert "depend on its source" in vars(line)["reason"]
+            assert not gc.isenabled(), "garbage is collected at a pace"
         finally:
             service.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -295,7 +295,7 @@ class Simulation:
             refusals=refusals,
             refuses=refuses,
             step_timeout_us=300_000,
-            shares_prefixes=self.choices.prefix_cache,
+            prefixes=self.choices.prefixes,
         )
         self.groups[name] = Group(name, engine)
         return self.groups[name]

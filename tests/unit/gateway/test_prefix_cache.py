@@ -85,11 +85,14 @@ async def test_a_salt_is_refused_by_name_while_no_record_can_have_it(one: Rig) -
     assert "schema 2" in error["message"]
 
 
-async def test_sharing_by_key_shares_nothing_while_no_record_can_have_a_salt(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [{}, {"priority": 1}], ids=["plain", "with another newer field"])
+async def test_sharing_by_key_shares_nothing_while_no_record_can_have_a_salt(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
     async with rig(settings=with_keys(tmp_path, prefix_sharing="key")) as one:
         await one.pool.set_schema(2)
         headers = {"authorization": f"Bearer {KEYS[0]}"}
-        status, error = error_of(await one.client.post(COMPLETIONS, json=PATHS[COMPLETIONS], headers=headers))
+        status, error = error_of(await one.client.post(COMPLETIONS, json=PATHS[COMPLETIONS] | more, headers=headers))
         assert (status, error["code"], error["param"]) == (503, "newer_schema_needed", None)
         assert "--prefix-sharing key" in error["message"]
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orca.core.domain.engine import PrefixCharge
 from orca.core.domain.request import Request
 from orca.core.domain.step import Claim, Epoch, PrefixBlocks, Step
 from orca.scheduler.policy.admission import charged_slots
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import BatchLimits, Policy
-from orca.scheduler.policy.prefixes import PrefixCharge
 from orca.scheduler.policy.rra import RoundRobinPolicy
 from orca.scheduler.policy.state import GroupState
 from support.effort import tries

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import pytest
 
-from orca.core.domain.engine import EngineShape
+from orca.core.domain.engine import EngineShape, PrefixCharge
 from orca.core.domain.request import FinishReason, Request
 from orca.core.domain.step import Epoch, Step
 from orca.pool.poison import FAILURES_MAX
@@ -26,7 +26,6 @@ from orca.scheduler.loop import SchedulingOptions
 from orca.scheduler.policy.cycle import CycleControls
 from orca.scheduler.policy.iteration import IterationPolicy
 from orca.scheduler.policy.policy import Policy
-from orca.scheduler.policy.prefixes import PrefixCharge
 from orca.scheduler.policy.request_level import Habits, RequestLevelPolicy
 from orca.scheduler.policy.rra import RoundRobinPolicy
 from support.effort import tries

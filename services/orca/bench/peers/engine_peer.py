@@ -102,7 +102,7 @@ def run(
         max_model_len=max(request.max_total_tokens for request in requests),
         max_batch_tokens=max_batch_tokens,
         is_encoder_decoder=kind is not None,
-        shares_prefixes=workload.is_shared,
+        shares_prefixes=workload.is_shared and model.info.no_prefix_cache is None,
     )
     stage = Stage(
         model,

@@ -7,9 +7,17 @@ is a cost model on a virtual clock.
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from orca.core.domain.step import Epoch, Step, StepResult
+
+
+class PrefixCharge(StrEnum):
+    """Decides what the blocks that several living requests have take of a group's slots."""
+
+    EACH = "each"  # as many blocks as requests that have them, as if nobody shared any
+    ONCE = "once"  # one block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from typing import Any
 from orca.core.domain.encoder_decoder import EncoderDecoder, read_encoder_decoder
 from orca.core.domain.errors import ModelError
 from orca.core.domain.log_once import log_once
-from orca.core.domain.rope_options import scaled_positions
+from orca.core.domain.rope_options import LENGTH_TYPES, rope_options, scaled_positions
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8",)
@@ -259,6 +259,8 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]  # rising; empty when the model has none
     encoder_decoder: EncoderDecoder | None = None  # None: a decoder-only model
     never_drawn_ids: tuple[int, ...] = ()  # tokens that no output has, rising
+    positions: int | None = None  # rows of a decoder-only model's table of learned positions; None: it has none
+    has_length_rope: bool = False  # keys depend on the length of their prompt (rope_options.LENGTH_TYPES)
 
     @property
     def no_prefix_cache(self) -> str | None:
@@ -269,6 +271,8 @@ class ModelInfo:
         """
         if self.encoder_decoder is not None:
             return "the keys and values of an encoder-decoder model depend on its source too"
+        if self.has_length_rope:
+            return "the keys of this model depend on the length of the prompt too: its RoPE is dynamic or longrope"
         return None
 
 
@@ -342,6 +346,8 @@ def load_model_info(
         never_drawn_ids=_never_drawn_ids(
             folder, generation if has_generation else config, has_generation, vocab_size, eos_token_ids, encoder_decoder
         ),
+        positions=None if family.has_rope or encoder_decoder is not None else own_max_len,
+        has_length_rope=family.has_rope and rope_options(config)["rope_type"] in LENGTH_TYPES,
     )
 
 

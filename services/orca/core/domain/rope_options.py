@@ -12,6 +12,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+LENGTH_TYPES = ("dynamic", "longrope")
+"""Types that turn a key by the length of the sequence too, not by its position alone."""
+
 ORIGINAL_POSITIONS = "original_max_position_embeddings"
 
 

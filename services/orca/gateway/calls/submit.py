@@ -130,7 +130,7 @@ async def _submit_encoded(
                 context = replace(context, schema=error.in_force)
                 tries_left += 1
                 continue
-            if error.names == ("cache_salt",) and body.cache_salt is None:
+            if "cache_salt" in error.names and body.cache_salt is None:
                 raise salts_not_stored_yet(error) from error
             raise needs_newer_schema(error, model, encoded.tokens) from error
         except (ApiError, InvalidRequest):

@@ -118,7 +118,7 @@ class Simulation:
         if (refusal := chosen.refuse(choices.limits(self.shape))) is not None:
             raise SettingError(f"{policy}: {refusal}")
         engines = [
-            SimulatedEngine(self.shape, cost=self.cost, host_us=self.host_us, shares_prefixes=self.prefix_cache)
+            SimulatedEngine(self.shape, cost=self.cost, host_us=self.host_us, prefixes=choices.prefixes)
             for _ in range(self.groups)
         ]
         for engine in engines:

@@ -15,7 +15,7 @@ from typing import Protocol
 from zlib import crc32
 
 from orca.core.domain.encoder_decoder import SOURCE_SLOTS_MAX
-from orca.core.domain.engine import EngineShape
+from orca.core.domain.engine import EngineShape, PrefixCharge
 from orca.core.domain.errors import EngineError
 from orca.core.domain.request import Token, slots_needed
 from orca.core.domain.step import Epoch, NewRequest, Part, Refused, Row, Sampled, StageTiming, Step, StepResult
@@ -93,10 +93,10 @@ class _StageState:
     error: EngineError | None = None
     is_watched: bool = False  # a timer is set for the oldest step in flight
 
-    def check_slots(self, shape: EngineShape) -> None:
-        """Raises: AssertionError for more slots than there are, even if shared blocks are counted once."""
+    def check_slots(self, shape: EngineShape, prefixes: PrefixCharge | None) -> None:
+        """Raises: AssertionError for more slots than there are."""
         more = self.slots_in_use - shape.slots
-        if more > 0 and self.blocks is not None:
+        if more > 0 and prefixes is PrefixCharge.ONCE and self.blocks is not None:
             more -= self.blocks.shared * shape.block_tokens
         assert more <= 0, "more slots are in use than there are"
 
@@ -114,7 +114,7 @@ class SimulatedEngine:
         refuses: called at each `form`; a reason makes it fail.
         step_timeout_us: a step that is out for so long is lost if no stage has been at work for so long either.
         form_us: time that forming takes.
-        shares_prefixes: requests may begin with the KV blocks of others; the stages check what these hold.
+        prefixes: requests may begin with KV blocks of others, which are charged so; the stages check what these hold.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class SimulatedEngine:
         refuses: Callable[[Epoch], str | None] = lambda epoch: None,  # noqa: ARG005 - shape of the argument
         step_timeout_us: int = 5_000_000,
         form_us: int = 0,
-        shares_prefixes: bool = False,
+        prefixes: PrefixCharge | None = None,
     ) -> None:
         self.shape = shape
         chosen: StepCost | Sequence[StepCost] = LinearCost() if cost is None else cost
@@ -142,7 +142,7 @@ class SimulatedEngine:
         self._refuses = refuses
         self._step_timeout_us = step_timeout_us
         self._form_us = form_us
-        self._shares_prefixes = shares_prefixes
+        self._prefixes = prefixes
         self._state: _StageState | None = None
         self.slots_in_use_max = 0  # over all epochs
         self.stage_times: list[StageTime] | None = None  # recorded if it is a list
@@ -157,7 +157,7 @@ class SimulatedEngine:
             raise EngineError(f"stage 0 has been in epoch {last}, and {epoch.number} is not above it")
         timeout = StepTimeout(self._step_timeout_us)
         self._state = _StageState(epoch, timeout, asyncio.Queue(), [self._now_us()] * self.shape.stages)
-        if self._shares_prefixes:
+        if self._prefixes is not None:
             self._state.blocks = SimulatedBlocks(self.shape.slots // self.shape.block_tokens, self.shape.block_tokens)
         return self.shape
 
@@ -173,7 +173,7 @@ class SimulatedEngine:
         _check_rows(state.held, step, self.shape.block_tokens)
         if state.blocks is not None:
             state.blocks.take(step)
-        state.check_slots(self.shape)
+        state.check_slots(self.shape, self._prefixes)
         fault = self._faults(step) if step.rows else None
         start_us, end_us = self._run_stages(state, step, fault)
         state.timeout.submit(step.number, now_us=self._now_us())

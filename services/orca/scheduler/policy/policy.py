@@ -9,11 +9,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Protocol, Self
 
 from orca.core.domain.encoder_decoder import SOURCE_SLOTS_MAX
+from orca.core.domain.engine import PrefixCharge
 from orca.core.domain.errors import SettingError
 from orca.core.domain.request import least_slots, slots_needed, slots_of_any_split
 from orca.scheduler.policy.batch import NOTHING, Batch
 from orca.scheduler.policy.cycle import CycleControls
-from orca.scheduler.policy.prefixes import GroupPrefixes, PrefixCharge
+from orca.scheduler.policy.prefixes import GroupPrefixes
 from orca.scheduler.policy.state import GroupState
 
 

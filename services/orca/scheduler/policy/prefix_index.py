@@ -12,8 +12,8 @@ The first `depth` blocks in the table of a node's owner hold the tokens from the
 number of blocks name them, and no stage needs tokens to share blocks.
 
 Requests may compute the same tokens side by side. Then the node has one block, and the tables of the other living
-requests are its doubles. One of them becomes the owner if no living request has the node's block any more. So a node is
-idle only if no living request needs it, and all nodes below an idle one are idle.
+requests are its duplicates. One of them becomes the owner if no living request has the node's block any more. So a node
+is idle only if no living request needs it, and all nodes below an idle one are idle.
 
 Blocks of idle nodes lie in memory that no living request has taken. When a table grows and no block is free, the least
 recently used idle leaf is evicted. Living requests have at most what is reserved for them, so there always is one.
@@ -32,8 +32,8 @@ from itertools import count, islice
 class KvBlock:
     """A KV block that is not free."""
 
-    tables: int = 1  # that have it
-    living: int = 1  # those of them whose requests live
+    tables: int = 1  # number of tables that have this block
+    living: int = 1  # number of those whose requests have not ended
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +47,7 @@ class Node:
     used: int = 0  # time at which the last living request left it
     children: "dict[bytes, Node]" = field(default_factory=dict)
     # Living tables that have these tokens in another block. Nearly all nodes have none, so none has a list.
-    doubles: "tuple[BlockTable, ...]" = ()
+    duplicates: "tuple[BlockTable, ...]" = ()
 
     @property
     def block(self) -> KvBlock:
@@ -183,7 +183,7 @@ class PrefixIndex:
             block.living += 1
         for each in node.chain():
             if each.block is not table.blocks[each.depth - 1]:
-                self._double(each, table)
+                self._duplicate(each, table)
 
     def grow(self, table: BlockTable, blocks: int) -> None:
         """Give a table free blocks until it has so many. `make_room` comes before."""
@@ -206,14 +206,14 @@ class PrefixIndex:
                 table.owned.append(child.depth)
                 self.nodes += 1
             else:
-                self._double(child, table)
+                self._duplicate(child, table)
             node = child
         table.last = node
 
     def forget(self, table: BlockTable) -> None:
         """Take the nodes of a table out of the trie, as far as nobody else uses them: its blocks are not filled."""
         for node in list(table.last.chain()):
-            if node.owner is not table or node.children or node.doubles or node.block.tables > 1:
+            if node.owner is not table or node.children or node.duplicates or node.block.tables > 1:
                 return
             parent = self._remove(node, table)
             table.last = parent if parent.depth else NOWHERE
@@ -228,9 +228,9 @@ class PrefixIndex:
         chain = list(table.last.chain())
         for node in chain:
             if node.block is not table.blocks[node.depth - 1]:
-                node.doubles = tuple(each for each in node.doubles if each is not table)
-            elif node.doubles and not node.block.living:
-                self._hand_over(node, node.doubles[-1])
+                node.duplicates = tuple(each for each in node.duplicates if each is not table)
+            elif node.duplicates and not node.block.living:
+                self._hand_over(node, node.duplicates[-1])
         table.is_living = False
         self._shrink(table)
         self._shrunk.pop(table.handle, None)  # the step that ends a request says how much of its table stays
@@ -251,12 +251,12 @@ class PrefixIndex:
         shrunk, self._shrunk = self._shrunk, {}
         return shrunk
 
-    def _double(self, node: Node, table: BlockTable) -> None:
+    def _duplicate(self, node: Node, table: BlockTable) -> None:
         """Note that a living table has the tokens of a node in a block of its own."""
         if node.is_idle:
             self._hand_over(node, table)
         else:
-            node.doubles = (*node.doubles, table)
+            node.duplicates = (*node.duplicates, table)
 
     def _hand_over(self, node: Node, table: BlockTable) -> None:
         """Make a table the owner of a node, which then has its block."""
@@ -265,7 +265,7 @@ class PrefixIndex:
         before.owned.remove(node.depth)
         insort(table.owned, node.depth)
         node.owner = table
-        node.doubles = tuple(each for each in node.doubles if each.blocks[node.depth - 1] is not node.block)
+        node.duplicates = tuple(each for each in node.duplicates if each.blocks[node.depth - 1] is not node.block)
         if not before.is_living:
             self._shrink(before)
 
@@ -357,7 +357,7 @@ def check_index(index: PrefixIndex) -> None:
     for node in nodes:
         assert node.owner is not None, "a node in the trie has no owner"
         assert index.tables[node.owner.handle] is node.owner, "the table of a node is gone"
-        assert not (node.is_idle and node.doubles), "a living request needs an idle node"
+        assert not (node.is_idle and node.duplicates), "a living request needs an idle node"
         assert not node.is_idle or all(child.is_idle for child in node.children.values()), "an idle node is needed"
         assert (node.is_idle and not node.children) == (node in index.leaves), "a leaf that cannot be evicted"
     for table in tables:
@@ -366,4 +366,4 @@ def check_index(index: PrefixIndex) -> None:
         assert table.is_living or len(table.blocks) == table.owned[-1], "a kept table has more than is needed"
         for node in table.last.chain() if table.is_living else ():
             is_own = node.block is table.blocks[node.depth - 1]
-            assert node.doubles.count(table) == (not is_own), "a double is missing, or is none"
+            assert node.duplicates.count(table) == (not is_own), "a duplicate is missing, or is none"

@@ -9,18 +9,11 @@ Policies ask `hit`, which is the only lookup, and leave the rest to `GroupState`
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from orca.core.domain.engine import PrefixCharge
 from orca.core.domain.step import PrefixBlocks
 from orca.scheduler.policy.batch import NO_HIT, Admission, Batch, BatchRow, GroupRequest, PrefixHit
 from orca.scheduler.policy.prefix_index import Node, PrefixIndex, block_keys, check_index, shared_blocks
-
-
-class PrefixCharge(StrEnum):
-    """Decides what the blocks that several living requests have take of a group's slots."""
-
-    EACH = "each"  # as many blocks as requests that have them, as if nobody shared any
-    ONCE = "once"  # one block
 
 
 @dataclass(slots=True)

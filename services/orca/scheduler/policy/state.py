@@ -83,7 +83,7 @@ class GroupState:
     def end(self, entry: GroupRequest, *, is_refused: bool = False) -> None:
         """Stop scheduling it. Its slots return when no step in flight holds it; it leaves at once if it has none.
 
-        Args: is_refused: by the stages; others begin with none of its blocks from now on.
+        Args: is_refused: by the stages; blocks that it still has leave the index, but for those that others have too.
         """
         entry.is_ended = True
         if is_refused:

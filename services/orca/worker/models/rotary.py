@@ -6,7 +6,8 @@ product. Scores do not depend on the order of the dimensions.
 
 Frequencies are fixed, except for two kinds of scaling, `dynamic` and `longrope`: theirs depend on the length of the
 sequence when the position was computed. That length is max(prompt length, position + 1). It depends neither on the
-chunks of a prompt nor on a restart of the request, so the same position gets the same turn in every schedule.
+chunks of a prompt nor on a restart of the request, so the same position gets the same turn in every schedule. Requests
+of such a model share no blocks: prompts of two lengths turn the same tokens differently.
 """
 
 import math
@@ -14,6 +15,7 @@ import math
 import torch
 from torch import Tensor
 
+from orca.core.domain.rope_options import LENGTH_TYPES
 from orca.worker.models.config import Rope
 
 
@@ -39,7 +41,7 @@ class Rotary:
     @property
     def needs_lengths(self) -> bool:
         """Return whether a turn depends on the length of the sequence as well as on the position."""
-        return self._rope.kind in ("dynamic", "longrope")
+        return self._rope.kind in LENGTH_TYPES
 
     def turns(self, positions: Tensor, prompt_lengths: Tensor | None, *, longest: int) -> Tensor:
         """Return the turns of a step's tokens.

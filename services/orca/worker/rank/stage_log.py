@@ -22,6 +22,7 @@ class StageLog:
             "handles": [row.handle for row in step.rows],
             "new": [new.request_id for new in step.new],
             "freed": list(step.freed),
+            "kept": list(step.kept),
             "tokens": step.tokens,
             "received_ns": timing.received_ns,
             "start_ns": timing.start_ns,

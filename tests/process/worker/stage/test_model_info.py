@@ -332,14 +332,24 @@ def test_a_rope_scaling_lengthens_the_model_in_every_spelling(name: str, folder:
     for spelling in spellings[: 4 if scaling else 2]:
         shutil.copy(folder / "config.json", folder / "before.json")
         edit(folder, **spelling)
-        assert load_model_info(folder).max_model_len == expected, spelling
+        info = load_model_info(folder)
+        assert info.max_model_len == expected, spelling
+        # Other scalings turn a key by its position alone, so that prompts of any length may share its block.
+        assert (info.no_prefix_cache is not None) == (name in ("dynamic", "longrope")), spelling
         shutil.copy(folder / "before.json", folder / "config.json")
 
 
 def test_a_gpt2_has_no_use_for_a_rope_scaling(tmp_path: Path) -> None:
     folder = tiny_checkpoint("gpt2", tmp_path / "gpt2")
-    edit(folder, rope_scaling={"type": "linear", "factor": 4.0})
-    assert load_model_info(folder).max_model_len == 96
+    edit(folder, rope_scaling={"type": "dynamic", "factor": 4.0})
+    info = load_model_info(folder)
+    assert (info.max_model_len, info.no_prefix_cache) == (96, None)
+
+
+def test_only_learned_positions_bound_a_request(tmp_path: Path) -> None:
+    families = ("gpt2", "opt", "llama", "t5", "bart")
+    bounds = {family: load_model_info(tiny_checkpoint(family, tmp_path / family)).positions for family in families}
+    assert bounds == {"gpt2": 96, "opt": 96, "llama": None, "t5": None, "bart": None}
 
 
 def test_a_folder_is_named_as_the_first_conversions_of_llama_named_it(folder: Path) -> None:

@@ -34,8 +34,8 @@ _LANES = 16
 """Most lanes of a vector: one register of the largest kind. LLVM takes seconds to split longer vectors."""
 FLOAT, WORD = ir.FloatType(), ir.IntType(32)
 
-SUM_FLAGS = ("contract",)
-"""Flags of sums: without flags Numba lets LLVM add in any order."""
+SUM_FLAGS = ("nsz",)
+"""Flags of sums and products: without any, Numba lets LLVM add in any order, and contract a product and a sum."""
 
 
 def uses_bfloat16_pairs(kind: Any) -> bool:

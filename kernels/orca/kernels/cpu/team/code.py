@@ -32,9 +32,9 @@ _has_compiled = Event()
 def has_compiled() -> bool:
     """Return whether this process has compiled code that other processes will load from the cache.
 
-    Their code can differ from the code of this process. In a process that compiles a kernel, the functions inside it keep
-    code of their own. In a process that loads the kernel, LLVM optimises them again as parts of the kernel, and may
-    round bfloat16 at other places.
+    Their code can differ from the code of this process. In a process that compiles a kernel, the functions inside it
+    keep code of their own. In a process that loads the kernel, LLVM optimises them again as parts of the kernel, and
+    may round bfloat16 at other places.
     """
     return _has_compiled.is_set()
 

@@ -240,9 +240,8 @@ def emit_fma(builder: Any, one: Any, other: Any, added: Any) -> Any:
     same function would compute other bits in another kernel, or after it was loaded from the cache.
     """
     if not _has_fma():
-        return builder.fadd(
-            builder.fmul(one, other, flags=("nsz",)), added, flags=("nsz",)
-        )  # no flags: Numba adds some
+        flags = ("nsz",)  # harmless; if there were none, Numba would add those of the function
+        return builder.fadd(builder.fmul(one, other, flags=flags), added, flags=flags)
     name = f"llvm.fma.v{one.type.count}f32" if isinstance(one.type, ir.VectorType) else "llvm.fma.f32"
     kind = ir.FunctionType(one.type, [one.type] * 3)
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [one, other, added])
