@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from orca.bench.parts.tiny_families import reference_model, tiny_checkpoint
 from orca.core.domain.errors import ModelError
 from orca.core.domain.model import count_parameters, load_model_info, weight_files
 from orca.core.domain.tokenizer_folder import check_tokenizer
+from orca.scheduler.service import refusals_of
+from support.scheduler.scheduler_simulation import a_request
 
 
 @pytest.fixture(scope="module")
@@ -350,6 +353,15 @@ def test_only_learned_positions_bound_a_request(tmp_path: Path) -> None:
     families = ("gpt2", "opt", "llama", "t5", "bart")
     bounds = {family: load_model_info(tiny_checkpoint(family, tmp_path / family)).positions for family in families}
     assert bounds == {"gpt2": 96, "opt": 96, "llama": None, "t5": None, "bart": None}
+
+
+def test_a_scheduler_refuses_a_request_past_the_learned_positions(tmp_path: Path) -> None:
+    """Otherwise a stage would, after another request has begun with its blocks."""
+    info = load_model_info(tiny_checkpoint("gpt2", tmp_path / "gpt2"))
+    refuse = refusals_of(info)
+    fits, longer = (replace(a_request("A", prompt=prompt, new=6), revision=info.revision) for prompt in (90, 91))
+    assert refuse(fits) is None
+    assert refuse(longer) == "prompt and output have 97 tokens, and the model has 96 positions"
 
 
 def test_a_folder_is_named_as_the_first_conversions_of_llama_named_it(folder: Path) -> None:
