@@ -67,7 +67,7 @@ def create_app(
     keys = KeyRing(settings)
     check_access(settings, keys)
     if settings.prefix_sharing == "key" and keys.is_open:
-        log.info("there are no API keys, so all calls share prefixes: --prefix-sharing key has no effect")
+        log.warning("there are no API keys, so all calls share prefixes: --prefix-sharing key has no effect")
     gateway = Gateway(
         pool=pool,
         models=models,

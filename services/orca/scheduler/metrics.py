@@ -36,9 +36,10 @@ class PrefixCounters:
 
     def __init__(self, counter: Callable[[str, str], Counter]) -> None:
         self._looked_up = counter(
-            "orca_prefix_cache_queries", "Known tokens of requests that began with a prefix cache."
+            "orca_prefix_cache_queries", "Known tokens of requests that began, in a group with a prefix cache."
         )
-        self._found = counter("orca_prefix_cache_hits", "Those of them that were found there and not computed.")
+        text = "Known tokens of requests that were found in the prefix cache and not computed."
+        self._found = counter("orca_prefix_cache_hits", text)
         self._evicted = counter("orca_prefix_cache_evictions", "KV blocks that left the prefix cache for others.")
 
     def count(self, record: IterationRecord) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from orca.cli.small_model import small_model_folder
 from orca.cli.up.layout import with_layout
-from orca.cli.up.plan import Addresses, RuntimeContext, ignored_variables, plan
+from orca.cli.up.plan import Addresses, RuntimeContext, _flag, ignored_variables, plan
 from orca.cli.up.settings import UpSettings, parse_settings
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.core.domain.errors import SettingError
@@ -65,7 +65,7 @@ def test_gateways_and_schedulers_export_metrics_under_the_names_that_are_asked_f
     for name in ("gateway", "scheduler-0"):
         assert flags_of(specs[name])["--metric-names"] == "orca,vllm"
         assert flags_of(specs[name])["--name"] == MODEL.name
-        assert "--metric-names" not in flags_of(by_name(planned())[name])
+        assert flags_of(by_name(planned())[name])["--metric-names"] == "orca"
     with pytest.raises(SettingError, match=r"^setting --metric-names: 'sglang' is not one of orca, vllm$"):
         parse_settings(["--metric-names", "sglang"])
 
@@ -133,11 +133,24 @@ def test_every_part_accepts_the_flags_it_is_given(flags: list[str]) -> None:
         settings.parse_settings([*spec.command[4:], *spec.restart_arguments], {})
 
 
+@pytest.mark.parametrize("role", [Role.GATEWAY, Role.SCHEDULER, Role.WORKER])
+def test_an_option_wins_over_the_variable_of_a_part_also_with_its_default(role: Role) -> None:
+    """Otherwise a variable would open a gateway, or switch a cache off, against the option of the command line."""
+    settings = parse_settings(["--port", "0"])
+    module = importlib.import_module(f"orca.{role.name.lower()}.settings")
+    names = {each.name for each in fields(getattr(module, f"{role.name.title()}Settings"))}
+    chosen = {each.name for each in fields(settings) if getattr(settings, each.name) not in (None, ())}
+    [spec, *_] = [spec for spec in planned_by(settings) if spec.role is role]
+    assert {_flag(name) for name in names & chosen} <= flags_of(spec).keys()
+
+
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
         ({"ORCA_SCHEDULER_ORDER": "edf"}, ["ORCA_SCHEDULER_ORDER (use --order)"]),
         ({"ORCA_SCHEDULER_ORDER": "deadline"}, []),
+        ({"ORCA_SCHEDULER_PREFIX_CACHE": "false"}, ["ORCA_SCHEDULER_PREFIX_CACHE (use --prefix-cache)"]),
+        ({"ORCA_GATEWAY_METRIC_NAMES": "vllm"}, ["ORCA_GATEWAY_METRIC_NAMES (use --metric-names)"]),
         ({"ORCA_SCHEDULER_ETA_PERCENT": "50", "ORCA_GATEWAY_CHOICES_MAX": "9", "ORDER": "edf"}, []),
         ({"ORCA_GATEWAY_POOL": "redis://a"}, ["ORCA_GATEWAY_POOL"]),
         (
@@ -151,6 +164,8 @@ def test_every_part_accepts_the_flags_it_is_given(flags: list[str]) -> None:
     ids=[
         "another value",
         "the same value",
+        "a switch",
+        "a list",
         "no option decides it",
         "no option of its own",
         "of two parts",
@@ -272,7 +287,7 @@ def test_gateways_differ_only_in_name_and_addresses() -> None:
 def test_the_gateway_enforces_latency_goals_only_if_asked() -> None:
     [soft] = [spec for spec in planned() if spec.role is Role.GATEWAY]
     [hard] = [spec for spec in planned("--slo-enforce", "true") if spec.role is Role.GATEWAY]
-    assert ("--slo-enforce" in flags_of(soft), flags_of(hard)["--slo-enforce"]) == (False, "true")
+    assert (flags_of(soft)["--slo-enforce"], flags_of(hard)["--slo-enforce"]) == ("false", "true")
 
 
 def test_every_gateway_allows_the_origins_that_were_asked_for() -> None:
@@ -310,11 +325,11 @@ def test_a_public_host_needs_keys_or_an_explicit_flag() -> None:
         parse_settings(["--host", "0.0.0.0"])
 
 
-def test_with_keys_a_gateway_on_all_addresses_gets_no_flag_to_be_open(tmp_path: Path) -> None:
+def test_with_keys_a_gateway_on_all_addresses_is_not_open(tmp_path: Path) -> None:
     specs = planned("--host", "0.0.0.0", "--api-keys-file", str(tmp_path / "keys"))
     [gateway] = [spec for spec in specs if spec.role is Role.GATEWAY]
     assert flags_of(gateway)["--api-keys-file"] == str(tmp_path / "keys")
-    assert "--open-to-network" not in flags_of(gateway)
+    assert flags_of(gateway)["--open-to-network"] == "false"
 
 
 def test_a_worker_gets_the_scheduler_of_its_group() -> None:

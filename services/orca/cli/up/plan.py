@@ -10,7 +10,6 @@ from orca.cli.up.settings import KEYS_VARIABLE, VARIABLES, UpSettings
 from orca.cli.up.spec import ProcessSpec, Role
 from orca.core.domain.model import ModelInfo
 from orca.core.domain.request import DEFAULT_BLOCK_TOKENS, slots_needed, slots_of_any_split
-from orca.core.process.settings import DEFAULT_METRIC_NAMES
 from orca.gateway.settings import PREFIX as GATEWAY_PREFIX
 from orca.scheduler.settings import CYCLE_SETTINGS, ORDER_SETTINGS
 from orca.scheduler.settings import PREFIX as SCHEDULER_PREFIX
@@ -98,7 +97,7 @@ def ignored_variables(settings: UpSettings, specs: Sequence[ProcessSpec], enviro
             name = variable.removeprefix(prefix).lower()
             decided = {each[_flag(name)] for each in flags if variable.startswith(prefix) and _flag(name) in each}
             if decided and environment[variable] not in decided:
-                is_same = str(getattr(settings, name, None)) in decided
+                is_same = _text(getattr(settings, name, None)) in decided
                 found.append(f"{variable} (use {_flag(name)})" if is_same else variable)
     return found
 
@@ -118,11 +117,11 @@ def _gateway(settings: UpSettings, model: ModelInfo, context: RuntimeContext, nu
         "deployment": DEPLOYMENT,
         "drain_seconds": DRAIN_S,
         "cors_origins": ",".join(settings.cors_origins) or None,
-        "metric_names": _metric_names(settings),
-        "slo_enforce": "true" if settings.slo_enforce else None,
+        "metric_names": settings.metric_names,
+        "slo_enforce": settings.slo_enforce,
         "api_keys_file": None if settings.api_keys_file is None else Path(settings.api_keys_file).resolve(),
-        "open_to_network": "true" if settings.open_to_network else None,
-        "prefix_sharing": None if settings.prefix_sharing == "all" else settings.prefix_sharing,
+        "open_to_network": settings.open_to_network,
+        "prefix_sharing": settings.prefix_sharing,
     }
     keys = {KEYS_VARIABLE: ",".join(settings.api_keys)} if settings.api_keys else {}
     return _spec(
@@ -146,7 +145,7 @@ def _scheduler(settings: UpSettings, model: ModelInfo, context: RuntimeContext, 
         "stages": ",".join(context.addresses.workers[group]),
         "listen": context.addresses.schedulers[group],
         "metrics_listen": context.addresses.metrics[group],
-        "metric_names": _metric_names(settings),
+        "metric_names": settings.metric_names,
         "pool": context.redis_url,
         "deployment": DEPLOYMENT,
         "generation": context.generation,
@@ -158,7 +157,7 @@ def _scheduler(settings: UpSettings, model: ModelInfo, context: RuntimeContext, 
         "max_batch_tokens": settings.max_batch_tokens,
         "bounds_file": _bounds_file(context, settings.policy),
         **{name: getattr(settings, name) for name in ("order", *ORDER_SETTINGS)},
-        "prefix_cache": None if settings.prefix_cache else "false",
+        "prefix_cache": settings.prefix_cache,
         "prefix_charge": settings.prefix_charge,
         "prefetch": settings.prefetch,
         "commit_interval_ms": settings.commit_interval_ms,
@@ -185,10 +184,6 @@ def _bounds_file(context: RuntimeContext, policy: str) -> Path | None:
 def bounds_file(folder: Path, policy: str) -> Path:
     """Return the file of bounds. Each policy has its own, because their bounds have other names."""
     return folder / f"bounds-{policy}.json"
-
-
-def _metric_names(settings: UpSettings) -> str | None:
-    return None if settings.metric_names == DEFAULT_METRIC_NAMES else ",".join(settings.metric_names)
 
 
 def _scheduler_name(group: int) -> str:
@@ -277,8 +272,11 @@ def _spec(
     restart: tuple[str, ...] = (),
     stop_seconds: float = 5.0,
 ) -> ProcessSpec:
-    """Return the spec of an `orca` subcommand. Flags with the value None are left out."""
-    words = [word for flag, value in flags.items() if value is not None for word in (_flag(flag), str(value))]
+    """Return the spec of an `orca` subcommand.
+
+    Flags with the value None are left out. All others are there, also defaults, so that they win over variables.
+    """
+    words = [word for flag, value in flags.items() if value is not None for word in (_flag(flag), _text(value))]
     return ProcessSpec(
         role=role,
         name=name,
@@ -291,6 +289,13 @@ def _spec(
         restart_arguments=restart,
         stop_seconds=stop_seconds,
     )
+
+
+def _text(value: object) -> str:
+    """Return a value as a flag has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _flag(name: str) -> str:

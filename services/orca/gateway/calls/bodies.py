@@ -79,8 +79,8 @@ CacheSalt = Annotated[
     Field(
         min_length=1,
         max_length=256,
-        description="The call shares computed prompts only with calls that have this text, too. Who does not know it"
-        " cannot learn from the time of an answer what others have sent.",
+        description="The call shares computed prompts only with calls that have this text, of 1 to 256 characters, too."
+        " Who does not know it cannot learn what others have sent.",
     ),
 ]
 Stop = Annotated[
