@@ -173,7 +173,10 @@ async def test_shift_and_enter_begin_a_line_and_enter_sends(browser: Browser) ->
     async with scripted_chat(stream({"content": "Hi."})) as chat, browser.page(chat.url) as page:
         await page.fill("#message", "One")
         await page.press_enter(shift=True)
+        # The answer to a key does not say that the field has its text.
+        await page.until("byId('message').value === 'One\\n'")
         await page.command("Input.insertText", text="Two")
+        await page.until("byId('message').value === 'One\\nTwo'")
         await page.press_enter()
         await page.until(HAS_ENDED)
         assert chat.bodies[0]["messages"] == [{"role": "user", "content": "One\nTwo"}]
