@@ -149,7 +149,11 @@ class Page:
         await self.run(f"document.querySelector({json.dumps(selector)}).click()")
 
     async def press_enter(self, *, shift: bool = False) -> None:
-        """Press Enter as the keyboard does, in the field that has the focus."""
+        """Press Enter as the keyboard does, in the field that has the focus, as soon as one has it.
+
+        A page that still loads is hidden, and no field of it can have the focus: the key would go nowhere.
+        """
+        await self.until("document.activeElement !== document.body")
         key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r", "modifiers": 8 * shift}
         await self.command("Input.dispatchKeyEvent", type="keyDown", **key)
         await self.command("Input.dispatchKeyEvent", type="keyUp", **key)
