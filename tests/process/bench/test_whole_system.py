@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,8 +62,10 @@ def test_choices_and_a_repair_compute_a_common_prompt_once(tmp_path: Path) -> No
         ("without", 1): [70],
         ("without", 4): [4 * 70],
     }
+    make_model(tmp_path / "slower", replace(TINY, layers=8, hidden=256, intermediate=512))
+    sizes[1] = str(tmp_path / "slower")
     assert bench(["turns", "--repair", "--conversations", "3", *sizes, *ONE_SMALL_STAGE]) == 0
-    cached, plain = json.loads(file.read_text())["model"]
+    cached, plain = json.loads(file.read_text())["slower"]
     assert (cached["cache"], plain["cache"]) == ("with", "without")
     assert 0 < cached["computed_again"] <= plain["computed_again"] - 2 * 64
     assert all(0 < each["first_s"] <= each["all_s"] for each in (cached, plain))
