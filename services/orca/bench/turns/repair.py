@@ -24,7 +24,6 @@ from orca.bench.turns.variants import CacheUse, MeasuredModel, running_orca
 VICTIMS = ("worker", "scheduler")
 """Processes that are killed: the stage with the KV cache, or the scheduler, whose stages live on."""
 
-
 TRIES = 5
 """Kills of a run until one is in time: a small model may have computed all tokens that a client still waits for."""
 
@@ -50,6 +49,7 @@ class RepairRun:
     cache: CacheUse
     round: int
     computed_again: int  # tokens of prompts and answers, in the epochs after the kill
+    found_again: int  # those that were there already, because another one of the requests had computed them again
     first_s: float  # from the kill to the next token of any request
     all_s: float  # from the kill until every request has its next token
 
@@ -84,9 +84,17 @@ async def _kill(model: MeasuredModel, plan: RepairPlan, cache: CacheUse, number:
         await asyncio.gather(*calls)
         nexts = [_resumed_s(stream) - killed_s for stream in streams]
         again = sum(tokens for number, tokens in system.prompt_tokens_by_epoch().items() if number > epoch)
-        if min(nexts) < 0 or again < plan.requests:  # each of them computes its last token again
+        beginnings = system.beginnings(after=epoch)
+        if min(nexts) < 0 or len(beginnings) < plan.requests:
             return None
-        return RepairRun(cache=cache, round=number, computed_again=again, first_s=min(nexts), all_s=max(nexts))
+        return RepairRun(
+            cache=cache,
+            round=number,
+            computed_again=again,
+            found_again=sum(beginnings.values()),
+            first_s=min(nexts),
+            all_s=max(nexts),
+        )
 
 
 def _calls(target: LoadTarget, plan: RepairPlan, number: int) -> list[bytes]:

@@ -1,7 +1,7 @@
 """`orca up` with and without the prefix cache, and what it computed: counted in the iteration log, not by itself."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -54,14 +54,20 @@ class RunningOrca:
 
     def prompt_tokens_by_epoch(self) -> Counter[int]:
         """Return the tokens that were computed of prompts so far; after a repair, also of answers."""
-        found: Counter[int] = Counter()
-        for file in self.logs.glob("scheduler*.jsonl"):
-            found += prompt_tokens_by_epoch(file.read_bytes().splitlines())
-        return found
+        return prompt_tokens_by_epoch(self._lines())
+
+    def beginnings(self, after: int) -> dict[str, int]:
+        """See the function. Args: after: number of an epoch."""
+        return beginnings(self._lines(), after)
 
     @property
     def prompt_tokens(self) -> int:
         return self.prompt_tokens_by_epoch().total()
+
+    def _lines(self) -> Iterator[bytes]:
+        """Yield the lines of the schedulers' iteration logs."""
+        for file in self.logs.glob("scheduler*.jsonl"):
+            yield from file.read_bytes().splitlines()
 
 
 def check_up_options(up_options: Sequence[str]) -> None:
@@ -98,4 +104,15 @@ def prompt_tokens_by_epoch(lines: Iterable[bytes]) -> Counter[int]:
     for line in lines:
         step = orjson.loads(line)
         found[step["epoch"]] += sum(count for _, phase, _, count, *_ in step["rows"] if phase == Phase.INITIATION)
+    return found
+
+
+def beginnings(lines: Iterable[bytes], after: int) -> dict[str, int]:
+    """Return the first position that each request computed in the epochs after one: the cache had those before it."""
+    found: dict[str, int] = {}
+    for line in lines:
+        step = orjson.loads(line)
+        if step["epoch"] > after:
+            for request, _, start, *_ in step["rows"]:
+                found.setdefault(request, start)
     return found

@@ -15,7 +15,7 @@ from orca.bench.turns.calls import CallFailed, ConversationRun, TurnOutcome, con
 from orca.bench.turns.compare import CacheRun, TurnComparison
 from orca.bench.turns.conversations import ConversationSpec, conversations
 from orca.bench.turns.trace import conversation_trace
-from orca.bench.turns.variants import CacheUse, prompt_tokens_by_epoch
+from orca.bench.turns.variants import CacheUse, beginnings, prompt_tokens_by_epoch
 from orca.core.domain.errors import SettingError
 from orca.planner.workload.lengths import Range
 from support.bench.fake_completions import HEAD, chunk, event, serving, token
@@ -97,6 +97,7 @@ def test_rows_of_known_tokens_count_for_their_epoch() -> None:
         line(2, ["a", "initiation", 0, 14], ["b", "initiation", 16, 2]),
     ]
     assert prompt_tokens_by_epoch(lines) == {1: 12, 2: 16}
+    assert (beginnings(lines, after=1), beginnings(lines, after=2)) == ({"a": 0, "b": 16}, {})
 
 
 def run(cache: CacheUse, number: int, *tokens: tuple[int, ...], first_s: float = 1.0, seconds: float = 2.0) -> CacheRun:
