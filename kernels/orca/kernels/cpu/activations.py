@@ -21,19 +21,15 @@ def _call(builder: Any, name: str, x: Any) -> Any:
 
 def _exp(builder: Any, x: Any) -> Any:
     """Emit e ** x (`exp`). The polynomial is that of Cephes' expf."""
-
-    def multiply_add(one: Any, other: Any, added: Any) -> Any:
-        return emit_fma(builder, one, other, added)
-
     is_small = builder.fcmp_ordered("<", x, constant(x.type, -87.0))
     x = builder.select(is_small, constant(x.type, -87.0), x)
-    turns = _call(builder, "floor", multiply_add(x, constant(x.type, 1.4426950408889634), constant(x.type, 0.5)))
-    rest = multiply_add(turns, constant(x.type, -0.693359375), x)
-    rest = multiply_add(turns, constant(x.type, 2.12194440e-4), rest)
+    turns = _call(builder, "floor", emit_fma(builder, x, constant(x.type, 1.4426950408889634), constant(x.type, 0.5)))
+    rest = emit_fma(builder, turns, constant(x.type, -0.693359375), x)
+    rest = emit_fma(builder, turns, constant(x.type, 2.12194440e-4), rest)
     sum_ = constant(x.type, 1.9875691500e-4)
     for factor in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
-        sum_ = multiply_add(sum_, rest, constant(x.type, factor))
-    power = multiply_add(builder.fmul(sum_, rest), rest, builder.fadd(rest, constant(x.type, 1.0)))
+        sum_ = emit_fma(builder, sum_, rest, constant(x.type, factor))
+    power = emit_fma(builder, builder.fmul(sum_, rest), rest, builder.fadd(rest, constant(x.type, 1.0)))
     word = type_like(ir.IntType(32), x)
     exponent = builder.add(builder.fptosi(turns, word), constant(word, 127))
     scaled = builder.fmul(power, builder.bitcast(builder.shl(exponent, constant(word, 23)), x.type))
